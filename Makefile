@@ -1,0 +1,46 @@
+# Everything runs in .venv, made on first use. `make help` lists the targets.
+
+PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+BENCHMARKS := $(filter-out __init__ harness populations,$(basename $(notdir $(wildcard benchmarks/*.py))))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' Makefile
+
+demo: $(INSTALLED) ## Show RollMux at work on this machine
+	@$(BIN)/rollmux demo
+
+test: lint ## Lint, then every quick test with coverage
+	$(BIN)/pytest --cov -n auto
+
+test-slow: $(INSTALLED) ## The tests that take minutes
+	$(BIN)/pytest -m slow
+
+lint: $(INSTALLED) ## Formatting, lint, types, import rules
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED) ## Format and mend what can be mended
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+bench: $(INSTALLED) ## Run the benchmarks, one after the other; results go to benchmarks/results
+	@set -e; for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name; done
+
+clean: ## Remove the environment and every cache
+	rm -rf .venv .coverage .coverage.* htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	    .import_linter_cache build dist
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# The build backend is pinned too: pip reads the first variable, from 25.3 on the second.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	    $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Measurements of RollMux: `python -m benchmarks.<name>`, or `make bench` for all of them."""

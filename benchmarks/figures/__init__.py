@@ -1,0 +1,1 @@
+"""What the benchmarks of money and of the paper's figures are made of."""

@@ -1,0 +1,183 @@
+"""`rollmux plan`: who would share which nodes, how fast each job would be, and what an hour would cost."""
+
+import json
+from dataclasses import asdict
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from rollmux.cli.workload import load, refusals
+from rollmux.mux.hardware import PAPER_CLUSTER
+from rollmux.sim.cluster_file import read_cluster
+from rollmux.sim.planning import PlannedCluster, PlannedGroup, PlannedJob, plan_jobs
+from rollmux.sim.policies import CONTENDERS
+
+NAMES = tuple(name for name, contender in CONTENDERS.items() if not contender.colocated)
+ALL = "all"
+HERE = Path("-")
+SHOWN_CHOICES = 20
+SHOWN_NAMES = 5
+PIPED_WIDTH = 120
+
+
+def plan(
+    jobs: Annotated[str, typer.Argument(metavar="JOBS", help="A workload file, or the name of a generator.")],
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The cluster, as YAML; otherwise the paper's, elastic.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help=f"Where jobs go: {', '.join(NAMES)}.")] = "rollmux",
+    max_group: Annotated[
+        int, typer.Option(min=0, max=16, help="The most jobs in a group; 0 for each policy's own.")
+    ] = 0,
+    first: Annotated[int | None, typer.Option(min=1, help="Plan so many jobs only, the first ones.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws a generator's jobs, and the lots of policy random.")] = 0,
+    explain: Annotated[
+        str, typer.Option(metavar=f"JOB|{ALL}", help="Show what was tried for this job, or for every job, and why.")
+    ] = "",
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the plan as data; - prints only that.")
+    ] = None,
+) -> None:
+    """Plan a set of jobs as if all of them came at once: groups, nodes, cost, iteration times, SLO headroom."""
+    require_name("policy", policy, NAMES)
+    arrivals = load(jobs, seed).arrivals[:first]
+    with refusals():
+        machines = PAPER_CLUSTER if cluster is None else read_cluster(cluster)
+        planned = plan_jobs(
+            [a.job for a in arrivals],
+            CONTENDERS[policy].make(max_group or CONTENDERS[policy].max_group, seed),
+            machines,
+        )
+    if explain not in ("", ALL):
+        require_name("job", explain, tuple(planned.explanations))
+    if json_out is not None:
+        write_json(as_data(planned), json_out)
+    if json_out == HERE:
+        return
+    if explain:
+        chosen = [explain] if explain in planned.explanations else list(planned.explanations)
+        typer.echo("\n".join(planned.explanations[name] for name in chosen))
+    else:
+        show(planned, console())
+
+
+def require_name(what: str, name: str, known: tuple[str, ...]) -> None:
+    """BadParameter with the nearest known name, where this is none of them."""
+    if name in known:
+        return
+    nearest = get_close_matches(name, known, n=1, cutoff=0.0)
+    choice = f"; choose from {', '.join(known)}" if len(known) <= SHOWN_CHOICES else ""
+    hint = f"; the nearest is {nearest[0]}" if nearest else ""
+    raise typer.BadParameter(f"there is no {what} {name!r}{hint}{choice}")
+
+
+def console() -> Console:
+    """Standard output; wide enough for every column where it is no terminal."""
+    found = Console()
+    return found if found.is_terminal else Console(width=PIPED_WIDTH)
+
+
+def write_json(data: Any, out: Path) -> None:
+    """The data in a file, or on standard output where that is `-`."""
+    text = json.dumps(data, indent=1, allow_nan=False)
+    if out == HERE:
+        typer.echo(text)
+        return
+    with refusals():
+        out.write_text(f"{text}\n", encoding="utf-8")
+
+
+def as_data(planned: PlannedCluster) -> dict[str, Any]:
+    """The plan as plain data, with everything that follows from it."""
+    return {
+        "policy": planned.policy,
+        "jobs": sum(len(group.jobs) for group in planned.groups),
+        "usd_per_hour": planned.usd_per_hour,
+        "dedicated_usd_per_hour": planned.dedicated_usd_per_hour,
+        "saved": planned.saved,
+        "groups": [_group_data(group) for group in planned.groups],
+        "unplaced": [asdict(job) for job in planned.unplaced],
+        "explanations": planned.explanations,
+    }
+
+
+def _group_data(group: PlannedGroup) -> dict[str, Any]:
+    data = asdict(group)
+    data["jobs"] = [_job_data(job) for job in group.jobs]
+    return data
+
+
+def _job_data(job: PlannedJob) -> dict[str, Any]:
+    return {
+        "job": job.job,
+        "rollout_nodes": job.placement.rollout,
+        "train_nodes": job.placement.train,
+        "solo_s": job.solo_s,
+        "iteration_s": job.iteration_s,
+        "limit_s": job.limit_s,
+        "slo": job.slo,
+        "slowdown": job.slowdown,
+        "headroom": job.headroom,
+    }
+
+
+def show(planned: PlannedCluster, console: Console) -> None:
+    """A line per job, a section per group, and what it comes to."""
+    placed = sum(len(group.jobs) for group in planned.groups)
+    console.print(f"{placed} jobs in {len(planned.groups)} groups by policy {planned.policy}")
+    if planned.groups:
+        console.print(_table(planned))
+        console.print(
+            f"${planned.usd_per_hour:,.2f} per hour shared, ${planned.dedicated_usd_per_hour:,.2f} on dedicated nodes: "
+            f"{planned.saved:.1%} saved."
+        )
+    if planned.unplaced:
+        console.print(f"{len(planned.unplaced)} of {placed + len(planned.unplaced)} jobs have no place:")
+        for line in _reasons(planned):
+            console.print(f"  {line}", markup=False)
+
+
+def _reasons(planned: PlannedCluster) -> list[str]:
+    """Why jobs have no place; those with one reason together, the first of them by name."""
+    by_reason: dict[str, list[str]] = {}
+    for job in planned.unplaced:
+        by_reason.setdefault(job.reason, []).append(job.job)
+    lines = []
+    for reason, jobs in by_reason.items():
+        more = f" and {len(jobs) - SHOWN_NAMES} more" if len(jobs) > SHOWN_NAMES else ""
+        lines.append(f"{', '.join(jobs[:SHOWN_NAMES])}{more}: {reason}.")
+    return lines
+
+
+def _table(planned: PlannedCluster) -> Table:
+    table = Table(box=SIMPLE, pad_edge=False)
+    for column in ("group", "job", "rollout", "training"):
+        table.add_column(column, overflow="fold")
+    for column in ("alone", "here", "slower", "SLO", "headroom", "per hour"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for group in planned.groups:
+        for place, job in enumerate(group.jobs):
+            table.add_row(
+                group.id if place == 0 else "",
+                job.job,
+                _nodes(job.placement.rollout),
+                _nodes(job.placement.train),
+                f"{job.solo_s:.0f} s",
+                f"{job.iteration_s:.0f} s",
+                f"{job.slowdown:.2f}x",
+                f"{job.slo:.2f}",
+                f"{max(0.0, job.headroom):.1%}",
+                f"${group.usd_per_hour:,.2f}" if place == 0 else "",
+            )
+        table.add_section()
+    return table
+
+
+def _nodes(names: tuple[str, ...]) -> str:
+    """All of a few nodes, the ends of many."""
+    return " ".join(names) if len(names) <= 2 else f"{names[0]} … {names[-1]} ({len(names)})"

@@ -1,0 +1,255 @@
+"""`rollmux simulate`: a workload under one policy or several, in virtual time."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from rollmux.cli.workload import describe_workload, load
+from rollmux.errors import InvalidSpec
+from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
+from rollmux.report.page import html_report
+from rollmux.report.trace import chrome_trace
+from rollmux.sim.cluster_file import read_cluster
+from rollmux.sim.faults import Faults
+from rollmux.sim.limits import workload_bound_usd
+from rollmux.sim.optimal import Optimum
+from rollmux.sim.optimal_run import OptimalRun, optimal_run
+from rollmux.sim.outcome import Outcome
+from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP
+from rollmux.sim.realised import DISTRIBUTIONS, durations
+from rollmux.sim.replay import Accounting, Fidelity, Settings, Told, replay
+from rollmux.sim.summary import percentile, summary
+from rollmux.sim.workload import Workload
+
+OPTIMAL = "optimal"
+NAMES = (*CONTENDERS, OPTIMAL)
+
+
+def simulate(
+    workload: Annotated[str, typer.Option(help="A workload file, or a generator's name (see `workload make`).")],
+    policy: Annotated[
+        str, typer.Option(help=f"One or several, with commas: {', '.join(NAMES)}.")
+    ] = "solo,paper,rollmux",
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The cluster; else the paper's, elastic.")
+    ] = None,
+    accounting: Annotated[
+        Accounting, typer.Option(help="What ends a job: its work, or its time alone.")
+    ] = Accounting.WORK,
+    fidelity: Annotated[
+        Fidelity, typer.Option(help="Every phase through the machine, or jobs at their forecast pace (faster).")
+    ] = Fidelity.PHASE,
+    max_group: Annotated[
+        int, typer.Option(min=0, max=16, help="The most jobs in a group; 0 for each policy's own.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Draws the workload, real durations, lots and faults.")] = 0,
+    realised: Annotated[
+        str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")
+    ] = "bound",
+    move_s: Annotated[float, typer.Option(min=0.0, help="Work that a move loses.")] = 300.0,
+    node_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between losses of one node.")] = None,
+    job_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between failures of one job.")] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures (- for here).")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a page to look at.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="OUT.json", help="Write a Perfetto trace of the last policy.")
+    ] = None,
+    timings: Annotated[
+        bool, typer.Option(help="Put decision latencies into the JSON, which then differs from run to run.")
+    ] = False,
+) -> None:
+    """Replay a workload under one policy or several: what it costs, and whose SLO breaks."""
+    names = _policies(policy)
+    if realised not in DISTRIBUTIONS:
+        raise typer.BadParameter(f"there is no distribution {realised!r}; choose {', '.join(DISTRIBUTIONS)}")
+    if fidelity is Fidelity.PACE and (realised != "bound" or trace):
+        raise typer.BadParameter("--fidelity pace plays no single phase: --realised and --trace need --fidelity phase")
+    faults = _faults(node_mtbf_h, job_mtbf_h)
+    if not isfinite(move_s):
+        raise typer.BadParameter(f"--move-s {move_s:g}: give seconds")
+    jobs = load(workload, seed)
+    settings = Settings(
+        cluster=_cluster(cluster),
+        accounting=accounting,
+        fidelity=fidelity,
+        max_group=max_group,
+        seed=seed,
+        move_s=move_s,
+        takes=durations(realised, seed),
+        faults=faults,
+        history=bool(report or trace),
+    )
+    told = Console(stderr=True)
+    runs = run_all(jobs, names, settings, told)
+    outcomes = [run.outcome for run in runs]
+    data = as_data(jobs, runs, settings, realised, timings)
+    if json_out is not None:
+        text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+        if str(json_out) == "-":
+            typer.echo(text, nl=False)
+        else:
+            _write(json_out, text)
+    if report is not None:
+        _write(report, html_report(f"RollMux: {jobs.name}", outcomes))
+    if trace is not None:
+        _write(trace, chrome_trace(outcomes[-1]))
+    if str(json_out) != "-":
+        show(jobs, runs, Console(width=None if Console().is_terminal else 120))
+        for path in (json_out, report, trace):
+            if path is not None:
+                typer.echo(f"Written: {path}")
+
+
+def _policies(text: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or not names:
+        raise typer.BadParameter(f"there is no policy {', '.join(unknown) or 'named'}; choose from {', '.join(NAMES)}")
+    return names
+
+
+def _faults(node_mtbf_h: float | None, job_mtbf_h: float | None) -> Faults | None:
+    for option, hours in (("--node-mtbf-h", node_mtbf_h), ("--job-mtbf-h", job_mtbf_h)):
+        if hours is not None and not (hours > 0 and isfinite(hours)):
+            raise typer.BadParameter(f"{option} {hours:g}: give hours above 0, or leave it out for never")
+    return None if node_mtbf_h is None and job_mtbf_h is None else Faults(node_mtbf_h, job_mtbf_h)
+
+
+def _cluster(path: Path | None) -> Cluster:
+    if path is None:
+        return PAPER_CLUSTER
+    try:
+        return read_cluster(path)
+    except (InvalidSpec, OSError) as error:
+        raise typer.BadParameter(f"{path}: {error}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"can't write {path}: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One policy's outcome, and what is known of how good it is, where it is the optimum."""
+
+    outcome: Outcome
+    proof: OptimalRun | None = None
+
+
+def run_all(workload: Workload, names: Sequence[str], settings: Settings, console: Console) -> list[Run]:
+    """All policies one after the other, with a bar where somebody looks on."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} jobs"))
+    runs = []
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bar:
+        for name in names:
+            task = bar.add_task(name, total=len(workload.arrivals))
+            if name == OPTIMAL:
+                proof = optimal_run(
+                    workload,
+                    settings.cluster,
+                    Optimum(settings.cluster, max_group=settings.max_group or OPTIMUM_GROUP),
+                    fixed_lifetimes=settings.accounting is Accounting.LIFETIME,
+                )
+                runs.append(Run(proof.outcome, proof))
+            else:
+                runs.append(Run(replay(workload, name, settings, _teller(bar, task))))
+            bar.update(task, completed=len(workload.arrivals))
+    return runs
+
+
+def _teller(bar: Progress, task: TaskID) -> Told:
+    return lambda arrived, _: bar.update(task, completed=arrived)
+
+
+def as_data(
+    workload: Workload, runs: Sequence[Run], settings: Settings, realised: str, timings: bool
+) -> dict[str, Any]:
+    """Everything that was found, as plain data."""
+    policies = {}
+    for run in runs:
+        name, proof = run.outcome.policy, run.proof
+        paced = settings.fidelity is Fidelity.PACE or proof is not None or CONTENDERS[name].paced_only
+        figures = {"fidelity": (Fidelity.PACE if paced else Fidelity.PHASE).value, **summary(run.outcome, timings)}
+        if proof is not None:
+            figures["optimum"] = {
+                "bound_usd": proof.bound_usd,
+                "mean_gap": proof.mean_gap,
+                "regroups": proof.regroups,
+                "proven": proof.proven,
+            }
+        policies[name] = figures
+    about = {
+        **asdict(describe_workload(workload)),
+        "accounting": settings.accounting.value,
+        "seed": settings.seed,
+        "realised": realised,
+        "max_group": settings.max_group or None,
+        "move_s": settings.move_s,
+        "lower_bound_usd": workload_bound_usd(workload, settings.cluster, settings.max_group or None),
+    }
+    return {"workload": about, "policies": policies}
+
+
+def show(workload: Workload, runs: Sequence[Run], console: Console) -> None:
+    """A line for each policy."""
+    table = Table(box=SIMPLE, title=f"{workload.name}: {len(workload.arrivals)} jobs", title_justify="left")
+    for column in (
+        "policy",
+        "cost",
+        "per hour",
+        "× fluid",
+        "× whole-node",
+        "SLO kept",
+        "worst",
+        "moves",
+        "busy",
+        "decision",
+    ):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for run in runs:
+        outcome = run.outcome
+        worst = max((job.slowdown / job.slo for job in outcome.jobs), default=0.0)
+        busy = " / ".join(_per(h.busy, h.paid, "{:.0%}") for h in (outcome.rollout, outcome.train))
+        p99 = percentile(outcome.decision_ms, 99)
+        table.add_row(
+            outcome.policy,
+            f"${outcome.usd_total:,.0f}",
+            _per(outcome.usd_total, outcome.makespan_h, "${:,.2f}"),
+            _per(outcome.usd_total, outcome.fluid_usd, "{:.3f}"),
+            _per(outcome.usd_total, outcome.whole_node_usd, "{:.3f}"),
+            f"{outcome.slo_attainment:.1%}",
+            f"{worst:.3f}",
+            str(outcome.moves),
+            busy,
+            "–" if p99 is None else f"{p99:.2f} ms",
+        )
+    console.print(table)
+    console.print("Worst: slowdown over SLO of the unluckiest job. Busy: rollout / training nodes. Decision: p99.")
+    for run in runs:
+        homeless = [job.job for job in run.outcome.jobs if not job.group]
+        if homeless:
+            some = ", ".join(homeless[:5]) + (" …" if len(homeless) > 5 else "")
+            console.print(f"{run.outcome.policy}: {len(homeless)} jobs never had a place: {some}.")
+        if run.proof is not None:
+            console.print(
+                f"optimal regroups freely and for nothing. {run.proof.proven} of {run.proof.regroups} groupings are "
+                f"proven the cheapest; the mean gap to the bound is {run.proof.mean_gap:.2%}."
+            )
+
+
+def _per(value: float, base: float, form: str) -> str:
+    return form.format(value / base) if base else "–"

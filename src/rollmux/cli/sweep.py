@@ -1,0 +1,180 @@
+"""`rollmux sweep`: policies over many seeds and parameters, on all cores, with confidence intervals."""
+
+import os
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rollmux.cli.plan import HERE, console, require_name, write_json
+from rollmux.cli.workload import refusals
+from rollmux.sim.generate import GENERATORS
+from rollmux.sim.policies import CONTENDERS
+from rollmux.sim.realised import DISTRIBUTIONS
+from rollmux.sim.replay import Accounting, Fidelity
+from rollmux.sim.sweep import FIGURES, SPECIAL, Case, Figures, Interval, Summary, summaries
+from rollmux.sim.sweep import sweep as run_sweep
+
+NAMES = (*CONTENDERS, *SPECIAL)
+MAX_SEEDS = 100_000
+
+
+def sweep(
+    workload: Annotated[
+        str, typer.Option(metavar="A,B", help=f"Files, or generators: {', '.join(GENERATORS)}.")
+    ] = "mixed",
+    policy: Annotated[
+        str, typer.Option(metavar="P,Q", help=f"One or several of {', '.join(NAMES)}.")
+    ] = "paper,rollmux",
+    seeds: Annotated[str, typer.Option(metavar="N|A:B", help="So many seeds from 0, or those from A to B - 1.")] = "20",
+    jobs: Annotated[int | None, typer.Option(help="How many jobs a generator draws; otherwise its own number.")] = None,
+    hours: Annotated[float | None, typer.Option(help="Over how many hours they arrive.")] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The cluster, as YAML; otherwise the paper's, elastic.")
+    ] = None,
+    accounting: Annotated[
+        Accounting, typer.Option(help="What ends a job: its work, or its time alone.")
+    ] = Accounting.WORK,
+    fidelity: Annotated[
+        Fidelity, typer.Option(help="Jobs at their forecast pace, or every phase through the machine (slower).")
+    ] = Fidelity.PACE,
+    realised: Annotated[
+        str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")
+    ] = "bound",
+    max_group: Annotated[
+        str, typer.Option(metavar="N,M", help="The most jobs in a group; 0 for each policy's own.")
+    ] = "0",
+    move_s: Annotated[float, typer.Option(min=0.0, help="Work that a move loses.")] = 300.0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes at once; otherwise one per core.")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="Results, a line each; those in it are not run again.")
+    ] = Path("sweep.jsonl"),
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the table as data; - prints only that.")
+    ] = None,
+) -> None:
+    """Run every workload under every policy with every seed, and say what is sure about the difference."""
+    names = _list("policy", policy)
+    for name in names:
+        require_name("policy", name, NAMES)
+    cases = [
+        Case(
+            workload=name,
+            policy=chosen,
+            seed=seed,
+            jobs=jobs,
+            hours=hours,
+            accounting=accounting.value,
+            fidelity=fidelity.value,
+            max_group=most,
+            move_s=move_s,
+            realised=realised,
+            cluster="" if cluster is None else str(cluster),
+        )
+        for name, most, chosen, seed in product(_list("workload", workload), _sizes(max_group), names, _seeds(seeds))
+    ]
+    results = _run(cases, out, workers or len(os.sched_getaffinity(0)))
+    found = summaries(results)
+    if json_out is not None:
+        write_json(as_data(found), json_out)
+    if json_out != HERE:
+        show(found, console())
+        typer.echo(f"{len(results)} runs; each is a line of {out}.")
+
+
+def _run(cases: list[Case], out: Path, workers: int) -> dict[Case, Figures]:
+    """The sweep, with a bar where somebody looks on."""
+    screen = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with refusals(), Progress(*columns, console=screen, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("runs", total=len(cases))
+        try:
+            return run_sweep(cases, out, workers, lambda done, total: bar.update(task, completed=done, total=total))
+        except KeyboardInterrupt:
+            typer.echo(f"Stopped. What is done is in {out}; the same command goes on from there.", err=True)
+            raise
+        except BrokenProcessPool as error:
+            typer.echo(
+                f"A worker was killed, perhaps for want of memory. What is done is in {out}; the same command goes on "
+                "from there, with --workers it takes fewer processes.",
+                err=True,
+            )
+            raise typer.Exit(1) from error
+
+
+def _list(what: str, text: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise typer.BadParameter(f"--{what} names nothing; write one, or several with commas between")
+    return names
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = _list("max-group", text)
+    if not all(size.isdecimal() and int(size) <= 16 for size in sizes):
+        raise typer.BadParameter(f"--max-group {text}: write numbers up to 16, like 5 or 5,3")
+    return list(map(int, sizes))
+
+
+def _seeds(text: str) -> range:
+    first, colon, end = text.rpartition(":")
+    if end.isdecimal() and (first.isdecimal() or not colon) and int(first or 0) < int(end):
+        found = range(int(first or 0), int(end))
+        if len(found) <= MAX_SEEDS:
+            return found
+    raise typer.BadParameter(f"--seeds {text}: write a number like 20, or a range like 0:20, of at most {MAX_SEEDS}")
+
+
+def as_data(found: list[Summary]) -> list[dict[str, Any]]:
+    """A row for each workload, policy and set of parameters."""
+    rows = []
+    for each in found:
+        case = asdict(each.case)
+        del case["seed"]
+        figures = {name: asdict(each.figures[name]) if name in each.figures else None for name in FIGURES}
+        rows.append({**case, "seeds": each.seeds, **figures})
+    return rows
+
+
+_FORMATS = {
+    "cost_over_fluid": ("× fluid", "{:.3f}"),
+    "cost_over_whole_node": ("× whole-node", "{:.3f}"),
+    "slo_attainment": ("SLO kept", "{:.1%}"),
+    "usd_total": ("cost", "${:,.0f}"),
+    "moves": ("moves", "{:,.0f}"),
+}
+
+
+def show(found: list[Summary], console: Console) -> None:
+    """A line for each row, with half the width of its 95 % confidence interval."""
+    table = Table(box=SIMPLE, pad_edge=False)
+    table.add_column("workload", overflow="fold", min_width=min(20, max(len(each.case.workload) for each in found)))
+    table.add_column("policy", no_wrap=True)
+    for column in ("group", "seeds", *(title for title, _ in _FORMATS.values())):
+        table.add_column(column, justify="right", no_wrap=True)
+    last: tuple[str, int] | None = None
+    for each in found:
+        case = each.case
+        if last not in (None, (case.workload, case.max_group)):
+            table.add_section()
+        last = (case.workload, case.max_group)
+        cells = [_cell(each.figures.get(name), form) for name, (_, form) in _FORMATS.items()]
+        table.add_row(
+            case.workload, case.policy, f"≤ {case.max_group}" if case.max_group else "own", str(each.seeds), *cells
+        )
+    console.print(table)
+    console.print("Means over the seeds, ± half of the 95 % confidence interval.")
+
+
+def _cell(figure: Interval | None, form: str) -> str:
+    if figure is None:
+        return "–"
+    mean = form.format(figure.mean)
+    return mean if figure.half_width is None else f"{mean} ± {form.format(figure.half_width)}"

@@ -1,0 +1,374 @@
+"""The whole cluster as one function: `handle(now, event) -> commands`.
+
+It is driven alike by the live service and by the simulator; it reads no clock and does no IO. An illegal event raises
+and changes nothing, a late or repeated message changes nothing, and whatever a policy plans is checked against the
+numbered invariants before any of it is applied.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rollmux.errors import IllegalEvent
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_state import Checks, ClusterState, Commands, Rules
+from rollmux.mux.commands import Command, Refuse, Stop
+from rollmux.mux.hardware import Cluster
+from rollmux.mux.invariants import check_all, check_seat
+from rollmux.mux.job_record import JobRecord
+from rollmux.mux.policies import Policy
+from rollmux.mux.seat import Seat
+from rollmux.mux.transitions import Job, JobOn, next_job
+from rollmux.mux.validation import job_problems
+
+
+class Entry(NamedTuple):
+    """One line of the log: an event, what it led to, and the earlier entry that it answers (0: none)."""
+
+    seq: int
+    at: float
+    event: ev.Event
+    commands: tuple[Command, ...]
+    cause: int
+
+
+class ClusterMachine:
+    """Takes events, keeps the state and the log, gives commands."""
+
+    __slots__ = ("_cause", "_check", "log", "state")
+
+    def __init__(self, cluster: Cluster, policy: Policy, rules: Rules | None = None) -> None:
+        self.state = ClusterState(cluster, policy, rules)
+        self.log: deque[Entry] = deque(maxlen=self.state.rules.log_limit)
+        self._cause = 0
+        self._check = {Checks.NONE: None, Checks.JOB: self._check_job, Checks.ALL: self._check_all}[
+            self.state.rules.checks
+        ]
+
+    def handle(self, now: float, event: ev.Event) -> tuple[Command, ...]:
+        """What follows from this event.
+
+        Raises IllegalEvent, and changes nothing, if it can't happen now. Raises InvariantViolated if a promise turns
+        out to be broken: then the state is not to be trusted, and the caller must stop and restore.
+        """
+        handler = _HANDLERS.get(type(event))
+        if handler is None:
+            raise IllegalEvent(f"{event!r} is not an event")
+        state = self.state
+        if not now >= state.now:
+            raise IllegalEvent(f"time went back from {state.now} to {now}: use a monotonic clock")
+        ledger = state.ledger
+        ledger.seq += 1
+        self._cause = 0
+        try:
+            out = handler(self, now, event)
+        except IllegalEvent:
+            ledger.seq -= 1
+            raise
+        if out is None:
+            ledger.seq -= 1
+            return ()
+        state.now = now
+        if self._check is not None:
+            self._check(event)
+        commands = tuple(out)
+        self.log.append(Entry(ledger.seq, now, event, commands, self._cause))
+        return commands
+
+    def next_wake(self) -> float | None:
+        """When a Tick is due at the latest."""
+        deadlines = [lane.deadline for weave in self.state.weaves.values() for lane in weave.leases.values()] + [
+            record.stop_by for record in self.state.jobs.values() if record.state is Job.STOPPING
+        ]
+        soonest = min(deadlines, default=float("inf"))
+        return None if soonest == float("inf") else soonest
+
+    def _check_job(self, event: ev.Event) -> None:
+        job_id = getattr(event, "job_id", "")
+        record = self.state.jobs.get(job_id)
+        if record is not None and record.state is Job.RUNNING:
+            weave = self.state.weaves[record.group_id]
+            check_seat(weave, weave.seats[job_id])
+
+    def _check_all(self, event: ev.Event) -> None:
+        check_all(self.state)
+
+    # -- jobs --------------------------------------------------------------------------------------------------
+
+    def _job_submitted(self, now: float, event: ev.JobSubmitted) -> Commands | None:
+        job, state = event.job, self.state
+        problems = job_problems(job, state.cluster)
+        if problems:
+            return [Refuse(str(job.id), tuple(map(str, problems)))]
+        known = state.jobs.get(job.id)
+        if known is not None and known.submitted == job:
+            return None  # submitted twice
+        if known is not None or job.id in state.ended:
+            raise IllegalEvent(f"there has been a job {job.id!r}: give this one another id")
+        if len(state.backlog) >= state.rules.max_queued:
+            return [Refuse(job.id, (f"{len(state.backlog)} jobs are waiting already, which is the limit",))]
+        state.jobs[job.id] = JobRecord(job.resolve(state.cluster), job, state.ledger.seq, now)
+        state.backlog.append(job.id)
+        out: Commands = []
+        state.admit_waiting(now, out)
+        return out
+
+    def _job_started(self, now: float, event: ev.JobStarted) -> Commands | None:
+        record = self._record(event.job_id)
+        if record is None or not record.is_current(event.attempt) or record.state in (Job.RUNNING, Job.STOPPING):
+            return None
+        record.move(JobOn.STARTED)
+        self._cause = record.launched_by
+        assert record.placement is not None
+        state = self.state
+        seat = Seat(record.job, record.attempt, record.placement, state.ledger.seq, record.progress)
+        out = state.weaves[record.group_id].join(now, seat)
+        state.move_if_safe(now, record, out)
+        if record.began is None:
+            record.began = now
+            state.regroup(now, out)
+        return out
+
+    def _job_profiled(self, now: float, event: ev.JobProfiled) -> Commands | None:
+        record = self._record(event.job_id)
+        if record is None or not record.is_current(event.attempt):
+            return None
+        state, measured = self.state, (event.rollout_s, event.train_s, event.sync_s)
+        job = record.job.measured(*measured)
+        problems = job_problems(job, state.cluster)
+        if problems:
+            raise IllegalEvent(f"job {event.job_id} measured what can't be: {'; '.join(map(str, problems))}")
+        if record.state is Job.QUEUED or job == record.job:
+            return None
+        record.job = job
+        homes = [record.group_id] + ([record.target[0]] if record.target else [])
+        for group_id in homes:
+            group = state.groups[group_id]
+            state.groups[group_id] = group.with_job(group.member(job.id).job.measured(*measured))
+            state.changed[group_id] = None
+        if record.state is Job.RUNNING:
+            state.seat(record).job = job
+        out: Commands = []
+        for group_id in homes:
+            state.relieve(now, group_id, out)
+        return out
+
+    def _job_finished(self, now: float, event: ev.JobFinished) -> Commands | None:
+        record = self._record(event.job_id)
+        if record is None or not record.is_current(event.attempt):
+            return None
+        record.move(JobOn.FINISH)
+        self._cause = record.launched_by
+        out: Commands = []
+        self.state.end(now, record, "finished", out)
+        return out
+
+    def _job_failed(self, now: float, event: ev.JobFailed) -> Commands | None:
+        record = self._record(event.job_id)
+        if record is None or not record.is_current(event.attempt):
+            return None
+        next_job(record.state, JobOn.RESTART if record.state is not Job.STOPPING else JobOn.GONE_END, event.job_id)
+        self._cause = record.launched_by
+        out: Commands = []
+        if record.state is Job.STOPPING:
+            self._gone(now, record, out)
+        else:
+            self._attempt_over(now, record, event.reason, out)
+        return out
+
+    def _job_stopped(self, now: float, event: ev.JobStopped) -> Commands | None:
+        record = self._record(event.job_id)
+        if record is None or not record.is_current(event.attempt):
+            return None
+        next_job(record.state, JobOn.GONE_END, event.job_id)
+        out: Commands = []
+        self._gone(now, record, out)
+        return out
+
+    def _job_cancelled(self, now: float, event: ev.JobCancelled) -> Commands | None:
+        record = self._record(event.job_id)
+        if record is None:
+            return None
+        out: Commands = []
+        if record.state is Job.STOPPING:
+            if record.then is JobOn.GONE_END:
+                return None
+            record.then = JobOn.GONE_END
+        elif record.state in (Job.STARTING, Job.RUNNING):
+            self.state.stop(now, record, JobOn.GONE_END, "cancelled", out)
+        else:
+            record.move(JobOn.CANCEL)
+            self.state.end(now, record, "cancelled", out)
+        return out
+
+    def _attempt_over(self, now: float, record: JobRecord, reason: str, out: Commands) -> None:
+        """An attempt's processes are gone though its work is not done: another one, if any is left."""
+        state = self.state
+        record.failures += 1
+        if record.failures >= record.job.max_attempts:
+            record.move(JobOn.GIVE_UP)
+            state.end(now, record, f"failed {record.failures} times, at last: {reason}", out)
+            return
+        record.move(JobOn.RESTART)
+        state.leave_weave(now, record, out)
+        record.attempt += 1
+        assert record.placement is not None
+        state.launch(record, record.placement, out)
+
+    def _gone(self, now: float, record: JobRecord, out: Commands) -> None:
+        """A stopped attempt's processes are gone: on to what it was stopped for."""
+        state, then, left = self.state, record.then, record.group_id
+        assert then is not None
+        record.then = None
+        if then is JobOn.GONE_END:
+            record.move(then)
+            state.end(now, record, "cancelled", out)
+            return
+        state.leave_weave(now, record, out)
+        record.attempt += 1
+        if then is JobOn.GONE_MOVE and record.target is not None:
+            record.move(then)
+            record.group_id, record.placement = record.target
+            record.target = None
+            state.unpin(record.job.id, left, out)
+            state.launch_if_ready(record, out)
+        else:
+            state.requeue(record, JobOn.GONE_REPLACE, out)
+            state.unpin(record.job.id, left, out)
+        state.after_departure(now, [left], out)
+
+    # -- phases ------------------------------------------------------------------------------------------------
+
+    def _phase_requested(self, now: float, event: ev.PhaseRequested) -> Commands | None:
+        record = self.state.jobs.get(event.job_id) or self._record(event.job_id)
+        if record is None or not record.is_current(event.attempt):
+            return None
+        if record.state is not Job.RUNNING:
+            raise IllegalEvent(f"job {event.job_id} is {record.state.value}: it can't ask for a phase now")
+        self._cause = record.launched_by
+        return self.state.weaves[record.group_id].handle(now, event)
+
+    def _phase(self, now: float, event: ev.PhaseEvent) -> Commands | None:
+        assert not isinstance(event, ev.PhaseRequested)
+        state = self.state
+        record = state.jobs.get(event.job_id) or self._record(event.job_id)
+        if record is None:
+            return None
+        weave = state.weaves.get(record.group_id)
+        if weave is None:
+            if not 0 < event.epoch <= state.ledger.epoch:
+                raise IllegalEvent(f"there has never been a lease {event.epoch}")
+            return None
+        lane = weave.leases.get(event.epoch)
+        if lane is not None:
+            self._cause = lane.granted_by
+        return weave.handle(now, event)
+
+    def _phase_finished(self, now: float, event: ev.PhaseFinished) -> Commands | None:
+        record = self.state.jobs.get(event.job_id)
+        if record is None or record.target is None:
+            return self._phase(now, event)
+        synced = record.progress.synced
+        out = self._phase(now, event)
+        if out is not None:
+            self.state.move_if_safe(now, record, out, record.progress.synced > synced)
+        return out
+
+    def _record(self, job_id: str) -> JobRecord | None:
+        """The job; None if it is over, so that whatever is said of it comes too late."""
+        record = self.state.jobs.get(job_id)
+        if record is None and job_id not in self.state.ended:
+            raise IllegalEvent(f"there is no job {job_id!r}")
+        return record
+
+    # -- nodes and time ----------------------------------------------------------------------------------------
+
+    def _node_joined(self, now: float, event: ev.NodeJoined) -> Commands | None:
+        state = self.state
+        out = state.book.join(event.node, event.pool)
+        if out is None:
+            return None
+        for record in list(state.jobs.values()):
+            placement = record.placement
+            if record.state is Job.PROVISIONING and placement and event.node in placement.all_nodes:
+                state.launch_if_ready(record, out)
+        state.admit_waiting(now, out)
+        return out
+
+    def _node_lost(self, now: float, event: ev.NodeLost) -> Commands | None:
+        state, node = self.state, event.node
+        if not state.book.lose(node):
+            return None
+        out: Commands = []
+        departed = []
+        for record in list(state.jobs.values()):
+            target = record.target
+            if target is not None and node in target[1].all_nodes:
+                record.target, record.settled_until = None, 0.0
+                state.unpin(record.job.id, target[0], out)
+                departed += [target[0], record.group_id]
+                if record.then is JobOn.GONE_MOVE:
+                    record.then = JobOn.GONE_REPLACE
+            if record.placement is None or node not in record.placement.all_nodes:
+                continue
+            if record.state is Job.PROVISIONING:
+                left = record.group_id
+                state.requeue(record, JobOn.DISPLACE, out)
+                state.unpin(record.job.id, left, out)
+                departed.append(left)
+            elif record.state is not Job.STOPPING:
+                then = JobOn.GONE_REPLACE if record.target is None else JobOn.GONE_MOVE
+                state.stop(now, record, then, f"node {node} is lost", out)
+        state.after_departure(now, departed, out)
+        return out
+
+    def _node_cordoned(self, now: float, event: ev.NodeCordoned) -> Commands | None:
+        return [] if self.state.book.cordon(event.node) else None
+
+    def _node_uncordoned(self, now: float, event: ev.NodeUncordoned) -> Commands | None:
+        if not self.state.book.uncordon(event.node):
+            return None
+        out: Commands = []
+        self.state.admit_waiting(now, out)
+        return out
+
+    def _tick(self, now: float, event: ev.Tick) -> Commands | None:
+        state = self.state
+        out: Commands = []
+        for weave in list(state.weaves.values()):
+            commands, overdue = weave.expire(now)
+            out += commands
+            for job_id in overdue:
+                record = state.jobs[job_id]
+                if record.state is Job.RUNNING:
+                    reason = "it did not give its nodes back in time"
+                    out.append(Stop(job_id, record.attempt, reason))
+                    self._attempt_over(now, record, reason, out)
+        for record in [r for r in state.jobs.values() if r.state is Job.STOPPING and r.stop_by <= now]:
+            if record.job.id in state.jobs:
+                self._gone(now, record, out)
+        return out or None
+
+
+_HANDLERS: dict[type, Callable[..., Commands | None]] = {
+    ev.JobSubmitted: ClusterMachine._job_submitted,
+    ev.JobStarted: ClusterMachine._job_started,
+    ev.JobProfiled: ClusterMachine._job_profiled,
+    ev.JobFinished: ClusterMachine._job_finished,
+    ev.JobFailed: ClusterMachine._job_failed,
+    ev.JobStopped: ClusterMachine._job_stopped,
+    ev.JobCancelled: ClusterMachine._job_cancelled,
+    ev.PhaseRequested: ClusterMachine._phase_requested,
+    ev.PhaseStarted: ClusterMachine._phase,
+    ev.PhaseProgressed: ClusterMachine._phase,
+    ev.PhaseShrunk: ClusterMachine._phase,
+    ev.PhaseFinished: ClusterMachine._phase_finished,
+    ev.PhaseFailed: ClusterMachine._phase,
+    ev.PhaseOffloaded: ClusterMachine._phase,
+    ev.Heartbeat: ClusterMachine._phase,
+    ev.NodeJoined: ClusterMachine._node_joined,
+    ev.NodeLost: ClusterMachine._node_lost,
+    ev.NodeCordoned: ClusterMachine._node_cordoned,
+    ev.NodeUncordoned: ClusterMachine._node_uncordoned,
+    ev.Tick: ClusterMachine._tick,
+}

@@ -1,0 +1,65 @@
+"""Decisions in words that a platform engineer understands: what was tried, what it would cost, why it was not taken."""
+
+from rollmux.mux.plan import Candidate, Decision, Strategy, Verdict
+
+_GB = 1e9
+
+
+def explain(decision: Decision) -> str:
+    """The whole decision, one line for each thing tried."""
+    lines = [f"Job {decision.job_id}, policy {decision.policy}: {_outcome(decision)}"]
+    lines += [f"  {_line(candidate)}" for candidate in decision.candidates]
+    for count, nearest in decision.more:
+        lines.append(f"  and {count} more groups like this one: {_line(nearest)}")
+    return "\n".join(lines)
+
+
+def why_queued(decision: Decision) -> str:
+    """The shortest true reason why a job has no place yet."""
+    missing = [c for c in decision.candidates if c.verdict is Verdict.NO_NODES]
+    if missing:
+        needs = " and ".join(f"{c.limit:g} of the {c.value:g} nodes it needs in pool {c.subject}" for c in missing)
+        return f"a group of its own would find {needs}, and no group can take it in"
+    return "no group can take it in, and there are no nodes for a group of its own"
+
+
+def _outcome(decision: Decision) -> str:
+    plan = decision.plan
+    if plan is None:
+        return f"no place now, {why_queued(decision)}."
+    where = ", ".join(plan.placement.all_nodes)
+    price = "at no added cost" if plan.added_usd_per_hour == 0 else f"for ${plan.added_usd_per_hour:.2f} more per hour"
+    if plan.strategy is Strategy.ISOLATED:
+        return f"{plan.group.id}, a new group on {where}, {price}."
+    return f"{plan.group.id} by {plan.strategy.value} on {where}, {price}."
+
+
+def _line(candidate: Candidate) -> str:
+    what = f"{candidate.group_id}, {candidate.strategy.value} (+${candidate.added_usd_per_hour:.2f}/h)"
+    return f"{what}: {_reason(candidate)}"
+
+
+def _reason(candidate: Candidate) -> str:
+    subject, value, limit = candidate.subject, candidate.value, candidate.limit
+    match candidate.verdict:
+        case Verdict.TAKEN:
+            return "taken."
+        case Verdict.DEARER:
+            return f"works or not, it costs ${value:.2f}/h and ${limit:.2f}/h is found already."
+        case Verdict.SATURATED:
+            return f"saturated: its busiest node has {value:.0f} s of work, its longest job takes {limit:.0f} s alone."
+        case Verdict.FULL:
+            return f"full: it has {value:.0f} jobs, the limit is {limit:.0f}."
+        case Verdict.FROZEN:
+            return "takes no newcomers: one of its nodes is lost or cordoned."
+        case Verdict.MEMORY:
+            return f"node {subject} would keep {value / _GB:.0f} GB of state, it has room for {limit / _GB:.0f} GB."
+        case Verdict.SHARE:
+            return (
+                f"no node has the time and the memory: the job needs {value:.0%} of one at least, its nodes have "
+                f"{limit:.0%} of one free in all, and waiting must not cost anybody its SLO in whatever order."
+            )
+        case Verdict.SLO:
+            return f"job {subject} would take {value:.1f} s an iteration, its SLO allows {limit:.1f} s."
+        case Verdict.NO_NODES:
+            return f"pool {subject} has {limit:.0f} free nodes, {value:.0f} are needed."

@@ -1,0 +1,111 @@
+"""Each job's steady iteration time in a group, under the group's own order.
+
+Where a formula is provably equal to the play it is used; else the order is played until it repeats. The steady state
+of first-come-first-served can depend on how the jobs first met (docs/design/forecast.md), so the group is played
+from two opposite starts and the slower result of each job counts. Results are remembered by what they depend on.
+"""
+
+from dataclasses import dataclass
+
+from rollmux.mux.group import Group
+from rollmux.mux.order import Order
+from rollmux.mux.placed import Member
+from rollmux.mux.play import JobPlay, Played, play
+from rollmux.mux.quick_play import is_plain, quick_play
+
+MEMO_LIMIT = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Predicted iteration time of each member, in the group's order; `exact` where every cycle was found."""
+
+    iteration_s: tuple[float, ...]
+    exact: bool
+
+
+class Forecaster:
+    """Forecasts with a bounded memory. The memory changes how fast an answer comes, never the answer."""
+
+    __slots__ = ("_memo",)
+
+    def __init__(self) -> None:
+        self._memo: dict[object, Played] = {}
+
+    def forecast(self, group: Group) -> Forecast:
+        """Steady iteration times of all members: for each the slower of the two starts."""
+        slowest = [0.0] * len(group.members)
+        exact = True
+        for part in group.parts:
+            for start in _STARTS:
+                played = self._played(part.jobs[::start], group.order, None)
+                exact &= played.exact
+                for i, iteration_s in zip(part.indexes[::start], played.iteration_s, strict=True):
+                    slowest[i] = max(slowest[i], iteration_s)
+        return Forecast(tuple(slowest), exact)
+
+    def late(self, group: Group) -> tuple[Member, float] | None:
+        """The member that misses its SLO by the most, with its iteration time; None if all meet theirs.
+
+        Once a play shows a miss no more is played, so the time of a late job is an estimate.
+        """
+        for part in group.parts:
+            members = [group.members[i] for i in part.indexes]
+            for start in _STARTS:
+                limits_ms = tuple([member.limit_s * 1000 for member in members[::start]])
+                played = self._played(part.jobs[::start], group.order, limits_ms)
+                worst, late = 1 + TOLERANCE, None
+                for member, iteration_s in zip(members[::start], played.iteration_s, strict=True):
+                    if iteration_s > worst * member.limit_s:
+                        worst, late = iteration_s / member.limit_s, (member, iteration_s)
+                if late is not None:
+                    return late
+        return None
+
+    def _played(self, jobs: tuple[JobPlay, ...], order: Order, limits_ms: tuple[float, ...] | None) -> Played:
+        known = closed_form(jobs)
+        if known is not None:
+            return known
+        key = (order, jobs, limits_ms)
+        found = self._memo.pop(key, None)
+        if found is None:
+            found = quick_play(jobs, limits_ms=limits_ms) if is_plain(jobs, order) else play(jobs, order)
+            if len(self._memo) >= MEMO_LIMIT:
+                del self._memo[next(iter(self._memo))]
+        self._memo[key] = found
+        return found
+
+
+# The jobs meet in the order of joining, or in reverse.
+_STARTS = (1, -1)
+
+# Forgives the last bits of the division by which an iteration time is made.
+TOLERANCE = 1e-9
+
+
+def closed_form(jobs: tuple[JobPlay, ...]) -> Played | None:
+    """The iteration times where a formula equals the play, else None.
+
+    Alone, a job is as fast as its own phases allow. Strict jobs that all share the same nodes and need no sync
+    keep one order for ever, so that each takes the longest of: all rollouts, all trainings, the slowest job alone.
+    """
+    first = jobs[0]
+    apart = set(first.rollout_nodes).isdisjoint(first.train_nodes)
+    if len(jobs) == 1:
+        solo, rest = first.rollout_ms + first.train_ms + first.sync_ms, first.train_ms + first.sync_ms
+        if first.staleness == 0:
+            return Played((solo / 1000,), exact=True)
+        return Played((max(first.rollout_ms, rest) / 1000,), exact=True) if apart else None
+    for job in jobs:
+        if job.staleness or job.sync_ms or job.elastic or job.tail:
+            return None
+        if job.rollout_nodes != first.rollout_nodes or job.train_nodes != first.train_nodes:
+            return None
+    if not apart:
+        return None
+    cycle_ms = max(
+        sum(job.rollout_ms for job in jobs),
+        sum(job.train_ms for job in jobs),
+        max(job.rollout_ms + job.train_ms for job in jobs),
+    )
+    return Played((cycle_ms / 1000,) * len(jobs), exact=True)

@@ -1,0 +1,124 @@
+"""Co-execution groups: which jobs share which nodes, and the arithmetic on that.
+
+A group is a value: adding or removing a job makes a new one. Its nodes are exactly those its jobs are pinned to.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from rollmux.mux.hardware import Cluster, NodeType
+from rollmux.mux.job import JobSpec
+from rollmux.mux.linked import Part, grown, linked_parts
+from rollmux.mux.order import Order
+from rollmux.mux.placed import ROLLOUT, TRAIN, Member, NodeUse, Tenant
+
+
+@dataclass(frozen=True)
+class Group:
+    """Jobs that share nodes, in the order in which they joined."""
+
+    id: str
+    members: tuple[Member, ...]
+    order: Order = Order.FIFO
+
+    def joined_by(self, member: Member) -> "Group":
+        joined = Group(self.id, (*self.members, member), self.order)
+        parts = grown(self.parts, len(self.members), member) if self.members else None
+        if parts is not None:
+            joined.__dict__["parts"] = parts  # what the property would find
+        joined.__dict__["_before"] = self
+        return joined
+
+    def left_by(self, job_id: str) -> "Group":
+        left = Group(self.id, tuple([m for m in self.members if m.job.id != job_id]), self.order)
+        left.__dict__["_before"] = self
+        return left
+
+    def with_job(self, job: JobSpec) -> "Group":
+        """The same group with new knowledge of one of its jobs."""
+        members = tuple(Member.of(job, m.placement) if m.job.id == job.id else m for m in self.members)
+        return Group(self.id, members, self.order)
+
+    def with_limits(self, limits_s: Mapping[str, float]) -> "Group":
+        """The same group where some members may now go this slowly."""
+        members = [Member(m.job, m.placement, limits_s.get(m.job.id, m.limit_s)) for m in self.members]
+        changed = Group(self.id, tuple(members), self.order)
+        if "parts" in self.__dict__:
+            changed.__dict__["parts"] = self.parts  # limits are no part of the play
+        return changed
+
+    def member(self, job_id: str) -> Member:
+        return next(m for m in self.members if m.job.id == job_id)
+
+    @cached_property
+    def rollout_nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(n for m in self.members for n in m.placement.rollout))
+
+    @cached_property
+    def train_nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(n for m in self.members for n in m.placement.train))
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.rollout_nodes + self.train_nodes))
+
+    @cached_property
+    def uses(self) -> dict[str, NodeUse]:
+        """Each node's use by this group; only the nodes of who has just come or gone are counted anew."""
+        before: Group | None = self.__dict__.pop("_before", None)
+        known = before.__dict__.get("uses", {}) if before is not None else {}
+        if before is not None and known:
+            moved = [m for m in before.members if m not in self.members]
+            moved += [m for m in self.members if m not in before.members]
+            changed = {node for member in moved for node in member.placement.all_nodes}
+            known = {node: use for node, use in known.items() if node not in changed}
+        found: dict[str, NodeUse] = {}
+        for member in self.members:
+            for kind in (ROLLOUT, TRAIN):
+                tenant: Tenant | None = None
+                for node in member.placement.nodes(kind):
+                    if node in known:
+                        found[node] = known[node]
+                        continue
+                    tenant = tenant or member.tenant(kind)
+                    found[node] = found.get(node, NodeUse()).joined_by(tenant, member.job)
+        return found
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The group as the forecast plays it: sets of jobs that share no node with each other."""
+        return linked_parts(self.members)
+
+    @cached_property
+    def free_shares(self) -> tuple[float, float]:
+        """The nodes' worth of time that no SLO needs, in rollout and in training nodes."""
+        uses = self.uses
+        return sum(1 - uses[n].share for n in self.rollout_nodes), sum(1 - uses[n].share for n in self.train_nodes)
+
+    @cached_property
+    def load_s(self) -> float:
+        """Work of one iteration of every job on the busiest node (T_load)."""
+        return max(use.busy_s for use in self.uses.values())
+
+    @cached_property
+    def cycle_s(self) -> float:
+        """The longest iteration time alone (T_cycle)."""
+        return max(m.job.solo_s for m in self.members)
+
+    @property
+    def saturated(self) -> bool:
+        """The busiest node already works through the longest job's iteration."""
+        return self.load_s >= self.cycle_s
+
+    def usd_per_hour(self, cluster: Cluster) -> float:
+        """The hourly price of all its nodes, each counted once."""
+        rollout = len(self.rollout_nodes) * cluster.rollout.node_type.usd_per_hour
+        if cluster.shared:
+            return len(self.nodes) * cluster.rollout.node_type.usd_per_hour
+        return rollout + len(self.train_nodes) * cluster.train.node_type.usd_per_hour
+
+
+def node_type_of(cluster: Cluster, group: Group, node: str) -> NodeType:
+    """The type of one of the group's nodes."""
+    return cluster.rollout.node_type if node in group.rollout_nodes else cluster.train.node_type

@@ -1,0 +1,147 @@
+"""What a job says of itself: its phases, what they hold, how much slowing it tolerates."""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import ceil
+
+from rollmux.mux.hardware import Cluster
+
+
+class PhaseKind(Enum):
+    """The three phases of an iteration, in their order."""
+
+    ROLLOUT = "rollout"
+    TRAIN = "train"
+    SYNC = "sync"
+
+    # Members are singletons, and phases are looked up on every event: the default hashes the name each time.
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpec:
+    """One kind of phase: how long, on how many nodes, with how much state.
+
+    `duration_s` is the worst case (every response at the token limit); `measured_s` replaces it once known.
+    Give `nodes` or `gpus`; `JobSpec.resolve` turns GPUs into whole nodes. Bytes are per node.
+    """
+
+    duration_s: float
+    nodes: int = 0
+    gpus: int = 0
+    tensor_parallel: int = 1
+    resident_bytes: int = 0
+    transient_bytes: int = 0
+    load_s: float = 0.0
+    offload_s: float = 0.0
+    measured_s: float | None = None
+
+    @property
+    def planned_s(self) -> float:
+        return self.duration_s if self.measured_s is None else self.measured_s
+
+    @property
+    def switch_s(self) -> float:
+        """Time that the nodes are held for moving state, where the phase shares them."""
+        return self.load_s + self.offload_s
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """How a rollout's long tail may move together, so that the next job starts on the freed nodes.
+
+    The tail begins when `trigger` of the `requests` responses are done, at the latest `bulk_s` into the phase;
+    a node has KV room for `requests_per_node` of those left; moving recomputes their KV, which takes `move_s`.
+    """
+
+    requests: int
+    requests_per_node: int
+    bulk_s: float
+    trigger: float = 0.8
+    move_s: float = 0.0
+
+    def keep_nodes(self, remaining: int) -> int:
+        """The fewest nodes whose KV room holds what is left."""
+        return max(1, ceil(remaining / self.requests_per_node))
+
+    @property
+    def worst_keep_nodes(self) -> int:
+        """Nodes that the tail needs when it begins."""
+        return self.keep_nodes(self.requests - ceil(self.trigger * self.requests))
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job as its owner submits it.
+
+    `slo` is the slowdown that the owner tolerates: iteration time in company over iteration time alone.
+    `staleness` is how many weight versions a rollout may lag: 0 is strictly on-policy, 1 one step off.
+    `elastic_rollout` says that a rollout can start on some of its nodes and grow onto the others.
+    `iterations`, where known, tells how much work is left; `cold_start_s` is what moving the job costs it.
+    """
+
+    id: str
+    rollout: PhaseSpec
+    train: PhaseSpec
+    slo: float
+    sync_s: float = 0.0
+    priority: int = 0
+    staleness: int = 0
+    iterations: int | None = None
+    tail: Tail | None = None
+    elastic_rollout: bool = False
+    cold_start_s: float = 0.0
+    max_attempts: int = 3
+
+    def phase(self, kind: PhaseKind) -> PhaseSpec:
+        """The spec of a phase that holds nodes."""
+        return self.rollout if kind is PhaseKind.ROLLOUT else self.train
+
+    @property
+    def solo_s(self) -> float:
+        """Iteration time alone on machines of its own."""
+        rollout_s, rest_s = self.rollout.planned_s, self.train.planned_s + self.sync_s
+        if self.staleness == 0:
+            return rollout_s + rest_s
+        return max(rollout_s, rest_s)
+
+    @property
+    def ramp_s(self) -> float:
+        """How much longer its first iteration takes, when nothing overlaps yet."""
+        return self.rollout.planned_s + self.train.planned_s + self.sync_s - self.solo_s
+
+    @property
+    def limit_s(self) -> float:
+        """The slowest iteration that the SLO allows."""
+        return self.slo * self.solo_s
+
+    @property
+    def opening_limit_s(self) -> float:
+        """The slowest steady pace for a newcomer: its first iteration may meet the others at a bad moment.
+
+        One iteration is kept back for that, which matters to short jobs alone.
+        """
+        if self.iterations is None:
+            return self.limit_s
+        return max(self.solo_s, self.limit_s - self.solo_s / max(1, self.iterations))
+
+    def resolve(self, cluster: Cluster) -> "JobSpec":
+        """The same job with its wants in whole nodes of this cluster."""
+        return replace(
+            self,
+            rollout=_in_nodes(self.rollout, cluster.rollout.node_type.gpus),
+            train=_in_nodes(self.train, cluster.train.node_type.gpus),
+        )
+
+    def measured(self, rollout_s: float, train_s: float, sync_s: float | None = None) -> "JobSpec":
+        """The same job with what was measured in place of the worst case."""
+        return replace(
+            self,
+            rollout=replace(self.rollout, measured_s=rollout_s),
+            train=replace(self.train, measured_s=train_s),
+            sync_s=self.sync_s if sync_s is None else sync_s,
+        )
+
+
+def _in_nodes(phase: PhaseSpec, gpus_per_node: int) -> PhaseSpec:
+    return phase if phase.nodes else replace(phase, nodes=ceil(phase.gpus / gpus_per_node), gpus=0)

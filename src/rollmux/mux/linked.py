@@ -1,0 +1,115 @@
+"""A group as the play sees it: which jobs are linked through nodes, and how long each phase holds them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rollmux.mux.job import JobSpec, PhaseSpec
+from rollmux.mux.placed import Member
+from rollmux.mux.play import JobPlay, TailPlay
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Linked members: their indexes, their plays, and the short names of their nodes in these.
+
+    `switching` says that switching costs somebody time, so that a newcomer changes how long others hold their nodes.
+    """
+
+    indexes: tuple[int, ...]
+    jobs: tuple[JobPlay, ...]
+    names: Mapping[str, str]
+    switching: bool
+
+    def joined_by(self, index: int, member: Member) -> "Part":
+        """One more member, linked to these, where switching costs nothing."""
+        names = dict(self.names)
+        return Part((*self.indexes, index), (*self.jobs, _as_play(member, names, {})), names, False)
+
+
+def linked_parts(members: Sequence[Member]) -> tuple[Part, ...]:
+    """The sets of linked members: members of different sets don't slow each other."""
+    switching = any(_switches(member) for member in members)
+    crowd = Counter(n for m in members for part in _parts(m) for n in part) if switching else {}
+    return tuple(_part(members, indexes, crowd, switching) for indexes in _components(members))
+
+
+def grown(parts: tuple[Part, ...], index: int, member: Member) -> tuple[Part, ...] | None:
+    """The parts with one more member, where they follow from those before; None where they must be made anew."""
+    part = parts[0]
+    if len(parts) != 1 or part.switching or _switches(member):
+        return None
+    rollout, train = _parts(member)
+    if train[0] in part.names or rollout[0] in part.names:
+        return (part.joined_by(index, member),)
+    return None
+
+
+def _part(members: Sequence[Member], indexes: Sequence[int], crowd: Mapping[str, int], switching: bool) -> Part:
+    names: dict[str, str] = {}
+    jobs = tuple([_as_play(members[i], names, crowd) for i in indexes])
+    return Part(tuple(indexes), jobs, names, switching)
+
+
+def _as_play(member: Member, names: dict[str, str], crowd: Mapping[str, int]) -> JobPlay:
+    """A member as the play sees it, its nodes renamed by first use: equal plays have equal names.
+
+    `crowd` counts the phases pinned to each node; it may be empty where switching costs nothing.
+    """
+    job, (rollout, train) = member.job, _parts(member)
+    return JobPlay(
+        _held_ms(job.rollout, rollout, crowd),
+        _held_ms(job.train, train, crowd),
+        _ms(job.sync_s),
+        tuple([names.setdefault(n, str(len(names))) for n in rollout]),
+        tuple([names.setdefault(n, str(len(names))) for n in train]),
+        job.staleness,
+        job.elastic_rollout and len(rollout) > 1,
+        _tail(job, len(rollout)) if job.tail else None,
+    )
+
+
+def _switches(member: Member) -> bool:
+    return bool(member.job.rollout.switch_s or member.job.train.switch_s)
+
+
+def _parts(member: Member) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return member.placement.rollout, member.placement.train
+
+
+def _held_ms(phase: PhaseSpec, nodes: tuple[str, ...], crowd: Mapping[str, int]) -> int:
+    """How long a phase holds its nodes: state moves in and out only where another phase is pinned beside it."""
+    held_s = phase.duration_s if phase.measured_s is None else phase.measured_s
+    if crowd and any(crowd[node] > 1 for node in nodes):
+        held_s += phase.switch_s
+    return max(1, _ms(held_s))
+
+
+def _ms(seconds: float) -> int:
+    """Whole milliseconds, never more than given: alone, a job must not seem slower than it says."""
+    return int(seconds * 1000 + 1e-6)
+
+
+def _tail(job: JobSpec, nodes: int) -> TailPlay | None:
+    tail = job.tail
+    if tail is None or tail.worst_keep_nodes >= nodes:
+        return None
+    speed = job.rollout.planned_s / job.rollout.duration_s
+    bulk_s = job.rollout.load_s + tail.bulk_s * speed
+    return TailPlay(_ms(bulk_s), _ms(tail.move_s), tail.worst_keep_nodes)
+
+
+def _components(members: Sequence[Member]) -> list[list[int]]:
+    """Members by which of them are linked through shared nodes; the unlinked don't slow each other."""
+    hub = members[0].placement.train[0]
+    if all(hub in m.placement.train for m in members):
+        return [list(range(len(members)))]
+    home: dict[str, list[int]] = {}
+    for i, member in enumerate(members):
+        linked = {id(home[n]): home[n] for n in member.placement.all_nodes if n in home}
+        merged = sorted([i, *(j for part in linked.values() for j in part)])
+        for j in merged:
+            for node in members[j].placement.all_nodes:
+                home[node] = merged
+    distinct = {id(part): part for part in home.values()}
+    return sorted(distinct.values())

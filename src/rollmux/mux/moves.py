@@ -1,0 +1,139 @@
+"""When running jobs should change places: to empty nodes that no longer pay, or to keep an SLO.
+
+A move costs a cold start. It is made only if what it saves is more than that, over the shorter of the time
+that the job will still run and that a plan can be trusted. A moved job stays until its move has paid for itself.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from rollmux.mux.group import Group
+from rollmux.mux.job import JobSpec
+from rollmux.mux.placed import Member
+from rollmux.mux.plan import Plan
+from rollmux.mux.policies import Policy
+from rollmux.mux.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Movable:
+    """A running job that may be moved, as submitted or measured: how long it will still run, and what a move loses.
+
+    `limit_s` is the slowest pace that keeps its SLO afterwards, where that is not simply what the job says.
+    """
+
+    job: JobSpec
+    remaining_s: float
+    lost_s: float
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Jobs to move, one plan each, in order; and when that has paid for itself."""
+
+    plans: tuple[Plan, ...]
+    saved_usd_per_hour: float
+    cost_usd: float
+    gain_usd: float = 0.0
+
+    @property
+    def payback_s(self) -> float:
+        return self.cost_usd / self.saved_usd_per_hour * 3600 if self.saved_usd_per_hour > 0 else 0.0
+
+
+def compaction(
+    group: Group, snapshot: Snapshot, movable: Mapping[str, Movable], policy: Policy, horizon_s: float = inf
+) -> Moves | None:
+    """The most profitable way to free nodes of this group, or None if none pays within the horizon."""
+    best: Moves | None = None
+    for leavers in _leavers(group, movable):
+        freed = group.usd_per_hour(snapshot.cluster) - _without(group, leavers).usd_per_hour(snapshot.cluster)
+        if freed <= 0:
+            continue
+        plans = _elsewhere(group, [movable[m.job.id] for m in leavers], snapshot, policy, budget=freed)
+        if plans is None:
+            continue
+        saved = freed - sum(plan.added_usd_per_hour for plan in plans)
+        cost = sum(_move_usd(movable[m.job.id], snapshot) for m in leavers)
+        hours = min(horizon_s, max(movable[m.job.id].remaining_s for m in leavers)) / 3600
+        gain = saved * hours - cost
+        if gain > 0 and (best is None or gain > best.gain_usd):
+            best = Moves(tuple(plans), saved, cost, gain)
+    return best
+
+
+def relief(group: Group, snapshot: Snapshot, movable: Mapping[str, Movable], policy: Policy) -> Moves | None:
+    """The cheapest single move after which all who stay meet their SLOs; None where there is none to make."""
+    best: Moves | None = None
+    for member in reversed(group.members):
+        rest = _without(group, (member,))
+        if member.job.id not in movable or (rest.members and policy.forecaster.late(rest) is not None):
+            continue
+        plans = _elsewhere(group, [movable[member.job.id]], snapshot, policy, budget=None)
+        if plans is None:
+            continue
+        freed = group.usd_per_hour(snapshot.cluster) - rest.usd_per_hour(snapshot.cluster)
+        cost = _move_usd(movable[member.job.id], snapshot)
+        moves = Moves(tuple(plans), freed - plans[0].added_usd_per_hour, cost)
+        if best is None or moves.saved_usd_per_hour > best.saved_usd_per_hour:
+            best = moves
+    return best
+
+
+def _leavers(group: Group, movable: Mapping[str, Movable]) -> Iterator[tuple[Member, ...]]:
+    """Everyone, the longest iteration first, which is the hardest to place; or any one whose going frees a node."""
+    free = tuple(sorted((m for m in group.members if m.job.id in movable), key=lambda m: -m.job.solo_s))
+    if len(free) == len(group.members):
+        yield free
+    if len(group.members) > 1:
+        for member in free:
+            if any(len(group.uses[node].tenants) == 1 for node in member.placement.all_nodes):
+                yield (member,)
+
+
+def _elsewhere(
+    group: Group, leavers: Sequence[Movable], snapshot: Snapshot, policy: Policy, budget: float | None
+) -> list[Plan] | None:
+    """A place in other groups for each of these, one after the other, for less than the budget per hour."""
+    snapshot = replace(snapshot, frozen=snapshot.frozen | {group.id})
+    plans: list[Plan] = []
+    for leaver in leavers:
+        plan = _place(leaver, snapshot, policy)
+        if plan is None:
+            return None
+        plans.append(plan)
+        if budget is not None and sum(p.added_usd_per_hour for p in plans) >= budget:
+            return None
+        snapshot = snapshot.with_group(plan.group, plan.new_nodes)
+    return plans
+
+
+def _place(leaver: Movable, snapshot: Snapshot, policy: Policy) -> Plan | None:
+    """Where the policy puts a job that has only so much time left: it is shown the SLO that this comes to."""
+    job, limit_s = leaver.job, leaver.limit_s
+    if limit_s is None:
+        return policy.place(job, snapshot).plan
+    plan = policy.place(replace(job, slo=limit_s / job.solo_s), snapshot).plan
+    if plan is None:
+        return None
+    newcomer = plan.group.members[-1]
+    there = Member(replace(newcomer.job, slo=job.slo), newcomer.placement, limit_s)
+    return replace(plan, group=plan.group.left_by(job.id).joined_by(there))
+
+
+def _without(group: Group, leavers: tuple[Member, ...]) -> Group:
+    for member in leavers:
+        group = group.left_by(member.job.id)
+    return group
+
+
+def _move_usd(movable: Movable, snapshot: Snapshot) -> float:
+    """What the lost work cost: the job's own nodes for as long."""
+    cluster, job = snapshot.cluster, movable.job
+    per_hour = (
+        job.rollout.nodes * cluster.rollout.node_type.usd_per_hour
+        + job.train.nodes * cluster.train.node_type.usd_per_hour
+    )
+    return per_hour * movable.lost_s / 3600

@@ -1,0 +1,240 @@
+"""Whose turn it is at each node of a group: the order policies.
+
+The forecast and the live group ask the same object, so what is predicted is what runs. Nodes are granted all
+together (an elastic claim may start on some and grow onto the rest), and each policy ranks the claims of a group
+by one order for all its nodes: two gangs never hold half of each other's nodes.
+"""
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Generic, TypeVar
+
+
+class Order(Enum):
+    """How a group serves the phases that wait."""
+
+    FIFO = "fifo"
+    ROUND_ROBIN = "round-robin"
+
+
+class Claim:
+    """A standing claim of one job and kind of phase on its pinned nodes, idle, waiting or holding."""
+
+    __slots__ = ("elastic", "held", "nodes", "place", "rounds", "tail")
+
+    def __init__(self, nodes: tuple[str, ...], place: tuple[int, int], elastic: bool = False) -> None:
+        self.nodes = nodes
+        self.place = place  # (order of joining the group, rollout before train): breaks every tie
+        self.elastic = elastic
+        self.held: tuple[str, ...] = ()
+        self.tail = False  # shrunk to its long tail: what it still holds does not keep others waiting
+        self.rounds = 0  # phases granted so far, for strict orders
+
+
+C = TypeVar("C", bound=Claim)
+Granted = tuple[C, tuple[str, ...]]
+
+
+class Turns(Generic[C]):
+    """Who holds each node and who is next: first come, first served at every node."""
+
+    __slots__ = ("claims", "holders", "queues")
+
+    def __init__(self) -> None:
+        self.claims: list[C] = []
+        self.holders: dict[str, C | None] = {}
+        self.queues: dict[str, list[C]] = {}
+
+    def enter(self, claim: C) -> None:
+        """A job is pinned: its nodes are known from here on."""
+        self.claims.append(claim)
+        for node in claim.nodes:
+            if node not in self.holders:
+                self.holders[node] = None
+                self.queues[node] = []
+
+    def leave(self, claims: Iterable[C]) -> list[Granted[C]]:
+        """A job is unpinned, whatever it was doing; nodes that nobody is pinned to are forgotten."""
+        nodes: dict[str, None] = {}
+        for claim in claims:
+            self.claims.remove(claim)
+            self._forget_wait(claim)
+            for node in claim.held:
+                self.holders[node] = None
+            claim.held, claim.tail = (), False
+            nodes.update(dict.fromkeys(claim.nodes))
+        pinned = {node for other in self.claims for node in other.nodes}
+        for node in nodes:
+            if node not in pinned:
+                del self.holders[node], self.queues[node]
+        return self._serve(node for node in nodes if node in pinned)
+
+    def next_at(self, node: str) -> C | None:
+        """The waiting claim that this node serves next."""
+        queue = self.queues[node]
+        return queue[0] if queue else None
+
+    def memory(self) -> tuple[int, ...]:
+        """What this order remembers beside holders and queues."""
+        return ()
+
+    def request(self, claim: C) -> tuple[str, ...]:
+        """The claim waits from now on; returns the nodes that it gets at once."""
+        queues = self.queues
+        for node in claim.nodes:
+            queues[node].append(claim)
+        return self._take(claim)
+
+    def release(self, claim: C, nodes: tuple[str, ...] | None = None) -> list[Granted[C]]:
+        """The claim gives back all it holds, or some of it as its tail begins; returns what others get."""
+        holders = self.holders
+        if nodes is None:
+            nodes = claim.held
+            if len(nodes) < len(claim.nodes):
+                self._forget_wait(claim)
+            claim.held, claim.tail = (), False
+        else:
+            claim.held = tuple(node for node in claim.held if node not in nodes)
+            claim.tail = True
+        for node in nodes:
+            holders[node] = None
+        return self._serve(claim.nodes)
+
+    def withdraw(self, claims: Iterable[C]) -> list[Granted[C]]:
+        """These claims, which hold nothing, stop waiting; returns what others get."""
+        claims = list(claims)
+        for claim in claims:
+            self._forget_wait(claim)
+        return self._serve(dict.fromkeys(node for claim in claims for node in claim.nodes))
+
+    def freed_by_tail(self, claim: C, keep: int) -> tuple[str, ...]:
+        """The nodes to free if this rollout shrank to `keep` of its nodes; () where nobody could start on them."""
+        held = claim.held
+        if claim.tail or keep >= len(held) or len(held) < len(claim.nodes):
+            return ()
+        for node in held:
+            successor = self.next_at(node)
+            if successor is None:
+                continue
+            wanted = [n for n in held if n in successor.nodes and self.next_at(n) is successor]
+            others = [n for n in held if n not in wanted]
+            freed = (wanted + others)[: len(held) - keep]
+            if self._could_start(successor, claim, freed):
+                return tuple(n for n in held if n in freed)
+        return ()
+
+    def _could_start(self, successor: C, tail: C, freed: list[str]) -> bool:
+        if successor.held:
+            return any(node in successor.nodes for node in freed)
+        some = False
+        for node in successor.nodes:
+            holder = self.holders[node]
+            if self.next_at(node) is not successor:
+                return False
+            if holder is None or node in freed:
+                some = True
+            elif not (successor.elastic and (holder is tail or holder.tail)):
+                return False
+        return some
+
+    def _take(self, claim: C) -> tuple[str, ...]:
+        """Grants what the claim can have now."""
+        holders, queues = self.holders, self.queues
+        if claim.held:
+            got = tuple(
+                n for n in claim.nodes if claim in queues[n] and holders[n] is None and self.next_at(n) is claim
+            )
+        else:
+            free = []
+            for node in claim.nodes:
+                if self.next_at(node) is not claim:
+                    return ()
+                holder = holders[node]
+                if holder is None:
+                    free.append(node)
+                elif not (claim.elastic and holder.tail):
+                    return ()
+            got = tuple(free)
+            if got:
+                claim.rounds += 1
+        for node in got:
+            holders[node] = claim
+            queues[node].remove(claim)
+        claim.held += got
+        return got
+
+    def _serve(self, nodes: Iterable[str]) -> list[Granted[C]]:
+        granted: list[Granted[C]] = []
+        for node in nodes:
+            holder = self.holders[node]
+            if holder is None or holder.tail:
+                claim = self.next_at(node)
+                if claim is not None:
+                    got = self._take(claim)
+                    if got:
+                        granted.append((claim, got))
+        return granted
+
+    def _forget_wait(self, claim: C) -> None:
+        for node in claim.nodes:
+            queue = self.queues[node]
+            if claim in queue:
+                queue.remove(claim)
+
+
+class StrictTurns(Turns[C]):
+    """Round-robin that never skips: each claim is served once per round, in the order of joining.
+
+    A node waits for the claim whose turn it is, even while others ask. To compare with, not to live by.
+    """
+
+    __slots__ = ()
+
+    def enter(self, claim: C) -> None:
+        """The newcomer begins in the round of those beside it. Claims that it is the first to link are set level."""
+        beside = [other for other in self.claims if _linked(other, claim)]
+        first = max((other.rounds for other in beside), default=0)
+        while beside:
+            part = self._part_of(beside[0])
+            behind = first - max(other.rounds for other in beside if other in part)
+            for other in part:
+                other.rounds += behind
+            beside = [other for other in beside if other not in part]
+        claim.rounds = first
+        super().enter(claim)
+
+    def _part_of(self, claim: C) -> list[C]:
+        """All that are linked with this one, by whatever others."""
+        part = [claim]
+        for one in part:
+            part += [other for other in self.claims if other not in part and _linked(other, one)]
+        return part
+
+    def leave(self, claims: Iterable[C]) -> list[Granted[C]]:
+        granted = super().leave(claims)
+        return granted + self._serve(list(self.holders))
+
+    def memory(self) -> tuple[int, ...]:
+        floor = min((claim.rounds for claim in self.claims), default=0)
+        return tuple(claim.rounds - floor for claim in self.claims)
+
+    def next_at(self, node: str) -> C | None:
+        pinned = [claim for claim in self.claims if node in claim.nodes and node not in claim.held]
+        if not pinned:
+            return None
+        due = min(pinned, key=_round)
+        return due if due in self.queues[node] else None
+
+
+def _linked(one: Claim, other: Claim) -> bool:
+    return one.place[0] == other.place[0] or not set(one.nodes).isdisjoint(other.nodes)
+
+
+def _round(claim: Claim) -> tuple[int, tuple[int, int]]:
+    growing = bool(claim.held) and not claim.tail
+    return claim.rounds - growing, claim.place
+
+
+def turns_for(order: Order) -> Turns[C]:
+    """A fresh book of turns under this order."""
+    return StrictTurns() if order is Order.ROUND_ROBIN else Turns()

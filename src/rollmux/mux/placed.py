@@ -1,0 +1,136 @@
+"""A job pinned to nodes, what the jobs pinned to a node take of it, and what no order could make good.
+
+Two conditions hold for any order that does not interrupt phases, so breaking one refuses a placement without a play:
+
+- *time*: a job within its SLO begins an iteration at least every `limit_s`, so on each node
+  `sum(phase_s / limit_s) <= 1`;
+- *waiting*: while tenant j works through a phase on a node, tenant i is away for at most `away_s` (the rest of its
+  iteration alone) and waits the remainder. Phases on one node never overlap, so these waits add up:
+  `sum over j of max(0, phase_j - away_i) / limit_j` must fit the part of its time that i may lose, `1 - 1 / slo_i`.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
+
+ROLLOUT, TRAIN = PhaseKind.ROLLOUT, PhaseKind.TRAIN
+
+# Sums of quotients that meet a limit exactly may exceed it in the last bits.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The exact nodes that a job is pinned to: its state stays in their host memory."""
+
+    rollout: tuple[str, ...]
+    train: tuple[str, ...]
+
+    def nodes(self, kind: PhaseKind) -> tuple[str, ...]:
+        return self.rollout if kind is ROLLOUT else self.train
+
+    @property
+    def all_nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.rollout + self.train))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A job in a group: where it is pinned and the slowest iteration that its SLO allows."""
+
+    job: JobSpec
+    placement: Placement
+    limit_s: float
+
+    @staticmethod
+    def of(job: JobSpec, placement: Placement) -> "Member":
+        return Member(job, placement, job.opening_limit_s)
+
+    def tenant(self, kind: PhaseKind) -> "Tenant":
+        """This member's claim on each node of one of its phases."""
+        job, phase_s = self.job, self.job.phase(kind).planned_s
+        may_shrink = kind is ROLLOUT and job.rollout.nodes > 1 and (job.tail is not None or job.elastic_rollout)
+        overlaps = may_shrink or job.staleness > 0
+        return Tenant(
+            job.id,
+            kind,
+            0.0 if may_shrink else phase_s,
+            inf if overlaps else job.solo_s - phase_s,
+            self.limit_s,
+            1 - job.solo_s / self.limit_s,
+        )
+
+
+class Tenant(NamedTuple):
+    """One job's phase on one node. `spare` is the part of its time that it may still lose to waiting here.
+
+    Where a phase may give back a node early, `phase_s` is 0; where phases of a job overlap, `away_s` has no bound.
+    """
+
+    job_id: str
+    kind: PhaseKind
+    phase_s: float
+    away_s: float
+    limit_s: float
+    spare: float
+
+    def losing(self, lost: float) -> "Tenant":
+        """The same claim with so much less to lose."""
+        return self._replace(spare=self.spare - lost)
+
+    def waits_for(self, other: "Tenant") -> float:
+        """The least part of its time that it loses to the other's phases."""
+        if other.job_id == self.job_id:
+            return 0.0
+        return max(0.0, other.phase_s - self.away_s) / other.limit_s
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """One node's tenants. `share` is the least part of its time that they need under any order."""
+
+    tenants: tuple[Tenant, ...] = ()
+    busy_s: float = 0.0
+    share: float = 0.0
+    resident_bytes: int = 0
+    transient_bytes: int = 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Resident state of all tenants and the largest transient copy."""
+        return self.resident_bytes + self.transient_bytes
+
+    def host_bytes_with(self, phase: PhaseSpec) -> int:
+        """The same with one more phase on the node."""
+        mine, its = self.transient_bytes, phase.transient_bytes
+        return self.resident_bytes + phase.resident_bytes + (mine if mine > its else its)
+
+    def joined_by(self, new: Tenant, job: JobSpec) -> "NodeUse":
+        """The same node with one more tenant."""
+        phase = job.phase(new.kind)
+        tenants = [t.losing(t.waits_for(new)) for t in self.tenants]
+        tenants.append(new.losing(sum([new.waits_for(t) for t in self.tenants])))
+        return NodeUse(
+            tuple(tenants),
+            self.busy_s + phase.planned_s,
+            self.share + new.phase_s / new.limit_s,
+            self.resident_bytes + phase.resident_bytes,
+            max(self.transient_bytes, phase.transient_bytes),
+        )
+
+    def spare_with(self, new: Tenant) -> float:
+        """The least part of its time that any tenant could still lose beside this one; -1 where a condition breaks."""
+        if self.share + new.phase_s / new.limit_s > 1 + ROUNDING:
+            return -1.0
+        _, _, phase_s, away_s, limit_s, spare = new
+        least = spare
+        for _, _, other_s, other_away_s, other_limit_s, left in self.tenants:
+            if phase_s > other_away_s:
+                left -= (phase_s - other_away_s) / limit_s  # noqa: PLW2901  what it would have left
+            least = min(least, left)
+            if other_s > away_s:
+                spare -= (other_s - away_s) / other_limit_s
+        least = min(least, spare)
+        return max(least, 0.0) if least >= -ROUNDING else -1.0

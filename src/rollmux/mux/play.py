@@ -1,0 +1,220 @@
+"""Playing a group's order policy with fixed durations until it repeats itself.
+
+Time is in whole milliseconds, so that a state seen twice is truly the same and one cycle tells the steady rates.
+The turns come from `order`, the same code that serves the live group.
+"""
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import NamedTuple
+
+from rollmux.mux.order import Claim, Order, Turns, turns_for
+
+# A group whose phases lock onto each other repeats within a few turns of its slowest job. One that drifts
+# (no shared bottleneck) may take very long: after this many turns the mean of the second half is taken.
+MAX_TURNS = 32
+
+
+class TailPlay(NamedTuple):
+    """A tail in milliseconds: when it may begin, what moving costs, how many nodes it keeps."""
+
+    bulk_ms: int
+    move_ms: int
+    keep: int
+
+
+class JobPlay(NamedTuple):
+    """A job as the play sees it: how long it holds its nodes, and when it may go on."""
+
+    rollout_ms: int
+    train_ms: int
+    sync_ms: int
+    rollout_nodes: tuple[str, ...]
+    train_nodes: tuple[str, ...]
+    staleness: int = 0
+    elastic: bool = False
+    tail: TailPlay | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Steady iteration time of each job, and whether a repeating cycle was found (else a cautious mean)."""
+
+    iteration_s: tuple[float, ...]
+    exact: bool
+
+
+def play(jobs: tuple[JobPlay, ...], order: Order, max_turns: int = MAX_TURNS) -> Played:
+    """Each job's steady iteration time when all start together, in the order given."""
+    return _Play(jobs, order).run(max_turns)
+
+
+_ROLLOUT, _TRAIN, _SYNC, _TAIL = range(4)
+
+
+class _Run(Claim):
+    """One job's rollout or training in the play."""
+
+    __slots__ = ("busy", "done_at", "job", "kind", "left", "rate", "since", "tail_at", "work")
+
+    def __init__(self, job: int, kind: int, nodes: tuple[str, ...], duration_ms: int, elastic: bool) -> None:
+        super().__init__(nodes, (job, kind), elastic)
+        self.job, self.kind = job, kind
+        self.work = duration_ms * len(nodes)  # node-milliseconds: an elastic start is slower in proportion
+        self.busy = False  # waiting or holding
+        self.left = self.since = self.rate = 0  # work left at `since`, and nodes at work from then on
+        self.done_at = self.tail_at = -1
+
+
+class _Play:
+    """The state of one play: runs, turns, and a heap of what happens next."""
+
+    __slots__ = ("done", "heap", "jobs", "now", "rolled", "rollouts", "started", "tails", "trained", "trains", "turns")
+
+    def __init__(self, jobs: tuple[JobPlay, ...], order: Order) -> None:
+        self.jobs = jobs
+        self.turns: Turns[_Run] = turns_for(order)
+        self.now = 0
+        self.heap: list[tuple[int, int, int]] = []
+        self.rollouts: list[_Run] = []
+        self.trains: list[_Run] = []
+        for i, job in enumerate(jobs):
+            self.rollouts.append(_Run(i, _ROLLOUT, job.rollout_nodes, job.rollout_ms, job.elastic))
+            self.trains.append(_Run(i, _TRAIN, job.train_nodes, job.train_ms, False))
+            self.turns.enter(self.rollouts[i])
+            self.turns.enter(self.trains[i])
+        self.tails: list[_Run] = []  # rollouts that would move their tail if somebody could use the nodes
+        self.started = [0] * len(jobs)  # rollouts asked for
+        self.rolled = [0] * len(jobs)  # rollouts done
+        self.trained = [0] * len(jobs)  # trainings asked for
+        self.done: list[list[int]] = [[] for _ in jobs]  # when each iteration was complete
+
+    def run(self, max_turns: int) -> Played:
+        solo = [job.rollout_ms + job.train_ms + job.sync_ms for job in self.jobs]
+        slowest = solo.index(max(solo))
+        seen: dict[object, tuple[int, list[int]]] = {}
+        done, heap, turns = self.done, self.heap, 0
+        for job in range(len(self.jobs)):
+            self._go_on(job)
+        while turns < max_turns:
+            self.now = now = heap[0][0]
+            while heap and heap[0][0] == now:
+                _, job, kind = heappop(heap)
+                self._happen(job, kind)
+            if len(done[slowest]) > turns:
+                turns = len(done[slowest])
+                state = self._state()
+                if state in seen:
+                    return self._cycle(*seen[state])
+                seen[state] = (now, [len(times) for times in done])
+        return cautious_mean(self.done)
+
+    def _happen(self, job: int, kind: int) -> None:
+        now = self.now
+        if kind == _SYNC:
+            self.done[job].append(now)
+        elif kind == _TAIL:
+            if self.rollouts[job].tail_at == now:
+                self.tails.append(self.rollouts[job])
+                self._move_tails()
+            return
+        elif kind == _ROLLOUT:
+            if self.rollouts[job].done_at != now:
+                return  # growth or a tail has moved its end
+            self._release(self.rollouts[job])
+            self.rolled[job] += 1
+        else:
+            self._release(self.trains[job])
+            sync_ms = self.jobs[job].sync_ms
+            if sync_ms:
+                heappush(self.heap, (now + sync_ms, job, _SYNC))
+                return
+            self.done[job].append(now)
+        self._go_on(job)
+
+    def _go_on(self, job: int) -> None:
+        """Requests whatever the job may do next."""
+        synced = len(self.done[job])
+        if self.trained[job] == synced < self.rolled[job]:
+            self.trained[job] += 1
+            self._request(self.trains[job])
+        rollout = self.rollouts[job]
+        if not rollout.busy and self.started[job] <= synced + self.jobs[job].staleness:
+            self.started[job] += 1
+            self._request(rollout)
+
+    def _request(self, run: _Run) -> None:
+        run.busy, run.left, run.rate = True, run.work, 0
+        if self.turns.request(run):
+            self._hold(run)
+        self._move_tails()
+
+    def _hold(self, run: _Run) -> None:
+        """The run has just got nodes: its first, or more of them."""
+        now = self.now
+        run.left -= run.rate * (now - run.since)
+        run.since, run.rate = now, len(run.held)
+        run.done_at = now - (-run.left // run.rate)
+        heappush(self.heap, (run.done_at, run.job, run.kind))
+        tail = self.jobs[run.job].tail
+        if tail is not None and run.kind == _ROLLOUT and tail.keep < len(run.nodes):
+            before = run.left - run.work + tail.bulk_ms * len(run.nodes)
+            if before > 0 or run.tail_at < 0:
+                run.tail_at = now - (-max(before, 0) // run.rate)
+                heappush(self.heap, (run.tail_at, run.job, _TAIL))
+
+    def _release(self, run: _Run) -> None:
+        run.busy, run.done_at, run.tail_at = False, -1, -1
+        if run in self.tails:
+            self.tails.remove(run)
+        for other, _ in self.turns.release(run):
+            self._hold(other)
+        self._move_tails()
+
+    def _move_tails(self) -> None:
+        for run in list(self.tails):
+            tail = self.jobs[run.job].tail
+            freed = self.turns.freed_by_tail(run, tail.keep) if tail is not None else ()
+            if freed:
+                self.tails.remove(run)
+                run.done_at += tail.move_ms if tail is not None else 0
+                heappush(self.heap, (run.done_at, run.job, run.kind))
+                for other, _ in self.turns.release(run, freed):
+                    self._hold(other)
+
+    def _state(self) -> object:
+        """All that decides the future, with times counted from now."""
+        now = self.now
+        runs = tuple(
+            (run.held, max(run.done_at - now, 0), max(run.tail_at - now, -1), run.tail) for run in self.turns.claims
+        )
+        growing = tuple(
+            (run.place, run.left - run.rate * (now - run.since))
+            for run in self.turns.claims
+            if 0 < len(run.held) < len(run.nodes)
+        )
+        waiting = tuple(tuple(run.place for run in queue) for queue in self.turns.queues.values())
+        syncing = tuple(sorted((at - now, job) for at, job, kind in self.heap if kind == _SYNC))
+        ahead = tuple(
+            (started - len(done), rolled - len(done), trained - len(done))
+            for started, rolled, trained, done in zip(self.started, self.rolled, self.trained, self.done, strict=True)
+        )
+        return runs, growing, waiting, syncing, ahead, self.turns.memory()
+
+    def _cycle(self, then: int, counts: list[int]) -> Played:
+        period = self.now - then
+        return Played(
+            tuple(period / 1000 / (len(times) - n) for times, n in zip(self.done, counts, strict=True)), exact=True
+        )
+
+
+def cautious_mean(done: list[list[int]]) -> Played:
+    """Iteration times from completions without a cycle: the mean of the second half and a part in n of its excess."""
+    means = []
+    for times in done:
+        half = times[min(len(times) // 2, len(times) - 2) :]
+        gaps = [after - before for before, after in pairwise(half)]
+        mean = sum(gaps) / len(gaps)
+        means.append((mean + (max(gaps) - mean) / len(gaps)) / 1000)
+    return Played(tuple(means), exact=False)

@@ -1,0 +1,148 @@
+"""A running job's seat in its group: one lane for each kind of phase, and how far its iterations have come."""
+
+from dataclasses import dataclass
+from math import inf
+
+from rollmux.errors import IllegalEvent
+from rollmux.mux.commands import Lease
+from rollmux.mux.job import JobSpec, PhaseKind
+from rollmux.mux.order import Claim
+from rollmux.mux.placed import Placement
+from rollmux.mux.transitions import HOLDING, Phase
+
+_ROLLOUT, _TRAIN = PhaseKind.ROLLOUT, PhaseKind.TRAIN
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a job has committed: rollouts, trainings and syncs done, and the time that they and the waiting took."""
+
+    rolled: int = 0
+    trained: int = 0
+    synced: int = 0
+    active_s: float = 0.0
+    since: float | None = None  # when the present attempt asked for its first phase, or synced last
+    elapsed_s: float = 0.0  # from then to the latest sync, and the same of earlier attempts
+    synced_since_launch: bool = False
+
+    def back_to_commit(self) -> None:
+        """An attempt ended: what it did after its last sync is lost."""
+        self.rolled = self.trained = self.synced
+        self.since = None
+        self.synced_since_launch = False
+
+    @property
+    def slowdown(self) -> float | None:
+        """Time taken over active time, so far: the slowdown that the SLO limits."""
+        return self.elapsed_s / self.active_s if self.active_s else None
+
+
+class Lane(Claim):
+    """One kind of phase of one job: its state, and its lease while it has one."""
+
+    __slots__ = (
+        "alone",
+        "asked",
+        "deadline",
+        "done",
+        "epoch",
+        "freeing",
+        "granted_by",
+        "iteration",
+        "keep",
+        "kind",
+        "load",
+        "seat",
+        "started_at",
+        "state",
+        "total",
+        "wanted",
+    )
+
+    def __init__(self, seat: "Seat", kind: PhaseKind, nodes: tuple[str, ...], number: int, elastic: bool) -> None:
+        super().__init__(nodes, (number, 0 if kind is _ROLLOUT else 1), elastic)
+        self.seat = seat
+        self.kind = kind
+        self.state = Phase.IDLE
+        self.iteration = self.epoch = -1
+        self.deadline = inf
+        self.started_at = 0.0
+        self.asked = 0  # the event that put it into line
+        self.granted_by = 0  # the event that led to the grant
+        self.done = self.total = 0  # responses of a rollout
+        self.freeing: tuple[str, ...] = ()  # nodes that a tail was told to free
+        self.load = self.keep = False
+        self.alone = True  # nobody else is pinned to these nodes
+        self.wanted = False  # asked for again while its state is being moved off
+
+    @property
+    def holding(self) -> bool:
+        return self.state in HOLDING
+
+    def lease(self) -> Lease:
+        seat = self.seat
+        return Lease(seat.job.id, seat.attempt, self.kind, self.iteration, self.epoch, self.held, self.load, self.keep)
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}({self.iteration}) of job {self.seat.job.id}"
+
+
+class Seat:
+    """A running attempt of a job in its group."""
+
+    __slots__ = ("attempt", "job", "lanes", "number", "placement", "progress")
+
+    def __init__(self, job: JobSpec, attempt: int, placement: Placement, number: int, progress: Progress) -> None:
+        self.job = job
+        self.attempt = attempt
+        self.placement = placement
+        self.number = number  # its rank among those who joined the group
+        self.progress = progress
+        self.lanes = {
+            _ROLLOUT: Lane(self, _ROLLOUT, placement.rollout, number, job.elastic_rollout),
+            _TRAIN: Lane(self, _TRAIN, placement.train, number, False),
+            PhaseKind.SYNC: Lane(self, PhaseKind.SYNC, (), number, False),
+        }
+
+    @property
+    def quiet(self) -> bool:
+        """Between iterations: nothing held or waited for, nothing rolled out that is not trained and synced."""
+        idle = all(lane.state in (Phase.IDLE, Phase.PARKED) for lane in self.lanes.values())
+        return idle and self.progress.rolled == self.progress.synced
+
+    def committed(self, kind: PhaseKind) -> int:
+        """How many phases of this kind are done."""
+        progress = self.progress
+        if kind is _ROLLOUT:
+            return progress.rolled
+        return progress.trained if kind is _TRAIN else progress.synced
+
+    def commit(self, kind: PhaseKind, started_at: float, now: float) -> None:
+        """One phase of this kind is done."""
+        progress = self.progress
+        progress.active_s += now - started_at
+        if kind is _ROLLOUT:
+            progress.rolled += 1
+        elif kind is _TRAIN:
+            progress.trained += 1
+        else:
+            progress.synced += 1
+            if progress.since is not None:
+                progress.elapsed_s += now - progress.since
+            progress.since = now
+            progress.synced_since_launch = True
+
+    def require_turn(self, kind: PhaseKind, iteration: int) -> None:
+        """I5: rollout(k) → train(k) → sync(k) → rollout(k+1), but for the staleness that the job declares."""
+        progress = self.progress
+        if kind is _ROLLOUT:
+            in_order = iteration == progress.rolled and iteration <= progress.synced + self.job.staleness
+        elif kind is _TRAIN:
+            in_order = iteration == progress.trained == progress.synced and iteration < progress.rolled
+        else:
+            in_order = iteration == progress.synced and iteration < progress.trained
+        if not in_order:
+            raise IllegalEvent(
+                f"job {self.job.id} asked for {kind.value}({iteration}) with {progress.rolled} rollouts, "
+                f"{progress.trained} trainings and {progress.synced} syncs done: phases of an iteration go in order"
+            )

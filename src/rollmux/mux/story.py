@@ -1,0 +1,43 @@
+"""What happened to a job and why, from the log: each line names the earlier line that it answers."""
+
+from collections.abc import Iterable
+
+from rollmux.mux.cluster_machine import Entry
+from rollmux.mux.commands import Command, Grant
+from rollmux.mux.events import Event, JobSubmitted, PhaseRequested
+
+
+def story(log: Iterable[Entry], job_id: str) -> list[str]:
+    """The job's history, oldest first: events, and below each the commands to this job that followed from it."""
+    lines = []
+    for entry in log:
+        commands = [command for command in entry.commands if _job_of(command) == job_id]
+        own = _job_of(entry.event) == job_id
+        if own or commands:
+            because = f", after {entry.cause}" if entry.cause else ""
+            lines.append(f"{entry.seq} at {entry.at:.3f} s{because}: {_tell(entry.event)}")
+            lines += [f"    {entry.seq}.{i}: {_tell(c)}" for i, c in enumerate(entry.commands) if c in commands]
+    return lines
+
+
+def _job_of(message: Event | Command) -> str | None:
+    if isinstance(message, JobSubmitted):
+        return message.job.id
+    if isinstance(message, Grant):
+        return message.lease.job_id
+    return getattr(message, "job_id", None)
+
+
+def _tell(message: Event | Command) -> str:
+    name = type(message).__name__
+    if isinstance(message, JobSubmitted):
+        return f"{name} {message.job.id}"
+    if isinstance(message, PhaseRequested):
+        return f"{name} {message.job_id} {message.kind.value}({message.iteration}), attempt {message.attempt}"
+    if isinstance(message, Grant):
+        lease = message.lease
+        nodes = f" on {', '.join(lease.nodes)}" if lease.nodes else ""
+        return f"{name} {lease.job_id} {lease.kind.value}({lease.iteration}){nodes}, lease {lease.epoch}"
+    parts = [f"{field}={getattr(message, field)!r}" for field in message.__dataclass_fields__ if field != "job_id"]
+    who = getattr(message, "job_id", "")
+    return " ".join([name, *([who] if who else []), *parts])

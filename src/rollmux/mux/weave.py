@@ -1,0 +1,345 @@
+"""One group at work: the state machine that grants its jobs' phases their nodes.
+
+Every lease is for nodes that nobody else holds, its epoch is higher than any before, and phases are served in the
+order that the group promises, but for the long tails that it moves aside. Illegal events raise and change nothing.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from rollmux.errors import IllegalEvent
+from rollmux.mux.commands import Command, Extend, Grant, Offload, Revoke, Shrink
+from rollmux.mux.events import (
+    Heartbeat,
+    PhaseEvent,
+    PhaseFailed,
+    PhaseFinished,
+    PhaseOffloaded,
+    PhaseProgressed,
+    PhaseRequested,
+    PhaseShrunk,
+    PhaseStarted,
+)
+from rollmux.mux.job import PhaseKind
+from rollmux.mux.order import Granted, Order, Turns, turns_for
+from rollmux.mux.seat import Lane, Seat
+from rollmux.mux.transitions import HOLDING, On, Phase, next_phase
+
+Commands = list[Command]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The counters that the whole cluster shares: the event at hand, and the last epoch."""
+
+    seq: int = 0
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a silent holder keeps its lease, and how long it then has to vanish before it is ended."""
+
+    lease_s: float = inf
+    drain_s: float = 10.0
+
+
+class Weave:
+    """The running jobs of one group."""
+
+    __slots__ = ("leases", "ledger", "seats", "tails", "timing", "turns")
+
+    def __init__(self, order: Order, ledger: Ledger, timing: Timing) -> None:
+        self.ledger = ledger
+        self.timing = timing
+        self.turns: Turns[Lane] = turns_for(order)
+        self.seats: dict[str, Seat] = {}
+        self.leases: dict[int, Lane] = {}
+        self.tails: list[Lane] = []  # rollouts whose tail may move as soon as that lets another job start
+
+    def join(self, now: float, seat: Seat) -> Commands:
+        """A job's processes are up: it takes part from now on."""
+        self.seats[seat.job.id] = seat
+        for lane in seat.lanes.values():
+            if lane.nodes:
+                self.turns.enter(lane)
+        out: Commands = []
+        self._meet_neighbours(now, out)
+        return out
+
+    def restore_leases(self) -> None:
+        """Makes anew what follows from the lanes."""
+        holding = [lane for seat in self.seats.values() for lane in seat.lanes.values() if lane.holding]
+        self.leases = {lane.epoch: lane for lane in sorted(holding, key=lambda lane: lane.epoch)}
+        self._count_neighbours()
+
+    def leave(self, now: float, job_id: str) -> Commands:
+        """A job's processes are gone, and with them whatever they held."""
+        seat = self.seats.pop(job_id)
+        out: Commands = []
+        for lane in seat.lanes.values():
+            self._end_lease(lane)
+            lane.state = next_phase(lane.state, On.GONE, lane)
+        self._serve(now, self.turns.leave([lane for lane in seat.lanes.values() if lane.nodes]), out)
+        self._meet_neighbours(now, out)
+        self._move_tails(out)
+        return out
+
+    def fence(self, now: float, job_id: str, reason: str) -> Commands:
+        """A job is to be stopped: it waits for nothing more, and what it holds is only to be given back."""
+        out: Commands = []
+        lanes = self.seats[job_id].lanes.values()
+        waiting = [lane for lane in lanes if lane.state is Phase.WAITING]
+        for lane in waiting:
+            lane.state = next_phase(lane.state, On.GONE, lane)
+        self._serve(now, self.turns.withdraw(waiting), out)
+        for lane in lanes:
+            if lane.holding and lane.state is not Phase.PARKED and lane.state is not Phase.FENCED:
+                self._fence(now, lane, reason, out)
+        self._move_tails(out)
+        return out
+
+    def fenced_until(self, job_id: str) -> list[float]:
+        """When the fenced phases of a job must be gone: a dead holder is waited for once, not anew."""
+        return [lane.deadline for lane in self.seats[job_id].lanes.values() if lane.state is Phase.FENCED]
+
+    def expire(self, now: float) -> tuple[Commands, list[str]]:
+        """Fences holders that have been silent too long; returns the jobs that did not vanish in time either."""
+        out: Commands = []
+        overdue = []
+        for lane in [lane for lane in self.leases.values() if lane.deadline <= now]:
+            if lane.state is Phase.FENCED:
+                overdue.append(lane.seat.job.id)
+            else:
+                self._fence(now, lane, "no sign of life from its holder", out)
+        return out, list(dict.fromkeys(overdue))
+
+    def handle(self, now: float, event: PhaseEvent) -> Commands | None:
+        """What follows from a message of a running job; None if it changes nothing."""
+        out = _HANDLERS[type(event)](self, now, event)
+        if self.tails and out is not None:
+            self._move_tails(out)
+        return out
+
+    def _lane_of(self, epoch: int, job_id: str) -> Lane | None:
+        """The lane that holds this lease; None where the lease is over (I7)."""
+        lane = self.leases.get(epoch)
+        if lane is None:
+            if 0 < epoch <= self.ledger.epoch:
+                return None
+            raise IllegalEvent(f"job {job_id} speaks of lease {epoch}, which was never granted")
+        if lane.seat.job.id != job_id:
+            raise IllegalEvent(f"job {job_id} speaks of lease {epoch}, which belongs to job {lane.seat.job.id}")
+        return lane
+
+    def _requested(self, now: float, event: PhaseRequested) -> Commands | None:
+        seat, kind, iteration = self.seats[event.job_id], event.kind, event.iteration
+        lane = seat.lanes[kind]
+        if 0 <= iteration < seat.committed(kind):
+            return None  # done before: a late repeat
+        state = lane.state
+        if state in HOLDING and state is not Phase.PARKED and iteration == lane.iteration and not lane.wanted:
+            if state is Phase.FENCED or state is Phase.OFFLOADING:
+                raise IllegalEvent(f"{lane} has lost its lease {lane.epoch}: give back its nodes before asking again")
+            return [Grant(lane.lease())]  # the same lease again: the first answer was lost
+        if iteration == lane.iteration and (state is Phase.WAITING or lane.wanted):
+            return None
+        seat.require_turn(kind, iteration)
+        following = next_phase(state, On.REQUEST, lane)
+        lane.iteration = iteration
+        if seat.progress.since is None:
+            seat.progress.since = now
+        out: Commands = []
+        if following is Phase.OFFLOADING:
+            lane.wanted = True
+        elif following is Phase.GRANTED:  # its state never left the nodes
+            self._end_lease(lane)
+            lane.rounds += 1
+            lane.asked = self.ledger.seq
+            self._grant(now, lane, out, load=False)
+        else:
+            self._wait(now, lane, out)
+        return out
+
+    def _wait(self, now: float, lane: Lane, out: Commands) -> None:
+        lane.state = Phase.WAITING
+        lane.asked = self.ledger.seq
+        if not lane.nodes or self.turns.request(lane):
+            self._grant(now, lane, out, load=True)
+
+    def _started(self, now: float, event: PhaseStarted) -> Commands | None:
+        lane = self._lane_of(event.epoch, event.job_id)
+        if lane is None or lane.state is not Phase.GRANTED:
+            return None  # late or repeated
+        lane.state = Phase.RUNNING
+        lane.started_at = now
+        lane.deadline = now + self.timing.lease_s
+        return []
+
+    def _progressed(self, now: float, event: PhaseProgressed) -> Commands | None:
+        done, total = event.done, event.total
+        if not 0 <= done <= total or total < 1:
+            raise IllegalEvent(f"job {event.job_id} says that {done} of {total} responses are done")
+        lane = self._lane_of(event.epoch, event.job_id)
+        if lane is None or lane.state is Phase.FENCED:
+            return None
+        following = next_phase(lane.state, On.PROGRESS, lane)
+        if done <= lane.done:
+            return None  # late: more is known already
+        lane.deadline = now + self.timing.lease_s
+        lane.done, lane.total = done, total
+        tail = lane.seat.job.tail
+        ripe = tail is not None and lane.kind is PhaseKind.ROLLOUT and done >= tail.trigger * total
+        if ripe and following is Phase.RUNNING and lane not in self.tails:
+            self.tails.append(lane)
+        return []
+
+    def _shrunk(self, now: float, event: PhaseShrunk) -> Commands | None:
+        lane = self._lane_of(event.epoch, event.job_id)
+        if lane is None or lane.state in (Phase.TAIL, Phase.FENCED):
+            return None
+        lane.state = next_phase(lane.state, On.SHRUNK, lane)
+        lane.deadline = now + self.timing.lease_s
+        freed, lane.freeing = lane.freeing, ()
+        out: Commands = []
+        self._serve(now, self.turns.release(lane, freed), out)
+        return out
+
+    def _finished(self, now: float, event: PhaseFinished) -> Commands | None:
+        lane = self._lane_of(event.epoch, event.job_id)
+        if lane is None or lane.state in (Phase.PARKED, Phase.OFFLOADING):
+            return None  # late or repeated
+        parks = lane.keep and (lane.state is Phase.RUNNING or lane.state is Phase.GRANTED)
+        following = next_phase(lane.state, On.PARK if parks else On.FINISH, lane)
+        if lane.state is not Phase.FENCED:  # what was done without a lease does not count
+            lane.seat.commit(lane.kind, now if lane.state is Phase.GRANTED else lane.started_at, now)
+        out: Commands = []
+        if following is Phase.PARKED:
+            lane.state = following
+            lane.deadline = inf
+            self._forget_tail(lane)
+            if not lane.alone:
+                self._evict(now, lane, out)
+            return out
+        self._give_back(now, lane, out)
+        return out
+
+    def _failed(self, now: float, event: PhaseFailed) -> Commands | None:
+        lane = self._lane_of(event.epoch, event.job_id)
+        if lane is None:
+            return None
+        next_phase(lane.state, On.FAIL, lane)
+        out: Commands = []
+        self._give_back(now, lane, out)
+        return out
+
+    def _offloaded(self, now: float, event: PhaseOffloaded) -> Commands | None:
+        lane = self._lane_of(event.epoch, event.job_id)
+        if lane is None:
+            return None
+        next_phase(lane.state, On.OFFLOADED, lane)
+        out: Commands = []
+        self._give_back(now, lane, out)
+        return out
+
+    def _heartbeat(self, now: float, event: Heartbeat) -> Commands | None:
+        lane = self._lane_of(event.epoch, event.job_id)
+        if lane is None or lane.state not in _RENEWABLE:
+            return None
+        lane.deadline = now + self.timing.lease_s
+        return []
+
+    def _grant(self, now: float, lane: Lane, out: Commands, load: bool) -> None:
+        ledger = self.ledger
+        ledger.epoch = epoch = ledger.epoch + 1
+        lane.state = Phase.GRANTED
+        lane.epoch = epoch
+        lane.granted_by = ledger.seq
+        lane.deadline = now + self.timing.lease_s
+        lane.done = lane.total = 0
+        lane.load = load and bool(lane.nodes)
+        lane.keep = lane.alone and bool(lane.nodes)
+        self.leases[epoch] = lane
+        out.append(Grant(lane.lease()))
+
+    def _give_back(self, now: float, lane: Lane, out: Commands) -> None:
+        """The lane holds nothing any more; whoever is next gets its nodes."""
+        self._end_lease(lane)
+        lane.state = Phase.IDLE
+        if lane.nodes:
+            if lane.iteration == lane.seat.committed(lane.kind) and not lane.wanted:
+                lane.rounds -= 1  # not done: in a strict order its turn is still due
+            self._serve(now, self.turns.release(lane), out)
+        if lane.wanted:
+            lane.wanted = False
+            self._wait(now, lane, out)
+
+    def _end_lease(self, lane: Lane) -> None:
+        self.leases.pop(lane.epoch, None)
+        lane.deadline = inf
+        lane.freeing = ()
+        self._forget_tail(lane)
+
+    def _forget_tail(self, lane: Lane) -> None:
+        if lane in self.tails:
+            self.tails.remove(lane)
+
+    def _serve(self, now: float, granted: list[Granted[Lane]], out: Commands) -> None:
+        for lane, nodes in granted:
+            if lane.state is Phase.WAITING:
+                self._grant(now, lane, out, load=True)
+            else:
+                out.append(Extend(lane.seat.job.id, lane.epoch, nodes))
+
+    def _fence(self, now: float, lane: Lane, reason: str, out: Commands) -> None:
+        epoch = lane.epoch
+        lane.state = next_phase(lane.state, On.EXPIRE, lane)
+        lane.wanted = False
+        self._forget_tail(lane)
+        lane.deadline = now + self.timing.drain_s
+        out.append(Revoke(lane.seat.job.id, epoch, reason))
+
+    def _evict(self, now: float, lane: Lane, out: Commands) -> None:
+        lane.state = next_phase(lane.state, On.EVICT, lane)
+        lane.deadline = now + min(self.timing.lease_s, self.timing.drain_s)
+        out.append(Offload(lane.seat.job.id, lane.epoch, lane.held))
+
+    def _meet_neighbours(self, now: float, out: Commands) -> None:
+        """Who is pinned beside whom has changed: state may stay on nodes only where nobody else is pinned."""
+        self._count_neighbours()
+        for lane in self.turns.claims:
+            if lane.state is Phase.PARKED and not lane.alone:
+                self._evict(now, lane, out)
+
+    def _count_neighbours(self) -> None:
+        pinned = Counter(node for lane in self.turns.claims for node in lane.nodes)
+        for lane in self.turns.claims:
+            lane.alone = all(pinned[node] == 1 for node in lane.nodes)
+
+    def _move_tails(self, out: Commands) -> None:
+        """Asks tails to move together where that lets another job start."""
+        for lane in list(self.tails):
+            tail = lane.seat.job.tail
+            freed = self.turns.freed_by_tail(lane, tail.keep_nodes(lane.total - lane.done)) if tail else ()
+            if freed:
+                self.tails.remove(lane)
+                lane.state = next_phase(lane.state, On.SHRINK, lane)
+                lane.freeing = freed
+                keep = tuple(node for node in lane.held if node not in freed)
+                out.append(Shrink(lane.seat.job.id, lane.epoch, keep, freed))
+
+
+_RENEWABLE = frozenset({Phase.GRANTED, Phase.RUNNING, Phase.SHRINKING, Phase.TAIL})
+
+_HANDLERS: dict[type, Callable[..., Commands | None]] = {
+    PhaseRequested: Weave._requested,
+    PhaseStarted: Weave._started,
+    PhaseProgressed: Weave._progressed,
+    PhaseShrunk: Weave._shrunk,
+    PhaseFinished: Weave._finished,
+    PhaseFailed: Weave._failed,
+    PhaseOffloaded: Weave._offloaded,
+    Heartbeat: Weave._heartbeat,
+}

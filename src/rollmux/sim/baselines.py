@@ -1,0 +1,150 @@
+"""Published and simple ways to share a cluster, to compare with. Each is a policy like any other.
+
+- `solo`: nodes of its own for every job, in both pools;
+- `colocated`: nodes of its own in the training pool alone, where it also rolls out, as fast as memory bandwidth allows;
+- `gavel`: jobs share nodes by fractions of time, without weaving their phases (Gavel+ in the RollMux paper);
+- `random`: any of the places that work without new nodes, drawn by lot;
+- `most-idle`: of these places the one that leaves the most free time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from rollmux.mux.forecast import TOLERANCE, Forecast, Forecaster
+from rollmux.mux.group import Group
+from rollmux.mux.hardware import Cluster
+from rollmux.mux.job import JobSpec, PhaseSpec
+from rollmux.mux.order import Order
+from rollmux.mux.placed import Member, Placement
+from rollmux.mux.plan import Decision, Plan, Trail, Verdict
+from rollmux.mux.policies.attempt import choices, packed, place_alone, refusal, widening, works
+from rollmux.mux.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Solo:
+    """A group of its own for every job."""
+
+    forecaster: Forecaster = field(default_factory=Forecaster, compare=False)
+    name: str = "solo"
+    max_group: int = 1
+
+    def place(self, job: JobSpec, snapshot: Snapshot) -> Decision:
+        trail = Trail()
+        plan = place_alone(job, snapshot, Order.FIFO, self.forecaster, trail)
+        if plan is not None:
+            trail.add(refusal(plan, Verdict.TAKEN))
+        return Decision.of(job, self.name, plan, trail)
+
+
+@dataclass(frozen=True)
+class AnyPlace:
+    """Packs without new nodes where that works; which of the places, its heirs say."""
+
+    seed: int = 0
+    max_group: int = 5
+    forecaster: Forecaster = field(default_factory=Forecaster, compare=False)
+    name: str = "any"
+
+    def place(self, job: JobSpec, snapshot: Snapshot) -> Decision:
+        trail = Trail()
+        plan = None
+        for candidate in self.in_order(list(self._candidates(job, snapshot)), job):
+            if works(candidate, snapshot, self.forecaster, trail):
+                plan = candidate
+                break
+        if plan is None:
+            plan = place_alone(job, snapshot, Order.FIFO, self.forecaster, trail)
+        if plan is not None:
+            trail.add(refusal(plan, Verdict.TAKEN))
+        return Decision.of(job, self.name, plan, trail)
+
+    def in_order(self, plans: list[Plan], job: JobSpec) -> list[Plan]:
+        raise NotImplementedError
+
+    def _candidates(self, job: JobSpec, snapshot: Snapshot) -> Iterator[Plan]:
+        added = widening(snapshot, 0, 0)
+        assert added is not None
+        for group in snapshot.groups.values():
+            if len(group.members) >= self.max_group or group.id in snapshot.frozen:
+                continue
+            if len(group.rollout_nodes) < job.rollout.nodes or len(group.train_nodes) < job.train.nodes:
+                continue
+            for train in choices(group.train_nodes, group.uses, job.train.nodes):
+                for rollout in choices(group.rollout_nodes, group.uses, job.rollout.nodes):
+                    yield packed(group, Member.of(job, Placement(rollout, train)), added, snapshot)
+
+
+@dataclass(frozen=True)
+class RandomPlace(AnyPlace):
+    """Draws lots; the same job in the same cluster always draws the same."""
+
+    name: str = "random"
+
+    def in_order(self, plans: list[Plan], job: JobSpec) -> list[Plan]:
+        Random(f"{self.seed}/{job.id}").shuffle(plans)
+        return plans
+
+
+@dataclass(frozen=True)
+class MostIdle(AnyPlace):
+    """The emptiest group first."""
+
+    name: str = "most-idle"
+
+    def in_order(self, plans: list[Plan], job: JobSpec) -> list[Plan]:
+        return sorted(plans, key=lambda plan: -sum(plan.group.free_shares))
+
+
+class SliceForecaster(Forecaster):
+    """Jobs that take turns as wholes: while one has the nodes, in rollout or training, the others wait.
+
+    Each gets the share that its SLO asks for, and what is left over is shared in proportion.
+    """
+
+    def forecast(self, group: Group) -> Forecast:
+        asked = sum(1 / member.job.slo for member in group.members)
+        return Forecast(tuple(member.job.solo_s * member.job.slo * asked for member in group.members), exact=True)
+
+    def late(self, group: Group) -> tuple[Member, float] | None:
+        times = self.forecast(group).iteration_s
+        worst = max(zip(group.members, times, strict=True), key=lambda pair: pair[1] / pair[0].limit_s)
+        return worst if worst[1] > worst[0].limit_s * (1 + TOLERANCE) else None
+
+
+@dataclass(frozen=True)
+class Gavel(AnyPlace):
+    """Whole jobs share nodes by fractions of time; the fullest group that has the fraction left."""
+
+    forecaster: Forecaster = field(default_factory=SliceForecaster, compare=False)
+    name: str = "gavel"
+
+    def in_order(self, plans: list[Plan], job: JobSpec) -> list[Plan]:
+        return sorted(plans, key=lambda plan: -sum(1 / member.job.slo for member in plan.group.members))
+
+
+def on_training_nodes(job: JobSpec, cluster: Cluster) -> JobSpec:
+    """The job with its rollouts on training nodes: as much slower or faster as their memory bandwidth is.
+
+    Its phases take turns there, so that nothing overlaps, and moving their state is a part of them.
+    """
+    rollout, train = cluster.rollout.node_type, cluster.train.node_type
+    ratio = (rollout.hbm_bytes_per_s / train.hbm_bytes_per_s) if train.hbm_bytes_per_s else 1.0
+    job = job.resolve(cluster)
+    ratio *= job.rollout.nodes * rollout.gpus / (job.train.nodes * train.gpus)
+    tail = job.tail and replace(job.tail, bulk_s=job.tail.bulk_s * ratio)
+    there = replace(_with_switches(job.rollout, ratio), nodes=job.train.nodes)
+    return replace(job, rollout=there, train=_with_switches(job.train), tail=tail, staleness=0)
+
+
+def _with_switches(phase: PhaseSpec, ratio: float = 1.0) -> PhaseSpec:
+    """The phase so much slower. On nodes that it shares with its job's other phase it is never without its switches."""
+    measured_s = None if phase.measured_s is None else phase.measured_s * ratio + phase.switch_s
+    duration_s = phase.duration_s * ratio + phase.switch_s
+    return replace(phase, duration_s=duration_s, measured_s=measured_s, load_s=0.0, offload_s=0.0)
+
+
+def training_only(cluster: Cluster) -> Cluster:
+    """The cluster that co-located jobs see: one pool for both phases."""
+    return Cluster(cluster.train, cluster.train)

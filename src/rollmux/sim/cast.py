@@ -1,0 +1,370 @@
+"""Jobs and machines that do exactly what they are told, in virtual time.
+
+The cast plays everything outside the controller: nodes that come when asked for, launchers, and jobs whose phases take
+the time that their spec plans, or that a script says. It answers each command with the events that a faithful shell
+would send. What happens at one instant happens in the order of submission, then of phases, then of planning.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from math import ceil, inf
+from time import perf_counter
+from typing import Protocol
+
+from rollmux.mux import commands as cmd
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.job import JobSpec, PhaseKind
+from rollmux.mux.transitions import Job
+
+_ROLLOUT, _TRAIN, _SYNC = PhaseKind.ROLLOUT, PhaseKind.TRAIN, PhaseKind.SYNC
+_STEP = {_ROLLOUT: 0, _TRAIN: 1, _SYNC: 2}
+
+Takes = Callable[[JobSpec, PhaseKind, int], float]
+
+
+class Observer(Protocol):
+    """Somebody in the audience."""
+
+    def heard(self, now: float, event: ev.Event, commands: tuple[cmd.Command, ...], took_s: float) -> None:
+        """The machine was told of an event, and it took so long (in real time) to answer with these commands."""
+
+    def used(
+        self, lease: cmd.Lease, nodes: tuple[str, ...], start_s: float, end_s: float, *, first: bool, last: bool
+    ) -> None:
+        """Nodes were at work for a lease; `first` and `last` say whether it began and ended with that."""
+
+
+def as_planned(job: JobSpec, kind: PhaseKind, iteration: int) -> float:
+    """How long a phase takes where nothing else is said: exactly as long as its spec plans."""
+    return job.sync_s if kind is _SYNC else job.phase(kind).planned_s
+
+
+@dataclass(slots=True)
+class Act:
+    """A phase under way: node-seconds left at `since`, and the nodes at work from then on."""
+
+    lease: cmd.Lease
+    left: float
+    bulk: float  # node-seconds left when the tail begins
+    nodes: tuple[str, ...]
+    since: float
+    takes_s: float  # without switching
+    ends_at: float = inf
+    fresh: bool = True  # its nodes have not changed yet
+
+
+class Actor:
+    """One attempt of a job: what it has done, asked for, and is doing."""
+
+    __slots__ = ("active_s", "acts", "asked", "attempt", "job", "kept", "rank", "rolled", "synced", "trained")
+
+    def __init__(self, job: JobSpec, rank: int, attempt: int, synced: int) -> None:
+        self.job, self.rank, self.attempt = job, rank, attempt
+        self.rolled = self.trained = self.synced = synced
+        self.asked = dict.fromkeys(PhaseKind, synced)
+        self.acts: dict[int, Act] = {}
+        self.active_s = 0.0  # in phases since the last sync
+        self.kept: dict[PhaseKind, cmd.Lease] = {}  # the latest whose state may stay on the nodes
+
+
+class Cast:
+    """Drives a machine through virtual time.
+
+    A node comes `provision_s` after it was asked for, a job's processes are there `launch_s` after their launch, and
+    those of a later attempt `restart_s` after it, where the job does not say.
+    """
+
+    actor_type: type[Actor] = Actor
+
+    def __init__(
+        self,
+        machine: ClusterMachine,
+        provision_s: float = 0.0,
+        launch_s: float = 0.0,
+        restart_s: float | None = None,
+        takes: Takes = as_planned,
+        observer: Observer | None = None,
+    ) -> None:
+        self.machine = machine
+        self.provision_s, self.launch_s = provision_s, launch_s
+        self.restart_s = launch_s if restart_s is None else restart_s
+        self.takes, self.observer = takes, observer
+        self.now = 0.0
+        self.actors: dict[str, Actor] = {}
+        self.specs: dict[str, JobSpec] = {}
+        self.ranks: dict[str, int] = {}
+        self.coming = 0  # jobs that are still to be submitted
+        self.started: dict[str, float] = {}  # when each job first ran
+        self.active_s: dict[str, float] = {}  # in the phases of complete iterations
+        self.ended: dict[str, float] = {}  # when each job finished or was dismissed
+        self.completed: dict[str, list[float]] = {}  # when each iteration of each job was complete
+        self.history: list[tuple[float, ev.Event, tuple[cmd.Command, ...]]] = []
+        self.keep_history = False
+        self._heap: list[tuple[float, int, int, int, Callable[[], None]]] = []
+        self._number = 0
+
+    def submit(self, at: float, job: JobSpec) -> None:
+        """The job arrives at this time."""
+        rank = self.ranks[job.id] = len(self.specs)
+        self.specs[job.id] = job
+        self.completed[job.id] = []
+        self.coming += 1
+
+        def come() -> None:
+            self.coming -= 1
+            self.tell(ev.JobSubmitted(job))
+
+        self._later(at, rank, -1, come)
+
+    def dismiss(self, at: float, job_id: str) -> None:
+        """The job goes at this time, whatever it has done by then."""
+
+        def go() -> None:
+            record = self.machine.state.jobs.get(job_id)
+            if record is None:
+                return
+            self.ended[job_id] = self.now
+            if record.state is Job.RUNNING:
+                self._leave_stage(job_id)
+                self.tell(ev.JobFinished(job_id, record.attempt))
+            else:
+                self.tell(ev.JobCancelled(job_id))
+
+        self._later(at, self.ranks[job_id], 4, go)
+
+    def lose(self, node: str, back_after_s: float | None = None) -> None:
+        """A node is lost now; it may come back."""
+        pool = self.machine.state.book.nodes[node].pool
+        self.tell(ev.NodeLost(node))
+        if back_after_s is not None:
+            self._later(self.now + back_after_s, -1, 0, lambda: self.tell(ev.NodeJoined(node, pool)))
+
+    def fail(self, job_id: str, reason: str) -> None:
+        """A running job's processes end now with its work undone."""
+        attempt = self.actors[job_id].attempt
+        self._leave_stage(job_id)
+        self.tell(ev.JobFailed(job_id, attempt, reason))
+
+    def at(self, at_s: float, happen: Callable[[], None]) -> None:
+        """Something of another kind happens then."""
+        self._later(at_s, -1, -1, happen)
+
+    def done(self, job_id: str) -> int:
+        """Iterations that the job has completed."""
+        return len(self.completed[job_id])
+
+    def iteration_s(self, job_id: str) -> float:
+        """The mean time of its iterations since it first ran; 0 where it has done none."""
+        completed = self.completed[job_id]
+        return (completed[-1] - self.started[job_id]) / len(completed) if completed else 0.0
+
+    @property
+    def over(self) -> bool:
+        """Every job has come and gone."""
+        return not self.coming and not self.machine.state.jobs
+
+    @property
+    def to_come(self) -> int:
+        """How much is still planned to happen."""
+        return len(self._heap)
+
+    def run(self, until: float = inf, happenings: int | None = None) -> None:
+        """Lets time pass until nothing is left to happen, or a time or a number of happenings is reached."""
+        heap = self._heap
+        while heap and heap[0][0] <= until and happenings != 0:
+            self.now, _, _, _, happen = heappop(heap)
+            happen()
+            if happenings is not None:
+                happenings -= 1
+        if until < inf:
+            self.now = max(self.now, until)
+
+    def tell(self, event: ev.Event) -> None:
+        """An event reaches the machine, and its commands are carried out."""
+        start_s = perf_counter()
+        commands = self.machine.handle(self.now, event)
+        if self.observer is not None:
+            self.observer.heard(self.now, event, commands, perf_counter() - start_s)
+        if self.keep_history:
+            self.history.append((self.now, event, commands))
+        for command in commands:
+            do = _DO.get(type(command))
+            if do is not None:
+                do(self, command)
+
+    def _later(self, at: float, rank: int, step: int, happen: Callable[[], None]) -> None:
+        self._number += 1
+        heappush(self._heap, (at, rank, step, self._number, happen))
+
+    def _provision(self, command: cmd.Provision) -> None:
+        joined = ev.NodeJoined(command.node, command.pool)
+        self._later(self.now + self.provision_s, -1, 0, lambda: self.tell(joined))
+
+    def _launch(self, command: cmd.Launch) -> None:
+        job_id, attempt = command.job_id, command.attempt
+        rank, synced = self.ranks[job_id], self.machine.state.jobs[job_id].progress.synced
+        self.actors[job_id] = actor = self.actor_type(self.specs[job_id], rank, attempt, synced)
+
+        def start() -> None:
+            if self.actors.get(job_id) is actor:
+                self.started.setdefault(job_id, self.now)
+                self.tell(ev.JobStarted(job_id, attempt))
+                self._go_on(actor)
+
+        self._later(self.now + self._launch_takes(actor.job, attempt), rank, -1, start)
+
+    def _launch_takes(self, job: JobSpec, attempt: int) -> float:
+        return self.launch_s if attempt == 1 else job.cold_start_s or self.restart_s
+
+    def _stop(self, command: cmd.Stop) -> None:
+        if self._leave_stage(command.job_id):
+            gone = ev.JobStopped(command.job_id, command.attempt)
+            self._later(self.now, self.ranks[command.job_id], 3, lambda: self.tell(gone))
+
+    def _leave_stage(self, job_id: str) -> bool:
+        """The job's processes end, whatever they are doing; False where there are none."""
+        actor = self.actors.pop(job_id, None)
+        if actor is None:
+            return False
+        for act in actor.acts.values():
+            self._used(act)
+        actor.acts.clear()
+        return True
+
+    def _used(self, act: Act, last: bool = False) -> None:
+        """Nodes were at work from when they last changed until now."""
+        if self.observer is not None and act.nodes and self.now > act.since:
+            self.observer.used(act.lease, act.nodes, act.since, self.now, first=act.fresh, last=last)
+        act.fresh = False
+
+    def _go_on(self, actor: Actor) -> None:
+        """The job asks for whatever it may do next."""
+        if self.actors.get(actor.job.id) is not actor:
+            return
+        if actor.trained == actor.synced < actor.rolled:
+            self._ask(actor, _TRAIN, actor.trained)
+        last = actor.job.iterations
+        if actor.rolled <= actor.synced + actor.job.staleness and (last is None or actor.rolled < last):
+            self._ask(actor, _ROLLOUT, actor.rolled)
+
+    def _ask(self, actor: Actor, kind: PhaseKind, iteration: int) -> None:
+        if actor.asked[kind] == iteration:
+            actor.asked[kind] = iteration + 1
+            self.tell(ev.PhaseRequested(actor.job.id, actor.attempt, kind, iteration))
+
+    def _grant(self, command: cmd.Grant) -> None:
+        lease = command.lease
+        actor = self.actors[lease.job_id]
+        job, kind, epoch = actor.job, lease.kind, lease.epoch
+        if lease.keep:
+            actor.kept[kind] = lease
+        self.tell(ev.PhaseStarted(job.id, epoch))
+        takes_s = self.takes(job, kind, lease.iteration)
+        if kind is _SYNC:
+            actor.acts[epoch] = act = Act(lease, takes_s, 0.0, (), self.now, takes_s)
+        else:
+            phase = job.phase(kind)
+            load_s = phase.load_s if lease.load else 0.0
+            held_s = load_s + takes_s + (0.0 if lease.keep else phase.offload_s)
+            bulk_s = job.tail.bulk_s * takes_s / phase.duration_s if job.tail else held_s
+            nodes = max(phase.nodes, len(lease.nodes))  # more nodes than it wants make no phase faster
+            actor.acts[epoch] = act = Act(
+                lease, held_s * nodes, (held_s - load_s - bulk_s) * nodes, lease.nodes, self.now, takes_s
+            )
+        self._plan_end(actor, act)
+
+    def _plan_end(self, actor: Actor, act: Act) -> None:
+        at_work = len(act.nodes) or 1
+        act.ends_at = ends_at = self.now + act.left / at_work
+
+        def end() -> None:
+            if act.ends_at == ends_at and actor.acts.get(act.lease.epoch) is act:
+                self._end(actor, act)
+
+        if ends_at == self.now and act.lease.kind is _SYNC:
+            end()  # a sync that takes no time is part of the training's end
+            return
+        self._later(ends_at, actor.rank, _STEP[act.lease.kind], end)
+        if actor.job.tail is not None and act.lease.kind is _ROLLOUT and act.left >= act.bulk:
+            self._later(self.now + (act.left - act.bulk) / at_work, actor.rank, 3, lambda: self._tail(actor, act))
+
+    def _tail(self, actor: Actor, act: Act) -> None:
+        tail = actor.job.tail
+        reached = act.left - len(act.nodes) * (self.now - act.since) <= act.bulk + 1e-6
+        if tail is not None and reached and actor.acts.get(act.lease.epoch) is act:
+            done = ceil(tail.trigger * tail.requests)
+            self.tell(ev.PhaseProgressed(actor.job.id, act.lease.epoch, done, tail.requests))
+
+    def _end(self, actor: Actor, act: Act) -> None:
+        job_id, kind = actor.job.id, act.lease.kind
+        del actor.acts[act.lease.epoch]
+        self._used(act, last=True)
+        actor.active_s += act.takes_s
+        if kind is _ROLLOUT:
+            actor.rolled += 1
+        elif kind is _TRAIN:
+            actor.trained += 1
+        else:
+            actor.synced += 1
+            self.completed[job_id].append(self.now)
+            self.active_s[job_id] = self.active_s.get(job_id, 0.0) + actor.active_s
+            actor.active_s = 0.0
+        self.tell(ev.PhaseFinished(job_id, act.lease.epoch))
+        if kind is _TRAIN:
+            self._ask(actor, _SYNC, actor.synced)
+        elif actor.synced == actor.job.iterations and job_id in self.actors:
+            self._finish(actor)
+        else:
+            self._go_on(actor)
+
+    def _finish(self, actor: Actor) -> None:
+        job_id = actor.job.id
+        del self.actors[job_id]
+        self.ended[job_id] = self.now
+        self.tell(ev.JobFinished(job_id, actor.attempt))
+
+    def _extend(self, command: cmd.Extend) -> None:
+        actor = self.actors[command.job_id]
+        act = actor.acts[command.epoch]
+        self._used(act)
+        act.left -= len(act.nodes) * (self.now - act.since)
+        act.since, act.nodes = self.now, act.nodes + command.nodes
+        self._plan_end(actor, act)
+
+    def _shrink(self, command: cmd.Shrink) -> None:
+        actor = self.actors[command.job_id]
+        act = actor.acts[command.epoch]
+        self._used(act)
+        # The tail is as long on fewer nodes: it is bound by its longest responses.
+        left_s = (act.left - len(act.nodes) * (self.now - act.since)) / len(act.nodes)
+        left_s += actor.job.tail.move_s if actor.job.tail else 0.0
+        act.left, act.nodes, act.since, act.bulk = left_s * len(command.keep), command.keep, self.now, inf
+        self._plan_end(actor, act)
+        self.tell(ev.PhaseShrunk(command.job_id, command.epoch))
+
+    def _offload(self, command: cmd.Offload) -> None:
+        actor = self.actors[command.job_id]
+        lease = next(lease for lease in actor.kept.values() if lease.epoch == command.epoch)
+        began_s = self.now
+
+        def offloaded() -> None:
+            here = self.actors.get(command.job_id) is actor
+            if self.observer is not None and here and self.now > began_s:
+                last = replace(lease, keep=False)
+                self.observer.used(last, command.nodes, began_s, self.now, first=False, last=True)
+            self.tell(ev.PhaseOffloaded(command.job_id, command.epoch))
+
+        self._later(self.now + actor.job.phase(lease.kind).offload_s, actor.rank, 3, offloaded)
+
+
+_DO: dict[type, Callable[..., None]] = {
+    cmd.Provision: Cast._provision,
+    cmd.Launch: Cast._launch,
+    cmd.Stop: Cast._stop,
+    cmd.Grant: Cast._grant,
+    cmd.Extend: Cast._extend,
+    cmd.Shrink: Cast._shrink,
+    cmd.Offload: Cast._offload,
+}

@@ -1,0 +1,198 @@
+"""Clusters in YAML files (JSON is a part of YAML): a pool for rollouts and one for training, or one for both.
+
+Memory is GB, bandwidth TB/s, GB/s or Gbit/s, as data sheets have it. Every problem of a file is reported at once, in
+the words and the units of the file.
+"""
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rollmux.errors import InvalidSpec, Problem
+from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
+from rollmux.mux.validation import cluster_problems
+
+ROLES = ("rollout", "train")
+SHARED = "shared"
+
+# What stands in for a node, or for a part of one, that can't be read, while the rest is checked. It breaks no limit.
+_SOUND = NodeType("node", gpus=1, usd_per_gpu_hour=0.0, hbm_bytes_per_gpu=0, host_memory_bytes=10**6 * GB)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a node, and its field in `NodeType`.
+
+    A measure has a `unit`, what one of the file is there, and is checked from `low` to `high` of its own unit. The
+    others are checked with the whole cluster.
+    """
+
+    target: str
+    meaning: str
+    needed: bool = False
+    unit: float | None = None
+    low: float = 0.0
+    high: float = 1e6
+
+
+NODE_KEYS = {
+    "name": Key("name", "what the machine is called", needed=True),
+    "gpus": Key("gpus", "how many GPUs it has", needed=True),
+    "usd_per_gpu_hour": Key("usd_per_gpu_hour", "what an hour of a GPU costs", needed=True),
+    "hbm_gb": Key("hbm_bytes_per_gpu", "memory of one GPU in GB", needed=True, unit=GB),
+    "host_memory_gb": Key("host_memory_bytes", "memory of the host in GB", needed=True, unit=GB, low=1.0),
+    "host_reserve_gb": Key("host_reserve_bytes", "host memory in GB that jobs may not fill", unit=GB, high=1e6 - 1),
+    "hbm_tb_per_s": Key("hbm_bytes_per_s", "memory bandwidth of one GPU in TB/s", unit=1e12),
+    "host_link_gb_per_s": Key("host_link_bytes_per_s", "bandwidth between host and GPU in GB/s", unit=1e9),
+    "network_gbps": Key("network_bytes_per_s", "network bandwidth in Gbit/s", unit=1e9 / 8),
+}
+POOL_KEYS = {
+    "node": "the machine: its name, gpus, price and memory",
+    "on_demand": "whether machines are rented as needed",
+    "max_nodes": "how many there are, or may be rented",
+}
+CLUSTER_KEYS = {
+    "rollout": "the pool that rollouts run on",
+    "train": "the pool that training runs on",
+    SHARED: "one pool for both, in place of the other two",
+}
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """The cluster of a YAML file, or InvalidSpec with all that is wrong."""
+    path = Path(path)
+    subject = f"cluster file {str(path)!r}"
+    read = _Read()
+    cluster = read.cluster(_content(path, subject))
+    if read.problems:
+        raise InvalidSpec(subject, tuple(read.problems.values()))
+    return cluster
+
+
+# -- the text --------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data only, and no key twice: YAML would keep the last one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _content(path: Path, subject: str) -> object:
+    with path.open(encoding="utf-8-sig") as file:
+        try:
+            # A subclass of the safe loader. ValueError: dates and numbers that YAML takes for such, and bad UTF-8.
+            return yaml.load(file, _Loader)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            problem = Problem("content", " ".join(str(error).split()), "well-formed YAML in UTF-8", "mend it there")
+            raise InvalidSpec(subject, (problem,)) from error
+
+
+# -- what it says ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Read:
+    """Reads a file's content, and collects its problems by path. Where a value is bad something harmless stands in."""
+
+    problems: dict[str, Problem] = field(default_factory=dict)
+    values: dict[str, object] = field(default_factory=dict)
+
+    def report(self, path: str, value: object, limit: str, remedy: str) -> None:
+        self.problems.setdefault(path, Problem(path, value, limit, remedy))
+
+    def cluster(self, content: object) -> Cluster:
+        found = self._part("", content, CLUSTER_KEYS)
+        if SHARED in found:
+            for role in ROLES:
+                if role in found:
+                    self.report(role, found[role], f"absent beside {SHARED}", "describe one pool for both or two")
+            pool = self._pool(SHARED, found[SHARED])
+            cluster, places = Cluster(pool, pool), dict.fromkeys(ROLES, SHARED)
+        else:
+            missing = [f"{role} ({CLUSTER_KEYS[role]})" for role in ROLES if role not in found]
+            if missing and isinstance(content, dict):
+                limit = f"with {' and '.join(ROLES)}, or with {SHARED}"
+                self.report("the file", list(content), limit, f"add {', '.join(missing)}")
+            rollout, train = (self._pool(role, found[role]) if role in found else Pool(role, _SOUND) for role in ROLES)
+            cluster, places = Cluster(rollout, train), {role: role for role in ROLES}
+        self._check(cluster, places)
+        return cluster
+
+    def _part(self, path: str, value: object, known: dict[str, Any]) -> dict[str, Any]:
+        """The keys of a part that it may have."""
+        if not isinstance(value, dict):
+            self.report(path or "the file", value, f"keys and values: {', '.join(known)}", "see examples/cluster.yaml")
+            return {}
+        for key in value:
+            if key not in known:
+                nearest = get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
+                self.report(
+                    f"{_below(path)}{key}", value[key], f"one of {', '.join(known)}", f"the nearest is {nearest}"
+                )
+        return {key: each for key, each in value.items() if key in known}
+
+    def _pool(self, path: str, value: object) -> Pool:
+        """A pool by the name of its place in the file."""
+        found = self._part(path, value, POOL_KEYS)
+        if "node" in found:
+            node = self._node(f"{path}.node", found["node"])
+        else:
+            node = _SOUND
+            if isinstance(value, dict):
+                self.report(path, list(value), "with a node", f"add node: {POOL_KEYS['node']}")
+        on_demand, max_nodes = found.get("on_demand", True), found.get("max_nodes")
+        self.values[f"{path}.on_demand"], self.values[f"{path}.max_nodes"] = on_demand, max_nodes
+        if on_demand is False and max_nodes is None:
+            limit = "given where on_demand is false: those machines are there"
+            self.report(f"{path}.max_nodes", max_nodes, limit, "say how many machines the pool has")
+        return Pool(path, node, on_demand, max_nodes)
+
+    def _node(self, path: str, value: object) -> NodeType:
+        found = self._part(path, value, NODE_KEYS)
+        missing = [name for name, key in NODE_KEYS.items() if key.needed and name not in found]
+        if missing and isinstance(value, dict):
+            meanings = ", ".join(f"{name} ({NODE_KEYS[name].meaning})" for name in missing)
+            self.report(path, list(value), f"with {', '.join(missing)}", f"add {meanings}")
+        node: dict[str, Any] = {}
+        for name, key in NODE_KEYS.items():
+            node[key.target] = getattr(_SOUND, key.target)
+            if name in found:
+                self.values[f"{path}.{name}"] = found[name]
+                node[key.target] = self._value(f"{path}.{name}", found[name], key)
+        if node["host_reserve_bytes"] >= node["host_memory_bytes"]:
+            limit = f"below host_memory_gb = {found['host_memory_gb']}"
+            self.report(f"{path}.host_reserve_gb", found["host_reserve_gb"], limit, "lower the reserve")
+        return NodeType(**node)
+
+    def _value(self, path: str, value: Any, key: Key) -> Any:
+        """What a key of a node says: a measure as whole bytes, or as bytes per second."""
+        if key.unit is None:
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool) and key.low <= value <= key.high:
+            return round(value * key.unit) if isinstance(getattr(_SOUND, key.target), int) else value * key.unit
+        limit = f"a number from {key.low:g} to {key.high:g}"
+        self.report(path, value, limit, f"give the {key.meaning}, in digits and without quotes")
+        return getattr(_SOUND, key.target)
+
+    def _check(self, cluster: Cluster, places: dict[str, str]) -> None:
+        """What the check of clusters finds, said of the keys of the file."""
+        names = {key.target: f"node.{name}" for name, key in NODE_KEYS.items()}
+        for problem in cluster_problems(cluster):
+            _, role, *rest = problem.path.split(".")
+            path = ".".join([places[role], names.get(rest[-1], rest[-1])])
+            self.report(path, self.values.get(path, problem.value), problem.limit, problem.remedy)
+
+
+def _below(path: str) -> str:
+    return f"{path}." if path else ""

@@ -1,0 +1,77 @@
+"""Faults on demand: nodes that are lost and jobs that fail, at seeded random times."""
+
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from rollmux.mux.transitions import Job
+from rollmux.sim.cast import Cast
+from rollmux.sim.workload import HOUR_S
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Mean hours between losses of one node and between failures of one job; None for never.
+
+    Machines of a fixed pool are back after `repair_h`. Rented ones are replaced by others.
+    """
+
+    node_mtbf_h: float | None = None
+    job_mtbf_h: float | None = None
+    repair_h: float = 1.0
+
+
+def strike(cast: Cast, faults: Faults, seed: int) -> None:
+    """Sets the faults going, once all jobs are submitted. Each kind comes as often as its victims are many."""
+    book = cast.machine.state.book
+    jobs = cast.machine.state.jobs
+    specs = cast.specs.values()
+
+    def lose_node(rng: Random) -> None:
+        node = rng.choice(sorted(book.nodes))
+        pool = next(pool for pool in cast.machine.state.cluster.pools if pool.name == book.nodes[node].pool)
+        cast.lose(node, None if pool.on_demand else faults.repair_h * HOUR_S)
+
+    def fail_job(rng: Random) -> None:
+        running = sorted(name for name, record in jobs.items() if record.state is Job.RUNNING)
+        if running:
+            cast.fail(rng.choice(running), "struck down by the simulator")
+
+    # A job that moves has two places for a while.
+    most_nodes = len(book.nodes) + 2 * sum(spec.rollout.nodes + spec.train.nodes for spec in specs)
+    kinds: list[_Kind] = []
+    if faults.node_mtbf_h is not None:
+        kinds.append(_Kind(Random(f"{seed}/nodes"), faults.node_mtbf_h, book.nodes, most_nodes, lose_node))
+    if faults.job_mtbf_h is not None:
+        kinds.append(_Kind(Random(f"{seed}/jobs"), faults.job_mtbf_h, jobs, len(specs), fail_job))
+    going = len(kinds)
+
+    def plan(kind: _Kind) -> None:
+        rate = kind.most / (kind.mtbf_h * HOUR_S)
+        cast.at(cast.now + kind.rng.expovariate(rate), partial(come, kind))
+
+    def come(kind: _Kind) -> None:
+        # Drawn as if there were the most victims all the time, then kept for the part that there are now.
+        nonlocal going
+        if cast.over or cast.to_come < going:
+            going -= 1  # nothing but other faults is left to happen
+            return
+        if kind.rng.random() * kind.most < len(kind.victims):
+            kind.happen(kind.rng)
+        plan(kind)
+
+    for kind in kinds:
+        if specs:
+            plan(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A Poisson process with as many sources as there are victims at each time, of which there are never more."""
+
+    rng: Random
+    mtbf_h: float
+    victims: Sized
+    most: int
+    happen: Callable[[Random], None]

@@ -1,0 +1,263 @@
+"""What no schedule can undercut: two limits to measure against, and two lower bounds with proofs.
+
+`fluid_usd` and `whole_node_usd` ask how busy nodes could be, and know nothing of pinning, phases or SLOs.
+`pinned_bound` and `workload_bound_usd` hold for every placement of pinned jobs that meets their SLOs, whatever its
+order of phases, as long as it interrupts none. The proofs are in docs/design/limits.md.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, floor
+
+from rollmux.mux.hardware import Cluster, Pool
+from rollmux.mux.job import JobSpec, PhaseKind
+from rollmux.mux.placed import ROLLOUT, TRAIN, Member, NodeUse, Placement, Tenant
+from rollmux.sim.workload import HOUR_S, Workload
+
+# Shares of a node are counted in whole parts, so that a sum is the same whatever came and went before. Each is rounded
+# to the nearest part, so a sum of n shares may be n / 2 parts too high: as much is forgiven before rounding up.
+PARTS = 10**12
+# Sums of quotients that fill a node exactly may exceed it in the last bits, and `mux.placed` forgives 1e-9.
+FORGIVEN = 1e-8
+# What `JobOutcome.met` forgives: whole iterations don't end at a job's last second.
+SLO_ROUNDING = 1.001
+
+Work = tuple[JobSpec, PhaseKind]
+
+
+def fluid_usd(workload: Workload, cluster: Cluster) -> float:
+    """The price of the work itself: what every node would cost if it were never idle."""
+    usd = 0.0
+    for arrival in workload.arrivals:
+        job = arrival.job.resolve(cluster)
+        for kind, pool in ((ROLLOUT, cluster.rollout), (TRAIN, cluster.train)):
+            phase = job.phase(kind)
+            usd += arrival.iterations * phase.planned_s * phase.nodes / HOUR_S * pool.node_type.usd_per_hour
+    return usd
+
+
+def whole_node_usd(workload: Workload, cluster: Cluster) -> float:
+    """The work of the jobs that would be active were each alone, rounded up to whole nodes of each pool at any time."""
+    steps: list[tuple[float, int, tuple[int, ...]]] = []
+    for arrival in workload.arrivals:
+        job = arrival.job.resolve(cluster)
+        parts = tuple([sum(_parts(*work) for work in works) for works in _by_pool([job], cluster)])
+        steps.append((arrival.at_s, 1, parts))
+        steps.append((arrival.at_s + arrival.iterations * job.solo_s, -1, parts))
+    steps.sort()
+    prices = [pool.node_type.usd_per_hour for pool in cluster.pools]
+    active, load, usd, before_s = 0, [0] * len(prices), 0.0, 0.0
+    for at_s, change, parts in steps:
+        usd_per_hour = sum(price * whole_nodes(sum_, active) for price, sum_ in zip(prices, load, strict=True))
+        usd += (at_s - before_s) / HOUR_S * usd_per_hour
+        before_s = at_s
+        active += change
+        load = [sum_ + change * part for sum_, part in zip(load, parts, strict=True)]
+    return usd
+
+
+def whole_nodes(parts: int, jobs: int) -> int:
+    """The whole nodes that the sum of so many jobs' shares needs; each job's may be rounded up by a part."""
+    return max(0, -((jobs - parts) // PARTS))
+
+
+def _parts(job: JobSpec, kind: PhaseKind) -> int:
+    phase = job.phase(kind)
+    return round(PARTS * phase.nodes * phase.planned_s / job.solo_s)
+
+
+def _by_pool(jobs: Iterable[JobSpec], cluster: Cluster) -> list[list[Work]]:
+    """The phases that each pool serves."""
+    jobs = list(jobs)
+    by_kind: list[list[Work]] = [[(job, kind) for job in jobs] for kind in (ROLLOUT, TRAIN)]
+    return [by_kind[0] + by_kind[1]] if cluster.shared else by_kind
+
+
+def pinned_bound(jobs: Sequence[JobSpec], cluster: Cluster, max_group: int | None = None) -> float:
+    """Dollars an hour that no placement of these jobs that meets all SLOs undercuts.
+
+    Of each pool it takes the most nodes that one of these arguments gives: all phases need their time; some phases
+    fit no node together; phases of more than a part of a node's time leave room for few; host memory holds all state.
+    `max_group` limits how many jobs share a node, where the groups have such a limit.
+    """
+    resolved = [job.resolve(cluster) for job in jobs]
+    return sum(
+        pool.node_type.usd_per_hour * fewest_nodes(works, pool, max_group)
+        for pool, works in zip(cluster.pools, _by_pool(resolved, cluster), strict=True)
+    )
+
+
+def fewest_nodes(works: Sequence[Work], pool: Pool, max_group: int | None = None) -> int:
+    """A proven lower bound on the nodes of this pool that these phases are pinned to."""
+    if not works:
+        return 0
+    time = sum(least_node_s(job, kind) / job.limit_s for job, kind in works)
+    shares = [tenant.phase_s / tenant.limit_s for job, kind in works if (tenant := _tenant(job, kind))]
+    counts = [job.phase(kind).nodes for job, kind in works]
+    return max(
+        ceil(time * (1 - FORGIVEN)),
+        _crowded_nodes(shares, counts),
+        _apart_nodes(works, pool),
+        _held_nodes(works, pool, max_group),
+    )
+
+
+def least_node_s(job: JobSpec, kind: PhaseKind) -> float:
+    """Node-seconds that one iteration needs at least: a tail may keep a single node from early on."""
+    phase = job.phase(kind)
+    return phase.planned_s * (1 if kind is ROLLOUT and job.tail is not None else phase.nodes)
+
+
+def _tenant(job: JobSpec, kind: PhaseKind) -> Tenant:
+    return Member(job, Placement((), ()), job.limit_s).tenant(kind)
+
+
+def _crowded_nodes(shares: Sequence[float], counts: Sequence[int]) -> int:
+    """Bin packing by a dual feasible function: shares above 1 - least count as whole nodes, those below least as none.
+
+    A node that holds a share above 1 - least holds no other of at least `least`; so on every node the sum of what
+    counts is at most 1, and all that counts needs as many nodes. `least` may be any number up to a half.
+    """
+    scaled = [share * (1 - FORGIVEN) for share in shares]
+    most = 0.0
+    for least in {share for share in scaled if share <= 0.5} | {0.5}:
+        whole = sum(count for share, count in zip(scaled, counts, strict=True) if share > 1 - least)
+        some = sum(share * count for share, count in zip(scaled, counts, strict=True) if least <= share <= 1 - least)
+        most = max(most, whole + some)
+    return ceil(most - FORGIVEN)
+
+
+def _apart_nodes(works: Sequence[Work], pool: Pool) -> int:
+    """Phases of which no two fit a node together need all their nodes; found greedily, the widest first."""
+    order = sorted(range(len(works)), key=lambda i: -works[i][0].phase(works[i][1]).nodes)
+    apart: list[set[int]] = [set() for _ in works]
+    for i in range(len(works)):
+        for j in range(i):
+            if not fit_together([works[i], works[j]], pool):
+                apart[i].add(j)
+                apart[j].add(i)
+    most = 0
+    for first in order:
+        clique, open_ = [first], set(apart[first])
+        for i in order:
+            if i in open_:
+                clique.append(i)
+                open_ &= apart[i]
+        most = max(most, sum(works[i][0].phase(works[i][1]).nodes for i in clique))
+    return most
+
+
+def _held_nodes(works: Sequence[Work], pool: Pool, max_group: int | None) -> int:
+    """Nodes that the jobs hold whether they run or wait: for their state, and for groups of a limited size."""
+    room = pool.node_type.room_bytes
+    state = sum(job.phase(kind).resident_bytes * job.phase(kind).nodes for job, kind in works)
+    widest = max((job.phase(kind).nodes for job, kind in works), default=0)
+    groups = -(-len({job.id for job, _ in works}) // max_group) if max_group else 0
+    return max(-(-state // room), widest, groups)
+
+
+def fit_together(works: Iterable[Work], pool: Pool) -> bool:
+    """Whether these phases could share one node, as far as the conditions of `mux.placed` and host memory tell."""
+    use: NodeUse | None = NodeUse()
+    for work in works:
+        use = use and joined(use, work, pool)
+    return use is not None
+
+
+def joined(use: NodeUse, work: Work, pool: Pool) -> NodeUse | None:
+    """The node with one more phase; None where that breaks a condition, which no further phase could mend."""
+    job, kind = work
+    tenant = _tenant(job, kind)
+    if use.host_bytes_with(job.phase(kind)) > pool.node_type.room_bytes or use.spare_with(tenant) < 0:
+        return None
+    return use.joined_by(tenant, job)
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """When a job is in the system for certain (until `sure_s`), when at most (until `last_s`), and what it needs."""
+
+    job: JobSpec
+    start_s: float
+    sure_s: float
+    last_s: float
+    iterations: int
+
+    def most_node_s(self, kind: PhaseKind, length_s: float) -> float:
+        """Node-seconds of its phases in so much time: two of a strict job's are at least the rest of it apart."""
+        phase = self.job.phase(kind)
+        if self.job.staleness:
+            return phase.nodes * length_s
+        times = floor(length_s / self.job.solo_s)
+        return phase.nodes * (times * phase.planned_s + min(phase.planned_s, length_s - times * self.job.solo_s))
+
+
+def workload_bound_usd(workload: Workload, cluster: Cluster, max_group: int | None = None) -> float:
+    """Dollars that no schedule of this work undercuts in which jobs start as they arrive and keep their SLOs.
+
+    All work must be done, and while a job is certainly in the system it holds its nodes, though no more work may be
+    there than keeps a part of them busy: the fluid limit and the idleness that is forced. Jobs may move at any time.
+    """
+    lives = []
+    for arrival in workload.arrivals:
+        job = arrival.job.resolve(cluster)
+        sure_s = arrival.at_s + arrival.iterations * job.solo_s
+        last_s = arrival.at_s + arrival.iterations * job.limit_s * SLO_ROUNDING + job.ramp_s
+        lives.append(_Life(job, arrival.at_s, sure_s, last_s, arrival.iterations))
+    usd = 0.0
+    for pool, kinds in zip(
+        cluster.pools, [(ROLLOUT, TRAIN)] if cluster.shared else [(ROLLOUT,), (TRAIN,)], strict=True
+    ):
+        work_s = [life.iterations * sum(least_node_s(life.job, kind) for kind in kinds) for life in lives]
+        # What holds for groups of any size holds for small ones too, and is at times the better bound.
+        idle_s = max(_forced_idle_s(_spans(lives, kinds, pool, most), work_s) for most in {None, max_group})
+        usd += (sum(work_s) + idle_s) / HOUR_S * pool.node_type.usd_per_hour
+    return usd
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A stretch of time: node-seconds that are certainly held, and the most that each job could fill of them."""
+
+    held_s: float
+    can_do_s: tuple[tuple[int, float], ...]
+
+
+def _spans(lives: Sequence[_Life], kinds: Sequence[PhaseKind], pool: Pool, max_group: int | None) -> list[_Span]:
+    """The stretches in which something is held, cut wherever a job comes, may go, or must be gone."""
+    times = sorted({at for life in lives for at in (life.start_s, life.sure_s, life.last_s)})
+    there: list[list[int]] = [[] for _ in times]
+    sure: list[list[Work]] = [[] for _ in times]
+    for i, life in enumerate(lives):
+        first, certain, last = [bisect_left(times, at) for at in (life.start_s, life.sure_s, life.last_s)]
+        for k in range(first, last):
+            there[k].append(i)
+        for k in range(first, certain):
+            sure[k] += [(life.job, kind) for kind in kinds]
+    spans = []
+    for k, (begin_s, end_s) in enumerate(pairwise(times)):
+        held_s = _held_nodes(sure[k], pool, max_group) * (end_s - begin_s)
+        if held_s:
+            can_do_s = tuple(
+                [(i, sum(lives[i].most_node_s(kind, end_s - begin_s) for kind in kinds)) for i in there[k]]
+            )
+            spans.append(_Span(held_s, can_do_s))
+    return spans
+
+
+def _forced_idle_s(spans: Sequence[_Span], work_s: Sequence[float]) -> float:
+    """Node-seconds that are held and can't be filled.
+
+    That is, for any set of stretches, what is held in them less what each job could do in them, at most all its work.
+    The stretches that could be filled the least come first, and the best number of them is taken.
+    """
+    most, idle_s, done_s = 0.0, 0.0, [0.0] * len(work_s)
+    for span in sorted(spans, key=lambda span: sum(can_s for _, can_s in span.can_do_s) / span.held_s):
+        idle_s += span.held_s
+        for i, can_s in span.can_do_s:
+            idle_s -= min(work_s[i], done_s[i] + can_s) - min(work_s[i], done_s[i])
+            done_s[i] += can_s
+        most = max(most, idle_s)
+    return most

@@ -1,0 +1,99 @@
+"""What a simulated run came to: its bill, its jobs, and the history that reports draw. Values only."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """One job's life. `slowdown` is its mean iteration time over its life against its solo time."""
+
+    job: str
+    arrival_h: float
+    started_h: float
+    ended_h: float
+    iterations: int
+    solo_s: float
+    iteration_s: float
+    slowdown: float
+    slo: float
+    group: str
+    admission: str  # how it was first placed: direct, rollout_scaling, train_scaling, mixed_scaling, isolated
+    moves: int
+
+    @property
+    def met(self) -> bool:
+        """Whether it had a place and its SLO was kept; a part in a thousand is the rounding of whole iterations."""
+        return bool(self.group) and self.slowdown <= self.slo * 1.001
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How much of everything there was from this time on, until the next level."""
+
+    at_s: float
+    rollout_nodes: int
+    train_nodes: int
+    usd_per_hour: float
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A node at work for a job: in a phase (`rollout`, `train`), its `tail`, or a `switch` before or after it."""
+
+    node: str
+    group: str
+    job: str
+    kind: str
+    start_s: float
+    end_s: float
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """One placement decision, and in words what was tried."""
+
+    at_s: float
+    job: str
+    group: str
+    strategy: str
+    added_usd_per_hour: float
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHours:
+    """Where the node-hours of one pool went: they add up to `paid`."""
+
+    paid: float
+    busy: float  # in a phase, at the speed that it has alone
+    switch: float  # loading and offloading
+    idle: float  # paid for, and nobody there: the bubbles
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One policy on one workload. `levels` and what follows are empty where no history was asked for."""
+
+    policy: str
+    usd_total: float
+    makespan_h: float
+    fluid_usd: float
+    whole_node_usd: float
+    rollout: PoolHours
+    train: PoolHours
+    peak_rollout: int
+    peak_train: int
+    moves: int
+    jobs: tuple[JobOutcome, ...]
+    decision_ms: tuple[float, ...] = ()
+    levels: tuple[Level, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def slo_attainment(self) -> float:
+        """The part of all jobs whose SLO was kept."""
+        return sum(job.met for job in self.jobs) / len(self.jobs) if self.jobs else 1.0

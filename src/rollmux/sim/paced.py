@@ -1,0 +1,139 @@
+"""Jobs that go at their forecast pace: the fast way to replay a workload.
+
+Between two changes of a group its jobs repeat a cycle that the forecast knows, so that only placements are played and
+no single phase. It is as exact as that steady pace: the first iterations after a change may differ.
+"""
+
+from math import inf
+
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.group import Group
+from rollmux.mux.job import JobSpec
+from rollmux.mux.transitions import JobOn
+from rollmux.sim.cast import Actor, Cast, Observer
+
+
+class Pace(Actor):
+    """One attempt of a job: the iterations done at `since`, and how long each takes from then on."""
+
+    __slots__ = ("done", "iteration_s", "number", "running", "since")
+
+    def __init__(self, job: JobSpec, rank: int, attempt: int, synced: int) -> None:
+        super().__init__(job, rank, attempt, synced)
+        self.done = float(synced)
+        self.since, self.iteration_s = 0.0, inf
+        self.running = False
+        self.number = 0  # of the latest change of pace: an end that was planned before it does not come
+
+    def done_at(self, now: float) -> float:
+        """Iterations done by now, with the part of the present one."""
+        return self.done + (now - self.since) / self.iteration_s
+
+    def lose_part(self) -> None:
+        """It ended in the middle of an iteration, which is to be done again."""
+        self.done = float(int(self.done + 1e-9))
+
+
+class PacedCast(Cast):
+    """A cast whose jobs ask for no phase. The machine's records say how far they are whenever it may look."""
+
+    actor_type = Pace
+
+    def __init__(
+        self,
+        machine: ClusterMachine,
+        provision_s: float = 0.0,
+        launch_s: float = 0.0,
+        restart_s: float | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        super().__init__(machine, provision_s, launch_s, restart_s, observer=observer)
+        self._seen: dict[str, Group] = {}
+        self._latest: dict[str, Pace] = {}
+
+    def done(self, job_id: str) -> int:
+        actor = self._latest.get(job_id)
+        return int(actor.done + 1e-9) if actor is not None else 0
+
+    def iteration_s(self, job_id: str) -> float:
+        actor = self._latest.get(job_id)  # the part of its last iteration counts too
+        return (actor.since - self.started[job_id]) / actor.done if actor is not None and actor.done else 0.0
+
+    def tell(self, event: ev.Event) -> None:
+        self._settle()
+        super().tell(event)
+        self._follow()
+
+    def _leave_stage(self, job_id: str) -> bool:
+        actor = self.actors.get(job_id)
+        if isinstance(actor, Pace):
+            self._record(actor)
+            actor.done, actor.since = actor.done_at(self.now), self.now
+            if self.machine.state.jobs[job_id].then is JobOn.GONE_REPLACE:
+                actor.lose_part()
+        return super()._leave_stage(job_id)
+
+    def fail(self, job_id: str, reason: str) -> None:
+        super().fail(job_id, reason)
+        self._latest[job_id].lose_part()
+
+    def _finish(self, actor: Actor) -> None:
+        if isinstance(actor, Pace):
+            actor.done, actor.since = actor.done_at(self.now), self.now
+        super()._finish(actor)
+
+    def _settle(self) -> None:
+        """The machine may look at anybody's progress, and whoever it moves goes on from there."""
+        for actor in self.actors.values():
+            if isinstance(actor, Pace):
+                self._record(actor)
+
+    def _record(self, actor: Pace) -> None:
+        progress = self.machine.state.jobs[actor.job.id].progress
+        done = actor.done_at(self.now) + 1e-9
+        progress.rolled = progress.trained = progress.synced = int(done)
+        if actor.running:
+            progress.since = self.now - (done - int(done)) * actor.iteration_s
+
+    def _follow(self) -> None:
+        """New paces for the jobs of every group that has changed."""
+        groups, seen = self.machine.state.groups, self._seen
+        for group_id, group in groups.items():
+            if seen.get(group_id) is not group:
+                seen[group_id] = group
+                self._set_paces(group)
+        if len(seen) > len(groups):
+            self._seen = {group_id: group for group_id, group in seen.items() if group_id in groups}
+
+    def _go_on(self, actor: Actor) -> None:
+        """The job has started."""
+        record = self.machine.state.jobs.get(actor.job.id)
+        if record is not None and isinstance(actor, Pace):
+            actor.running, actor.since = True, self.now
+            before = self._latest.get(actor.job.id)
+            if before is not None:  # it was stopped between two iterations, which is not played here
+                actor.done = max(actor.done, before.done)
+            self._latest[actor.job.id] = actor
+            self._set_paces(self.machine.state.groups[record.group_id])
+
+    def _set_paces(self, group: Group) -> None:
+        state = self.machine.state
+        forecast = state.policy.forecaster.forecast(group)
+        for member, iteration_s in zip(group.members, forecast.iteration_s, strict=True):
+            actor = self.actors.get(member.job.id)
+            if isinstance(actor, Pace) and actor.running and state.jobs[member.job.id].group_id == group.id:
+                self._set_pace(actor, iteration_s)
+
+    def _set_pace(self, actor: Pace, iteration_s: float) -> None:
+        actor.done, actor.since, actor.iteration_s = actor.done_at(self.now), self.now, iteration_s
+        actor.number = number = actor.number + 1
+        if actor.job.iterations is None:
+            return
+
+        def end() -> None:
+            if actor.number == number and self.actors.get(actor.job.id) is actor:
+                self._finish(actor)
+
+        left = max(0.0, actor.job.iterations - actor.done)  # rounding may have done a little more than all
+        self._later(self.now + left * iteration_s, actor.rank, 2, end)

@@ -1,0 +1,152 @@
+"""What a set of jobs would come to on a cluster: who shares which nodes, how fast, and for how much an hour.
+
+Jobs are placed one after the other, in the order given, by the same policy and under the same checks as in life. No
+time passes: nobody leaves, and a job without a place is left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rollmux.errors import InvalidSpec, Problem
+from rollmux.mux.explain import explain, why_queued
+from rollmux.mux.group import Group
+from rollmux.mux.hardware import Cluster, Pool
+from rollmux.mux.job import JobSpec
+from rollmux.mux.placed import Member, Placement
+from rollmux.mux.plan import check_plan
+from rollmux.mux.policies import Policy
+from rollmux.mux.snapshot import Snapshot
+from rollmux.mux.validation import job_problems
+from rollmux.sim.baselines import Solo
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """One job: the nodes that it is pinned to, and its iteration time alone, in its group, and at the most."""
+
+    job: str
+    placement: Placement
+    solo_s: float
+    iteration_s: float
+    limit_s: float
+    slo: float
+
+    @property
+    def slowdown(self) -> float:
+        return self.iteration_s / self.solo_s
+
+    @property
+    def headroom(self) -> float:
+        """The part of the longest iteration that its SLO allows which is still free; 0 is at the limit."""
+        return 1 - self.iteration_s / self.limit_s
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """Jobs that share nodes, and the price of these nodes."""
+
+    id: str
+    jobs: tuple[PlannedJob, ...]
+    rollout_nodes: tuple[str, ...]
+    train_nodes: tuple[str, ...]
+    usd_per_hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """A job that there is no place for, and why."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCluster:
+    """The whole plan. `dedicated_usd_per_hour` is what nodes of their own would cost for the jobs that are placed.
+
+    `explanations` say, for every job in the order of placing, what was tried.
+    """
+
+    policy: str
+    groups: tuple[PlannedGroup, ...]
+    unplaced: tuple[Unplaced, ...]
+    usd_per_hour: float
+    dedicated_usd_per_hour: float
+    explanations: dict[str, str]
+
+    @property
+    def saved(self) -> float:
+        """The part of the dedicated price that sharing saves."""
+        return 1 - self.usd_per_hour / self.dedicated_usd_per_hour if self.dedicated_usd_per_hour else 0.0
+
+
+def plan_jobs(jobs: Sequence[JobSpec], policy: Policy, cluster: Cluster) -> PlannedCluster:
+    """Places these jobs on the empty cluster; InvalidSpec where one of them could not run there even alone."""
+    snapshot = empty_snapshot(cluster)
+    unplaced, explanations = [], {}
+    for job in _required(jobs, cluster):
+        decision = policy.place(job, snapshot)
+        explanations[job.id] = explain(decision)
+        plan = decision.plan
+        if plan is None:
+            unplaced.append(Unplaced(job.id, why_queued(decision)))
+            continue
+        check_plan(plan, snapshot, policy.forecaster)
+        snapshot = snapshot.with_group(plan.group, plan.new_nodes)
+    groups = tuple(_planned(group, policy, cluster) for group in snapshot.groups.values())
+    placed = [member.job for group in snapshot.groups.values() for member in group.members]
+    return PlannedCluster(
+        policy.name,
+        groups,
+        tuple(unplaced),
+        sum(group.usd_per_hour for group in groups),
+        sum(dedicated_usd_per_hour(job, cluster) for job in placed),
+        explanations,
+    )
+
+
+def empty_snapshot(cluster: Cluster) -> Snapshot:
+    """The cluster without any job. The machines of fixed pools are all there and idle."""
+    idle = {
+        pool.name: tuple(f"{pool.name}-{i}" for i in range(pool.max_nodes or 0))
+        for pool in cluster.pools
+        if not pool.on_demand
+    }
+    return Snapshot(cluster, idle=idle, rented={pool.name: len(idle.get(pool.name, ())) for pool in cluster.pools})
+
+
+def dedicated_usd_per_hour(job: JobSpec, cluster: Cluster) -> float:
+    """The price of nodes of its own, were there any number of them."""
+    pools = [_unlimited(pool) for pool in (cluster.rollout, cluster.train)]
+    plan = Solo().place(job, Snapshot(Cluster(*pools))).plan
+    assert plan is not None  # it keeps its SLO on nodes apart, and these pools have as many as it takes
+    return plan.added_usd_per_hour
+
+
+def _unlimited(pool: Pool) -> Pool:
+    return replace(pool, on_demand=True, max_nodes=None)
+
+
+def _required(jobs: Sequence[JobSpec], cluster: Cluster) -> list[JobSpec]:
+    """The jobs with their wants in whole nodes, or InvalidSpec with every problem of every job."""
+    problems: list[Problem] = []
+    names: set[str] = set()
+    for number, job in enumerate(jobs, 1):
+        problems += [replace(p, path=f"job {number}, {p.path}") for p in job_problems(job, cluster)]
+        if job.id in names:
+            problems.append(Problem(f"job {number}, job.id", job.id, "a name of its own", "rename one of them"))
+        names.add(job.id)
+    if problems:
+        raise InvalidSpec("jobs to plan", tuple(problems))
+    return [job.resolve(cluster) for job in jobs]
+
+
+def _planned(group: Group, policy: Policy, cluster: Cluster) -> PlannedGroup:
+    times = policy.forecaster.forecast(group).iteration_s
+    jobs = tuple(_planned_job(member, s) for member, s in zip(group.members, times, strict=True))
+    return PlannedGroup(group.id, jobs, group.rollout_nodes, group.train_nodes, group.usd_per_hour(cluster))
+
+
+def _planned_job(member: Member, iteration_s: float) -> PlannedJob:
+    job = member.job
+    return PlannedJob(job.id, member.placement, job.solo_s, iteration_s, member.limit_s, job.slo)

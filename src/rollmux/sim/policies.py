@@ -1,0 +1,35 @@
+"""The policies that can be simulated, by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rollmux.mux.policies import Policy
+from rollmux.mux.policies.paper import PaperPolicy
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.sim.baselines import Gavel, MostIdle, RandomPlace, Solo
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A way to run a workload: how its policy is made (largest group, seed), and what is special about it."""
+
+    make: Callable[[int, int], Policy]
+    about: str
+    max_group: int = 5  # as in the paper
+    compaction: bool = False
+    paced_only: bool = False
+    colocated: bool = False
+
+
+# The offline optimum has groups as large as the paper's.
+OPTIMUM_GROUP = 5
+
+CONTENDERS: dict[str, Contender] = {
+    "solo": Contender(lambda most, seed: Solo(), "nodes of its own for every job"),
+    "colocated": Contender(lambda most, seed: Solo(name="colocated"), "training nodes only", colocated=True),
+    "gavel": Contender(lambda most, seed: Gavel(seed, most), "whole jobs share by fractions of time", paced_only=True),
+    "random": Contender(lambda most, seed: RandomPlace(seed, most), "any place that works, by lot"),
+    "most-idle": Contender(lambda most, seed: MostIdle(seed, most), "the emptiest group that works"),
+    "paper": Contender(lambda most, seed: PaperPolicy(max_group=most), "Algorithm 1 of the RollMux paper"),
+    "rollmux": Contender(lambda most, seed: RollmuxPolicy(max_group=most), "ours", max_group=8, compaction=True),
+}

@@ -1,0 +1,176 @@
+"""Replaying a workload under a policy: the same machine as in life, driven through virtual time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.cluster_state import Checks, Rules
+from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
+from rollmux.mux.job import PhaseKind
+from rollmux.sim.baselines import on_training_nodes, training_only
+from rollmux.sim.books import Books, PoolBook
+from rollmux.sim.cast import Cast, Takes, as_planned
+from rollmux.sim.faults import Faults, strike
+from rollmux.sim.limits import fluid_usd, whole_node_usd
+from rollmux.sim.outcome import JobOutcome, Outcome, PoolHours
+from rollmux.sim.paced import PacedCast
+from rollmux.sim.policies import CONTENDERS
+from rollmux.sim.workload import HOUR_S, Arrival, Workload
+
+Told = Callable[[int, int], None]
+
+# Where failures are simulated, a job is restarted as often as a spec may ask for.
+MOST_ATTEMPTS = 1000
+
+
+class Accounting(Enum):
+    """What ends a job: its iterations being done, or its running time alone being over, as in the paper's replay."""
+
+    WORK = "work"
+    LIFETIME = "lifetime"
+
+
+class Fidelity(Enum):
+    """Every phase through the machine, or jobs at the pace that is forecast for their group."""
+
+    PHASE = "phase"
+    PACE = "pace"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a workload is replayed. `provision_s`, `launch_s` and `move_s` are what nodes, starts and moves take."""
+
+    cluster: Cluster = PAPER_CLUSTER
+    accounting: Accounting = Accounting.WORK
+    fidelity: Fidelity = Fidelity.PHASE
+    max_group: int = 0  # 0: as many as the policy itself sets
+    seed: int = 0
+    provision_s: float = 0.0
+    launch_s: float = 0.0
+    move_s: float = 300.0
+    takes: Takes = as_planned
+    faults: Faults | None = None
+    history: bool = False
+
+
+def replay(workload: Workload, policy: str, settings: Settings | None = None, told: Told | None = None) -> Outcome:
+    """What this policy makes of the workload. `told` hears how many jobs have arrived, of how many."""
+    settings = settings or Settings()
+    contender = CONTENDERS[policy]
+    cluster, arrivals = settings.cluster, workload.arrivals
+    if contender.colocated:
+        cluster = training_only(cluster)
+        arrivals = tuple(replace(a, job=on_training_nodes(a.job, settings.cluster)) for a in arrivals)
+    rules = Rules(
+        compaction=contender.compaction,
+        checks=Checks.NONE,
+        move_s=settings.move_s,
+        log_limit=1,
+        max_queued=len(arrivals) + 1,
+        ended_limit=len(arrivals) + 1,
+    )
+    machine = ClusterMachine(cluster, contender.make(settings.max_group or contender.max_group, settings.seed), rules)
+    books = Books(machine, settings.history)
+    paced = settings.fidelity is Fidelity.PACE or contender.paced_only
+    times = (settings.provision_s, settings.launch_s, settings.move_s)
+    cast = PacedCast(machine, *times, observer=books) if paced else Cast(machine, *times, settings.takes, books)
+    _join_machines(cast, settings)
+    for number, (arrival, original) in enumerate(zip(arrivals, workload.arrivals, strict=True), 1):
+        _submit(cast, arrival, original.iterations, settings)
+        if told is not None:
+            cast.at(arrival.at_s, partial(told, number, len(arrivals)))
+    if settings.faults is not None:
+        strike(cast, settings.faults, settings.seed)
+    cast.run()
+    return _outcome(policy, workload, arrivals, cast, books, settings, paced)
+
+
+def _submit(cast: Cast, arrival: Arrival, iterations: int, settings: Settings) -> None:
+    """The job with its work, which is the same wherever and however fast it is done."""
+    work = iterations if settings.accounting is Accounting.WORK else None
+    attempts = arrival.job.max_attempts if settings.faults is None else MOST_ATTEMPTS
+    cast.submit(arrival.at_s, replace(arrival.job, iterations=work, max_attempts=attempts))
+    if settings.accounting is Accounting.LIFETIME:
+        cast.dismiss(arrival.at_s + arrival.duration_s, arrival.job.id)
+
+
+def _join_machines(cast: Cast, settings: Settings) -> None:
+    """The machines of fixed pools are there from the start."""
+    for pool in cast.machine.state.cluster.pools:
+        if not pool.on_demand:
+            for i in range(pool.max_nodes or 0):
+                cast.tell(ev.NodeJoined(f"{pool.name}-{i}", pool.name))
+
+
+def _outcome(
+    policy: str,
+    workload: Workload,
+    arrivals: tuple[Arrival, ...],
+    cast: Cast,
+    books: Books,
+    settings: Settings,
+    paced: bool,
+) -> Outcome:
+    jobs = tuple(_job_outcome(arrival, cast, books) for arrival in arrivals)
+    end_s = max(cast.ended.values(), default=0.0)
+    for book in books.pools.values():
+        book.close(end_s)
+    if paced:
+        for arrival, job in zip(arrivals, jobs, strict=True):
+            for kind, pool in books.kinds.items():
+                phase = arrival.job.phase(kind)
+                books.pools[pool].busy_s += job.iterations * phase.planned_s * phase.nodes
+    rollout, train = (books.pools[books.kinds[kind]] for kind in (PhaseKind.ROLLOUT, PhaseKind.TRAIN))
+    shared = cast.machine.state.cluster.shared
+    return Outcome(
+        policy=policy,
+        usd_total=books.usd(),
+        makespan_h=end_s / HOUR_S,
+        fluid_usd=fluid_usd(workload, settings.cluster),
+        whole_node_usd=whole_node_usd(workload, settings.cluster),
+        rollout=PoolHours(0.0, 0.0, 0.0, 0.0) if shared else _hours(rollout),
+        train=_hours(train),
+        peak_rollout=0 if shared else rollout.peak,
+        peak_train=train.peak,
+        moves=sum(books.moves.values()),
+        jobs=jobs,
+        decision_ms=tuple(books.decision_ms),
+        levels=tuple(books.levels),
+        admissions=tuple(books.first.values()) if settings.history else (),
+        spans=tuple(books.spans),
+    )
+
+
+def _job_outcome(arrival: Arrival, cast: Cast, books: Books) -> JobOutcome:
+    name = arrival.job.id
+    started_s = cast.started.get(name, arrival.at_s)
+    ended_s = cast.ended.get(name, arrival.at_s)  # a job that is refused is over at once
+    iterations, solo_s = cast.done(name), arrival.job.solo_s
+    if iterations and name in cast.active_s:
+        job = arrival.job
+        solo_s *= cast.active_s[name] / iterations / (job.rollout.planned_s + job.train.planned_s + job.sync_s)
+    iteration_s = cast.iteration_s(name)
+    first = books.first.get(name)
+    return JobOutcome(
+        job=name,
+        arrival_h=arrival.at_s / HOUR_S,
+        started_h=started_s / HOUR_S,
+        ended_h=ended_s / HOUR_S,
+        iterations=iterations,
+        solo_s=solo_s,
+        iteration_s=iteration_s,
+        slowdown=iteration_s / solo_s,
+        slo=arrival.job.slo,
+        group=first.group if first else "",
+        admission=first.strategy if first else "",
+        moves=books.moves.get(name, 0),
+    )
+
+
+def _hours(book: PoolBook) -> PoolHours:
+    paid, busy, switch = book.paid_s / HOUR_S, book.busy_s / HOUR_S, book.switch_s / HOUR_S
+    return PoolHours(paid, busy, switch, paid - busy - switch)

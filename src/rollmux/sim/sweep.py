@@ -1,0 +1,311 @@
+"""Many runs at once: policies × seeds × parameters, over all cores, each result on disk as soon as it is there.
+
+A sweep that was stopped goes on where it was: a result counts for every later sweep that asks for the same case of the
+same version of RollMux with the same content of its files. What comes out depends on nothing but the cases.
+"""
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from hashlib import sha256
+from math import atan, cos, pi, sin, sqrt
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from signal import SIG_DFL, SIGINT, signal
+from statistics import fmean, stdev
+from threading import Thread
+
+from rollmux import __version__
+from rollmux.errors import InvalidSpec, Problem
+from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
+from rollmux.sim.cluster_file import read_cluster
+from rollmux.sim.generate import GENERATORS
+from rollmux.sim.optimal import Optimum
+from rollmux.sim.optimal_run import optimal_run
+from rollmux.sim.outcome import Outcome
+from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP
+from rollmux.sim.realised import DISTRIBUTIONS, durations
+from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
+from rollmux.sim.summary import summary
+from rollmux.sim.workload import Workload
+from rollmux.sim.workload_file import read_workload
+
+FIGURES = ("cost_over_fluid", "cost_over_whole_node", "slo_attainment", "usd_total", "moves")
+
+Figures = dict[str, float | None]
+Told = Callable[[int, int], None]
+
+
+# Ways to run a workload that are no policy, by name.
+def _optimum(workload: Workload, settings: Settings) -> Outcome:
+    optimum = Optimum(settings.cluster, max_group=settings.max_group or OPTIMUM_GROUP)
+    lifetimes = settings.accounting is Accounting.LIFETIME
+    return optimal_run(workload, settings.cluster, optimum, fixed_lifetimes=lifetimes).outcome
+
+
+SPECIAL: dict[str, Callable[[Workload, Settings], Outcome]] = {"optimal": _optimum}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run. `workload` is a generator's name or a file, `cluster` a file or, where empty, the paper's.
+
+    `jobs` and `hours` are for generators; without them they keep their own.
+    """
+
+    workload: str
+    policy: str
+    seed: int = 0
+    jobs: int | None = None
+    hours: float | None = None
+    accounting: str = Accounting.WORK.value
+    fidelity: str = Fidelity.PACE.value
+    max_group: int = 0
+    move_s: float = 300.0
+    realised: str = "bound"
+    cluster: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and half the width of its 95 % confidence interval; None of a single run."""
+
+    mean: float
+    half_width: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All seeds of one case, which stands here with its first seed. A figure that a run has not got is left out."""
+
+    case: Case
+    seeds: int
+    figures: dict[str, Interval]
+
+
+def run_case(case: Case) -> Figures:
+    """The figures of one case, without anything that differs from run to run."""
+    settings = Settings(
+        cluster=_cluster(case),
+        accounting=Accounting(case.accounting),
+        fidelity=Fidelity(case.fidelity),
+        max_group=case.max_group,
+        seed=case.seed,
+        move_s=case.move_s,
+        takes=durations(case.realised, case.seed),
+    )
+    workload = _workload(case)
+    if case.policy in SPECIAL:
+        outcome = SPECIAL[case.policy](workload, settings)
+    else:
+        outcome = replay(workload, case.policy, settings)
+    figures = summary(outcome)
+    return {name: figures[name] for name in (*FIGURES, "jobs", "makespan_h")}
+
+
+def sweep(cases: Iterable[Case], results_file: Path, workers: int, told: Told | None = None) -> dict[Case, Figures]:
+    """The figures of all cases, in their order. `told` hears how many are there, of how many."""
+    cases = list(dict.fromkeys(cases))
+    require_cases(cases)
+    keys = _keys(cases)
+    known = _resumed(results_file)
+    todo = [case for case in cases if keys[case] not in known]
+    with results_file.open("a", encoding="utf-8") as file, closing(_finished(todo, workers)) as finished:
+        _tell(told, len(cases) - len(todo), len(cases))
+        for count, (case, figures) in enumerate(finished, len(cases) - len(todo) + 1):
+            known[keys[case]] = figures
+            file.write(f"{json.dumps({'key': keys[case], 'case': asdict(case), 'figures': figures})}\n")
+            file.flush()
+            _tell(told, count, len(cases))
+    return {case: known[keys[case]] for case in cases}
+
+
+def summaries(results: dict[Case, Figures]) -> list[Summary]:
+    """Over all seeds of each workload, policy and set of parameters, in the order of their first."""
+    by_case: dict[Case, list[tuple[Case, Figures]]] = {}
+    for case, figures in results.items():
+        by_case.setdefault(replace(case, seed=0), []).append((case, figures))
+    found = []
+    for runs in by_case.values():
+        columns = {name: [figures[name] for _, figures in runs] for name in FIGURES}
+        values = {name: [v for v in column if v is not None] for name, column in columns.items()}
+        intervals = {name: interval(column) for name, column in values.items() if len(column) == len(runs)}
+        found.append(Summary(runs[0][0], len(runs), intervals))
+    return found
+
+
+def _tell(told: Told | None, done: int, total: int) -> None:
+    if told is not None:
+        told(done, total)
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
+
+
+def _finished(cases: Sequence[Case], workers: int) -> Generator[tuple[Case, Figures], None, None]:
+    """Each case as soon as it is done. Processes are started afresh, so that they share nothing."""
+    if workers == 1 or len(cases) < 2:
+        yield from ((case, run_case(case)) for case in cases)
+        return
+    executor = ProcessPoolExecutor(min(workers, len(cases)), get_context("spawn"), initializer=_begin_work)
+    try:
+        futures = {executor.submit(run_case, case): case for case in cases}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _begin_work() -> None:
+    """A worker ends in silence at an interrupt, which its parent speaks of, and with its parent, however that ends."""
+    signal(SIGINT, SIG_DFL)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _workload(case: Case) -> Workload:
+    if case.workload in GENERATORS:
+        return GENERATORS[case.workload](case.seed, case.jobs, case.hours)
+    return read_workload(case.workload)
+
+
+def _cluster(case: Case) -> Cluster:
+    return read_cluster(case.cluster) if case.cluster else PAPER_CLUSTER
+
+
+# -- checking --------------------------------------------------------------------------------------------------------
+
+
+def require_cases(cases: Sequence[Case]) -> None:
+    """InvalidSpec with all that is wrong with any case, its files included, before the first one runs."""
+    problems = list(dict.fromkeys(problem for case in cases for problem in _case_problems(case)))
+    if not cases:
+        problems.append(Problem("cases", 0, "at least one", "name a workload, a policy and a seed"))
+    if problems:
+        raise InvalidSpec("sweep", tuple(problems))
+    for case in {(c.workload, c.jobs, c.hours): c for c in cases}.values():
+        _workload(case)
+    for case in {c.cluster: c for c in cases}.values():
+        _cluster(case)
+
+
+def _case_problems(case: Case) -> Iterator[Problem]:
+    known = {
+        "policy": (*CONTENDERS, *SPECIAL),
+        "accounting": tuple(each.value for each in Accounting),
+        "fidelity": tuple(each.value for each in Fidelity),
+        "realised": tuple(DISTRIBUTIONS),
+    }
+    for name, names in known.items():
+        value = getattr(case, name)
+        if value not in names:
+            nearest = get_close_matches(value, names, n=1, cutoff=0.0)[0]
+            yield Problem(name, value, f"one of {', '.join(names)}", f"the nearest is {nearest}")
+    if case.workload not in GENERATORS:
+        limit = f"a file, or one of {', '.join(GENERATORS)}"
+        if not Path(case.workload).is_file():
+            yield Problem("workload", case.workload, limit, "correct the name, or write that file first")
+        for name in ("jobs", "hours"):
+            if getattr(case, name) is not None:
+                remedy = f"{case.workload} is read from a file as it is, leave {name} out"
+                yield Problem(name, getattr(case, name), "for generated workloads only", remedy)
+    if case.max_group < 0:
+        yield Problem("max_group", case.max_group, "at least 0", "1 shares nothing, 0 is the policy's own")
+    if not 0 <= case.move_s < float("inf"):
+        yield Problem("move_s", case.move_s, "seconds from 0", "0 moves jobs for nothing")
+    if case.realised != "bound" and case.fidelity == Fidelity.PACE.value:
+        limit = "bound where fidelity is pace, which plays no single phase"
+        yield Problem("realised", case.realised, limit, "choose fidelity phase, which takes longer")
+
+
+# -- the file of results ---------------------------------------------------------------------------------------------
+
+_OPENING = b'{"key": "'
+
+
+def _keys(cases: Sequence[Case]) -> dict[Case, str]:
+    """What names each case in the file: all that its result depends on."""
+    files = {name for case in cases for name in (case.workload, case.cluster) if name and name not in GENERATORS}
+    contents = {name: sha256(Path(name).read_bytes()).hexdigest() for name in files}
+    keys = {}
+    for case in cases:
+        read = [contents.get(case.workload), contents.get(case.cluster)]
+        text = json.dumps([__version__, asdict(case), read], sort_keys=True)
+        keys[case] = sha256(text.encode()).hexdigest()[:32]
+    return keys
+
+
+def _resumed(path: Path) -> dict[str, Figures]:
+    """The results of a file by key. A last line that was not written to its end is taken away."""
+    if not path.exists():
+        return {}
+    content = path.read_bytes()
+    whole, newline, rest = content.rpartition(b"\n")
+    lines = whole.splitlines() if newline else []
+    known = dict(_result(path, number, line) for number, line in enumerate(lines, 1))
+    if rest:
+        if not rest.startswith(_OPENING[: len(rest)]):
+            raise _not_a_result(path, len(lines) + 1, rest)
+        with path.open("r+b") as file:
+            file.truncate(len(whole) + len(newline))
+    return known
+
+
+def _result(path: Path, number: int, line: bytes) -> tuple[str, Figures]:
+    try:
+        row = json.loads(line)
+        key, figures = row["key"], row["figures"]
+        return key, {name: figures[name] for name in (*FIGURES, "jobs", "makespan_h")}
+    except (ValueError, TypeError, KeyError) as error:
+        raise _not_a_result(path, number, line) from error
+
+
+def _not_a_result(path: Path, number: int, line: bytes) -> InvalidSpec:
+    remedy = "name another file, or take this line out"
+    problem = Problem(f"line {number}", line.decode(errors="replace"), "a result of a sweep", remedy)
+    return InvalidSpec(f"results file {str(path)!r}", (problem,))
+
+
+# -- statistics ------------------------------------------------------------------------------------------------------
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The mean of independent runs and how far the true one may be from it."""
+    if len(values) < 2:
+        return Interval(fmean(values), None)
+    return Interval(fmean(values), student_t(len(values) - 1) * stdev(values) / sqrt(len(values)))
+
+
+@cache
+def student_t(freedom: int, confidence: float = 0.95) -> float:
+    """The t within which a variable of Student's distribution is with this confidence, found by halving."""
+    low, high = 0.0, 1.0
+    while _within(high, freedom) < confidence:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """The probability of being in [-t, t]; for whole degrees of freedom it is a finite sum of powers of a cosine."""
+    angle = atan(t / sqrt(freedom))
+    odd = freedom % 2
+    term = cos(angle) if odd else 1.0
+    total = 0.0
+    for power in range(odd, freedom - 1, 2):
+        total += term
+        term *= cos(angle) ** 2 * (power + 1) / (power + 2)
+    return (angle + sin(angle) * total) * 2 / pi if odd else sin(angle) * total

@@ -1,0 +1,401 @@
+"""The forecast tells each job's steady iteration time, by whichever way is quickest; all ways agree."""
+
+from random import Random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rollmux.mux import forecast as forecast_module
+from rollmux.mux.forecast import TOLERANCE, Forecaster, closed_form
+from rollmux.mux.group import Group
+from rollmux.mux.job import JobSpec, PhaseSpec
+from rollmux.mux.order import Order
+from rollmux.mux.placed import Member, Placement
+from rollmux.mux.play import JobPlay, TailPlay, play
+from rollmux.mux.quick_play import is_plain, quick_play
+
+ORDERS = st.sampled_from(Order)
+# Small numbers make many things happen at the same instant, large ones make groups that drift for ever.
+SCALES = st.sampled_from((4, 60, 100_000))
+
+
+def plain(rollout_ms: int, train_ms: int, rollout: str = "r", train: str = "t", sync_ms: int = 0) -> JobPlay:
+    return JobPlay(rollout_ms, train_ms, sync_ms, (rollout,), (train,))
+
+
+@st.composite
+def plain_jobs(draw: st.DrawFn, rollout: str = "ab", train: str = "xy", most: int = 5) -> tuple[JobPlay, ...]:
+    """Strict jobs that hold one node a phase."""
+    top = draw(SCALES)
+    some_ms = st.integers(1, top)
+    job = st.builds(
+        plain, some_ms, some_ms, st.sampled_from(rollout), st.sampled_from(train), st.one_of(st.just(0), some_ms)
+    )
+    return tuple(draw(st.lists(job, min_size=1, max_size=most)))
+
+
+@st.composite
+def any_plays(draw: st.DrawFn, count: int | None = None, syncs: bool = True) -> tuple[JobPlay, ...]:
+    """Jobs that hold several nodes a phase, sync, run ahead, start on a part of their nodes or move their tails."""
+    some_ms = st.integers(1, draw(SCALES))
+    gangs = {pool: st.lists(st.sampled_from(pool), min_size=1, max_size=3, unique=True) for pool in ("abc", "axy")}
+    jobs = []
+    for _ in range(count or draw(st.integers(1, 4))):
+        rollout_ms, rollout = draw(some_ms), tuple(draw(gangs["abc"]))
+        tail = TailPlay(draw(st.integers(0, rollout_ms)), draw(st.integers(0, 3)), 1)
+        jobs.append(
+            JobPlay(
+                rollout_ms,
+                draw(some_ms),
+                draw(some_ms) if syncs and draw(st.booleans()) else 0,
+                rollout,
+                tuple(draw(gangs["axy"])),
+                draw(st.integers(0, 2)),
+                draw(st.booleans()) and len(rollout) > 1,
+                tail if draw(st.booleans()) and len(rollout) > 1 else None,
+            )
+        )
+    return tuple(jobs)
+
+
+def spec(name: str, job: JobPlay, slo: float = 1000.0) -> JobSpec:
+    rollout = PhaseSpec(job.rollout_ms / 1000, nodes=len(job.rollout_nodes))
+    train = PhaseSpec(job.train_ms / 1000, nodes=len(job.train_nodes))
+    return JobSpec(
+        name, rollout, train, slo, sync_s=job.sync_ms / 1000, staleness=job.staleness, elastic_rollout=job.elastic
+    )
+
+
+def group_of(jobs: tuple[JobPlay, ...], order: Order = Order.FIFO, slos: tuple[float, ...] = ()) -> Group:
+    """A group whose members are played like these jobs."""
+    members = []
+    for i, job in enumerate(jobs):
+        owner = spec(f"j{i}", job, slos[i] if slos else 1000.0)
+        members.append(Member.of(owner, Placement(job.rollout_nodes, job.train_nodes)))
+    return Group("g", tuple(members), order)
+
+
+# -- the figures of the paper ---------------------------------------------------------------------------------
+
+
+def test_two_equal_jobs_weave_into_two_rollouts() -> None:
+    group = group_of((plain(131_000, 102_000), plain(131_000, 102_000)))
+    assert Forecaster().forecast(group).iteration_s == (262, 262)
+
+
+SHORT_AND_LONG = (plain(316_000, 120_000, "a"), plain(316_000, 120_000, "b"), plain(756_000, 125_000, "c"))
+
+
+def test_first_come_first_served_lets_two_short_jobs_go_round_twice_for_each_long_one() -> None:
+    found = Forecaster().forecast(group_of(SHORT_AND_LONG))
+    assert found.exact
+    assert found.iteration_s == (440.5, 440.5, 881)
+
+
+def test_strict_rounds_slow_short_jobs_to_the_pace_of_the_long_one() -> None:
+    found = Forecaster().forecast(group_of(SHORT_AND_LONG, Order.ROUND_ROBIN))
+    assert found.exact
+    assert found.iteration_s == (881, 881, 881)
+
+
+# -- three ways to one answer ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=300)
+@given(job=any_plays(count=1), order=ORDERS)
+def test_a_job_alone_is_as_fast_as_the_formula_says(job: tuple[JobPlay, ...], order: Order) -> None:
+    known = closed_form(job)
+    assume(known is not None)
+    assert known is not None
+    played = play(job, order)
+    assert played.iteration_s == (known.iteration_s if played.exact else pytest.approx(known.iteration_s))
+
+
+@settings(max_examples=300)
+@given(jobs=plain_jobs("a", "x"), order=ORDERS)
+def test_jobs_on_the_same_nodes_are_as_fast_as_the_formula_says(jobs: tuple[JobPlay, ...], order: Order) -> None:
+    jobs = tuple(job._replace(sync_ms=0) for job in jobs)
+    assert closed_form(jobs) == play(jobs, order)
+
+
+def test_where_syncs_take_time_no_formula_is_used_for_company() -> None:
+    jobs = (plain(10, 14, sync_ms=5), plain(10, 14, sync_ms=5), plain(10, 2, sync_ms=5))
+    assert closed_form(jobs) is None
+    assert play(jobs, Order.FIFO).iteration_s[0] > 0.030  # all rollouts, or all trainings, in a row
+
+
+@settings(max_examples=600)
+@given(jobs=plain_jobs("abc", "xy"))
+def test_the_quick_play_gives_what_the_play_gives_to_the_millisecond(jobs: tuple[JobPlay, ...]) -> None:
+    assert is_plain(jobs, Order.FIFO)
+    assert quick_play(jobs) == play(jobs, Order.FIFO)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_quick_play_gives_what_the_play_gives_where_nothing_repeats(seed: int) -> None:
+    for jobs in drifting(seed, 10):
+        assert quick_play(jobs) == play(jobs, Order.FIFO)
+
+
+@given(jobs=any_plays(), order=ORDERS)
+def test_the_quick_play_stands_in_only_for_what_it_can_play(jobs: tuple[JobPlay, ...], order: Order) -> None:
+    strict = all(not job.staleness and not job.elastic and job.tail is None for job in jobs)
+    single = all(len(job.rollout_nodes) == len(job.train_nodes) == 1 for job in jobs)
+    assert is_plain(jobs, order) == (strict and single and order is Order.FIFO)
+
+
+# -- what any play keeps to -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(jobs=any_plays(), order=ORDERS)
+def test_no_job_is_faster_in_company_than_alone(jobs: tuple[JobPlay, ...], order: Order) -> None:
+    iteration_s = play(jobs, order).iteration_s
+    for job, seconds in zip(jobs, iteration_s, strict=True):
+        rest_ms = job.train_ms + job.sync_ms
+        alone_ms = max(job.rollout_ms, rest_ms) if job.staleness else job.rollout_ms + rest_ms
+        assert seconds * 1000 >= alone_ms - 1e-6
+
+
+@settings(max_examples=200)
+@given(jobs=any_plays(), order=ORDERS)
+def test_no_node_works_longer_than_there_is_time(jobs: tuple[JobPlay, ...], order: Order) -> None:
+    jobs = tuple(job._replace(elastic=False, tail=None) for job in jobs)
+    played = play(jobs, order)
+    assume(played.exact)
+    for node in {node for job in jobs for node in job.rollout_nodes + job.train_nodes}:
+        busy = 0.0
+        for job, seconds in zip(jobs, played.iteration_s, strict=True):
+            held_ms = job.rollout_ms * (node in job.rollout_nodes) + job.train_ms * (node in job.train_nodes)
+            busy += held_ms / 1000 / seconds
+        assert busy <= 1 + 1e-9
+
+
+@given(
+    jobs=st.lists(st.builds(plain, st.integers(5, 20), st.integers(5, 20)), min_size=1, max_size=3).map(tuple),
+    sync_ms=st.sampled_from((200, 700, 2_000)),
+    order=ORDERS,
+)
+def test_a_job_whose_sync_outlasts_many_turns_of_the_others_has_a_forecast(
+    jobs: tuple[JobPlay, ...], sync_ms: int, order: Order
+) -> None:
+    unlike = (*jobs, plain(5, 5, sync_ms=sync_ms))
+    played = play(unlike, order)
+    assert played.iteration_s[-1] >= (5 + 5 + sync_ms) / 1000
+    if order is Order.FIFO:
+        assert quick_play(unlike) == played
+
+
+@settings(max_examples=100)
+@given(jobs=plain_jobs(), order=ORDERS)
+def test_linked_jobs_in_strict_rounds_all_have_the_same_pace(jobs: tuple[JobPlay, ...], order: Order) -> None:
+    linked = tuple(job._replace(train_nodes=("x",)) for job in jobs)
+    played = play(linked, Order.ROUND_ROBIN)
+    assume(played.exact)
+    assert len(set(played.iteration_s)) == 1
+
+
+@given(rollout_ms=st.integers(1, 1000), train_ms=st.integers(1, 1000), sync_ms=st.integers(0, 1000))
+def test_alone_a_job_one_step_off_takes_the_longer_of_its_rollout_and_the_rest(
+    rollout_ms: int, train_ms: int, sync_ms: int
+) -> None:
+    job = plain(rollout_ms, train_ms, sync_ms=sync_ms)._replace(staleness=1)
+    expected_s = max(rollout_ms, train_ms + sync_ms) / 1000
+    assert play((job,), Order.FIFO).iteration_s == (expected_s,)
+    assert Forecaster().forecast(group_of((job,))).iteration_s == (expected_s,)
+
+
+def drifting(seed: int, count: int) -> list[tuple[JobPlay, ...]]:
+    """Groups of strict jobs that find no cycle within the turns that are played."""
+    random, found = Random(seed), list[tuple[JobPlay, ...]]()
+    while len(found) < count:
+        jobs = tuple(
+            plain(
+                random.randint(1_000, 300_000),
+                random.randint(1_000, 300_000),
+                random.choice("abc"),
+                random.choice("xy"),
+                random.choice((0, random.randint(0, 100_000))),
+            )
+            for _ in range(random.randint(2, 5))
+        )
+        if not play(jobs, Order.FIFO).exact:
+            found.append(jobs)
+    return found
+
+
+def test_where_nothing_repeats_nearly_every_mean_is_within_five_percent_of_a_long_play() -> None:
+    off = []
+    for jobs in drifting(seed=1, count=60):
+        soon, late = play(jobs, Order.FIFO), play(jobs, Order.FIFO, max_turns=1000)
+        assert not soon.exact
+        off += [abs(a / b - 1) for a, b in zip(soon.iteration_s, late.iteration_s, strict=True)]
+    within = sum(each <= 0.05 for each in off)
+    assert within / len(off) >= 0.97
+
+
+# -- the forecaster -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150)
+@given(jobs=any_plays(syncs=False), order=ORDERS)
+def test_a_forecast_is_the_slower_of_two_opposite_starts(jobs: tuple[JobPlay, ...], order: Order) -> None:
+    linked = tuple(job._replace(train_nodes=("x",), tail=None) for job in jobs)
+    forward, backward = play(linked, order), play(linked[::-1], order)
+    found = Forecaster().forecast(group_of(linked, order))
+    assert found.iteration_s == tuple(map(max, forward.iteration_s, backward.iteration_s[::-1]))
+    assert found.exact == (forward.exact and backward.exact)
+
+
+@settings(max_examples=150)
+@given(left=plain_jobs("ab", "xy", most=3), right=plain_jobs("cd", "zw", most=3), order=ORDERS, data=st.data())
+def test_jobs_that_share_no_nodes_do_not_slow_each_other(
+    left: tuple[JobPlay, ...], right: tuple[JobPlay, ...], order: Order, data: st.DataObject
+) -> None:
+    apart = [*Forecaster().forecast(group_of(left, order)).iteration_s]
+    apart += Forecaster().forecast(group_of(right, order)).iteration_s
+    sides = data.draw(st.permutations([0] * len(left) + [1] * len(right)))
+    places = [[*range(len(left))], [*range(len(left), len(left) + len(right))]]
+    mixed = [places[side].pop(0) for side in sides]
+    both = group_of(tuple((left + right)[i] for i in mixed), order)
+    assert Forecaster().forecast(both).iteration_s == tuple(apart[i] for i in mixed)
+
+
+@st.composite
+def limited_groups(draw: st.DrawFn) -> Group:
+    """Groups with SLOs that some meet."""
+    jobs = draw(st.one_of(plain_jobs(), plain_jobs(), any_plays()))
+    slo = st.floats(1, 4, allow_nan=False)
+    return group_of(jobs, draw(ORDERS), tuple(draw(st.lists(slo, min_size=len(jobs), max_size=len(jobs)))))
+
+
+def was_cut_short(group: Group) -> bool:
+    """Whether a play that knows the limits may have ended before its time."""
+    for part in group.parts:
+        for jobs, indexes in ((part.jobs, part.indexes), (part.jobs[::-1], part.indexes[::-1])):
+            limits_ms = tuple(group.members[i].limit_s * 1000 for i in indexes)
+            if is_plain(jobs, group.order) and quick_play(jobs, limits_ms=limits_ms) != quick_play(jobs):
+                return True
+    return False
+
+
+@settings(max_examples=300)
+@given(group=limited_groups())
+def test_a_group_has_a_late_job_just_where_the_forecast_is_over_a_limit(group: Group) -> None:
+    assume(not was_cut_short(group))
+    forecast = Forecaster().forecast(group)
+    limits = [member.limit_s * (1 + TOLERANCE) for member in group.members]
+    over = [member for member, s, limit in zip(group.members, forecast.iteration_s, limits, strict=True) if s > limit]
+    late = Forecaster().late(group)
+    if late is None:
+        assert not over
+    else:
+        assert late[0] in over
+        assert late[1] > late[0].limit_s
+
+
+@settings(max_examples=300)
+@given(group=limited_groups())
+def test_the_time_of_a_late_job_is_over_its_limit(group: Group) -> None:
+    late = Forecaster().late(group)
+    assume(late is not None)
+    assert late is not None
+    member, iteration_s = late
+    assert member in group.members
+    assert iteration_s > member.limit_s
+
+
+@settings(max_examples=150)
+@given(groups=st.lists(limited_groups(), min_size=1, max_size=4), data=st.data())
+def test_memory_never_changes_an_answer(groups: list[Group], data: st.DataObject) -> None:
+    used = Forecaster()
+    for group in data.draw(st.lists(st.sampled_from(groups), min_size=2, max_size=10)):
+        if data.draw(st.booleans()):
+            assert used.forecast(group) == Forecaster().forecast(group)
+        else:
+            assert used.late(group) == Forecaster().late(group)
+
+
+def test_memory_is_bounded_and_loses_first_what_was_not_asked_for_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast_module, "MEMO_LIMIT", 6)
+    played: list[tuple[JobPlay, ...]] = []
+
+    def counted(jobs: tuple[JobPlay, ...], order: Order) -> object:
+        played.append(jobs)
+        return play(jobs, order)
+
+    monkeypatch.setattr(forecast_module, "play", counted)
+    forecaster = Forecaster()
+    groups = [group_of((plain(9, 4 + i, "a"), plain(7, 5, "b")), Order.ROUND_ROBIN) for i in range(20)]
+    for group in groups:
+        forecaster.forecast(groups[0])
+        forecaster.forecast(group)
+    assert len(played) == 2 * len(groups)
+    assert len(forecaster._memo) == 6
+
+
+# -- what a job's description becomes -------------------------------------------------------------------------
+
+
+def switching(name: str, load_s: float, offload_s: float) -> JobSpec:
+    phase = PhaseSpec(10.0, nodes=1, load_s=load_s, offload_s=offload_s)
+    return JobSpec(name, phase, phase, 1000.0)
+
+
+SWITCHES = st.integers(0, 5).map(float)
+
+
+@given(load_s=SWITCHES, offload_s=SWITCHES)
+def test_switching_costs_nothing_where_no_other_phase_is_pinned(load_s: float, offload_s: float) -> None:
+    first = Member.of(switching("a", load_s, offload_s), Placement(("r0",), ("t0",)))
+    alone = Group("g", (first,))
+    apart = alone.joined_by(Member.of(switching("b", load_s, offload_s), Placement(("r1",), ("t1",))))
+    assert Forecaster().forecast(alone).iteration_s == (20,)
+    assert Forecaster().forecast(apart).iteration_s == (20, 20)
+
+
+@given(load_s=SWITCHES, offload_s=SWITCHES, neighbours=st.integers(1, 3))
+def test_switching_is_paid_for_where_other_phases_are_pinned(load_s: float, offload_s: float, neighbours: int) -> None:
+    group = Group("g", (Member.of(switching("a", load_s, offload_s), Placement(("r0",), ("t0",))),))
+    for i in range(neighbours):
+        group = group.joined_by(Member.of(switching(f"b{i}", load_s, offload_s), Placement(("r0",), (f"t{i + 1}",))))
+    held_s = 10 + load_s + offload_s
+    assert Forecaster().forecast(group).iteration_s == (max(held_s * (neighbours + 1), held_s + 10),) * len(
+        group.members
+    )
+
+
+@given(load_s=SWITCHES, offload_s=SWITCHES)
+def test_a_newcomer_without_switch_times_makes_its_neighbour_switch(load_s: float, offload_s: float) -> None:
+    group = Group("g", (Member.of(switching("a", load_s, offload_s), Placement(("r0",), ("t0",))),))
+    assert group.parts
+    group = group.joined_by(Member.of(switching("b", 0.0, 0.0), Placement(("r0",), ("t1",))))
+    assert Forecaster().forecast(group).iteration_s == (20 + load_s + offload_s,) * 2
+
+
+@given(load_s=SWITCHES, offload_s=SWITCHES)
+def test_a_job_that_trains_where_it_rolls_out_switches_twice_an_iteration(load_s: float, offload_s: float) -> None:
+    group = Group("g", (Member.of(switching("a", load_s, offload_s), Placement(("n0",), ("n0",))),))
+    assert Forecaster().forecast(group).iteration_s == (20 + 2 * (load_s + offload_s),)
+
+
+# -- what stops early, and what starts early -------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(jobs=plain_jobs(), slos=st.lists(st.floats(1.0, 3.0), min_size=5, max_size=5))
+def test_what_a_hurried_verdict_lets_pass_meets_every_limit(jobs: tuple[JobPlay, ...], slos: list[float]) -> None:
+    limits_ms = tuple((job.rollout_ms + job.train_ms + job.sync_ms) * slo for job, slo in zip(jobs, slos, strict=False))
+    hurried = quick_play(jobs, limits_ms=limits_ms)
+    if all(s * 1000 <= limit for s, limit in zip(hurried.iteration_s, limits_ms, strict=True)):
+        full = play(jobs, Order.FIFO, max_turns=400)
+        assert all(s * 1000 <= limit * 1.03 for s, limit in zip(full.iteration_s, limits_ms, strict=True))
+
+
+def test_a_tail_moved_aside_lets_the_next_job_start_early() -> None:
+    """Two jobs on two rollout nodes: the tail, half of the time, keeps one node, and the next starts on the other."""
+    job = JobPlay(100_000, 10_000, 0, ("a", "b"), ("x",), elastic=True)
+    assert play((job, job), Order.FIFO).iteration_s == (200, 200)
+    with_tail = job._replace(tail=TailPlay(50_000, 0, 1))
+    assert max(play((with_tail, with_tail), Order.FIFO).iteration_s) < 0.9 * 200

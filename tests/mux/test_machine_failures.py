@@ -1,0 +1,414 @@
+"""The whole machine when jobs fail, nodes go and leases run out."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollmux.mux import commands as cmd
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_state import Rules
+from rollmux.mux.job import JobSpec, PhaseSpec
+from rollmux.mux.placed import Placement
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.mux.transitions import Job
+from rollmux.mux.weave import Timing
+from tests.mux.world import (
+    CANCELLED,
+    FAILED,
+    FINISHED,
+    FINITE,
+    HOME,
+    JOINED,
+    LEASES,
+    LOST,
+    RELEASE,
+    REPLACE,
+    ROLLOUT,
+    STARTED,
+    STOPPED,
+    TRAIN,
+    World,
+    is_cancelled,
+    is_moving,
+    is_provisioning,
+    is_running,
+    is_starting,
+    job,
+    kinds,
+)
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_job_starts_again_from_its_last_sync_and_its_neighbours_go_on() -> None:
+    world = World()
+    world.run(job("A"), job("B"))
+    world.iterate("A", 2)
+    world.do("A", ROLLOUT, 2)
+    held = world.begin("A", TRAIN, 2)
+    world.do("B", ROLLOUT)
+    assert world.ask("B", TRAIN) == ()
+    grant, launch = world.tell(FAILED)
+    assert isinstance(grant, cmd.Grant)
+    assert (grant.lease.job_id, grant.lease.nodes) == ("B", held.nodes)
+    assert launch == cmd.Launch("A", 2, HOME)
+    world.tell(ev.JobStarted("A", 2))
+    world.refuses(ev.PhaseRequested("A", 2, TRAIN, 2))
+    assert world.do("A", ROLLOUT, 2) == ()
+    assert world.record().progress.synced == 2
+
+
+def test_a_job_ends_when_its_last_attempt_has_failed() -> None:
+    world = is_running(max_attempts=3)
+    assert world.tell(FAILED) == (cmd.Launch("A", 2, HOME),)
+    world.tell(ev.JobStarted("A", 2))
+    assert world.tell(ev.JobFailed("A", 2, "signal 9")) == (cmd.Launch("A", 3, HOME),)
+    assert kinds(world.tell(ev.JobFailed("A", 3, "no space left on device"))) == RELEASE
+    assert world.machine.state.ended["A"] == "failed 3 times, at last: no space left on device"
+
+
+def test_a_failed_phase_counts_against_nobody_and_may_be_asked_for_again() -> None:
+    world = World()
+    world.run(job("A"), job("B"))
+    lease = world.begin("A", ROLLOUT)
+    world.ask("B", ROLLOUT)
+    (grant,) = world.tell(ev.PhaseFailed("A", lease.epoch, "raised ValueError"))
+    assert isinstance(grant, cmd.Grant)
+    assert grant.lease.job_id == "B"
+    assert (world.record().progress.rolled, world.record().failures, world.record().attempt) == (0, 0, 1)
+    world.ignores(ev.PhaseFinished("A", lease.epoch))
+    assert world.ask("A", ROLLOUT) == ()
+    (again,) = world.tell(ev.PhaseFinished("B", grant.lease.epoch))
+    assert isinstance(again, cmd.Grant)
+    assert (again.lease.job_id, again.lease.iteration) == ("A", 0)
+
+
+def test_messages_of_an_attempt_that_is_over_change_nothing() -> None:
+    world = is_running()
+    lease = world.begin("A", ROLLOUT)
+    world.tell(FAILED)
+    world.tell(ev.JobStarted("A", 2))
+    world.begin("A", ROLLOUT)
+    for event in (
+        STARTED,
+        FINISHED,
+        FAILED,
+        STOPPED,
+        ev.JobProfiled("A", 1, 1.0, 1.0, 1.0),
+        ev.PhaseRequested("A", 1, ROLLOUT, 0),
+        ev.PhaseStarted("A", lease.epoch),
+        ev.PhaseProgressed("A", lease.epoch, 9, 10),
+        ev.PhaseShrunk("A", lease.epoch),
+        ev.PhaseFinished("A", lease.epoch),
+        ev.PhaseFailed("A", lease.epoch, "raised ValueError"),
+        ev.PhaseOffloaded("A", lease.epoch),
+        ev.Heartbeat("A", lease.epoch),
+    ):
+        world.ignores(event)
+
+
+def test_messages_of_a_job_that_is_over_change_nothing() -> None:
+    world = is_running()
+    lease = world.begin("A", ROLLOUT)
+    world.tell(FINISHED)
+    for event in (
+        STARTED,
+        FINISHED,
+        FAILED,
+        STOPPED,
+        CANCELLED,
+        ev.JobProfiled("A", 1, 1.0, 1.0, 1.0),
+        ev.PhaseRequested("A", 1, TRAIN, 0),
+        ev.PhaseFinished("A", lease.epoch),
+        ev.Heartbeat("A", lease.epoch),
+        ev.NodeLost("rollout-0"),
+        ev.Tick(),
+    ):
+        world.ignores(event)
+    assert world.tell(JOINED) == (cmd.ReleaseNode("train-0", "train"),)
+
+
+@pytest.mark.parametrize("before", [is_starting, is_running])
+def test_a_cancelled_job_holds_its_nodes_until_its_processes_are_gone(before: Callable[[], World]) -> None:
+    world = before()
+    (stop,) = world.tell(CANCELLED)
+    assert stop == cmd.Stop("A", 1, "cancelled")
+    world.ignores(CANCELLED)
+    assert world.machine.next_wake() == world.now + 10.0
+    world.ignores(ev.Tick())
+    assert kinds(world.tell(ev.Tick(), 10.0)) == RELEASE  # nobody confirmed it in time
+    assert world.machine.state.ended == {"A": "cancelled"}
+
+
+def test_what_a_cancelled_job_holds_goes_to_the_next_once_it_gives_it_back() -> None:
+    world = World()
+    world.run(job("A"), job("B"))
+    lease = world.begin("A", ROLLOUT)
+    world.ask("B", ROLLOUT)
+    assert world.tell(CANCELLED) == (cmd.Revoke("A", lease.epoch, "cancelled"), cmd.Stop("A", 1, "cancelled"))
+    world.refuses(ev.PhaseRequested("A", 1, ROLLOUT, 0))
+    (grant,) = world.tell(ev.PhaseFinished("A", lease.epoch))
+    assert isinstance(grant, cmd.Grant)
+    assert grant.lease.job_id == "B"
+    assert world.record("A").progress.rolled == 0  # it was done without a lease
+
+
+def test_a_job_that_waits_in_line_and_is_cancelled_waits_no_more() -> None:
+    world = World()
+    world.run(job("A"), job("B"), job("C"))
+    lease = world.begin("B", ROLLOUT)
+    world.ask("A", ROLLOUT)
+    world.ask("C", ROLLOUT)
+    assert kinds(world.tell(CANCELLED)) == [cmd.Stop]
+    (grant,) = world.tell(ev.PhaseFinished("B", lease.epoch))
+    assert isinstance(grant, cmd.Grant)
+    assert grant.lease.job_id == "C"
+
+
+def test_a_job_cancelled_while_it_is_stopped_for_another_reason_ends() -> None:
+    world = is_moving()
+    assert world.tell(CANCELLED) == ()
+    assert kinds(world.tell(STOPPED)) == RELEASE
+    assert world.machine.state.ended == {"A": "cancelled"}
+
+
+# -- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_node_is_lost_before_it_comes_gets_other_nodes_at_once() -> None:
+    world = is_provisioning()
+    assert kinds(world.tell(LOST)) == REPLACE
+    assert world.record().attempt == 1
+    assert set(world.machine.state.book.nodes).isdisjoint(HOME.all_nodes)
+    world.ignores(LOST)
+
+
+@pytest.mark.parametrize("before", [is_starting, is_running])
+def test_a_job_whose_node_is_lost_is_stopped_and_goes_elsewhere(before: Callable[[], World]) -> None:
+    world = before()
+    assert world.tell(LOST) == (cmd.Stop("A", 1, "node train-0 is lost"),)
+    world.ignores(LOST)
+    assert kinds(world.tell(STOPPED)) == REPLACE
+    world.nodes_come()
+    world.tell(ev.JobStarted("A", 2))
+    assert set(world.begin("A", ROLLOUT).nodes).isdisjoint(HOME.all_nodes)
+    assert world.record().failures == 0
+
+
+def test_everyone_on_a_lost_node_is_stopped_and_nobody_else() -> None:
+    world = World()
+    world.run(job("A"), job("B"), job("C", slo=1.0))
+    assert world.record("C").group_id != world.record("B").group_id
+    commands = world.tell(LOST)
+    assert [(type(c), getattr(c, "job_id", "")) for c in commands] == [(cmd.Stop, "A"), (cmd.Stop, "B")]
+    assert world.state("C") is Job.RUNNING
+
+
+def test_a_cancelled_job_whose_node_is_lost_just_ends() -> None:
+    world = is_cancelled()
+    assert world.tell(LOST) == ()
+    assert kinds(world.tell(STOPPED)) == RELEASE
+    assert world.machine.state.ended == {"A": "cancelled"}
+
+
+def racks(count: int, max_group: int) -> World:
+    """A cluster of so many rollout nodes and so many training nodes, which stay."""
+    world = World(FINITE, policy=RollmuxPolicy(max_group=max_group))
+    for i in range(count):
+        world.tell(ev.NodeJoined(f"r{i}", "rollout"))
+        world.tell(ev.NodeJoined(f"t{i}", "train"))
+    return world
+
+
+def test_a_job_without_a_node_goes_back_to_its_place_in_line() -> None:
+    world = racks(2, max_group=1)
+    world.run(job("A"), job("B"))
+    world.tell(ev.JobSubmitted(job("C")))
+    world.tell(ev.NodeLost("r0"))
+    world.tell(STOPPED)
+    assert world.machine.state.backlog == ["A", "C"]
+    commands = world.tell(ev.JobFinished("B", 1))
+    assert [c.job_id for c in commands if isinstance(c, cmd.Admit)] == ["A"]
+
+
+def test_a_cordoned_node_keeps_its_jobs_and_takes_no_more_until_that_is_lifted() -> None:
+    world = racks(2, max_group=2)
+    world.run(job("A"))
+    assert world.tell(ev.NodeCordoned("r0")) == ()
+    world.ignores(ev.NodeCordoned("r0"))
+    world.iterate("A")
+    world.run(job("B"))
+    assert world.record("B").placement == Placement(("r1",), ("t1",))
+    world.tell(ev.JobFinished("B", 1))
+    world.ignores(ev.NodeJoined("r0", "rollout"))  # a late repeat of its first message
+    world.tell(ev.NodeUncordoned("r0"))
+    world.ignores(ev.NodeUncordoned("r0"))
+    world.run(job("C"))
+    assert world.record("C").placement == Placement(("r0",), ("t0",))
+
+
+def test_an_idle_cordoned_node_is_not_used() -> None:
+    world = racks(1, max_group=1)
+    world.tell(ev.NodeCordoned("t0"))
+    (queue,) = world.tell(ev.JobSubmitted(job("A")))
+    assert isinstance(queue, cmd.Queue)
+    assert kinds(world.tell(ev.NodeUncordoned("t0"))) == [cmd.Admit, cmd.Launch]
+
+
+# -- leases ----------------------------------------------------------------------------------------------------------
+
+
+def leased(*crew: JobSpec, timing: Timing = LEASES) -> World:
+    world = World(rules=Rules(timing=timing))
+    world.run(*(crew or (job("A"), job("B"))))
+    return world
+
+
+def test_a_sign_of_life_renews_a_lease_and_silence_ends_it() -> None:
+    world = leased()
+    (grant,) = world.ask("A", ROLLOUT)
+    assert isinstance(grant, cmd.Grant)
+    epoch = grant.lease.epoch
+    for sign in (
+        ev.PhaseStarted("A", epoch),
+        ev.Heartbeat("A", epoch),
+        ev.PhaseProgressed("A", epoch, 1, 10),
+        ev.Heartbeat("A", epoch),
+    ):
+        assert world.machine.next_wake() == world.now + 15.0
+        assert world.tell(sign, 14.0) == ()
+        world.ignores(ev.Tick())
+    assert world.tell(ev.Tick(), 15.0) == (cmd.Revoke("A", epoch, "no sign of life from its holder"),)
+    world.ignores(ev.Heartbeat("A", epoch))
+    assert world.machine.next_wake() == world.now + 10.0
+
+
+def test_without_expiry_nobody_has_to_be_woken() -> None:
+    world = is_running()
+    world.begin("A", ROLLOUT)
+    assert world.machine.next_wake() is None
+    world.now = 1e9
+    world.ignores(ev.Tick())
+
+
+def test_an_expired_holder_is_revoked_then_ended_and_the_next_has_its_nodes() -> None:
+    world = leased()
+    lease = world.begin("A", ROLLOUT)
+    world.ask("B", ROLLOUT)
+    assert kinds(world.tell(ev.Tick(), 15.0)) == [cmd.Revoke]
+    world.ignores(ev.Tick())
+    stop, grant, launch = world.tell(ev.Tick(), 10.0)
+    assert isinstance(stop, cmd.Stop)
+    assert (stop.job_id, stop.attempt) == ("A", 1)
+    assert isinstance(grant, cmd.Grant)
+    assert (grant.lease.job_id, grant.lease.nodes) == ("B", lease.nodes)
+    assert grant.lease.epoch > lease.epoch
+    assert launch == cmd.Launch("A", 2, HOME)
+    world.ignores(ev.PhaseFinished("A", lease.epoch))
+    world.ignores(STOPPED)
+
+
+def test_what_is_finished_after_the_lease_does_not_count_and_is_done_again() -> None:
+    world = leased()
+    lease = world.begin("A", ROLLOUT)
+    world.ask("B", ROLLOUT)
+    world.tell(ev.Tick(), 15.0)
+    world.refuses(ev.PhaseRequested("A", 1, ROLLOUT, 0))
+    (grant,) = world.tell(ev.PhaseFinished("A", lease.epoch), 5.0)
+    assert isinstance(grant, cmd.Grant)
+    assert grant.lease.job_id == "B"
+    assert world.record("A").progress.rolled == 0
+    assert world.ask("A", ROLLOUT) == ()
+    (again,) = world.tell(ev.PhaseFinished("B", grant.lease.epoch))
+    assert isinstance(again, cmd.Grant)
+    assert (again.lease.job_id, again.lease.iteration) == ("A", 0)
+
+
+def test_a_holder_that_never_answers_uses_up_its_attempts() -> None:
+    world = leased(job("A", max_attempts=2))
+    world.begin("A", ROLLOUT)
+    assert kinds(world.tell(ev.Tick(), 15.0)) == [cmd.Revoke]
+    assert kinds(world.tell(ev.Tick(), 10.0)) == [cmd.Stop, cmd.Launch]
+    world.tell(ev.JobStarted("A", 2))
+    world.begin("A", ROLLOUT)
+    assert kinds(world.tell(ev.Tick(), 15.0)) == [cmd.Revoke]
+    assert kinds(world.tell(ev.Tick(), 10.0)) == [cmd.Stop, *RELEASE]
+    assert world.machine.state.ended["A"].startswith("failed 2 times")
+
+
+def wait_for(world: World, job_id: str) -> float:
+    """Wakes the machine when it wants to be woken, until the job is granted nodes; returns when that is."""
+    for _ in range(20):
+        wake = world.machine.next_wake()
+        assert wake is not None, f"nothing will ever give job {job_id} its turn"
+        assert wake > world.now, f"it is {world.now}, and the machine wants to be woken at {wake}"
+        if any(isinstance(c, cmd.Grant) and c.lease.job_id == job_id for c in world.tell(ev.Tick(), wake - world.now)):
+            return world.now
+    raise AssertionError(f"job {job_id} still waits")
+
+
+def dies_before_it_starts(world: World) -> str:
+    world.ask("A", ROLLOUT)
+    world.ask("B", ROLLOUT)
+    return "B"
+
+
+def dies_in_its_rollout(world: World) -> str:
+    world.begin("A", ROLLOUT)
+    world.ask("B", ROLLOUT)
+    return "B"
+
+
+def dies_in_its_training(world: World) -> str:
+    world.do("A", ROLLOUT)
+    world.do("B", ROLLOUT)
+    world.begin("A", TRAIN)
+    world.ask("B", TRAIN)
+    return "B"
+
+
+def dies_parked_where_another_comes(world: World) -> str:
+    world.tell(ev.JobFinished("B", 1))
+    world.do("A", ROLLOUT)
+    world.run(job("C"))
+    world.ask("C", ROLLOUT)
+    return "C"
+
+
+Death = Callable[[World], str]
+DEATHS: list[Death] = [
+    dies_before_it_starts,
+    dies_in_its_rollout,
+    dies_in_its_training,
+    dies_parked_where_another_comes,
+]
+
+
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("timing", [Timing(15.0, 10.0), Timing(60.0, 0.5), Timing(10.0, 10.0)], ids=str)
+def test_nobody_waits_on_a_dead_holder_longer_than_its_lease_and_the_drain(death: Death, timing: Timing) -> None:
+    world = leased(timing=timing)
+    waits = death(world)
+    asked = world.now
+    assert wait_for(world, waits) <= asked + timing.lease_s + timing.drain_s
+
+
+@pytest.mark.parametrize("death", DEATHS[:3])
+@pytest.mark.parametrize("event", [CANCELLED, LOST], ids=["its owner cancels it", "a node of its is lost"])
+@given(after_s=st.floats(0.5, 24.5))
+@settings(max_examples=25)
+def test_nobody_waits_longer_because_the_dead_holder_is_to_be_stopped(
+    death: Death, event: ev.Event, after_s: float
+) -> None:
+    world = World(rules=Rules(timing=LEASES))
+    apart = PhaseSpec(50.0, 2)  # its second rollout node is its own
+    world.run(job("B"), job("A", rollout=apart))
+    lost = next(n for n in world.machine.state.book.nodes if n not in HOME.all_nodes)
+    waits = death(world)
+    asked = world.now
+    while (wake := world.machine.next_wake()) is not None and wake <= asked + after_s:
+        world.tell(ev.Tick(), wake - world.now)
+    world.tell(ev.NodeLost(lost) if event is LOST else event, asked + after_s - world.now)
+    assert wait_for(world, waits) <= asked + 25.0

@@ -1,0 +1,529 @@
+"""Changing places: nodes are given back at once, moves are made when they pay or an SLO needs them; no work is lost."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollmux.mux import commands as cmd
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.cluster_state import Rules
+from rollmux.mux.hardware import GB, Cluster, NodeType, Pool, elastic
+from rollmux.mux.invariants import check_all
+from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
+from rollmux.mux.job_record import JobRecord
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.mux.transitions import Job
+from rollmux.sim.cast import Cast
+
+# A rollout node costs $1 an hour, a training node $3.
+CHEAP = NodeType("cheap", 8, 1.0 / 8, 96 * GB, 1000 * GB)
+DEAR = NodeType("dear", 8, 3.0 / 8, 80 * GB, 1000 * GB)
+CLUSTER = elastic(CHEAP, DEAR)
+PHASES = (PhaseKind.ROLLOUT, PhaseKind.TRAIN, PhaseKind.SYNC)
+
+
+def job(name: str, **more: Any) -> JobSpec:
+    """Two of these fill a group's time: alone one takes 100 s an iteration, its SLO allows 120, three take 150."""
+    given: dict[str, Any] = {"rollout": PhaseSpec(50.0, 1), "train": PhaseSpec(50.0, 1), "slo": 1.2, **more}
+    return JobSpec(id=name, **given)
+
+
+class Checked(Cast):
+    """Checks every invariant after each event, and that rented nodes are those that somebody is pinned to."""
+
+    def __init__(self, rules: Rules | None = None, cluster: Cluster = CLUSTER, max_group: int = 5) -> None:
+        super().__init__(ClusterMachine(cluster, RollmuxPolicy(max_group=max_group), rules))
+        self.keep_history = True
+        self.rented: set[str] = set()
+        self.counted = 0
+
+    @property
+    def jobs(self) -> dict[str, JobRecord]:
+        return self.machine.state.jobs
+
+    def tell(self, event: ev.Event) -> None:
+        super().tell(event)
+        news, self.counted = self.history[self.counted :], len(self.history)
+        for command in (c for _, _, commands in news for c in commands):
+            if isinstance(command, cmd.Provision):
+                self.rented.add(command.node)
+            elif isinstance(command, cmd.ReleaseNode):
+                self.rented.discard(command.node)  # one that comes too late is given back once more
+        assert self.rented == {node for group in self.machine.state.groups.values() for node in group.nodes}
+        assert not self.machine.state.alarms
+        check_all(self.machine.state)
+
+    def cancel(self, *names: str) -> None:
+        for name in names:
+            self.tell(ev.JobCancelled(name))
+            self.run(self.now)
+
+    def said(self, kind: type, job_id: str) -> list[tuple[float, Any]]:
+        """The commands of this kind about this job, with their times."""
+        return [
+            (at, command)
+            for at, _, commands in self.history
+            for command in commands
+            if isinstance(command, kind) and getattr(command, "job_id", "") == job_id
+        ]
+
+    def synced(self, job_id: str) -> list[int]:
+        """The iterations whose sync was finished under a lease that counted."""
+        leases = {
+            c.lease.epoch: c.lease for _, _, commands in self.history for c in commands if isinstance(c, cmd.Grant)
+        }
+        return [
+            leases[event.epoch].iteration
+            for _, event, _ in self.history
+            if isinstance(event, ev.PhaseFinished)
+            and event.job_id == job_id
+            and leases[event.epoch].kind is PhaseKind.SYNC
+        ]
+
+
+def pairs(cast: Checked, *crew: JobSpec) -> Checked:
+    """Submits jobs, two of which fill a group, and lets them begin."""
+    for spec in crew:
+        cast.submit(cast.now, spec)
+    cast.run(cast.now)
+    return cast
+
+
+def two_left_alone(left: JobSpec, at: float = 10.0, rules: Rules | None = None, **more: Any) -> Checked:
+    """B is alone in group-0; `left` is alone in group-1 since just now, and could join B."""
+    cast = pairs(Checked(rules), job("A", **more), job("B", **more), left, job("D", **more))
+    cast.run(at)
+    cast.cancel("A", "D")
+    return cast
+
+
+def started(*crew: JobSpec, rules: Rules | None = None, max_group: int = 5) -> ClusterMachine:
+    """All have started, and none has begun its first iteration: whoever is to move goes at once."""
+    machine = ClusterMachine(CLUSTER, RollmuxPolicy(max_group=max_group), rules)
+    for spec in crew:
+        machine.handle(0.0, ev.JobSubmitted(spec))
+        for node, known in list(machine.state.book.nodes.items()):
+            machine.handle(0.0, ev.NodeJoined(node, known.pool))
+        machine.handle(0.0, ev.JobStarted(spec.id, 1))
+    return machine
+
+
+def gone(machine: ClusterMachine, *names: str) -> tuple[cmd.Command, ...]:
+    """Cancels these jobs, and sees them end."""
+    commands: tuple[cmd.Command, ...] = ()
+    for name in names:
+        machine.handle(0.0, ev.JobCancelled(name))
+        commands += machine.handle(0.0, ev.JobStopped(name, 1))
+    return commands
+
+
+# -- departures ------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def crews(draw: st.DrawFn) -> list[tuple[float, JobSpec]]:
+    at, found = 0.0, []
+    for i in range(draw(st.integers(2, 7))):
+        at += draw(st.sampled_from([0.0, 20.0, 130.0]))
+        spec = JobSpec(
+            f"job{i}",
+            PhaseSpec(draw(st.sampled_from([30.0, 50.0, 120.0])), draw(st.sampled_from([1, 1, 2]))),
+            PhaseSpec(draw(st.sampled_from([30.0, 50.0])), draw(st.sampled_from([1, 1, 2]))),
+            slo=draw(st.sampled_from([1.0, 1.2, 1.7, 2.5])),
+            iterations=draw(st.integers(1, 8)),
+            sync_s=draw(st.sampled_from([0.0, 4.0])),
+            staleness=draw(st.sampled_from([0, 0, 1])),
+            cold_start_s=draw(st.sampled_from([1.0, 40.0])),
+        )
+        found.append((at, spec))
+    return found
+
+
+@given(crew=crews(), provision_s=st.sampled_from([0.0, 60.0]), launch_s=st.sampled_from([0.0, 25.0]))
+@settings(max_examples=150)
+def test_whoever_moves_when_each_iteration_is_done_once_and_no_node_is_kept_in_vain(
+    crew: list[tuple[float, JobSpec]], provision_s: float, launch_s: float
+) -> None:
+    cast = Checked()
+    cast.provision_s, cast.launch_s = provision_s, launch_s
+    for at, spec in crew:
+        cast.submit(at, spec)
+    cast.run()
+    for _, spec in crew:
+        assert cast.synced(spec.id) == list(range(spec.iterations or 0))
+    assert not cast.rented
+    assert not cast.machine.state.jobs
+
+
+def test_nodes_are_given_back_with_the_event_that_frees_them() -> None:
+    cast = pairs(Checked(), job("wide", rollout=PhaseSpec(50.0, 2), iterations=1), job("slim", iterations=3))
+    cast.run()
+    finished = next(x for x in cast.history if x[1] == ev.JobFinished("wide", 1))
+    (released,) = [c for c in finished[2] if isinstance(c, cmd.ReleaseNode)]
+    assert released.pool == "rollout"
+    last = next(x for x in cast.history if x[1] == ev.JobFinished("slim", 1))
+    assert sorted(c.pool for c in last[2] if isinstance(c, cmd.ReleaseNode)) == ["rollout", "train"]
+
+
+# -- when a move pays ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("left", "rules", "moves"),
+    [
+        (job("C", slo=10.0, iterations=3, cold_start_s=299.0), Rules(), True),
+        (job("C", slo=10.0, iterations=3, cold_start_s=300.0), Rules(), False),
+        (job("C", slo=10.0, iterations=3, cold_start_s=301.0), Rules(), False),
+        (job("C", slo=10.0, iterations=4, cold_start_s=301.0), Rules(), True),
+        (job("C", slo=10.0, iterations=3), Rules(move_s=299.0), True),
+        (job("C", slo=10.0, iterations=3), Rules(move_s=300.0), False),
+        (job("C", slo=10.0, iterations=4), Rules(), True),
+        (job("C", slo=10.0, iterations=3), Rules(), False),
+        (job("C", slo=10.0, iterations=5, cold_start_s=399.0, rollout=PhaseSpec(50.0, 2)), Rules(), True),
+        (job("C", slo=10.0, iterations=5, cold_start_s=400.0, rollout=PhaseSpec(50.0, 2)), Rules(), False),
+        (job("C", slo=10.0, iterations=1000, cold_start_s=1.0), Rules(compaction=False), False),
+    ],
+    ids=[
+        "saves a little more than it costs",
+        "saves what it costs",
+        "saves a little less",
+        "one more iteration to do",
+        "the operator says what a move costs, a little less",
+        "the operator says what a move costs, as much",
+        "300 s by default, 400 left",
+        "300 s by default, 300 left",
+        "a node must be added: saves $4 of the $5 that its nodes cost, a little more than it costs",
+        "a node must be added: saves $4 of the $5 that its nodes cost, what it costs",
+        "compaction is off",
+    ],
+)
+def test_a_job_moves_if_that_saves_more_than_it_costs(left: JobSpec, rules: Rules, moves: bool) -> None:
+    machine = started(job("A"), job("B"), left, job("D"), rules=rules)
+    commands = gone(machine, "A", "D")
+    record = machine.state.jobs["C"]
+    assert (record.state is Job.STOPPING) == moves
+    assert [c.job_id for c in commands if isinstance(c, cmd.Stop)] == (["C"] if moves else [])
+    assert (record.target is not None and record.target[0] == "group-0") == moves
+
+
+def test_what_an_iteration_under_way_still_takes_in_the_old_place_saves_nothing() -> None:
+    """C would move in 90 s, and save two of its three iterations: 200 s of its nodes for 250 s lost."""
+    assert two_left_alone(job("C", slo=10.0, iterations=3, cold_start_s=250.0)).jobs["C"].target is None
+
+
+def test_a_job_in_its_last_iteration_finishes_it_and_is_not_moved() -> None:
+    cast = two_left_alone(job("C", slo=10.0, iterations=1, cold_start_s=1.0), iterations=20)
+    cast.run(5000.0)
+    assert not cast.said(cmd.Stop, "C")
+    assert cast.synced("C") == [0]
+
+
+@pytest.mark.parametrize(("ran_s", "moves"), [(99.0, False), (100.0, False), (101.0, True)])
+def test_a_job_of_unknown_length_is_thought_to_run_as_long_again_as_it_has(ran_s: float, moves: bool) -> None:
+    cast = two_left_alone(job("C", cold_start_s=100.0), at=ran_s)
+    assert (cast.jobs["C"].target is not None) == moves
+
+
+@pytest.mark.parametrize(("cold_start_s", "moves"), [(199.0, True), (200.0, False)])
+def test_a_whole_group_moves_if_that_pays_for_all_of_it(cold_start_s: float, moves: bool) -> None:
+    """Three are a full group here. Two that are left of one have 400 s to go, and each loses `cold_start_s`."""
+    more: dict[str, Any] = {"slo": 3.0, "cold_start_s": cold_start_s, "iterations": 4}
+    stays = {**more, "cold_start_s": 1e6}
+    crew = [job(name, **(stays if name == "A1" else more)) for name in ("A1", "A2", "A3", "C1", "C2", "C3")]
+    machine = started(*crew, max_group=3)
+    commands = gone(machine, "A2", "A3", "C3")
+    assert [c.job_id for c in commands if isinstance(c, cmd.Stop)] == (["C1", "C2"] if moves else [])
+    targets = [record.target[0] if record.target else None for record in machine.state.jobs.values()]
+    assert targets == ([None, "group-0", "group-0"] if moves else [None, None, None])
+
+
+def test_room_goes_first_to_those_who_wait() -> None:
+    capped = Cluster(Pool("rollout", CHEAP, max_nodes=2), Pool("train", DEAR, max_nodes=2))
+    cast = pairs(Checked(cluster=capped), *(job(name, cold_start_s=1.0, iterations=50) for name in "ABCDE"))
+    cast.run(10.0)
+    assert cast.jobs["E"].state is Job.QUEUED
+    cast.cancel("A", "D")
+    assert cast.jobs["E"].group_id == "group-0"
+    assert cast.jobs["C"].target is None
+
+
+def test_nobody_is_moved_while_somebody_waits() -> None:
+    """The one who waits wants both of both pools' nodes."""
+    capped = Cluster(Pool("rollout", CHEAP, max_nodes=2), Pool("train", DEAR, max_nodes=2))
+    wide = job("wide", slo=1.0, rollout=PhaseSpec(50.0, 2), train=PhaseSpec(50.0, 2))
+    crew = [job(name, cold_start_s=1.0, iterations=50) for name in "ABCD"]
+    cast = pairs(Checked(cluster=capped), *crew, wide)
+    cast.run(10.0)
+    cast.cancel("A", "D")
+    assert cast.jobs["wide"].state is Job.QUEUED
+    assert cast.jobs["C"].target is None
+
+
+@pytest.mark.parametrize(("at", "moves"), [(250.0, False), (299.5, False), (300.0, True), (350.0, True)])
+def test_a_moved_job_stays_until_its_move_has_paid_for_itself(at: float, moves: bool) -> None:
+    """C is to move in beside B at 10, goes at 100 and is there at 300. Once B has left, it could move on to E."""
+    crew = [job(name, cold_start_s=1e6 if name == "E" else 200.0, iterations=50) for name in "ABCDEF"]
+    cast = pairs(Checked(), *crew)
+    cast.run(10.0)
+    cast.cancel("A", "D")
+    assert cast.jobs["C"].target is not None
+    cast.run(150.0)
+    assert cast.jobs["C"].group_id == "group-0"
+    cast.cancel("F")
+    assert cast.jobs["E"].target is None  # there is no room beside B and C
+    cast.run(at)
+    cast.cancel("B")
+    assert (cast.jobs["C"].target is not None) == moves
+    cast.run(1000.0)
+    assert cast.jobs["C"].group_id == ("group-2" if moves else "group-0")
+    assert len(cast.said(cmd.Launch, "C")) == (3 if moves else 2)
+
+
+# -- how a move is made ----------------------------------------------------------------------------------------------
+
+
+def test_a_move_waits_for_the_end_of_the_iteration_and_its_place_is_kept() -> None:
+    cast = two_left_alone(job("C", slo=10.0, iterations=5, cold_start_s=1.0), iterations=20, cold_start_s=1e6)
+    target = cast.jobs["C"].target
+    assert target is not None
+    assert {m.job.id for m in cast.machine.state.groups["group-0"].members} == {"B", "C"}
+    pairs(cast, job("late"))
+    assert cast.jobs["late"].group_id != "group-0"
+    cast.run(99.0)
+    assert not cast.said(cmd.Stop, "C")
+    assert cast.jobs["C"].state is Job.RUNNING
+    cast.run(150.0)
+    ((at, stop),) = cast.said(cmd.Stop, "C")
+    assert (at, stop.attempt) == (100.0, 1)
+    assert "no longer pay" in stop.reason
+    assert not cast.said(cmd.Revoke, "C")
+    assert cast.said(cmd.Launch, "C")[1:] == [(100.0, cmd.Launch("C", 2, target[1]))]
+    cast.run(2000.0)
+    assert cast.synced("C") == [0, 1, 2, 3, 4]
+
+
+def test_a_job_whose_rollouts_run_ahead_moves_after_a_sync_and_does_no_iteration_twice() -> None:
+    cast = pairs(Checked(max_group=2), *(job(n, iterations=9, cold_start_s=1.0, staleness=1, slo=3.0) for n in "ABCD"))
+    cast.run(10.0)
+    cast.cancel("A", "D")
+    assert cast.jobs["C"].target is not None
+    cast.run(3000.0)
+    ((at, _),) = cast.said(cmd.Stop, "C")
+    (sync,) = [e for _, e, c in cast.history if any(isinstance(x, cmd.Stop) and x.job_id == "C" for x in c)]
+    assert isinstance(sync, ev.PhaseFinished)
+    assert at == 100.0
+    assert cast.synced("C") == list(range(9))
+    assert "C" not in cast.jobs
+
+
+class Hand:
+    """A machine driven event by event. A and B share group-0; B is to move to two new nodes, which are still coming."""
+
+    def __init__(self, busy: bool = True, cluster: Cluster = CLUSTER, **more: Any) -> None:
+        self.machine = ClusterMachine(cluster, RollmuxPolicy(), Rules(compaction=False))
+        self.now = 0.0
+        for spec in (job("A", iterations=90), job("B", iterations=90, **more)):
+            self.tell(ev.JobSubmitted(spec))
+            for node, record in list(self.machine.state.book.nodes.items()):
+                self.tell(ev.NodeJoined(node, record.pool))
+            self.tell(ev.JobStarted(spec.id, 1))
+        if busy:
+            self.tell(ev.PhaseRequested("B", 1, PhaseKind.ROLLOUT, 0))
+        self.old_nodes = set(self.machine.state.book.nodes)
+        self.relief = self.tell(ev.JobProfiled("A", 1, 80.0, 20.0, 0.0))
+        self.new_nodes = set(self.machine.state.book.nodes) - self.old_nodes
+
+    @property
+    def b(self) -> JobRecord:
+        return self.machine.state.jobs["B"]
+
+    def tell(self, event: ev.Event) -> tuple[cmd.Command, ...]:
+        self.now += 1.0
+        commands = self.machine.handle(self.now, event)
+        check_all(self.machine.state)
+        return commands
+
+    def reach_the_safe_point(self) -> tuple[cmd.Command, ...]:
+        commands: tuple[cmd.Command, ...] = ()
+        for kind in PHASES:
+            if kind is not PhaseKind.ROLLOUT:
+                self.tell(ev.PhaseRequested("B", 1, kind, 0))
+            commands = self.tell(ev.PhaseFinished("B", self.machine.state.seat(self.b).lanes[kind].epoch))
+        return commands
+
+    def homes(self, job_id: str) -> list[str]:
+        """The groups that a job is a member of, once for each time."""
+        return [g.id for g in self.machine.state.groups.values() for m in g.members if m.job.id == job_id]
+
+
+def waits_for_the_safe_point(hand: Hand) -> None:
+    assert hand.b.state is Job.RUNNING
+
+
+def is_being_stopped(hand: Hand) -> None:
+    hand.reach_the_safe_point()
+    assert hand.b.state is Job.STOPPING
+
+
+def waits_for_its_new_nodes(hand: Hand) -> None:
+    is_being_stopped(hand)
+    hand.tell(ev.JobStopped("B", 1))
+    assert hand.b.state is Job.PROVISIONING
+
+
+def test_a_measurement_that_endangers_an_slo_moves_one_job_to_nodes_of_its_own() -> None:
+    hand = Hand()
+    assert sorted(c.pool for c in hand.relief if isinstance(c, cmd.Provision)) == ["rollout", "train"]
+    assert not any(isinstance(c, cmd.Stop) for c in hand.relief)
+    assert hand.homes("B") == ["group-0", "group-1"]
+    *_, stop = hand.reach_the_safe_point()
+    assert isinstance(stop, cmd.Stop)
+    assert "SLO" in stop.reason
+    assert hand.tell(ev.JobStopped("B", 1)) == ()
+    assert hand.homes("B") == ["group-1"]
+    assert hand.b.target is None
+    launches = [hand.tell(ev.NodeJoined(node, node.split("-")[0])) for node in sorted(hand.new_nodes)]
+    assert launches[0] == ()
+    (launch,) = launches[1]
+    assert isinstance(launch, cmd.Launch)
+    assert launch.attempt == 2
+    assert set(launch.placement.all_nodes) == hand.new_nodes
+    assert "group-0" not in hand.machine.state.strained
+
+
+def test_a_job_that_holds_nothing_moves_at_once() -> None:
+    hand = Hand(busy=False)
+    assert isinstance(hand.relief[-1], cmd.Stop)
+    assert hand.b.state is Job.STOPPING
+
+
+@pytest.mark.parametrize(("rollout_s", "train_s"), [(50.0, 50.0), (60.0, 50.0), (45.0, 45.0)])
+def test_a_measurement_within_every_slo_moves_nobody(rollout_s: float, train_s: float) -> None:
+    cast = pairs(Checked(), job("A", iterations=9), job("B", iterations=9))
+    before = cast.rented.copy()
+    cast.tell(ev.JobProfiled("A", 1, rollout_s, train_s, 0.0))
+    assert [record.target for record in cast.jobs.values()] == [None, None]
+    assert cast.rented == before
+
+
+def test_where_there_is_no_better_place_the_job_stays_until_there_is_one() -> None:
+    capped = Cluster(Pool("rollout", CHEAP, max_nodes=2), Pool("train", DEAR, max_nodes=2))
+    cast = pairs(Checked(cluster=capped), *(job(name, iterations=9) for name in "ABCD"))
+    cast.tell(ev.JobProfiled("A", 1, 80.0, 20.0, 0.0))
+    assert list(cast.machine.state.strained) == ["group-0"]
+    assert [record.target for record in cast.jobs.values()] == [None] * 4
+    cast.tell(ev.JobProfiled("A", 1, 50.0, 50.0, 0.0))
+    assert not cast.machine.state.strained
+
+
+# -- what may come between -------------------------------------------------------------------------------------------
+
+Stage = Callable[[Hand], None]
+STAGES: list[Stage] = [waits_for_the_safe_point, is_being_stopped, waits_for_its_new_nodes]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_job_cancelled_in_the_middle_of_its_move_leaves_both_places(stage: Stage) -> None:
+    hand = Hand()
+    stage(hand)
+    commands = hand.tell(ev.JobCancelled("B"))
+    if hand.machine.state.jobs.get("B") is not None:
+        commands += hand.tell(ev.JobStopped("B", 1))
+    assert {c.node for c in commands if isinstance(c, cmd.ReleaseNode)} == hand.new_nodes
+    assert hand.homes("B") == []
+    assert hand.machine.state.ended["B"] == "cancelled"
+    assert set(hand.machine.state.book.nodes) == hand.old_nodes
+
+
+@pytest.mark.parametrize("stage", STAGES[:2])
+def test_a_job_that_finishes_in_the_middle_of_its_move_leaves_both_places(stage: Stage) -> None:
+    hand = Hand()
+    stage(hand)
+    commands = hand.tell(ev.JobFinished("B", 1))
+    assert {c.node for c in commands if isinstance(c, cmd.ReleaseNode)} == hand.new_nodes
+    assert hand.homes("B") == []
+    assert hand.machine.state.ended["B"] == "finished"
+
+
+def test_a_job_that_fails_for_good_before_its_move_leaves_both_places() -> None:
+    hand = Hand(max_attempts=1)
+    commands = hand.tell(ev.JobFailed("B", 1, "out of memory"))
+    assert {c.node for c in commands if isinstance(c, cmd.ReleaseNode)} == hand.new_nodes
+    assert hand.homes("B") == []
+    assert "out of memory" in hand.machine.state.ended["B"]
+
+
+def test_a_job_that_fails_before_its_move_still_gets_its_new_place() -> None:
+    hand = Hand()
+    hand.tell(ev.JobFailed("B", 1, "killed by signal 9"))
+    for node in hand.new_nodes:
+        hand.tell(ev.NodeJoined(node, node.split("-")[0]))
+    for _ in range(2):
+        if hand.b.state is Job.STARTING:
+            hand.tell(ev.JobStarted("B", hand.b.attempt))
+        if hand.b.state is Job.STOPPING:
+            hand.tell(ev.JobStopped("B", hand.b.attempt))
+    assert hand.homes("B") == ["group-1"]
+    assert hand.b.failures == 1
+
+
+def test_a_failure_while_it_is_stopped_counts_as_its_end_and_not_against_it() -> None:
+    hand = Hand(max_attempts=1)
+    is_being_stopped(hand)
+    hand.tell(ev.JobFailed("B", 1, "killed by signal 15"))
+    assert hand.b.state is Job.PROVISIONING
+    assert (hand.b.attempt, hand.b.failures) == (2, 0)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("pool", ["rollout", "train"])
+def test_a_lost_node_in_the_new_place_cancels_the_move(stage: Stage, pool: str) -> None:
+    hand = Hand()
+    stage(hand)
+    lost = next(node for node in hand.new_nodes if node.startswith(pool))
+    commands = hand.tell(ev.NodeLost(lost))
+    assert {c.node for c in commands if isinstance(c, cmd.ReleaseNode)} >= hand.new_nodes
+    assert "group-1" not in hand.machine.state.groups
+    if stage is is_being_stopped:
+        hand.tell(ev.JobStopped("B", 1))
+    assert len(hand.homes("B")) == (2 if hand.b.target else 1)
+    for node, record in list(hand.machine.state.book.nodes.items()):
+        hand.tell(ev.NodeJoined(node, record.pool))
+    if stage is waits_for_the_safe_point:
+        assert hand.b.attempt == 1
+        assert hand.b.state is Job.RUNNING
+    else:
+        assert hand.b.attempt == 2
+        assert hand.b.state is Job.STARTING
+        assert lost not in hand.machine.state.book.nodes
+
+
+def test_a_relief_whose_new_place_is_lost_is_tried_again() -> None:
+    hand = Hand()
+    hand.tell(ev.NodeLost(min(hand.new_nodes)))
+    assert hand.b.target is not None
+    assert not set(hand.b.target[1].all_nodes) & hand.new_nodes
+
+
+@pytest.mark.parametrize("max_group", [2, 3], ids=["no room beside its new place", "room beside its new place"])
+def test_a_job_whose_own_node_is_lost_before_its_move_has_one_place_in_the_end(max_group: int) -> None:
+    crew = [job(f"job{i}", slo=4.0, iterations=9, cold_start_s=1.0 if i else 1e6) for i in range(2 * max_group)]
+    cast = pairs(Checked(max_group=max_group), *crew)
+    cast.run(10.0)
+    cast.cancel(*(f"job{i}" for i in range(2 * max_group) if i not in (0, max_group)))
+    name = f"job{max_group}"
+    mover = cast.jobs[name]
+    assert mover.placement is not None
+    assert [record.target is not None for record in cast.jobs.values()] == [False, True]
+    cast.tell(ev.NodeLost(mover.placement.rollout[0]))
+    cast.run(60.0)
+    assert [record.target for record in cast.jobs.values()] == [None, None]
+    assert len(cast.said(cmd.Launch, name)) == mover.attempt == 2
+    members = [m.job.id for g in cast.machine.state.groups.values() for m in g.members]
+    assert sorted(members) == ["job0", name]
+    cast.run(5000.0)
+    assert cast.synced(name) == list(range(9))

@@ -1,0 +1,49 @@
+"""The story of a job: what happened, what followed, and which line answers which."""
+
+from dataclasses import replace
+
+from rollmux.mux import ClusterMachine, JobSpec, PhaseSpec, RollmuxPolicy, story
+from rollmux.mux.hardware import PAPER_CLUSTER
+from rollmux.sim.cast import Cast
+
+JOB = JobSpec("a", PhaseSpec(30.0, 1), PhaseSpec(20.0, 1), slo=3.0, iterations=2)
+
+
+def played() -> ClusterMachine:
+    machine = ClusterMachine(PAPER_CLUSTER, RollmuxPolicy())
+    cast = Cast(machine)
+    for name in "ab":
+        cast.submit(0.0, replace(JOB, id=name))
+    cast.run()
+    return machine
+
+
+def test_a_story_runs_from_the_submission_to_the_end() -> None:
+    lines = story(played().log, "a")
+    assert lines[0].endswith("JobSubmitted a")
+    assert "Admit a" in "\n".join(lines[:5])
+    assert "JobFinished a" in lines[-1]
+
+
+def test_another_job_appears_only_where_something_followed_for_this_one() -> None:
+    lines = story(played().log, "a")
+    others = [i for i, line in enumerate(lines) if ": PhaseFinished b" in line]
+    assert others
+    assert all(lines[i + 1].startswith("    ") and "Grant a " in lines[i + 1] for i in others)
+    assert not any(line.startswith("    ") and " b " in line for line in lines)
+
+
+def test_every_answer_names_the_line_that_it_answers() -> None:
+    machine = played()
+    by_number = {entry.seq: entry for entry in machine.log}
+    lines = story(machine.log, "a")
+    starts = [line for line in lines if "PhaseStarted a" in line]
+    assert len(starts) == 6  # three phases, twice
+    for line in starts:
+        cause = int(line.split("after ")[1].split(":")[0])
+        granted = [c for c in by_number[cause].commands if type(c).__name__ == "Grant"]
+        assert any(f"epoch={c.lease.epoch}" in line for c in granted)  # type: ignore[union-attr]
+
+
+def test_nobody_has_a_story_before_they_come() -> None:
+    assert story(played().log, "nobody") == []

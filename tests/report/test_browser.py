@@ -1,0 +1,306 @@
+"""The page in a real browser: it opens from a file without an error or a request, and answers keys and filters."""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollmux.report.page import html_report
+from rollmux.sim.outcome import Outcome
+from tests.report.runs import bare, job, nothing, run, unfinished
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+# No sandbox: tests run as root in containers. Nothing that the browser does by itself may reach the network.
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--no-first-run"),
+]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+Open = Callable[[list[Outcome]], Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        managed = driver.chromium.executable_path
+        path = next(filter(None, map(shutil.which, BROWSERS)), managed if Path(managed).exists() else None)
+        if path is None:
+            pytest.skip("no chromium: neither on the path nor installed by playwright")
+        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
+    """Opens the page of some runs; at the end there was no complaint and no request but for the file."""
+    complaints: list[str] = []
+    requests: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    file = tmp_path / "report.html"
+
+    def opens(outcomes: list[Outcome]) -> Any:
+        file.write_text(html_report("Ten hours & four jobs", outcomes), encoding="utf-8")
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(file.as_uri())
+        return page
+
+    yield opens
+    context.close()
+    assert complaints == []
+    assert set(requests) <= {file.as_uri()}
+
+
+def two_runs() -> list[Outcome]:
+    broken = (job("a-2", 1.7), job("a-10", 1.4), job("b-1", 1.45, "group-10"), job("b-2", 1.0, "group-10"))
+    return [run(), run("paper", 2345.67, broken)]
+
+
+def window(page: Any) -> tuple[float, float]:
+    stage = page.locator(".stage")
+    return float(stage.get_attribute("data-from")), float(stage.get_attribute("data-to"))
+
+
+def column(page: Any, table: str, place: int) -> list[str]:
+    texts: list[str] = page.locator(f"#{table} tbody tr > :nth-child({place})").all_inner_texts()
+    return texts
+
+
+def test_the_headline_is_there_to_read(opened: Open) -> None:
+    page = opened(two_runs())
+    assert page.get_by_role("heading", level=1).inner_text() == "Ten hours & four jobs"
+    for figure in ("$1,234.56", "$2,345.67", "1.235×", "100.0 %", "(1 broken)"):
+        assert page.locator("#headline-table").get_by_text(figure, exact=False).first.is_visible(), figure
+    assert "paper: ✕ 1 of 4 SLOs broken: a-2 (1.700× of 1.50×)." in page.locator(".violations").inner_text()
+
+
+def test_keys_move_the_window_of_the_timeline(opened: Open) -> None:
+    page = opened(two_runs())
+    page.locator(".stage").focus()
+    first = window(page)
+    page.keyboard.press("ArrowRight")
+    later = window(page)
+    assert later[0] > first[0]
+    assert later[1] - later[0] == pytest.approx(first[1] - first[0])
+    page.keyboard.press("+")
+    near = window(page)
+    assert near[1] - near[0] == pytest.approx((later[1] - later[0]) / 2)
+    assert sum(near) == pytest.approx(sum(later))
+    page.keyboard.press("0")
+    whole = window(page)
+    assert whole[0] == 360_000
+    assert whole[1] > later[1]
+    page.keyboard.press("End")
+    assert window(page) == whole
+
+
+def test_keys_go_from_span_to_span_and_say_each(opened: Open) -> None:
+    page = opened(two_runs())
+    page.locator(".stage").focus()
+    page.keyboard.press("Shift+ArrowRight")
+    status = page.locator("#gantt-status")
+    assert status.inner_text() == "rollout-0: a-2, switch, iteration 0, 0:06:00 to 0:06:02 (2.0 s)"
+    page.keyboard.press("Shift+ArrowRight")
+    assert status.inner_text() == "rollout-0: a-2, rollout, iteration 0, 0:06:02 to 0:07:32 (90.0 s)"
+    page.keyboard.press("ArrowDown")
+    assert status.inner_text().startswith("train-0. Window 0:06:00 to ")
+
+
+def test_the_mouse_pans_zooms_and_points(opened: Open) -> None:
+    page = opened(two_runs())
+    stage = page.locator(".stage")
+    stage.scroll_into_view_if_needed()
+    box = stage.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + 50
+    before = window(page)
+    page.mouse.move(x, y)
+    assert page.locator("#gantt-status").inner_text().startswith("rollout-0: a-")
+    page.mouse.down()
+    page.mouse.move(x - 100, y)
+    page.mouse.up()
+    panned = window(page)
+    assert panned[0] > before[0]
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -200)
+    page.keyboard.up("Control")
+    page.wait_for_function(f"document.querySelector('.stage').dataset.to != {panned[1]}")
+    zoomed = window(page)
+    assert zoomed[1] - zoomed[0] == pytest.approx((panned[1] - panned[0]) / 2)
+
+
+def test_any_group_of_any_policy_can_be_chosen_and_read_as_a_table(opened: Open) -> None:
+    page = opened(two_runs())
+    page.get_by_text("The spans of this window as a table").click()
+    page.locator("#gantt-policy").select_option(label="paper")
+    page.locator("#gantt-group").select_option("group-10")
+    assert set(column(page, "span-table", 1)) == {"rollout-4", "train-4"}
+    page.locator("#gantt-from").fill("0.1")
+    page.locator("#gantt-to").fill("0.12")
+    page.keyboard.press("Tab")
+    assert column(page, "span-table", 3) == ["switch", "rollout"]
+
+
+def test_the_timeline_is_drawn(opened: Open) -> None:
+    page = opened(two_runs())
+    page.locator(".stage").scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelector('.stage canvas').height > 90")
+    count = """() => {
+        const canvas = document.querySelector(".stage canvas");
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        return new Set(new Uint32Array(data.buffer)).size;
+    }"""
+    assert page.evaluate(count) > 10
+
+
+def test_a_job_leads_to_its_place_in_the_timeline(opened: Open) -> None:
+    page = opened(two_runs())
+    page.locator("#job-search").fill("b-2")
+    page.locator("#job-policy").select_option(label="paper")
+    page.locator("#job-table").get_by_role("button", name="b-2").click()
+    assert page.locator("#gantt-policy option:checked").inner_text() == "paper"
+    assert page.locator("#gantt-group").input_value() == "group-10"
+    assert page.locator("#gantt-job option:checked").inner_text() == "b-2"
+    assert page.locator("#gantt-status").inner_text().startswith("rollout-4. Window 0:07:42 to ")
+    assert page.evaluate("document.activeElement.className") == "stage"
+
+
+def test_jobs_are_sorted_by_their_headers_and_filtered(opened: Open) -> None:
+    page = opened(two_runs())
+    assert column(page, "job-table", 1)[0] == "a-2"  # the nearest to its SLO stands first
+    header = page.locator("#job-table th").filter(has_text="Job")
+    header.get_by_role("button").click()
+    assert column(page, "job-table", 1) == ["a-2", "a-2", "a-10", "a-10", "b-1", "b-1", "b-2", "b-2"]
+    assert header.get_attribute("aria-sort") == "ascending"
+    header.get_by_role("button").click()
+    assert column(page, "job-table", 1)[0] == "b-2"
+    page.locator("#job-search").fill("A-1")
+    assert column(page, "job-table", 1) == ["a-10", "a-10"]
+    page.locator("#job-search").fill("")
+    page.get_by_label("Only broken SLOs").check()
+    assert list(zip(column(page, "job-table", 1), column(page, "job-table", 2), strict=True)) == [("a-2", "paper")]
+    page.locator("#job-search").fill("nobody")
+    assert page.get_by_text("No jobs match the filter.").is_visible()
+
+
+def test_admissions_are_filtered_and_tell_why(opened: Open) -> None:
+    page = opened(two_runs())
+    page.locator("#admission-strategy").select_option("isolated")
+    assert column(page, "admission-table", 1) == ["a-2", "a-2"]
+    page.locator("#admission-table summary").first.click()
+    assert page.locator("#admission-table li").first.inner_text() == "tried: full"
+    assert page.locator("#admission-table li").first.is_visible()
+
+
+def test_charts_read_values_at_a_cursor_and_hide_what_is_toggled(opened: Open) -> None:
+    page = opened(two_runs())
+    plot = page.get_by_role("slider", name="USD per hour: time cursor")
+    plot.focus()
+    page.keyboard.press("Shift+ArrowRight")
+    assert plot.get_attribute("aria-valuetext") == "at 1.00 h, rollmux $143.75/h, paper $143.75/h"
+    toggle = page.locator("#cost").get_by_role("button", name="paper")
+    toggle.click()
+    assert toggle.get_attribute("aria-pressed") == "false"
+    plot.focus()
+    page.keyboard.press("End")
+    assert plot.get_attribute("aria-valuetext") == "at 10.00 h, rollmux $0.00/h"
+    for section in ("cost", "nodes", "slo"):
+        for button in page.locator(f"#{section} .toggle").all():
+            button.click()
+            button.click()
+            button.click()
+    assert toggle.get_attribute("aria-pressed") == "true"
+    toggle.click()
+    page.locator("#cost .toggle").first.click()
+    page.locator("#cost-measure").select_option("sum")
+    page.get_by_role("slider", name="USD so far: time cursor").focus()
+    page.keyboard.press("Home")
+    assert "rollmux not begun" in page.locator("#cost .readout").inner_text()
+    for _ in range(5):
+        page.keyboard.press("Shift+ArrowRight")
+    assert f"rollmux ${4.9 * 143.75:,.2f}" in page.locator("#cost .readout").inner_text()
+
+
+def test_the_headroom_chart_names_the_jobs_from_the_tightest_on(opened: Open) -> None:
+    page = opened(two_runs())
+    plot = page.get_by_role("slider", name="SLO headroom: job cursor")
+    plot.focus()
+    said = "rollmux: b-1 1.450× of 1.50×; paper: a-2 1.700× of 1.50×, broken"
+    assert plot.get_attribute("aria-valuetext") == said
+    page.keyboard.press("ArrowRight")
+    assert plot.get_attribute("aria-valuetext").startswith("rollmux: a-10 1.400×")
+
+
+def test_whatever_is_missing_is_said_in_a_sentence(opened: Open) -> None:
+    page = opened([bare(run())])
+    for section in ("cost", "nodes", "timeline", "admissions"):
+        assert page.locator(f"#{section} .empty").inner_text().endswith(".")
+    assert page.locator("#job-table").is_visible()
+    assert opened([]).locator(".empty").count() == 6
+    assert opened([nothing()]).locator(".empty").count() == 6
+
+
+def test_a_quantity_that_is_always_zero_is_a_sentence(opened: Open) -> None:
+    calm = replace(run(), levels=tuple(replace(level, waiting=0) for level in run().levels))
+    page = opened([calm])
+    assert page.locator("#nodes .empty").inner_text() == "Jobs waiting: none, at any time."
+    assert page.locator("#nodes .plot").count() == 3
+
+
+def test_runs_with_odd_parts_are_drawn_all_the_same(opened: Open) -> None:
+    stuck = replace(run(jobs=(unfinished(), job("b"), job("c"), job("</script><b>"))), policy="<i>odd</i>")
+    page = opened([bare(run()), stuck, nothing()])
+    assert column(page, "job-table", 1)[-1] == "stuck"
+    assert page.locator("#job-table").get_by_text("</script><b>").is_visible()
+    assert page.locator("#gantt-policy option").all_inner_texts() == ["<i>odd</i>"]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_is_never_wider_than_its_window(opened: Open, width: int) -> None:
+    page = opened(two_runs())
+    page.set_viewport_size({"width": width, "height": 844})
+    page.wait_for_timeout(100)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_everything_that_can_be_worked_has_a_name(opened: Open) -> None:
+    page = opened(two_runs())
+    nameless = """() => [...document.querySelectorAll("button, select, input, summary, [tabindex='0']")]
+        .filter((one) => !(one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.length))
+        .map((one) => one.outerHTML)"""
+    assert page.evaluate(nameless) == []
+    levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((heading) => Number(heading.tagName[1]))")
+    assert levels == [1, *[2] * 7]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(opened: Open, scheme: str) -> None:
+    page = opened(two_runs())
+    page.emulate_media(color_scheme=scheme)
+    read = "name => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim()"
+    for text, ground, least in (
+        *((text, "paper", 4.5) for text in ("ink", "muted", "accent", "broken")),
+        *(("job-ink", f"job-{place}", 4.5) for place in range(8)),
+        *((f"s{place}", "paper", 3.0) for place in range(8)),
+    ):
+        assert contrast(page.evaluate(read, text), page.evaluate(read, ground)) >= least, (text, ground)
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of luminances as the WCAG define it."""
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(part, 16) / 255 for part in re.findall("[0-9a-f]{2}", colour)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -1,0 +1,34 @@
+"""Every benchmark runs, and writes a result that names what it was measured on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = {"__init__", "harness", "populations"}
+NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quick_run_writes_its_result(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert result["benchmark"] == name
+    assert result["measured"]["rows"]
+    for goal in result["measured"].get("goals", ()):
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"{goal['name']}: ")]
+        assert len(lines) == 1
+        assert lines[0].endswith(f"met: {goal['met']}")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_a_kept_result_is_of_a_full_run(path: Path) -> None:
+    result = json.loads(path.read_text())
+    assert not result["arguments"]["quick"]
+    assert result["machine"]["cores"]

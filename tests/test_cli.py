@@ -1,0 +1,47 @@
+"""The commands, as a person calls them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rollmux.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+run = CliRunner().invoke
+
+
+@pytest.mark.parametrize("policy", ["rollmux", "paper"])
+def test_the_demo_weaves_every_job_within_its_slo_and_for_less(policy: str) -> None:
+    result = run(app, ["demo", "--json", "--hours", "12", "--slo", "1.4", "--policy", policy])
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.output)
+    assert data["policy"] == policy
+    assert len(data["jobs"]) == 10
+    assert all(job["measured_s"] <= 1.4 * job["alone_s"] * 1.01 for job in data["jobs"])
+    assert all(job["measured_s"] == pytest.approx(job["forecast_s"], rel=0.02) for job in data["jobs"])
+    assert data["woven_usd_per_hour"] < data["dedicated_usd_per_hour"]
+    assert data["usd_of_work_ratio"] > 1.1
+
+
+def test_the_demo_says_what_it_costs_in_words() -> None:
+    result = run(app, ["demo", "--hours", "2"])
+    assert result.exit_code == 0, result.output
+    assert "per hour woven" in result.output
+
+
+def test_a_job_of_the_demo_can_be_explained() -> None:
+    result = run(app, ["demo", "--hours", "1", "--explain", "7B-8K-single"])
+    assert result.output.startswith("Job 7B-8K-single, policy rollmux: group-0, a new group")
+
+
+@pytest.mark.parametrize("wrong", [["--policy", "best"], ["--explain", "nobody"], ["--hours", "0"], ["--slo", "0.5"]])
+def test_a_wrong_option_is_refused_with_what_would_be_right(wrong: list[str]) -> None:
+    result = run(app, ["demo", "--hours", "1", *wrong])
+    assert result.exit_code == 2
+    assert any(hint in result.output for hint in ("rollmux or paper", "7B-8K", "greater than or equal to 1"))
+
+
+def test_the_page_of_states_is_what_the_tables_say() -> None:
+    assert run(app, ["states"]).output == (ROOT / "docs" / "states.md").read_text(encoding="utf-8")

@@ -1,0 +1,207 @@
+"""`rollmux simulate` from the command line: figures as data, files, and refusals that say what to do."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rollmux.cli import app
+from rollmux.sim.generate import GENERATORS
+from rollmux.sim.workload import Workload
+from rollmux.sim.workload_file import write_workload
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+FIGURES = {
+    "usd_total": float,
+    "usd_per_hour_mean": float,
+    "fluid_usd": float,
+    "cost_over_fluid": float,
+    "cost_over_whole_node": float,
+    "slo_attainment": float,
+    "jobs": int,
+    "makespan_h": float,
+    "moves": int,
+}
+PARTS = {
+    "decision_latency_ms": {"p50", "p99", "max"},
+    "utilisation": {"rollout", "train"},
+    "peak_nodes": {"rollout", "train"},
+    "bubbles": {"rollout", "train"},
+}
+STRATEGIES = {"direct", "rollout_scaling", "train_scaling", "isolated"}
+OF_A_JOB = {"job", "arrival_h", "started_h", "ended_h", "iterations", "solo_s", "iteration_s", "slowdown", "slo", "met"}
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten mixed jobs of a tenth of the usual length, in a file."""
+    drawn = GENERATORS["mixed"](1, 10, 2.0)
+    path = tmp_path_factory.mktemp("workloads") / "ten.csv"
+    write_workload(Workload("ten", tuple(replace(a, duration_s=a.duration_s / 10) for a in drawn.arrivals)), path)
+    return path
+
+
+def simulate(*words: str | Path) -> tuple[int, str]:
+    """The exit code and the output, without the frame and the line breaks of error messages."""
+    result = CliRunner().invoke(app, ["simulate", *map(str, words)])
+    return result.exit_code, re.sub(r"[\s│]+", " ", result.output)
+
+
+def text(*words: str | Path) -> str:
+    """What `--json -` prints."""
+    result = CliRunner().invoke(app, ["simulate", *map(str, words), "--json", "-"])
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return result.stdout
+
+
+def figures(*words: str | Path) -> Any:
+    return json.loads(text(*words))
+
+
+def test_the_figures_are_those_of_the_contract(jobs: Path) -> None:
+    policies = ("solo", "colocated", "gavel", "random", "most-idle", "paper", "rollmux")
+    found = figures("--workload", jobs, "--policy", ",".join(policies))
+    assert found.keys() == {"workload", "policies"}
+    assert found["workload"]["jobs"] == 10
+    assert tuple(found["policies"]) == policies
+    for of in found["policies"].values():
+        for name, kind in FIGURES.items():
+            assert isinstance(of[name], kind), name
+        for name, keys in PARTS.items():
+            assert of[name].keys() == keys
+        assert of["admissions"].keys() >= STRATEGIES
+        assert sum(of["admissions"].values()) == of["jobs"] == len(of["per_job"]) == 10
+        assert all(each.keys() >= OF_A_JOB for each in of["per_job"])
+        assert of["cost_over_fluid"] == pytest.approx(of["usd_total"] / of["fluid_usd"])
+        assert of["usd_per_hour_mean"] == pytest.approx(of["usd_total"] / of["makespan_h"])
+        assert set(of["decision_latency_ms"].values()) == {None}
+
+
+def test_alone_nobody_is_slowed_and_sharing_is_cheaper(jobs: Path) -> None:
+    found = figures("--workload", jobs, "--policy", "solo,paper")["policies"]
+    assert found["solo"]["slo_attainment"] == found["paper"]["slo_attainment"] == 1.0
+    assert found["solo"]["admissions"]["isolated"] == 10
+    assert found["paper"]["usd_total"] < found["solo"]["usd_total"]
+    assert found["solo"]["cost_over_whole_node"] > 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("--fidelity", "pace"),
+        ("--realised", "tail"),
+        ("--accounting", "lifetime"),
+        ("--node-mtbf-h", "20", "--job-mtbf-h", "10"),
+        ("--cluster", EXAMPLES / "cluster-fixed.yaml"),
+    ],
+)
+def test_the_same_seed_and_workload_give_the_same_bytes(jobs: Path, more: tuple[str | Path, ...]) -> None:
+    words = ("--workload", jobs, "--policy", "paper,random", "--seed", "3", *more)
+    assert text(*words) == text(*words)
+
+
+def test_another_seed_draws_another_workload_and_other_lots(jobs: Path) -> None:
+    one, other = (figures("--workload", jobs, "--policy", "solo,random", "--seed", seed) for seed in "01")
+    assert one["policies"]["solo"] == other["policies"]["solo"]
+    assert (one["workload"].pop("seed"), other["workload"].pop("seed")) == (0, 1)
+    assert one["workload"] == other["workload"]
+
+
+def test_faults_strike_and_all_work_is_done_nevertheless(jobs: Path) -> None:
+    struck = figures("--workload", jobs, "--policy", "paper", "--node-mtbf-h", "20", "--job-mtbf-h", "10")
+    spared = figures("--workload", jobs, "--policy", "paper")
+    one, other = struck["policies"]["paper"], spared["policies"]["paper"]
+    assert [job["iterations"] for job in one["per_job"]] == [job["iterations"] for job in other["per_job"]]
+    assert one["moves"] > other["moves"]
+    assert one["usd_total"] != other["usd_total"]
+
+
+def test_timings_fill_the_latencies(jobs: Path) -> None:
+    found = figures("--workload", jobs, "--policy", "paper", "--timings")["policies"]["paper"]["decision_latency_ms"]
+    assert 0 < found["p50"] <= found["p99"] <= found["max"] < 1000
+
+
+def test_files_are_written_and_named(jobs: Path, tmp_path: Path) -> None:
+    data, page, trace = (tmp_path / name for name in ("figures.json", "page.html", "trace.json"))
+    words = ("--workload", jobs, "--policy", "solo,paper", "--json", data, "--report", page, "--trace", trace)
+    code, output = simulate(*words)
+    assert code == 0, output
+    assert output.count("Written:") == 3
+    assert "ten: 10 jobs" in output
+    assert data.read_text() == text("--workload", jobs, "--policy", "solo,paper")
+    assert "<html" in page.read_text().lower()
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_beside_a_page_the_data_are_all_that_is_printed(jobs: Path, tmp_path: Path) -> None:
+    plain = text("--workload", jobs, "--policy", "paper")
+    assert text("--workload", jobs, "--policy", "paper", "--report", tmp_path / "page.html") == plain
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_of_a_cluster_works(jobs: Path, example: Path) -> None:
+    found = figures("--workload", jobs, "--policy", "paper", "--cluster", example)["policies"]["paper"]
+    assert found["slo_attainment"] == 1.0
+    assert (found["peak_nodes"] == {"rollout": 16, "train": 12}) == ("fixed" in example.name)
+
+
+def test_jobs_for_which_there_is_no_machine_are_named(tmp_path: Path, jobs: Path) -> None:
+    cluster = tmp_path / "small.yaml"
+    cluster.write_text((EXAMPLES / "cluster.yaml").read_text().replace("1000", "10"), encoding="utf-8")
+    production = tmp_path / "production.csv"
+    write_workload(GENERATORS["production"](0, 3), production)
+    words = ("--workload", production, "--policy", "paper", "--cluster", cluster)
+    code, output = simulate(*words)
+    assert code == 0, output
+    assert "paper: 3 jobs never had a place: " in output
+    found = figures(*words)["policies"]["paper"]
+    assert (found["usd_total"], found["slo_attainment"], found["usd_per_hour_mean"]) == (0.0, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        (("--policy", "papr"), "there is no policy papr; choose from solo, "),
+        (("--policy", ","), "choose from solo"),
+        (("--workload", "nowhere.csv"), "there is no workload or file 'nowhere.csv'; choose mixed"),
+        (("--workload", EXAMPLES / "cluster.yaml"), ".csv or .parquet"),
+        (("--realised", "tial"), "there is no distribution 'tial'; choose bound, tail, drift"),
+        (("--realised", "tail", "--fidelity", "pace"), "need --fidelity phase"),
+        (("--trace", "t.json", "--fidelity", "pace"), "need --fidelity phase"),
+        (("--fidelity", "high"), "'phase', 'pace'"),
+        (("--accounting", "tax"), "'work', 'lifetime'"),
+        (("--cluster", "nowhere.yaml"), "nowhere.yaml: "),
+        (("--cluster", EXAMPLES), "Is a directory"),
+        (("--max-group", "-1"), "greater than or equal to 0"),
+        (("--move-s", "-1"), "greater than or equal to 0"),
+        (("--move-s", "nan"), "--move-s"),
+        (("--move-s", "inf"), "give seconds"),
+        (("--node-mtbf-h", "0"), "give hours above 0"),
+        (("--job-mtbf-h", "-3"), "give hours above 0"),
+        (("--job-mtbf-h", "nan", "--node-mtbf-h", "5"), "give hours above 0"),
+        (("--json", "nowhere/out.json"), "can't write nowhere/out.json: No such file"),
+        (("--report", "nowhere/out.html"), "can't write nowhere/out.html: No such file"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_what_to_do(jobs: Path, wrong: tuple[str | Path, ...], hint: str) -> None:
+    code, output = simulate("--workload", jobs, "--policy", "solo", *wrong)
+    assert code == 2, output
+    assert hint in output
+
+
+@pytest.mark.parametrize("content", ["rollout: {}\n", "- 1\n", "rollout: {nod: 1}\n", "\x00", ": :\n", ""])
+def test_a_bad_cluster_file_is_refused(jobs: Path, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(content, encoding="utf-8")
+    code, output = simulate("--workload", jobs, "--cluster", path)
+    assert code == 2, output
+    assert "problem" in output
+    path.write_bytes(b"\xff\xfe\x00\x81")
+    assert simulate("--workload", jobs, "--cluster", path)[0] == 2

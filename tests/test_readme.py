@@ -1,0 +1,46 @@
+"""What the README shows is what comes out."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rollmux.cli import app
+
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def lines(text: str) -> list[str]:
+    """Words and numbers, whatever the width of a table."""
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip(" ─")]
+
+
+def test_each_command_shown_with_its_output_gives_that_output() -> None:
+    shown = re.findall(r"^```console\n\$ rollmux (.*)\n((?:(?!\$ |```).*\n)+)```$", README, re.M)
+    assert len(shown) >= 2
+    for command, output in shown:
+        result = CliRunner().invoke(app, command.split())
+        assert lines(result.output) == lines(output), command
+
+
+def test_every_command_shown_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order shown: one may need what another has written."""
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^\$ rollmux (.*)$", README, re.M)
+    assert len(commands) >= 7
+    for command in commands:
+        result = CliRunner().invoke(app, command.split())
+        assert result.exit_code == 0, (command, result.output)
+
+
+def test_the_python_shown_prints_what_is_shown_below_it() -> None:
+    shown = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", README, re.M | re.S)
+    assert shown
+    for program, output in shown:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(program, "README.md", "exec"), {})
+        assert printed.getvalue() == output

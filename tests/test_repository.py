@@ -1,0 +1,134 @@
+"""What the repository says of itself is true: its commands run, its targets exist, its core stands alone."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+PREPARATIONS = ("make", "git clone", "pip install", "cd")  # of the reader's machine, not run here
+COMMAND_LIMIT_S = 120
+
+
+def console_blocks(text: str) -> list[list[str]]:
+    """The `$ ` commands of each fenced console or bash block, continued lines joined."""
+    blocks = re.findall(r"^```(?:console|bash)\n(.*?)^```$", text, re.M | re.S)
+    found = [re.findall(r"^\$ (.+)$", block.replace("\\\n", " "), re.M) for block in blocks]
+    return [commands for commands in found if commands]
+
+
+def is_preparation(command: str) -> bool:
+    return re.match(rf"(?:{'|'.join(PREPARATIONS)})(?:\s|$)", command) is not None
+
+
+def make_targets(text: str) -> set[str]:
+    """The targets of every `make` that a text shows as code."""
+    calls: list[str] = re.findall(r"(?:^\$ |`)make\b([^`\n#;&|]*)", text, re.M)
+    words = [word for call in calls for word in call.split()]
+    return {word for word in words if not word.startswith("-") and "=" not in word}
+
+
+def repository_files() -> list[Path]:
+    """What a commit of the working tree would hold."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the repository whose `.venv` is the environment of this run."""
+    copy = tmp_path / "rollmux"
+    for source in repository_files():
+        target = copy / source.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
+    (copy / ".venv").symlink_to(sys.prefix)
+    return copy
+
+
+BLOCKS = console_blocks(README.read_text(encoding="utf-8")) if README.exists() else []
+
+
+def test_the_readme_shows_commands() -> None:
+    assert BLOCKS
+
+
+@pytest.mark.parametrize("commands", BLOCKS, ids=[f"{n}: {block[0]}" for n, block in enumerate(BLOCKS, 1)])
+def test_the_commands_of_a_readme_block_run_in_order(commands: list[str], checkout: Path) -> None:
+    path = f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}"
+    for command in commands:
+        if is_preparation(command):
+            continue
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=checkout,
+            env=os.environ | {"PATH": path},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_LIMIT_S,
+        )
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+
+
+def test_every_make_target_that_the_documents_name_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.M))
+    documents = [path for path in repository_files() if path.suffix == ".md"]
+    named = {str(path): make_targets(path.read_text(encoding="utf-8")) for path in documents}
+    assert {path: names - targets for path, names in named.items() if names - targets} == {}
+
+
+def test_no_file_names_a_place_on_somebodys_machine() -> None:
+    private = re.compile(rb"(?<![\w.~-])/(?:work|home|root)/")
+    assert [str(path) for path in repository_files() if private.search(path.read_bytes())] == []
+
+
+def test_the_mux_loads_nothing_but_the_standard_library() -> None:
+    program = """
+import sys
+before = set(sys.modules)
+import rollmux.mux
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(loaded - sys.stdlib_module_names - {"rollmux"}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []
+
+
+def test_commands_are_found_in_blocks_and_nowhere_else() -> None:
+    text = """
+$ not in a block
+```console
+$ rollmux demo
+its output
+$ rollmux plan \\
+    --jobs 3
+```
+```python
+$ not a console
+```
+```bash
+$ cd rollmux
+$ cdrom
+```
+"""
+    blocks = console_blocks(text)
+    assert blocks == [["rollmux demo", "rollmux plan      --jobs 3"], ["cd rollmux", "cdrom"]]
+    assert [is_preparation(command) for command in blocks[1]] == [True, False]
+
+
+def test_make_targets_are_found_in_code_and_not_in_prose() -> None:
+    text = "First make sure, then `make demo`:\n$ make -j2 PYTHON=python3 lint test  # both\n"
+    assert make_targets(text) == {"demo", "lint", "test"}
