@@ -8,7 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rollmux.cli.workload import describe_workload, load, workload_app
+from rollmux.cli.inputs import load_workload
+from rollmux.cli.workload import describe_workload, workload_app
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
@@ -144,9 +145,9 @@ def test_many_problems_are_cut_to_a_screenful(tmp_path: Path) -> None:
 
 
 def test_other_commands_load_a_workload_by_name_or_file(tmp_path: Path) -> None:
-    assert load("burst", 4) == GENERATORS["burst"](4)
+    assert load_workload("burst", 4) == GENERATORS["burst"](4)
     path = tmp_path / "w.csv"
     run("make", "burst", "-o", path)
-    assert load(str(path), 4).arrivals == GENERATORS["burst"](0).arrivals
+    assert load_workload(str(path), 4).arrivals == GENERATORS["burst"](0).arrivals
     with pytest.raises(typer.BadParameter, match="choose mixed"):
-        load("none", 0)
+        load_workload("none", 0)

@@ -1,4 +1,4 @@
-"""The command line: `rollmux demo`, `rollmux states`."""
+"""The command line `rollmux`."""
 
 from rollmux.cli.main import app
 

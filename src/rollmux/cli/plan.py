@@ -1,8 +1,6 @@
 """`rollmux plan`: who would share which nodes, how fast each job would be, and what an hour would cost."""
 
-import json
 from dataclasses import asdict
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,29 +9,23 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from rollmux.cli.workload import load, refusals
-from rollmux.mux.hardware import PAPER_CLUSTER
-from rollmux.sim.cluster_file import read_cluster
+from rollmux.cli import options
+from rollmux.cli.inputs import load_cluster, load_workload
+from rollmux.cli.outputs import HERE, console, write_json
+from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.planning import PlannedCluster, PlannedGroup, PlannedJob, plan_jobs
 from rollmux.sim.policies import CONTENDERS
 
 NAMES = tuple(name for name, contender in CONTENDERS.items() if not contender.colocated)
 ALL = "all"
-HERE = Path("-")
-SHOWN_CHOICES = 20
 SHOWN_NAMES = 5
-PIPED_WIDTH = 120
 
 
 def plan(
     jobs: Annotated[str, typer.Argument(metavar="JOBS", help="A workload file, or the name of a generator.")],
-    cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The cluster, as YAML; otherwise the paper's, elastic.")
-    ] = None,
+    cluster: options.ClusterFile = None,
     policy: Annotated[str, typer.Option(help=f"Where jobs go: {', '.join(NAMES)}.")] = "rollmux",
-    max_group: Annotated[
-        int, typer.Option(min=0, max=16, help="The most jobs in a group; 0 for each policy's own.")
-    ] = 0,
+    max_group: options.MaxGroup = 0,
     first: Annotated[int | None, typer.Option(min=1, help="Plan so many jobs only, the first ones.")] = None,
     seed: Annotated[int, typer.Option(help="Draws a generator's jobs, and the lots of policy random.")] = 0,
     explain: Annotated[
@@ -45,14 +37,11 @@ def plan(
 ) -> None:
     """Plan a set of jobs as if all of them came at once: groups, nodes, cost, iteration times, SLO headroom."""
     require_name("policy", policy, NAMES)
-    arrivals = load(jobs, seed).arrivals[:first]
+    arrivals = load_workload(jobs, seed).arrivals[:first]
+    machines = load_cluster(cluster)
+    contender = CONTENDERS[policy]
     with refusals():
-        machines = PAPER_CLUSTER if cluster is None else read_cluster(cluster)
-        planned = plan_jobs(
-            [a.job for a in arrivals],
-            CONTENDERS[policy].make(max_group or CONTENDERS[policy].max_group, seed),
-            machines,
-        )
+        planned = plan_jobs([a.job for a in arrivals], contender.make(max_group or contender.max_group, seed), machines)
     if explain not in ("", ALL):
         require_name("job", explain, tuple(planned.explanations))
     if json_out is not None:
@@ -64,32 +53,6 @@ def plan(
         typer.echo("\n".join(planned.explanations[name] for name in chosen))
     else:
         show(planned, console())
-
-
-def require_name(what: str, name: str, known: tuple[str, ...]) -> None:
-    """BadParameter with the nearest known name, where this is none of them."""
-    if name in known:
-        return
-    nearest = get_close_matches(name, known, n=1, cutoff=0.0)
-    choice = f"; choose from {', '.join(known)}" if len(known) <= SHOWN_CHOICES else ""
-    hint = f"; the nearest is {nearest[0]}" if nearest else ""
-    raise typer.BadParameter(f"there is no {what} {name!r}{hint}{choice}")
-
-
-def console() -> Console:
-    """Standard output; wide enough for every column where it is no terminal."""
-    found = Console()
-    return found if found.is_terminal else Console(width=PIPED_WIDTH)
-
-
-def write_json(data: Any, out: Path) -> None:
-    """The data in a file, or on standard output where that is `-`."""
-    text = json.dumps(data, indent=1, allow_nan=False)
-    if out == HERE:
-        typer.echo(text)
-        return
-    with refusals():
-        out.write_text(f"{text}\n", encoding="utf-8")
 
 
 def as_data(planned: PlannedCluster) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`rollmux simulate`: a workload under one policy or several, in virtual time."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -13,12 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rollmux.cli.workload import describe_workload, load
-from rollmux.errors import InvalidSpec
-from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
+from rollmux.cli import options
+from rollmux.cli.inputs import load_cluster, load_workload
+from rollmux.cli.outputs import HERE, console, write_json, write_text
+from rollmux.cli.workload import describe_workload
 from rollmux.report.page import html_report
 from rollmux.report.trace import chrome_trace
-from rollmux.sim.cluster_file import read_cluster
 from rollmux.sim.faults import Faults
 from rollmux.sim.limits import workload_bound_usd
 from rollmux.sim.optimal import Optimum
@@ -42,20 +41,14 @@ def simulate(
     cluster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The cluster; else the paper's, elastic.")
     ] = None,
-    accounting: Annotated[
-        Accounting, typer.Option(help="What ends a job: its work, or its time alone.")
-    ] = Accounting.WORK,
+    accounting: options.EndedBy = Accounting.WORK,
     fidelity: Annotated[
         Fidelity, typer.Option(help="Every phase through the machine, or jobs at their forecast pace (faster).")
     ] = Fidelity.PHASE,
-    max_group: Annotated[
-        int, typer.Option(min=0, max=16, help="The most jobs in a group; 0 for each policy's own.")
-    ] = 0,
+    max_group: options.MaxGroup = 0,
     seed: Annotated[int, typer.Option(help="Draws the workload, real durations, lots and faults.")] = 0,
-    realised: Annotated[
-        str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")
-    ] = "bound",
-    move_s: Annotated[float, typer.Option(min=0.0, help="Work that a move loses.")] = 300.0,
+    realised: options.Realised = "bound",
+    move_s: options.MoveS = 300.0,
     node_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between losses of one node.")] = None,
     job_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between failures of one job.")] = None,
     json_out: Annotated[
@@ -71,16 +64,13 @@ def simulate(
 ) -> None:
     """Replay a workload under one policy or several: what it costs, and whose SLO breaks."""
     names = _policies(policy)
-    if realised not in DISTRIBUTIONS:
-        raise typer.BadParameter(f"there is no distribution {realised!r}; choose {', '.join(DISTRIBUTIONS)}")
-    if fidelity is Fidelity.PACE and (realised != "bound" or trace):
-        raise typer.BadParameter("--fidelity pace plays no single phase: --realised and --trace need --fidelity phase")
+    _require_played(fidelity, realised, trace)
     faults = _faults(node_mtbf_h, job_mtbf_h)
     if not isfinite(move_s):
         raise typer.BadParameter(f"--move-s {move_s:g}: give seconds")
-    jobs = load(workload, seed)
+    jobs = load_workload(workload, seed)
     settings = Settings(
-        cluster=_cluster(cluster),
+        cluster=load_cluster(cluster),
         accounting=accounting,
         fidelity=fidelity,
         max_group=max_group,
@@ -90,22 +80,12 @@ def simulate(
         faults=faults,
         history=bool(report or trace),
     )
-    told = Console(stderr=True)
-    runs = run_all(jobs, names, settings, told)
-    outcomes = [run.outcome for run in runs]
-    data = as_data(jobs, runs, settings, realised, timings)
+    runs = run_all(jobs, names, settings, Console(stderr=True))
     if json_out is not None:
-        text = json.dumps(data, indent=1, allow_nan=False) + "\n"
-        if str(json_out) == "-":
-            typer.echo(text, nl=False)
-        else:
-            _write(json_out, text)
-    if report is not None:
-        _write(report, html_report(f"RollMux: {jobs.name}", outcomes))
-    if trace is not None:
-        _write(trace, chrome_trace(outcomes[-1]))
-    if str(json_out) != "-":
-        show(jobs, runs, Console(width=None if Console().is_terminal else 120))
+        write_json(as_data(jobs, runs, settings, realised, timings), json_out)
+    _write_drawings(jobs.name, [run.outcome for run in runs], report, trace)
+    if json_out != HERE:
+        show(jobs, runs, console())
         for path in (json_out, report, trace):
             if path is not None:
                 typer.echo(f"Written: {path}")
@@ -126,20 +106,20 @@ def _faults(node_mtbf_h: float | None, job_mtbf_h: float | None) -> Faults | Non
     return None if node_mtbf_h is None and job_mtbf_h is None else Faults(node_mtbf_h, job_mtbf_h)
 
 
-def _cluster(path: Path | None) -> Cluster:
-    if path is None:
-        return PAPER_CLUSTER
-    try:
-        return read_cluster(path)
-    except (InvalidSpec, OSError) as error:
-        raise typer.BadParameter(f"{path}: {error}") from error
+def _require_played(fidelity: Fidelity, realised: str, trace: Path | None) -> None:
+    """BadParameter where phases are asked about that are not played."""
+    if realised not in DISTRIBUTIONS:
+        raise typer.BadParameter(f"there is no distribution {realised!r}; choose {', '.join(DISTRIBUTIONS)}")
+    if fidelity is Fidelity.PACE and (realised != "bound" or trace):
+        raise typer.BadParameter("--fidelity pace plays no single phase: --realised and --trace need --fidelity phase")
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"can't write {path}: {error.strerror}") from error
+def _write_drawings(name: str, outcomes: Sequence[Outcome], report: Path | None, trace: Path | None) -> None:
+    """The page of all runs and the trace of the last one, as far as they are asked for."""
+    if report is not None:
+        write_text(html_report(f"RollMux: {name}", outcomes), report)
+    if trace is not None:
+        write_text(chrome_trace(outcomes[-1]), trace)
 
 
 @dataclass(frozen=True, slots=True)

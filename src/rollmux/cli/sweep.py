@@ -2,7 +2,7 @@
 
 import os
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rollmux.cli.plan import HERE, console, require_name, write_json
-from rollmux.cli.workload import refusals
+from rollmux.cli import options
+from rollmux.cli.outputs import HERE, console, write_json
+from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.policies import CONTENDERS
-from rollmux.sim.realised import DISTRIBUTIONS
 from rollmux.sim.replay import Accounting, Fidelity
 from rollmux.sim.sweep import FIGURES, SPECIAL, Case, Figures, Interval, Summary, summaries
 from rollmux.sim.sweep import sweep as run_sweep
@@ -35,23 +35,17 @@ def sweep(
     ] = "paper,rollmux",
     seeds: Annotated[str, typer.Option(metavar="N|A:B", help="So many seeds from 0, or those from A to B - 1.")] = "20",
     jobs: Annotated[int | None, typer.Option(help="How many jobs a generator draws; otherwise its own number.")] = None,
-    hours: Annotated[float | None, typer.Option(help="Over how many hours they arrive.")] = None,
-    cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The cluster, as YAML; otherwise the paper's, elastic.")
-    ] = None,
-    accounting: Annotated[
-        Accounting, typer.Option(help="What ends a job: its work, or its time alone.")
-    ] = Accounting.WORK,
+    hours: options.Hours = None,
+    cluster: options.ClusterFile = None,
+    accounting: options.EndedBy = Accounting.WORK,
     fidelity: Annotated[
         Fidelity, typer.Option(help="Jobs at their forecast pace, or every phase through the machine (slower).")
     ] = Fidelity.PACE,
-    realised: Annotated[
-        str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")
-    ] = "bound",
+    realised: options.Realised = "bound",
     max_group: Annotated[
         str, typer.Option(metavar="N,M", help="The most jobs in a group; 0 for each policy's own.")
     ] = "0",
-    move_s: Annotated[float, typer.Option(min=0.0, help="Work that a move loses.")] = 300.0,
+    move_s: options.MoveS = 300.0,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes at once; otherwise one per core.")] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="Results, a line each; those in it are not run again.")
@@ -61,25 +55,19 @@ def sweep(
     ] = None,
 ) -> None:
     """Run every workload under every policy with every seed, and say what is sure about the difference."""
-    names = _list("policy", policy)
-    for name in names:
-        require_name("policy", name, NAMES)
-    cases = [
-        Case(
-            workload=name,
-            policy=chosen,
-            seed=seed,
-            jobs=jobs,
-            hours=hours,
-            accounting=accounting.value,
-            fidelity=fidelity.value,
-            max_group=most,
-            move_s=move_s,
-            realised=realised,
-            cluster="" if cluster is None else str(cluster),
-        )
-        for name, most, chosen, seed in product(_list("workload", workload), _sizes(max_group), names, _seeds(seeds))
-    ]
+    asked = Case(
+        workload="",
+        policy="",
+        jobs=jobs,
+        hours=hours,
+        accounting=accounting.value,
+        fidelity=fidelity.value,
+        move_s=move_s,
+        realised=realised,
+        cluster="" if cluster is None else str(cluster),
+    )
+    kinds = product(_list("workload", workload), _sizes(max_group), _policies(policy), _seeds(seeds))
+    cases = [replace(asked, workload=w, max_group=most, policy=p, seed=seed) for w, most, p, seed in kinds]
     results = _run(cases, out, workers or len(os.sched_getaffinity(0)))
     found = summaries(results)
     if json_out is not None:
@@ -113,6 +101,13 @@ def _list(what: str, text: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise typer.BadParameter(f"--{what} names nothing; write one, or several with commas between")
+    return names
+
+
+def _policies(text: str) -> list[str]:
+    names = _list("policy", text)
+    for name in names:
+        require_name("policy", name, NAMES)
     return names
 
 

@@ -1,8 +1,6 @@
 """`rollmux workload`: workloads made, imported and described."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, quantiles
@@ -13,18 +11,17 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from rollmux.errors import InvalidSpec
+from rollmux.cli import options
+from rollmux.cli.inputs import load_workload
+from rollmux.cli.refusals import refusals
 from rollmux.sim.generate import GENERATORS, PROFILES
 from rollmux.sim.importers import IMPORTERS, Selection, import_sia
 from rollmux.sim.workload import HOUR_S, Workload
-from rollmux.sim.workload_file import read_workload, write_workload
+from rollmux.sim.workload_file import write_workload
 
-SHOWN_PROBLEMS = 20
+NAMES = ", ".join(GENERATORS)
 
 workload_app = typer.Typer(no_args_is_help=True, help="Make, import and describe workloads.")
-
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it: a .csv or .parquet file.")]
-Seed = Annotated[int, typer.Option(help="The same seed draws the same workload.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,47 +83,17 @@ def _most_at_once(workload: Workload) -> int:
     return most
 
 
-def load(name_or_path: str, seed: int) -> Workload:
-    """The workload of this generator with this seed, or of this file; BadParameter where it is neither."""
-    if name_or_path in GENERATORS:
-        return GENERATORS[name_or_path](seed)
-    path = Path(name_or_path)
-    if not path.is_file():
-        raise typer.BadParameter(f"there is no workload or file {name_or_path!r}; choose {_names()}, or a file")
-    with refusals():
-        return read_workload(path)
-
-
-def _names() -> str:
-    return ", ".join(GENERATORS)
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Turns what a person can mend into a message of the command line."""
-    try:
-        yield
-    except InvalidSpec as error:
-        more = len(error.problems) - SHOWN_PROBLEMS
-        if more <= 0:
-            raise typer.BadParameter(str(error)) from error
-        shown = str(error).splitlines()[: 1 + SHOWN_PROBLEMS]
-        raise typer.BadParameter("\n".join([*shown, f"  and {more} more"])) from error
-    except OSError as error:
-        raise typer.BadParameter(f"{error.filename}: {error.strerror}") from error
-
-
 @workload_app.command()
 def make(
-    name: Annotated[str, typer.Argument(help=f"One of {_names()}.")],
-    out: Out,
+    name: Annotated[str, typer.Argument(help=f"One of {NAMES}.")],
+    out: options.Out,
     jobs: Annotated[int | None, typer.Option(help="How many jobs; otherwise the workload's own number.")] = None,
-    hours: Annotated[float | None, typer.Option(help="Over how many hours they arrive.")] = None,
-    seed: Seed = 0,
+    hours: options.Hours = None,
+    seed: options.Seed = 0,
 ) -> None:
     """Draw a workload from a seed and write it to a file."""
     if name not in GENERATORS:
-        raise typer.BadParameter(f"there is no workload {name!r}; choose {_names()}")
+        raise typer.BadParameter(f"there is no workload {name!r}; choose {NAMES}")
     with refusals():
         _write(GENERATORS[name](seed, jobs, hours), out)
 
@@ -136,7 +103,7 @@ def import_trace(
     form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(IMPORTERS)}.")],
     trace: Annotated[Path, typer.Argument(metavar="FILE", help="The trace as published.")],
     *,
-    out: Out,
+    out: options.Out,
     profile: Annotated[str, typer.Option(help=f"Phases of the jobs: {', '.join(PROFILES)}.")] = "mixed",
     jobs: Annotated[int | None, typer.Option(help="Take so many jobs only, the first ones.")] = None,
     evenly: Annotated[bool, typer.Option("--evenly", help="Take them from first to last instead.")] = False,
@@ -149,7 +116,7 @@ def import_trace(
     app_hours: Annotated[
         list[str] | None, typer.Option(metavar="APP=HOURS", help="Sia only: how long an application's jobs run.")
     ] = None,
-    seed: Seed = 0,
+    seed: options.Seed = 0,
 ) -> None:
     """Turn a public trace of a GPU cluster into a workload: its arrivals and durations, with phases drawn."""
     if form not in IMPORTERS:
@@ -189,12 +156,12 @@ def _write(workload: Workload, out: Path) -> None:
 
 @workload_app.command()
 def describe(
-    workload: Annotated[str, typer.Argument(metavar="FILE|NAME", help=f"A file, or one of {_names()}.")],
-    seed: Seed = 0,
+    workload: Annotated[str, typer.Argument(metavar="FILE|NAME", help=f"A file, or one of {NAMES}.")],
+    seed: options.Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
 ) -> None:
     """Say how many jobs come, how long they run, and how much work they bring to each pool."""
-    description = describe_workload(load(workload, seed))
+    description = describe_workload(load_workload(workload, seed))
     if as_json:
         typer.echo(json.dumps(asdict(description), indent=1))
     else:

@@ -1,0 +1,32 @@
+"""What commands read: workloads by name or from files, and clusters from files."""
+
+from pathlib import Path
+
+import typer
+
+from rollmux.cli.refusals import refusals
+from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
+from rollmux.sim.cluster_file import read_cluster
+from rollmux.sim.generate import GENERATORS
+from rollmux.sim.workload import Workload
+from rollmux.sim.workload_file import read_workload
+
+
+def load_workload(name_or_path: str, seed: int) -> Workload:
+    """The workload of this generator with this seed, or of this file; BadParameter where it is neither."""
+    if name_or_path in GENERATORS:
+        return GENERATORS[name_or_path](seed)
+    path = Path(name_or_path)
+    if not path.is_file():
+        choice = f"{', '.join(GENERATORS)}, or a file"
+        raise typer.BadParameter(f"there is no workload or file {name_or_path!r}; choose {choice}")
+    with refusals():
+        return read_workload(path)
+
+
+def load_cluster(path: Path | None) -> Cluster:
+    """The cluster of this file; without one the paper's."""
+    if path is None:
+        return PAPER_CLUSTER
+    with refusals():
+        return read_cluster(path)

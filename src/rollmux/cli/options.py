@@ -1,0 +1,20 @@
+"""Options that several commands have: each is declared here once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollmux.sim.realised import DISTRIBUTIONS
+from rollmux.sim.replay import Accounting
+
+ClusterFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The cluster, as YAML; otherwise the paper's, elastic.")
+]
+EndedBy = Annotated[Accounting, typer.Option(help="What ends a job: its work, or its time alone.")]
+Hours = Annotated[float | None, typer.Option(help="Over how many hours they arrive.")]
+MaxGroup = Annotated[int, typer.Option(min=0, max=16, help="The most jobs in a group; 0 for each policy's own.")]
+MoveS = Annotated[float, typer.Option(min=0.0, help="Work that a move loses.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it: a .csv or .parquet file.")]
+Realised = Annotated[str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")]
+Seed = Annotated[int, typer.Option(help="The same seed draws the same workload.")]

@@ -1,0 +1,37 @@
+"""What a person can mend, said as a message of the command line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+
+import typer
+
+from rollmux.errors import InvalidSpec
+
+SHOWN_PROBLEMS = 20
+SHOWN_CHOICES = 20
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turns descriptions that can't be accepted and files that can't be used into messages."""
+    try:
+        yield
+    except InvalidSpec as error:
+        more = len(error.problems) - SHOWN_PROBLEMS
+        if more <= 0:
+            raise typer.BadParameter(str(error)) from error
+        shown = str(error).splitlines()[: 1 + SHOWN_PROBLEMS]
+        raise typer.BadParameter("\n".join([*shown, f"  and {more} more"])) from error
+    except OSError as error:
+        raise typer.BadParameter(f"{error.filename}: {error.strerror}") from error
+
+
+def require_name(what: str, name: str, known: tuple[str, ...]) -> None:
+    """BadParameter with the nearest known name, where this is none of them."""
+    if name in known:
+        return
+    nearest = get_close_matches(name, known, n=1, cutoff=0.0)
+    choice = f"; choose from {', '.join(known)}" if len(known) <= SHOWN_CHOICES else ""
+    hint = f"; the nearest is {nearest[0]}" if nearest else ""
+    raise typer.BadParameter(f"there is no {what} {name!r}{hint}{choice}")
