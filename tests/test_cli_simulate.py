@@ -145,6 +145,17 @@ def test_beside_a_page_the_data_are_all_that_is_printed(jobs: Path, tmp_path: Pa
     assert text("--workload", jobs, "--policy", "paper", "--report", tmp_path / "page.html") == plain
 
 
+@pytest.mark.parametrize("option", ["--report", "--trace"])
+def test_a_path_that_can_not_be_written_is_refused_before_anything_is_done(
+    jobs: Path, tmp_path: Path, option: str
+) -> None:
+    figures = tmp_path / "figures.json"
+    code, output = simulate("--workload", jobs, "--policy", "solo", "--json", figures, option, "nowhere/out")
+    assert code == 2
+    assert f"{option} nowhere/out: must be in a folder that is there" in output
+    assert not figures.exists()
+
+
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_of_a_cluster_works(jobs: Path, example: Path) -> None:
     found = figures("--workload", jobs, "--policy", "paper", "--cluster", example)["policies"]["paper"]
@@ -186,8 +197,8 @@ def test_jobs_for_which_there_is_no_machine_are_named(tmp_path: Path, jobs: Path
         (("--node-mtbf-h", "0"), "give hours above 0"),
         (("--job-mtbf-h", "-3"), "give hours above 0"),
         (("--job-mtbf-h", "nan", "--node-mtbf-h", "5"), "give hours above 0"),
-        (("--json", "nowhere/out.json"), "can't write nowhere/out.json: No such file"),
-        (("--report", "nowhere/out.html"), "can't write nowhere/out.html: No such file"),
+        (("--json", "nowhere/out.json"), "--json nowhere/out.json: must be in a folder that is there"),
+        (("--report", "nowhere/out.html"), "--report nowhere/out.html: must be in a folder that is there"),
     ],
 )
 def test_what_is_wrong_is_refused_with_what_to_do(jobs: Path, wrong: tuple[str | Path, ...], hint: str) -> None:

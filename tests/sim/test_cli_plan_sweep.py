@@ -81,7 +81,10 @@ def test_a_plan_explains_one_job_or_all() -> None:
         (("--explain", "job-9"), "there is no job 'job-9'; the nearest is job-"),
         (("--cluster", "nowhere.yaml"), "nowhere.yaml: No such file"),
         (("--cluster", EXAMPLES), "Is a directory"),
-        (("--json", "nowhere/plan.json"), "nowhere/plan.json: No such file"),
+        (
+            ("--json", "nowhere/plan.json"),
+            "--json nowhere/plan.json: must be in a folder that is there, nowhere is not; make it first",
+        ),
         (("--max-group", "-1"), "greater than or equal to 0"),
     ],
 )
@@ -154,13 +157,16 @@ def test_a_single_seed_has_no_interval(tmp_path: Path) -> None:
         (("--realised", "tial", "--fidelity", "phase"), "the nearest is tail"),
         (("--jobs", "0"), "300 is this workload's own"),
         (("--cluster", "nowhere.yaml"), "nowhere.yaml: No such file"),
-        (("-o", "nowhere/results.jsonl"), "nowhere/results.jsonl: No such file"),
+        (("-o", "nowhere/results.jsonl"), "--out nowhere/results.jsonl: must be in a folder that is there"),
+        (("--json", "nowhere/table.json"), "--json nowhere/table.json: must be in a folder that is there"),
+        (("--json", EXAMPLES), "must be a file, this is a folder"),
         (("-o", str(EXAMPLES / "cluster.yaml")), "must be a result of a sweep"),
     ],
 )
 def test_a_sweep_refuses_what_is_wrong_with_what_would_be_right(
-    tmp_path: Path, wrong: tuple[str, ...], hint: str
+    tmp_path: Path, wrong: tuple[str | Path, ...], hint: str
 ) -> None:
     code, output = run("sweep", "--jobs", "3", "--seeds", "1", "-o", tmp_path / "r.jsonl", *wrong)
     assert code == 2
     assert hint in output
+    assert list(tmp_path.iterdir()) == []

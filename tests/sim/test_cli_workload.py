@@ -107,8 +107,11 @@ def test_published_tables_are_imported_by_name_of_their_format(tmp_path: Path) -
     [
         (["make", "mixd", "-o", "x.csv"], "choose mixed, balanced, rollout-heavy, train-heavy, production, burst"),
         (["make", "mixed", "-o", "x.txt"], "must be .csv or .parquet"),
-        (["make", "mixed", "-o", "nowhere/x.csv"], "No such file or directory"),
-        (["make", "mixed", "-o", "nowhere/x.parquet"], "nowhere/x.parquet: No such file or directory"),
+        (["make", "mixed", "-o", "nowhere/x.csv"], "--out nowhere/x.csv: must be in a folder that is there"),
+        (["make", "mixed", "-o", "."], "--out .: must be a file, this is a folder"),
+        (["make", "mixed", "-o", "bad.csv/x.csv"], "must be in a folder, bad.csv is a file"),
+        (["import", "philly", "nothing", "-o", "nowhere/x.csv"], "--out nowhere/x.csv: must be in a folder"),
+        (["import", "philly", "nothing", "-o", "x.txt"], "must be .csv or .parquet"),
         (["make", "mixed", "-o", "x.csv", "--jobs", "0"], "must be from 1 to 1000000; 300 is this workload's own"),
         (["make", "mixed"], "Missing option"),
         (["describe", "nothing.csv"], "there is no workload or file 'nothing.csv'; choose mixed, "),

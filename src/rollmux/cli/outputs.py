@@ -1,6 +1,7 @@
 """What commands write: tables on the screen, text and data in files."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,31 @@ def console() -> Console:
     """Standard output; wide enough for every column where it is no terminal."""
     found = Console()
     return found if found.is_terminal else Console(width=PIPED_WIDTH)
+
+
+def require_writable(option: str, out: Path | None) -> None:
+    """BadParameter unless a file can be written there; asked before the work whose result it is to hold."""
+    if out is None or out == HERE:
+        return
+    trouble = _trouble(out)
+    if trouble:
+        raise typer.BadParameter(f"{option} {out}: {trouble}")
+
+
+def _trouble(out: Path) -> str:
+    """Why a file can't be written there and what would help; nothing where it can."""
+    folder = out.parent
+    if out.is_dir():
+        return "must be a file, this is a folder; name a file in it"
+    if out.exists():
+        return "" if os.access(out, os.W_OK) else "must be a file that you may write; name another one"
+    if not folder.exists():
+        return f"must be in a folder that is there, {folder} is not; make it first"
+    if not folder.is_dir():
+        return f"must be in a folder, {folder} is a file; name a file in a folder"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"must be in a folder that you may write to, {folder} is not; name a file in another one"
+    return ""
 
 
 def write_text(text: str, out: Path) -> None:

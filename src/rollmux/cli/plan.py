@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rollmux.cli import options
 from rollmux.cli.inputs import load_cluster, load_workload
-from rollmux.cli.outputs import HERE, console, write_json
+from rollmux.cli.outputs import HERE, console, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.planning import PlannedCluster, PlannedGroup, PlannedJob, plan_jobs
 from rollmux.sim.policies import CONTENDERS
@@ -37,6 +37,7 @@ def plan(
 ) -> None:
     """Plan a set of jobs as if all of them came at once: groups, nodes, cost, iteration times, SLO headroom."""
     require_name("policy", policy, NAMES)
+    require_writable("--json", json_out)
     arrivals = load_workload(jobs, seed).arrivals[:first]
     machines = load_cluster(cluster)
     contender = CONTENDERS[policy]

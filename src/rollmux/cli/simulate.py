@@ -14,7 +14,7 @@ from rich.table import Table
 
 from rollmux.cli import options
 from rollmux.cli.inputs import load_cluster, load_workload
-from rollmux.cli.outputs import HERE, console, write_json, write_text
+from rollmux.cli.outputs import HERE, console, require_writable, write_json, write_text
 from rollmux.cli.workload import describe_workload
 from rollmux.report.page import html_report
 from rollmux.report.trace import chrome_trace
@@ -68,6 +68,8 @@ def simulate(
     faults = _faults(node_mtbf_h, job_mtbf_h)
     if not isfinite(move_s):
         raise typer.BadParameter(f"--move-s {move_s:g}: give seconds")
+    for option, out in (("--json", json_out), ("--report", report), ("--trace", trace)):
+        require_writable(option, out)
     jobs = load_workload(workload, seed)
     settings = Settings(
         cluster=load_cluster(cluster),

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rollmux.cli import options
-from rollmux.cli.outputs import HERE, console, write_json
+from rollmux.cli.outputs import HERE, console, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.policies import CONTENDERS
@@ -68,6 +68,8 @@ def sweep(
     )
     kinds = product(_list("workload", workload), _sizes(max_group), _policies(policy), _seeds(seeds))
     cases = [replace(asked, workload=w, max_group=most, policy=p, seed=seed) for w, most, p, seed in kinds]
+    require_writable("--out", out)
+    require_writable("--json", json_out)
     results = _run(cases, out, workers or len(os.sched_getaffinity(0)))
     found = summaries(results)
     if json_out is not None:

@@ -13,11 +13,12 @@ from rich.table import Table
 
 from rollmux.cli import options
 from rollmux.cli.inputs import load_workload
+from rollmux.cli.outputs import require_writable
 from rollmux.cli.refusals import refusals
 from rollmux.sim.generate import GENERATORS, PROFILES
 from rollmux.sim.importers import IMPORTERS, Selection, import_sia
 from rollmux.sim.workload import HOUR_S, Workload
-from rollmux.sim.workload_file import write_workload
+from rollmux.sim.workload_file import is_parquet, write_workload
 
 NAMES = ", ".join(GENERATORS)
 
@@ -94,6 +95,7 @@ def make(
     """Draw a workload from a seed and write it to a file."""
     if name not in GENERATORS:
         raise typer.BadParameter(f"there is no workload {name!r}; choose {NAMES}")
+    _require_file(out)
     with refusals():
         _write(GENERATORS[name](seed, jobs, hours), out)
 
@@ -123,6 +125,7 @@ def import_trace(
         raise typer.BadParameter(f"there is no format {form!r}; choose {', '.join(IMPORTERS)}")
     if app_hours and form != "sia":
         raise typer.BadParameter(f"--app-hours is for sia; {form} has durations of its own")
+    _require_file(out)
     wants = Selection(
         jobs=jobs,
         evenly=evenly,
@@ -146,6 +149,13 @@ def _app_hours(text: str) -> tuple[str, float]:
         return application, float(hours)
     except ValueError as error:
         raise typer.BadParameter(f"--app-hours {text}: write it like bert=2.5") from error
+
+
+def _require_file(out: Path) -> None:
+    """BadParameter unless a workload can be written there."""
+    require_writable("--out", out)
+    with refusals():
+        is_parquet(out)
 
 
 def _write(workload: Workload, out: Path) -> None:

@@ -87,7 +87,7 @@ def read_workload(path: str | Path) -> Workload:
     Rows of a CSV file are counted by lines, the header being row 1, rows of a Parquet file from 1.
     """
     path = Path(path)
-    sheet = _read_parquet(path) if _is_parquet(path) else _read_csv(path)
+    sheet = _read_parquet(path) if is_parquet(path) else _read_csv(path)
     arrivals = sorted(_arrivals(sheet), key=lambda arrival: arrival.at_s)
     return Workload(path.stem, tuple(arrivals))
 
@@ -95,7 +95,7 @@ def read_workload(path: str | Path) -> Workload:
 def write_workload(workload: Workload, path: str | Path) -> None:
     """Writes a .csv or .parquet file. Columns that may be left out are, where every job has the default."""
     path = Path(path)
-    parquet = _is_parquet(path)
+    parquet = is_parquet(path)
     rows = [_row(arrival) for arrival in workload.arrivals]
     _require_kept(workload, rows)
     used = [c for c in COLUMNS.values() if c.default is None or any(row[c.name] != c.default for row in rows)]
@@ -285,7 +285,8 @@ def _converted(kind: type, cell: object) -> Cell | None:
 # -- the two kinds of file -------------------------------------------------------------------------------------------
 
 
-def _is_parquet(path: Path) -> bool:
+def is_parquet(path: Path) -> bool:
+    """Whether the file is Parquet by its name, rather than CSV; InvalidSpec where it is neither."""
     if path.suffix in (".csv", ".parquet"):
         return path.suffix == ".parquet"
     problem = Problem("suffix", path.suffix, ".csv or .parquet", "name the file by what it is")

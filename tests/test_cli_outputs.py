@@ -1,0 +1,54 @@
+"""Where commands may write: said before the work, with what would help."""
+
+import os
+from pathlib import Path
+
+import pytest
+import typer
+
+from rollmux.cli.outputs import require_writable, write_text
+
+
+@pytest.mark.parametrize("name", ["new.json", "there.json"])
+def test_a_file_in_a_folder_that_is_there_is_fine_and_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / "there.json").write_text("before")
+    require_writable("--json", tmp_path / name)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("there.json", "before")]
+
+
+def test_nothing_standard_output_and_devices_are_fine() -> None:
+    for out in (None, Path("-"), Path("/dev/null")):
+        require_writable("--json", out)
+
+
+@pytest.mark.parametrize(
+    ("name", "trouble"),
+    [
+        ("", "must be a file, this is a folder; name a file in it"),
+        ("no/out.json", "is not; make it first"),
+        ("file/out.json", "file is a file; name a file in a folder"),
+    ],
+)
+def test_what_can_not_be_a_file_is_refused(tmp_path: Path, name: str, trouble: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(typer.BadParameter) as refused:
+        require_writable("--report", tmp_path / name)
+    assert refused.value.message.startswith(f"--report {tmp_path / name}: must be ")
+    assert refused.value.message.endswith(trouble)
+
+
+@pytest.mark.parametrize(
+    ("name", "trouble"), [("there.json", "name another one"), ("new.json", "name a file in another one")]
+)
+def test_what_may_not_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, trouble: str
+) -> None:
+    (tmp_path / "there.json").write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # nothing is closed to root
+    with pytest.raises(typer.BadParameter, match=trouble):
+        require_writable("--json", tmp_path / name)
+
+
+def test_what_fails_while_writing_is_said_too(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match=r"can't write .*out\.json: No such file"):
+        write_text("text", tmp_path / "gone" / "out.json")
