@@ -128,6 +128,22 @@ def test_timings_fill_the_latencies(jobs: Path) -> None:
     assert 0 < found["p50"] <= found["p99"] <= found["max"] < 1000
 
 
+def test_a_policy_that_plays_no_phase_says_that_real_durations_do_not_apply_to_it(jobs: Path) -> None:
+    words = ("--workload", jobs, "--policy", "gavel,solo", "--json", "-")
+    plain, real = (
+        CliRunner().invoke(app, ["simulate", *map(str, words), *more]) for more in ((), ("--realised", "tail"))
+    )
+    assert plain.stderr == ""
+    assert "--realised tail does not apply to gavel, which plays no single phase" in real.stderr
+    one, other = (json.loads(result.stdout)["policies"] for result in (plain, real))
+    assert one["gavel"] == other["gavel"]
+    assert [(name, of["fidelity"], of["realised"]) for name, of in other.items()] == [
+        ("gavel", "pace", "bound"),
+        ("solo", "phase", "tail"),
+    ]
+    assert one["solo"]["usd_total"] > other["solo"]["usd_total"]
+
+
 def test_files_are_written_and_named(jobs: Path, tmp_path: Path) -> None:
     data, page, trace = (tmp_path / name for name in ("figures.json", "page.html", "trace.json"))
     words = ("--workload", jobs, "--policy", "solo,paper", "--json", data, "--report", page, "--trace", trace)

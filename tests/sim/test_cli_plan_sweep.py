@@ -144,6 +144,17 @@ def test_a_single_seed_has_no_interval(tmp_path: Path) -> None:
     assert row["usd_total"]["half_width"] is None
 
 
+def test_a_row_of_a_policy_that_plays_no_phase_says_so(tmp_path: Path) -> None:
+    words = ["sweep", "--policy", "gavel,solo", "--jobs", "4", "--seeds", "1", "-o", str(tmp_path / "r.jsonl")]
+    result = CliRunner().invoke(app, [*words, "--fidelity", "phase", "--realised", "tail", "--json", "-"])
+    assert "--realised tail does not apply to gavel" in result.stderr
+    rows = json.loads(result.stdout)
+    assert [(row["policy"], row["fidelity"], row["realised"]) for row in rows] == [
+        ("gavel", "pace", "bound"),
+        ("solo", "phase", "tail"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("wrong", "hint"),
     [

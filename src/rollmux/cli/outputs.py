@@ -2,11 +2,15 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
+
+from rollmux.sim.policies import played_paced
+from rollmux.sim.realised import BOUND
 
 HERE = Path("-")
 PIPED_WIDTH = 120
@@ -16,6 +20,17 @@ def console() -> Console:
     """Standard output; wide enough for every column where it is no terminal."""
     found = Console()
     return found if found.is_terminal else Console(width=PIPED_WIDTH)
+
+
+def note_paced(policies: Sequence[str], realised: str) -> None:
+    """Says, on standard error, for which of these policies real durations are asked for in vain."""
+    paced = ", ".join(name for name in policies if played_paced(name))
+    if paced and realised != BOUND:
+        typer.echo(
+            f"Note: --realised {realised} does not apply to {paced}, which plays no single phase; "
+            "there every phase takes its bound.",
+            err=True,
+        )
 
 
 def require_writable(option: str, out: Path | None) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from rollmux.cli import options
 from rollmux.cli.inputs import load_cluster, load_workload
-from rollmux.cli.outputs import HERE, console, require_writable, write_json, write_text
+from rollmux.cli.outputs import HERE, console, note_paced, require_writable, write_json, write_text
 from rollmux.cli.workload import describe_workload
 from rollmux.report.page import html_report
 from rollmux.report.trace import chrome_trace
@@ -23,8 +23,8 @@ from rollmux.sim.limits import workload_bound_usd
 from rollmux.sim.optimal import Optimum
 from rollmux.sim.optimal_run import OptimalRun, optimal_run
 from rollmux.sim.outcome import Outcome
-from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP
-from rollmux.sim.realised import DISTRIBUTIONS, durations
+from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP, played_paced
+from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
 from rollmux.sim.replay import Accounting, Fidelity, Settings, Told, replay
 from rollmux.sim.summary import percentile, summary
 from rollmux.sim.workload import Workload
@@ -47,7 +47,7 @@ def simulate(
     ] = Fidelity.PHASE,
     max_group: options.MaxGroup = 0,
     seed: Annotated[int, typer.Option(help="Draws the workload, real durations, lots and faults.")] = 0,
-    realised: options.Realised = "bound",
+    realised: options.Realised = BOUND,
     move_s: options.MoveS = 300.0,
     node_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between losses of one node.")] = None,
     job_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between failures of one job.")] = None,
@@ -68,6 +68,7 @@ def simulate(
     faults = _faults(node_mtbf_h, job_mtbf_h)
     if not isfinite(move_s):
         raise typer.BadParameter(f"--move-s {move_s:g}: give seconds")
+    note_paced(names, realised)
     for option, out in (("--json", json_out), ("--report", report), ("--trace", trace)):
         require_writable(option, out)
     jobs = load_workload(workload, seed)
@@ -112,7 +113,7 @@ def _require_played(fidelity: Fidelity, realised: str, trace: Path | None) -> No
     """BadParameter where phases are asked about that are not played."""
     if realised not in DISTRIBUTIONS:
         raise typer.BadParameter(f"there is no distribution {realised!r}; choose {', '.join(DISTRIBUTIONS)}")
-    if fidelity is Fidelity.PACE and (realised != "bound" or trace):
+    if fidelity is Fidelity.PACE and (realised != BOUND or trace):
         raise typer.BadParameter("--fidelity pace plays no single phase: --realised and --trace need --fidelity phase")
 
 
@@ -164,8 +165,12 @@ def as_data(
     policies = {}
     for run in runs:
         name, proof = run.outcome.policy, run.proof
-        paced = settings.fidelity is Fidelity.PACE or proof is not None or CONTENDERS[name].paced_only
-        figures = {"fidelity": (Fidelity.PACE if paced else Fidelity.PHASE).value, **summary(run.outcome, timings)}
+        paced = settings.fidelity is Fidelity.PACE or played_paced(name)
+        played = {
+            "fidelity": (Fidelity.PACE if paced else Fidelity.PHASE).value,
+            "realised": BOUND if paced else realised,
+        }
+        figures = {**played, **summary(run.outcome, timings)}
         if proof is not None:
             figures["optimum"] = {
                 "bound_usd": proof.bound_usd,

@@ -14,10 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rollmux.cli import options
-from rollmux.cli.outputs import HERE, console, require_writable, write_json
+from rollmux.cli.outputs import HERE, console, note_paced, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.generate import GENERATORS
-from rollmux.sim.policies import CONTENDERS
+from rollmux.sim.policies import CONTENDERS, played_paced
+from rollmux.sim.realised import BOUND
 from rollmux.sim.replay import Accounting, Fidelity
 from rollmux.sim.sweep import FIGURES, SPECIAL, Case, Figures, Interval, Summary, summaries
 from rollmux.sim.sweep import sweep as run_sweep
@@ -41,7 +42,7 @@ def sweep(
     fidelity: Annotated[
         Fidelity, typer.Option(help="Jobs at their forecast pace, or every phase through the machine (slower).")
     ] = Fidelity.PACE,
-    realised: options.Realised = "bound",
+    realised: options.Realised = BOUND,
     max_group: Annotated[
         str, typer.Option(metavar="N,M", help="The most jobs in a group; 0 for each policy's own.")
     ] = "0",
@@ -68,6 +69,7 @@ def sweep(
     )
     kinds = product(_list("workload", workload), _sizes(max_group), _policies(policy), _seeds(seeds))
     cases = [replace(asked, workload=w, max_group=most, policy=p, seed=seed) for w, most, p, seed in kinds]
+    note_paced(_policies(policy), realised)
     require_writable("--out", out)
     require_writable("--json", json_out)
     results = _run(cases, out, workers or len(os.sched_getaffinity(0)))
@@ -130,10 +132,12 @@ def _seeds(text: str) -> range:
 
 
 def as_data(found: list[Summary]) -> list[dict[str, Any]]:
-    """A row for each workload, policy and set of parameters."""
+    """A row for each workload, policy and set of parameters, each as it was played."""
     rows = []
     for each in found:
         case = asdict(each.case)
+        if played_paced(each.case.policy):
+            case |= {"fidelity": Fidelity.PACE.value, "realised": BOUND}
         del case["seed"]
         figures = {name: asdict(each.figures[name]) if name in each.figures else None for name in FIGURES}
         rows.append({**case, "seeds": each.seeds, **figures})

@@ -33,3 +33,11 @@ CONTENDERS: dict[str, Contender] = {
     "paper": Contender(lambda most, seed: PaperPolicy(max_group=most), "Algorithm 1 of the RollMux paper"),
     "rollmux": Contender(lambda most, seed: RollmuxPolicy(max_group=most), "ours", max_group=8, compaction=True),
 }
+
+
+def played_paced(policy: str) -> bool:
+    """Whether it goes at its forecast pace whatever is asked for, so that no phase of it is played.
+
+    Gavel weaves no phases, and ways to run that are no policy, like the offline optimum, only place jobs.
+    """
+    return policy not in CONTENDERS or CONTENDERS[policy].paced_only

@@ -42,8 +42,10 @@ class Distribution:
     drift_iterations: int = 100
 
 
+BOUND = "bound"  # every phase takes the longest that its owner declares
+
 DISTRIBUTIONS: dict[str, Distribution | None] = {
-    "bound": None,
+    BOUND: None,
     "tail": Distribution(ROLLOUT_QUANTILES, TRAIN_QUANTILES, spread=0.15),
     "drift": Distribution(ROLLOUT_QUANTILES, TRAIN_QUANTILES, spread=0.15, drift=0.4),
 }

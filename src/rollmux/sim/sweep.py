@@ -29,7 +29,7 @@ from rollmux.sim.optimal import Optimum
 from rollmux.sim.optimal_run import optimal_run
 from rollmux.sim.outcome import Outcome
 from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP
-from rollmux.sim.realised import DISTRIBUTIONS, durations
+from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
 from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
 from rollmux.sim.summary import summary
 from rollmux.sim.workload import Workload
@@ -67,7 +67,7 @@ class Case:
     fidelity: str = Fidelity.PACE.value
     max_group: int = 0
     move_s: float = 300.0
-    realised: str = "bound"
+    realised: str = BOUND
     cluster: str = ""
 
 
@@ -224,8 +224,8 @@ def _case_problems(case: Case) -> Iterator[Problem]:
         yield Problem("max_group", case.max_group, "at least 0", "1 shares nothing, 0 is the policy's own")
     if not 0 <= case.move_s < float("inf"):
         yield Problem("move_s", case.move_s, "seconds from 0", "0 moves jobs for nothing")
-    if case.realised != "bound" and case.fidelity == Fidelity.PACE.value:
-        limit = "bound where fidelity is pace, which plays no single phase"
+    if case.realised != BOUND and case.fidelity == Fidelity.PACE.value:
+        limit = f"{BOUND} where fidelity is pace, which plays no single phase"
         yield Problem("realised", case.realised, limit, "choose fidelity phase, which takes longer")
 
 
