@@ -13,12 +13,13 @@ from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.mux.plan import check_plan
 from rollmux.mux.validation import job_problems
 from rollmux.sim.baselines import (
-    Gavel,
-    MostIdle,
-    RandomPlace,
+    AnyPlace,
     SliceForecaster,
     Solo,
+    gavel,
+    most_idle,
     on_training_nodes,
+    random_place,
     training_only,
 )
 from rollmux.sim.generate import GENERATORS
@@ -109,7 +110,7 @@ def test_gavel_joins_the_fullest_group_that_has_the_part_left() -> None:
     full = group("full", pinned(job("a", slo=4.0), "r0", "t0"), pinned(job("b", slo=4.0), "r0", "t0"))
     fuller = group("fuller", pinned(job("c", slo=1.2), "r1", "t1"))
     empty = group("empty", pinned(job("d", slo=6.0), "r2", "t2"))
-    plan = Gavel().place(job("new", slo=3.0), snapshot(empty, fuller, full)).plan
+    plan = gavel().place(job("new", slo=3.0), snapshot(empty, fuller, full)).plan
     assert plan is not None
     assert plan.group.id == "full"
 
@@ -128,7 +129,7 @@ def test_random_takes_any_place_that_works() -> None:
     places = [group(f"g{i}", pinned(job(f"j{i}", slo=9.0), f"r{i}", f"t{i}")) for i in range(4)]
     taken = set()
     for seed in range(40):
-        plan = RandomPlace(seed).place(job("new", slo=9.0), snapshot(*places)).plan
+        plan = random_place(seed).place(job("new", slo=9.0), snapshot(*places)).plan
         assert plan is not None
         taken.add(plan.group.id)
     assert taken == {"g0", "g1", "g2", "g3"}
@@ -138,7 +139,7 @@ def test_most_idle_picks_the_emptiest_that_works() -> None:
     busy = group("busy", pinned(job("a", 100.0, 100.0, slo=2.0), "r0", "t0"))
     idle = group("idle", pinned(job("b", 20.0, 20.0, slo=9.0), "r1", "t1"))
     strict = group("strict", pinned(job("c", 1.0, 1.0, slo=1.0), "r2", "t2"))
-    plan = MostIdle().place(job("new", 100.0, 100.0, slo=2.0), snapshot(busy, strict, idle)).plan
+    plan = most_idle().place(job("new", 100.0, 100.0, slo=2.0), snapshot(busy, strict, idle)).plan
     assert plan is not None
     assert plan.group.id == "idle"
 
@@ -147,9 +148,9 @@ def test_most_idle_picks_the_emptiest_that_works() -> None:
 @given(
     there=groups_of(any_jobs(), most=3),
     newcomer=any_jobs("new", most_nodes=(2, 2)),
-    policy=st.sampled_from((Solo(), Gavel(), RandomPlace(3), MostIdle())),
+    policy=st.sampled_from((Solo(), gavel(), random_place(3), most_idle())),
 )
-def test_what_is_planned_keeps_every_numbered_promise(there: Group, newcomer: JobSpec, policy: Gavel) -> None:
+def test_what_is_planned_keeps_every_numbered_promise(there: Group, newcomer: JobSpec, policy: Solo | AnyPlace) -> None:
     now = snapshot(there)
     plan = policy.place(newcomer, now).plan
     assert plan is not None
@@ -162,7 +163,7 @@ def test_what_is_planned_keeps_every_numbered_promise(there: Group, newcomer: Jo
 def test_groups_with_a_shunned_node_or_as_many_jobs_as_may_be_take_nobody() -> None:
     there = group("g", pinned(job("a", slo=9.0), "r0", "t0"))
     frozen = replace(snapshot(there), frozen=frozenset({"g"}))
-    for policy in (RandomPlace(), MostIdle(), Gavel()):
+    for policy in (random_place(), most_idle(), gavel()):
         plan = policy.place(job("new", slo=9.0), frozen).plan
         assert plan is not None
         assert plan.group.id != "g"

@@ -7,8 +7,9 @@
 - `most-idle`: of these places the one that leaves the most free time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 
 from rollmux.mux.forecast import TOLERANCE, Forecast, Forecaster
@@ -40,12 +41,12 @@ class Solo:
 
 @dataclass(frozen=True)
 class AnyPlace:
-    """Packs without new nodes where that works; which of the places, its heirs say."""
+    """Packs without new nodes where that works. The first place that works is taken, in the order of `in_order`."""
 
-    seed: int = 0
+    name: str
+    in_order: Callable[[list[Plan], JobSpec], list[Plan]]
     max_group: int = 5
     forecaster: Forecaster = field(default_factory=Forecaster, compare=False)
-    name: str = "any"
 
     def place(self, job: JobSpec, snapshot: Snapshot) -> Decision:
         trail = Trail()
@@ -60,9 +61,6 @@ class AnyPlace:
             trail.add(refusal(plan, Verdict.TAKEN))
         return Decision.of(job, self.name, plan, trail)
 
-    def in_order(self, plans: list[Plan], job: JobSpec) -> list[Plan]:
-        raise NotImplementedError
-
     def _candidates(self, job: JobSpec, snapshot: Snapshot) -> Iterator[Plan]:
         added = widening(snapshot, 0, 0)
         assert added is not None
@@ -76,25 +74,23 @@ class AnyPlace:
                     yield packed(group, Member.of(job, Placement(rollout, train)), added, snapshot)
 
 
-@dataclass(frozen=True)
-class RandomPlace(AnyPlace):
+def random_place(seed: int = 0, max_group: int = 5) -> AnyPlace:
     """Draws lots; the same job in the same cluster always draws the same."""
-
-    name: str = "random"
-
-    def in_order(self, plans: list[Plan], job: JobSpec) -> list[Plan]:
-        Random(f"{self.seed}/{job.id}").shuffle(plans)
-        return plans
+    return AnyPlace("random", partial(_by_lot, seed), max_group)
 
 
-@dataclass(frozen=True)
-class MostIdle(AnyPlace):
+def _by_lot(seed: int, plans: list[Plan], job: JobSpec) -> list[Plan]:
+    Random(f"{seed}/{job.id}").shuffle(plans)
+    return plans
+
+
+def most_idle(max_group: int = 5) -> AnyPlace:
     """The emptiest group first."""
+    return AnyPlace("most-idle", _emptiest_first, max_group)
 
-    name: str = "most-idle"
 
-    def in_order(self, plans: list[Plan], job: JobSpec) -> list[Plan]:
-        return sorted(plans, key=lambda plan: -sum(plan.group.free_shares))
+def _emptiest_first(plans: list[Plan], job: JobSpec) -> list[Plan]:
+    return sorted(plans, key=lambda plan: -sum(plan.group.free_shares))
 
 
 class SliceForecaster(Forecaster):
@@ -113,15 +109,13 @@ class SliceForecaster(Forecaster):
         return worst if worst[1] > worst[0].limit_s * (1 + TOLERANCE) else None
 
 
-@dataclass(frozen=True)
-class Gavel(AnyPlace):
+def gavel(max_group: int = 5) -> AnyPlace:
     """Whole jobs share nodes by fractions of time; the fullest group that has the fraction left."""
+    return AnyPlace("gavel", _fullest_first, max_group, SliceForecaster())
 
-    forecaster: Forecaster = field(default_factory=SliceForecaster, compare=False)
-    name: str = "gavel"
 
-    def in_order(self, plans: list[Plan], job: JobSpec) -> list[Plan]:
-        return sorted(plans, key=lambda plan: -sum(1 / member.job.slo for member in plan.group.members))
+def _fullest_first(plans: list[Plan], job: JobSpec) -> list[Plan]:
+    return sorted(plans, key=lambda plan: -sum(1 / member.job.slo for member in plan.group.members))
 
 
 def on_training_nodes(job: JobSpec, cluster: Cluster) -> JobSpec:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rollmux.mux.policies import Policy
 from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
-from rollmux.sim.baselines import Gavel, MostIdle, RandomPlace, Solo
+from rollmux.sim.baselines import Solo, gavel, most_idle, random_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ OPTIMUM_GROUP = 5
 CONTENDERS: dict[str, Contender] = {
     "solo": Contender(lambda most, seed: Solo(), "nodes of its own for every job"),
     "colocated": Contender(lambda most, seed: Solo(name="colocated"), "training nodes only", colocated=True),
-    "gavel": Contender(lambda most, seed: Gavel(seed, most), "whole jobs share by fractions of time", paced_only=True),
-    "random": Contender(lambda most, seed: RandomPlace(seed, most), "any place that works, by lot"),
-    "most-idle": Contender(lambda most, seed: MostIdle(seed, most), "the emptiest group that works"),
+    "gavel": Contender(lambda most, seed: gavel(most), "whole jobs share by fractions of time", paced_only=True),
+    "random": Contender(lambda most, seed: random_place(seed, most), "any place that works, by lot"),
+    "most-idle": Contender(lambda most, seed: most_idle(most), "the emptiest group that works"),
     "paper": Contender(lambda most, seed: PaperPolicy(max_group=most), "Algorithm 1 of the RollMux paper"),
     "rollmux": Contender(lambda most, seed: RollmuxPolicy(max_group=most), "ours", max_group=8, compaction=True),
 }
