@@ -20,7 +20,7 @@ from rollmux.mux.plan import Decision
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.transitions import Job
-from rollmux.sim.cast import Cast
+from rollmux.sim.cast import Cast, Delays
 from tests.mux.world import (
     ELASTIC,
     FINISHED,
@@ -260,7 +260,7 @@ def test_late_and_repeated_messages_change_nothing(
 @pytest.mark.parametrize("launch_s", [0.0, 5.0])
 def test_what_a_stopped_attempt_was_doing_is_not_counted_as_done(launch_s: float) -> None:
     """Its node is lost in its first sync, 2 s before the end."""
-    cast = Cast(ClusterMachine(ELASTIC, RollmuxPolicy()), launch_s=launch_s)
+    cast = Cast(ClusterMachine(ELASTIC, RollmuxPolicy()), Delays(launch_s=launch_s))
     cast.submit(0.0, job("A", iterations=3, sync_s=4.0))
     cast.run(102.0 + launch_s)
     cast.tell(LOST)

@@ -17,7 +17,7 @@ from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.transitions import Job
-from rollmux.sim.cast import Cast
+from rollmux.sim.cast import Cast, Delays
 
 # A rollout node costs $1 an hour, a training node $3.
 CHEAP = NodeType("cheap", 8, 1.0 / 8, 96 * GB, 1000 * GB)
@@ -149,7 +149,7 @@ def test_whoever_moves_when_each_iteration_is_done_once_and_no_node_is_kept_in_v
     crew: list[tuple[float, JobSpec]], provision_s: float, launch_s: float
 ) -> None:
     cast = Checked()
-    cast.provision_s, cast.launch_s = provision_s, launch_s
+    cast.delays = Delays(provision_s, launch_s)
     for at, spec in crew:
         cast.submit(at, spec)
     cast.run()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmux.mux import events as ev
-from rollmux.sim.cast import Cast
+from rollmux.sim.cast import Cast, Delays
 from tests.builders import job
 from tests.sim.worlds import machine
 
@@ -47,7 +47,7 @@ def test_time_stands_where_it_was_told_to_stop() -> None:
 
 
 def test_nodes_and_processes_take_their_time_to_come() -> None:
-    cast = Cast(machine("solo"), provision_s=30.0, launch_s=5.0)
+    cast = Cast(machine("solo"), Delays(provision_s=30.0, launch_s=5.0))
     cast.submit(10.0, job("a", 50.0, 50.0))
     cast.run(until=200.0)
     assert cast.started == {"a": 45.0}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollmux.mux import events as ev
 from rollmux.mux.hardware import PAPER_CLUSTER
-from rollmux.sim.cast import Cast
+from rollmux.sim.cast import Cast, Delays
 from rollmux.sim.faults import Faults, strike
 from rollmux.sim.outcome import Outcome
 from rollmux.sim.paced import PacedCast
@@ -28,7 +28,7 @@ def inspected(jobs: Workload, policy: str, faults: Faults, rooms: tuple[int, int
     cluster = fixed(*rooms) if rooms else PAPER_CLUSTER
     of = machine(policy, cluster)
     inspector = Inspector(of)
-    cast = Cast(of, provision_s=20.0, launch_s=10.0, restart_s=60.0, observer=inspector)
+    cast = Cast(of, Delays(provision_s=20.0, launch_s=10.0, restart_s=60.0), observer=inspector)
     for pool, count in zip(cluster.pools, rooms or (0, 0), strict=True):
         for i in range(count):
             cast.tell(ev.NodeJoined(f"{pool.name}-{i}", pool.name))
@@ -109,7 +109,7 @@ def one_job(cast: Cast, iterations: int = 3) -> Cast:
 
 
 def test_what_was_done_since_the_last_sync_is_done_again() -> None:
-    cast = one_job(Cast(machine("solo"), restart_s=60.0))
+    cast = one_job(Cast(machine("solo"), Delays(restart_s=60.0)))
     cast.at(270.0, lambda: cast.fail("a", "a test"))
     cast.run()
     assert cast.completed["a"] == [150.0, 480.0, 630.0]
@@ -122,7 +122,7 @@ def test_what_was_done_since_the_last_sync_is_done_again() -> None:
 
 
 def test_at_pace_a_failure_costs_the_iteration_under_way_and_no_more() -> None:
-    cast = one_job(PacedCast(machine("solo"), restart_s=60.0), iterations=10)
+    cast = one_job(PacedCast(machine("solo"), Delays(restart_s=60.0)), iterations=10)
     cast.at(1000.0, lambda: cast.fail("a", "a test"))
     cast.run()
     assert cast.done("a") == 10
@@ -134,7 +134,7 @@ def test_a_lost_node_is_paid_until_then_and_its_job_goes_on_elsewhere(fidelity: 
     of = machine("solo")
     inspector = Inspector(of)
     kind = Cast if fidelity is Fidelity.PHASE else PacedCast
-    cast = one_job(kind(of, launch_s=0.0, restart_s=0.0, observer=inspector))
+    cast = one_job(kind(of, Delays(restart_s=0.0), observer=inspector))
     cast.at(200.0, lambda: cast.lose("rollout-0"))
     cast.run()
     assert cast.ended["a"] == pytest.approx(150 + 50 + 300)

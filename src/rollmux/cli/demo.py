@@ -16,7 +16,7 @@ from rollmux.mux.invariants import check_all
 from rollmux.mux.policies import Policy
 from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
-from rollmux.sim.cast import Cast
+from rollmux.sim.cast import Cast, Delays
 from rollmux.sim.production import production_jobs
 
 POLICIES: dict[str, Callable[[], Policy]] = {"rollmux": RollmuxPolicy, "paper": PaperPolicy}
@@ -61,7 +61,7 @@ def play_demo(policy: str, hours: float, slo: float) -> DemoResult:
     """All jobs arrive at once and run for so many virtual hours; every invariant is checked at the end."""
     jobs = production_jobs(slo)
     machine = ClusterMachine(PAPER_CLUSTER, POLICIES[policy]())
-    cast = Cast(machine, provision_s=60.0, launch_s=30.0)
+    cast = Cast(machine, Delays(provision_s=60.0, launch_s=30.0))
     for job in jobs:
         cast.submit(0.0, job)
     cast.run(until=hours * 3600)

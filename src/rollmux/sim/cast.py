@@ -41,6 +41,27 @@ def as_planned(job: JobSpec, kind: PhaseKind, iteration: int) -> float:
     return job.sync_s if kind is _SYNC else job.phase(kind).planned_s
 
 
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """How long nodes take to come after they were asked for, and a job's processes to be there after their launch.
+
+    Those of a later attempt take `restart_s` where the job does not say; None for as long as the first.
+    """
+
+    provision_s: float = 0.0
+    launch_s: float = 0.0
+    restart_s: float | None = None
+
+    def start_s(self, job: JobSpec, attempt: int) -> float:
+        """From the launch of this attempt until its processes are there."""
+        if attempt == 1:
+            return self.launch_s
+        return job.cold_start_s or (self.launch_s if self.restart_s is None else self.restart_s)
+
+
+AT_ONCE = Delays()
+
+
 @dataclass(slots=True)
 class Act:
     """A phase under way: node-seconds left at `since`, and the nodes at work from then on."""
@@ -70,26 +91,18 @@ class Actor:
 
 
 class Cast:
-    """Drives a machine through virtual time.
-
-    A node comes `provision_s` after it was asked for, a job's processes are there `launch_s` after their launch, and
-    those of a later attempt `restart_s` after it, where the job does not say.
-    """
+    """Drives a machine through virtual time."""
 
     actor_type: type[Actor] = Actor
 
     def __init__(
         self,
         machine: ClusterMachine,
-        provision_s: float = 0.0,
-        launch_s: float = 0.0,
-        restart_s: float | None = None,
+        delays: Delays = AT_ONCE,
         takes: Takes = as_planned,
         observer: Observer | None = None,
     ) -> None:
-        self.machine = machine
-        self.provision_s, self.launch_s = provision_s, launch_s
-        self.restart_s = launch_s if restart_s is None else restart_s
+        self.machine, self.delays = machine, delays
         self.takes, self.observer = takes, observer
         self.now = 0.0
         self.actors: dict[str, Actor] = {}
@@ -200,7 +213,7 @@ class Cast:
 
     def _provision(self, command: cmd.Provision) -> None:
         joined = ev.NodeJoined(command.node, command.pool)
-        self._later(self.now + self.provision_s, -1, 0, lambda: self.tell(joined))
+        self._later(self.now + self.delays.provision_s, -1, 0, lambda: self.tell(joined))
 
     def _launch(self, command: cmd.Launch) -> None:
         job_id, attempt = command.job_id, command.attempt
@@ -213,10 +226,7 @@ class Cast:
                 self.tell(ev.JobStarted(job_id, attempt))
                 self._go_on(actor)
 
-        self._later(self.now + self._launch_takes(actor.job, attempt), rank, -1, start)
-
-    def _launch_takes(self, job: JobSpec, attempt: int) -> float:
-        return self.launch_s if attempt == 1 else job.cold_start_s or self.restart_s
+        self._later(self.now + self.delays.start_s(actor.job, attempt), rank, -1, start)
 
     def _stop(self, command: cmd.Stop) -> None:
         if self._leave_stage(command.job_id):

@@ -11,7 +11,7 @@ from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.group import Group
 from rollmux.mux.job import JobSpec
 from rollmux.mux.transitions import JobOn
-from rollmux.sim.cast import Actor, Cast, Observer
+from rollmux.sim.cast import AT_ONCE, Actor, Cast, Delays, Observer
 
 
 class Pace(Actor):
@@ -40,15 +40,8 @@ class PacedCast(Cast):
 
     actor_type = Pace
 
-    def __init__(
-        self,
-        machine: ClusterMachine,
-        provision_s: float = 0.0,
-        launch_s: float = 0.0,
-        restart_s: float | None = None,
-        observer: Observer | None = None,
-    ) -> None:
-        super().__init__(machine, provision_s, launch_s, restart_s, observer=observer)
+    def __init__(self, machine: ClusterMachine, delays: Delays = AT_ONCE, observer: Observer | None = None) -> None:
+        super().__init__(machine, delays, observer=observer)
         self._seen: dict[str, Group] = {}
         self._latest: dict[str, Pace] = {}
 

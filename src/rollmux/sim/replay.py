@@ -12,7 +12,7 @@ from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
 from rollmux.mux.job import PhaseKind
 from rollmux.sim.baselines import on_training_nodes, training_only
 from rollmux.sim.books import Books, PoolBook
-from rollmux.sim.cast import Cast, Takes, as_planned
+from rollmux.sim.cast import Cast, Delays, Takes, as_planned
 from rollmux.sim.faults import Faults, strike
 from rollmux.sim.limits import fluid_usd, whole_node_usd
 from rollmux.sim.outcome import JobOutcome, Outcome, PoolHours
@@ -76,8 +76,8 @@ def replay(workload: Workload, policy: str, settings: Settings | None = None, to
     machine = ClusterMachine(cluster, contender.make(settings.max_group or contender.max_group, settings.seed), rules)
     books = Books(machine, settings.history)
     paced = settings.fidelity is Fidelity.PACE or contender.paced_only
-    times = (settings.provision_s, settings.launch_s, settings.move_s)
-    cast = PacedCast(machine, *times, observer=books) if paced else Cast(machine, *times, settings.takes, books)
+    delays = Delays(settings.provision_s, settings.launch_s, settings.move_s)
+    cast = PacedCast(machine, delays, books) if paced else Cast(machine, delays, settings.takes, books)
     _join_machines(cast, settings)
     for number, (arrival, original) in enumerate(zip(arrivals, workload.arrivals, strict=True), 1):
         _submit(cast, arrival, original.iterations, settings)
