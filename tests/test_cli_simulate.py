@@ -26,6 +26,7 @@ FIGURES = {
     "jobs": int,
     "makespan_h": float,
     "moves": int,
+    "restarts": int,
 }
 PARTS = {
     "decision_latency_ms": {"p50", "p99", "max"},
@@ -119,8 +120,15 @@ def test_faults_strike_and_all_work_is_done_nevertheless(jobs: Path) -> None:
     spared = figures("--workload", jobs, "--policy", "paper")
     one, other = struck["policies"]["paper"], spared["policies"]["paper"]
     assert [job["iterations"] for job in one["per_job"]] == [job["iterations"] for job in other["per_job"]]
-    assert one["moves"] > other["moves"]
+    assert one["restarts"] > other["restarts"] == 0
+    assert one["restarts"] == sum(job["restarts"] for job in one["per_job"])
     assert one["usd_total"] != other["usd_total"]
+
+
+def test_restarts_are_told_beside_the_table(jobs: Path) -> None:
+    words = ("--workload", jobs, "--policy", "paper")
+    assert re.search(r"paper: \d+ restarts after faults\.", simulate(*words, "--job-mtbf-h", "10")[1])
+    assert "restarts" not in simulate(*words)[1]
 
 
 def test_timings_fill_the_latencies(jobs: Path) -> None:

@@ -7,10 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
+from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.hardware import PAPER_CLUSTER
+from rollmux.sim.books import Books
 from rollmux.sim.cast import Cast, Delays
 from rollmux.sim.faults import Faults, strike
+from rollmux.sim.generate import GENERATORS
 from rollmux.sim.outcome import Outcome
 from rollmux.sim.paced import PacedCast
 from rollmux.sim.policies import CONTENDERS
@@ -144,7 +148,7 @@ def test_a_lost_node_is_paid_until_then_and_its_job_goes_on_elsewhere(fidelity: 
 def test_the_cost_of_lost_nodes_stops_at_their_loss() -> None:
     jobs = workload(job("a", 100.0, 50.0), iterations=40)
     outcome = replay(jobs, "solo", Settings(faults=Faults(node_mtbf_h=1.0), move_s=0.0, history=True))
-    assert outcome.jobs[0].moves > 0
+    assert (outcome.jobs[0].restarts > 0, outcome.jobs[0].moves) == (True, 0)
     assert outcome.usd_total == pytest.approx(outcome.makespan_h * (ROLLOUT_USD + TRAIN_USD))
     assert (outcome.peak_rollout, outcome.peak_train) == (1, 1)
 
@@ -234,4 +238,33 @@ def test_every_policy_survives_faults(policy: str) -> None:
     jobs = workload(*[job(f"j{i}", 60.0 + 20 * i, 90.0, slo=1.6) for i in range(6)], iterations=40)
     outcome = replay(jobs, policy, Settings(faults=Faults(4.0, 4.0)))
     assert [each.iterations for each in outcome.jobs] == [40] * 6
+    assert outcome.restarts == sum(each.restarts for each in outcome.jobs) > 0
+    assert outcome.moves == sum(each.moves for each in outcome.jobs)
+
+
+def test_a_move_is_no_restart_and_a_restart_no_move() -> None:
+    drawn = GENERATORS["mixed"](0, 30, 15.0)
+    of = ClusterMachine(PAPER_CLUSTER, CONTENDERS["rollmux"].make(8, 0))
+    books = Books(of, history=False)
+    cast = PacedCast(of, observer=books)
+    cast.keep_history = True
+    for arrival in drawn.arrivals:
+        cast.submit(arrival.at_s, replace(arrival.job, iterations=arrival.iterations, max_attempts=1000))
+    strike(cast, Faults(job_mtbf_h=10.0), seed=0)
+    cast.run()
+    failures = Counter(event.job_id for _, event, _ in cast.history if isinstance(event, ev.JobFailed))
+    again = Counter(
+        command.job_id
+        for _, _, commands in cast.history
+        for command in commands
+        if isinstance(command, cmd.Launch) and command.attempt > 1
+    )
+    assert books.restarts == failures
+    assert books.moves == again - failures
+    assert min(books.moves.total(), failures.total()) > 0
+
+
+def test_without_faults_nobody_is_restarted() -> None:
+    outcome = replay(GENERATORS["mixed"](0, 30, 15.0), "rollmux", Settings(fidelity=Fidelity.PACE))
     assert outcome.moves > 0
+    assert outcome.restarts == sum(each.restarts for each in outcome.jobs) == 0

@@ -1,6 +1,6 @@
 """`rollmux simulate`: a workload under one policy or several, in virtual time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -227,15 +227,24 @@ def show(workload: Workload, runs: Sequence[Run], console: Console) -> None:
     console.print(table)
     console.print("Worst: slowdown over SLO of the unluckiest job. Busy: rollout / training nodes. Decision: p99.")
     for run in runs:
-        homeless = [job.job for job in run.outcome.jobs if not job.group]
-        if homeless:
-            some = ", ".join(homeless[:5]) + (" …" if len(homeless) > 5 else "")
-            console.print(f"{run.outcome.policy}: {len(homeless)} jobs never had a place: {some}.")
-        if run.proof is not None:
-            console.print(
-                f"optimal regroups freely and for nothing. {run.proof.proven} of {run.proof.regroups} groupings are "
-                f"proven the cheapest; the mean gap to the bound is {run.proof.mean_gap:.2%}."
-            )
+        for note in _notes(run):
+            console.print(note)
+
+
+def _notes(run: Run) -> Iterator[str]:
+    """What the line of a policy does not tell."""
+    outcome, proof = run.outcome, run.proof
+    homeless = [job.job for job in outcome.jobs if not job.group]
+    if homeless:
+        some = ", ".join(homeless[:5]) + (" …" if len(homeless) > 5 else "")
+        yield f"{outcome.policy}: {len(homeless)} jobs never had a place: {some}."
+    if outcome.restarts:
+        yield f"{outcome.policy}: {outcome.restarts} restarts after faults."
+    if proof is not None:
+        yield (
+            f"optimal regroups freely and for nothing. {proof.proven} of {proof.regroups} groupings are "
+            f"proven the cheapest; the mean gap to the bound is {proof.mean_gap:.2%}."
+        )
 
 
 def _per(value: float, base: float, form: str) -> str:

@@ -51,6 +51,7 @@ COLUMNS = (
     Column("× whole-node limit", lambda run: ratio(run.usd_total, run.whole_node_usd), _times, min),
     Column("SLOs kept", lambda run: run.slo_attainment, percent, max),
     Column("Moves", lambda run: run.moves, _count, min),
+    Column("Restarts", lambda run: run.restarts, _count, min),
     Column("Peak rollout nodes", lambda run: run.peak_rollout, _count, min),
     Column("Peak training nodes", lambda run: run.peak_train, _count, min),
     Column("Rollout pool busy", lambda run: _utilisation(run.rollout), percent, max),

@@ -1,5 +1,6 @@
 """The books of a simulated run: which nodes were paid for when, what they did, and what was decided."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -9,6 +10,7 @@ from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.explain import explain
 from rollmux.mux.job import PhaseKind
 from rollmux.mux.plan import Strategy
+from rollmux.mux.transitions import JobOn
 from rollmux.sim.outcome import Admission, Level, Span
 from rollmux.sim.workload import HOUR_S
 
@@ -60,7 +62,9 @@ class Books:
         self.pools = {pool.name: PoolBook(pool.node_type.usd_per_hour) for pool in cluster.pools}
         self.kinds = {PhaseKind.ROLLOUT: cluster.rollout.name, PhaseKind.TRAIN: cluster.train.name}
         self.first: dict[str, Admission] = {}
-        self.moves: dict[str, int] = {}
+        self.moves: Counter[str] = Counter()
+        self.restarts: Counter[str] = Counter()
+        self.moving: set[str] = set()  # stopped in order to move, and not launched again yet
         self.levels: list[Level] = []
         self.spans: list[Span] = []
         self.decision_ms: list[float] = []
@@ -92,8 +96,14 @@ class Books:
             self.pools[command.pool].down(command.node, now)
         elif isinstance(command, cmd.Admit):
             self._admitted(now, command)
+        elif isinstance(command, cmd.Stop):
+            record = self.machine.state.jobs.get(command.job_id)
+            if record is not None and record.then is JobOn.GONE_MOVE:
+                self.moving.add(command.job_id)
         elif isinstance(command, cmd.Launch) and command.attempt > 1:
-            self.moves[command.job_id] = self.moves.get(command.job_id, 0) + 1
+            why = self.moves if command.job_id in self.moving else self.restarts
+            why[command.job_id] += 1
+            self.moving.discard(command.job_id)
 
     def used(
         self, lease: cmd.Lease, nodes: tuple[str, ...], start_s: float, end_s: float, *, first: bool, last: bool

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """One job's life. `slowdown` is its mean iteration time over its life against its solo time."""
+    """One job's life. `slowdown` is its mean iteration time over its life against its solo time.
+
+    It began again `moves` times because it was moved to another place, and `restarts` times after a fault.
+    """
 
     job: str
     arrival_h: float
@@ -19,6 +22,7 @@ class JobOutcome:
     group: str
     admission: str  # how it was first placed: direct, rollout_scaling, train_scaling, mixed_scaling, isolated
     moves: int
+    restarts: int = 0
 
     @property
     def met(self) -> bool:
@@ -75,7 +79,10 @@ class PoolHours:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One policy on one workload. `levels` and what follows are empty where no history was asked for."""
+    """One policy on one workload. `levels` and what follows are empty where no history was asked for.
+
+    `moves` and `restarts` are those of all jobs.
+    """
 
     policy: str
     usd_total: float
@@ -88,6 +95,7 @@ class Outcome:
     peak_train: int
     moves: int
     jobs: tuple[JobOutcome, ...]
+    restarts: int = 0
     decision_ms: tuple[float, ...] = ()
     levels: tuple[Level, ...] = ()
     admissions: tuple[Admission, ...] = ()

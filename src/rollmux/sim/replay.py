@@ -136,7 +136,8 @@ def _outcome(
         train=_hours(train),
         peak_rollout=0 if shared else rollout.peak,
         peak_train=train.peak,
-        moves=sum(books.moves.values()),
+        moves=books.moves.total(),
+        restarts=books.restarts.total(),
         jobs=jobs,
         decision_ms=tuple(books.decision_ms),
         levels=tuple(books.levels),
@@ -167,7 +168,8 @@ def _job_outcome(arrival: Arrival, cast: Cast, books: Books) -> JobOutcome:
         slo=arrival.job.slo,
         group=first.group if first else "",
         admission=first.strategy if first else "",
-        moves=books.moves.get(name, 0),
+        moves=books.moves[name],
+        restarts=books.restarts[name],
     )
 
 

@@ -33,6 +33,7 @@ def summary(outcome: Outcome, timings: bool = False) -> dict[str, Any]:
         "peak_nodes": {"rollout": outcome.peak_rollout, "train": outcome.peak_train},
         "admissions": {name: admitted[name] for name in NAMES.values()},
         "moves": outcome.moves,
+        "restarts": outcome.restarts,
         "bubbles": {"rollout": _bubbles(outcome.rollout), "train": _bubbles(outcome.train)},
         "per_job": [_job(job) for job in outcome.jobs],
     }

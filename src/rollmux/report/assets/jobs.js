@@ -135,7 +135,7 @@ function jobColumns(goTo) {
   return [name, text("run", "Policy"), used, number("slowdown", "Slowdown ×", 3), number("slo", "SLO ×", 2),
     number("arrival_h", "Arrived h", 2), number("started_h", "Started h", 2), number("ended_h", "Ended h", 2),
     number("iterations", "Iterations", 0), number("solo_s", "Alone s", 1), number("iteration_s", "Iteration s", 1),
-    text("group", "Group"), text("admission", "Admission"), number("moves", "Moves", 0)];
+    text("group", "Group"), text("admission", "Admission"), number("moves", "Moves", 0), number("restarts", "Restarts", 0)];
 }
 
 function jobTable(runs, rows, goTo) {
