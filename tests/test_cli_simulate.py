@@ -1,7 +1,10 @@
 """`rollmux simulate` from the command line: figures as data, files, and refusals that say what to do."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +87,14 @@ def test_the_figures_are_those_of_the_contract(jobs: Path) -> None:
         assert set(of["decision_latency_ms"].values()) == {None}
 
 
+def test_the_optimum_has_the_keys_of_a_policy_and_its_proof(jobs: Path) -> None:
+    pytest.importorskip("highspy", reason="the optimum needs the extra `solver`")
+    found = figures("--workload", jobs, "--policy", "solo,optimal")["policies"]
+    assert found["optimal"].keys() == found["solo"].keys() | {"optimum"}
+    assert all(found["optimal"][name].keys() == keys for name, keys in PARTS.items())
+    assert set(found["optimal"]["decision_latency_ms"].values()) == {None}
+
+
 def test_alone_nobody_is_slowed_and_sharing_is_cheaper(jobs: Path) -> None:
     found = figures("--workload", jobs, "--policy", "solo,paper")["policies"]
     assert found["solo"]["slo_attainment"] == found["paper"]["slo_attainment"] == 1.0
@@ -106,6 +117,18 @@ def test_alone_nobody_is_slowed_and_sharing_is_cheaper(jobs: Path) -> None:
 def test_the_same_seed_and_workload_give_the_same_bytes(jobs: Path, more: tuple[str | Path, ...]) -> None:
     words = ("--workload", jobs, "--policy", "paper,random", "--seed", "3", *more)
     assert text(*words) == text(*words)
+
+
+def test_the_bytes_do_not_depend_on_how_a_process_hashes_names(jobs: Path) -> None:
+    words = ("--workload", str(jobs), "--policy", "solo,paper,rollmux,random", "--node-mtbf-h", "20", "--json", "-")
+    program = "from rollmux.cli import app; app()"
+    command = [sys.executable, "-c", program, "simulate", *words]
+    one, other = (
+        subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, check=True, capture_output=True).stdout
+        for seed in ("1", "2")
+    )
+    assert one == other
+    assert one.startswith(b"{")
 
 
 def test_another_seed_draws_another_workload_and_other_lots(jobs: Path) -> None:

@@ -11,7 +11,10 @@ from rollmux.sim.outcome import JobOutcome, Outcome, PoolHours
 
 
 def summary(outcome: Outcome, timings: bool = False) -> dict[str, Any]:
-    """The figures of one policy. Without timings it depends on nothing but the workload, the settings and the seed."""
+    """The figures of one policy, always with the same keys; what is not known is None.
+
+    Decision latencies are known with `timings` only: without, nothing depends on more than workload, settings and seed.
+    """
     admitted = Counter(job.admission for job in outcome.jobs)
     decisions = outcome.decision_ms if timings else ()
     return {
