@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmux.mux.group import Group
-from rollmux.mux.hardware import PAPER_CLUSTER
+from rollmux.mux.hardware import GB, PAPER_CLUSTER
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.mux.plan import check_plan
 from rollmux.mux.validation import job_problems
@@ -24,6 +24,7 @@ from rollmux.sim.baselines import (
 )
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.outcome import Outcome
+from rollmux.sim.production import production_jobs
 from rollmux.sim.replay import Fidelity, Settings, replay
 from rollmux.sim.workload import Workload
 from tests.builders import TRAIN_USD, any_jobs, group, groups_of, job, pinned, snapshot, strict_jobs
@@ -59,6 +60,21 @@ def test_a_job_that_wants_gpus_and_has_a_tail_can_roll_out_on_training_nodes() -
     assert there.tail.bulk_s == pytest.approx(45 * RATIO)
     assert job_problems(there, training_only(PAPER_CLUSTER)) == ()
     assert replay(workload(spec.resolve(PAPER_CLUSTER)), "colocated").jobs[0].iterations == 5
+
+
+@pytest.mark.parametrize("spec", production_jobs(slo=1.5), ids=lambda spec: spec.id)
+def test_a_job_alone_on_training_nodes_keeps_the_state_of_one_phase_at_a_time_in_the_host(spec: JobSpec) -> None:
+    there = on_training_nodes(spec, PAPER_CLUSTER)
+    kept = [spec.rollout.resident_bytes, spec.train.resident_bytes]
+    assert there.rollout.resident_bytes + there.train.resident_bytes == max(kept)
+    assert replay(workload(spec), "colocated").peak_train == 1
+
+
+@pytest.mark.parametrize(("copy_gb", "placed"), [(200, True), (201, False)])
+def test_a_job_with_a_phase_too_large_for_a_host_is_not_co_located_either(copy_gb: int, placed: bool) -> None:
+    large = PhaseSpec(100.0, nodes=1, resident_bytes=800 * GB, transient_bytes=copy_gb * GB)
+    for spec in (replace(job("a"), rollout=large), replace(job("a"), train=large)):
+        assert bool(replay(workload(spec), "colocated").jobs[0].group) == placed
 
 
 @given(jobs=workloads(most_nodes=(2, 2)))

@@ -121,15 +121,18 @@ def _fullest_first(plans: list[Plan], job: JobSpec) -> list[Plan]:
 def on_training_nodes(job: JobSpec, cluster: Cluster) -> JobSpec:
     """The job with its rollouts on training nodes: as much slower or faster as their memory bandwidth is.
 
-    Its phases take turns there, so that nothing overlaps, and moving their state is a part of them.
+    Its phases take turns there, so that nothing overlaps, and moving their state is a part of them. Nobody else is
+    there, so that the host never keeps the state of both: while one phase is on the GPUs only the other one's is kept.
     """
     rollout, train = cluster.rollout.node_type, cluster.train.node_type
     ratio = (rollout.hbm_bytes_per_s / train.hbm_bytes_per_s) if train.hbm_bytes_per_s else 1.0
     job = job.resolve(cluster)
     ratio *= job.rollout.nodes * rollout.gpus / (job.train.nodes * train.gpus)
     tail = job.tail and replace(job.tail, bulk_s=job.tail.bulk_s * ratio)
-    there = replace(_with_switches(job.rollout, ratio), nodes=job.train.nodes)
-    return replace(job, rollout=there, train=_with_switches(job.train), tail=tail, staleness=0)
+    kept_bytes = max(phase.resident_bytes + phase.transient_bytes for phase in (job.rollout, job.train))
+    there = replace(_with_switches(job.rollout, ratio), nodes=job.train.nodes, resident_bytes=0, transient_bytes=0)
+    train_there = replace(_with_switches(job.train), resident_bytes=kept_bytes, transient_bytes=0)
+    return replace(job, rollout=there, train=train_there, tail=tail, staleness=0)
 
 
 def _with_switches(phase: PhaseSpec, ratio: float = 1.0) -> PhaseSpec:
