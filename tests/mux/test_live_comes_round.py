@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from math import gcd, lcm
+from math import gcd, inf, lcm
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -49,7 +49,7 @@ class Pinning:
         self.forecaster = Forecaster()
         self.names: dict[str, str] = {}  # the cluster's name of each node of the example
 
-    def place(self, job: JobSpec, snapshot: Snapshot) -> Decision:
+    def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         wanted = self.wanted.member(job.id).placement
         fresh = [node for node in wanted.all_nodes if node not in self.names]
         offered = snapshot.offer(POOL, len(fresh))

@@ -281,7 +281,7 @@ class Turncoat:
         self.name = "turncoat"
         self.forecaster = self.honest.forecaster
 
-    def place(self, wanted: JobSpec, snapshot: Snapshot) -> Decision:
+    def place(self, wanted: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         decision = self.honest.place(wanted, snapshot)
         if self.turned and decision.plan is not None:
             return replace(decision, plan=replace(decision.plan, new_nodes=()))

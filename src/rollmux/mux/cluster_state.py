@@ -1,6 +1,7 @@
 """The state of the whole cluster and the few ways in which it changes; the machine above decides when."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import nlargest
@@ -30,8 +31,12 @@ Commands = list[Command]
 
 # At an arrival or a departure: at most so many moves one after the other.
 REGROUP_ROUNDS = 8
-# Of a large cluster, so many groups are looked at beside those that have changed.
+# A cluster of so many groups is looked at as a whole. In a larger one each look is at so many of the groups that have
+# changed, beside so many others; and so many have their limits brought up to date.
+SMALL = 16
+SOURCES = 1
 ROOMIEST = 16
+FOLLOWED = 32
 # A job that moves meets its new neighbours at any moment: it may wait for a part of an iteration more.
 AFTER_A_MOVE = 0.5
 
@@ -74,6 +79,7 @@ class ClusterState:
         self.backlog: list[str] = []
         self.strained: dict[str, None] = {}  # groups that miss an SLO, and for which there is no better place
         self.changed: dict[str, None] = {}  # groups that are not as they were when last looked at for moves
+        self.followed = 0  # where following the limits goes on, in a cluster with many groups
         self.ended: dict[str, str] = {}  # the latest jobs that are over, and how
         self.decisions: dict[str, Decision] = {}  # the latest
         self.alarms: deque[str] = deque(maxlen=100)  # plans that broke an invariant, and were not applied
@@ -233,7 +239,8 @@ class ClusterState:
     def regroup(self, now: float, out: Commands) -> None:
         """Makes the moves that save the most, one after the other, as long as some pay.
 
-        What has changed since it last looked is held against everything, and the rest only against what has changed.
+        What has changed since it last looked is held against everything, and the rest only against what has changed. In
+        a large cluster the changed groups take turns, those with the most to spare first.
         """
         self.follow_budgets(now, out)
         for group_id in list(self.strained):
@@ -242,43 +249,47 @@ class ClusterState:
             return
         if any(record.then is JobOn.GONE_MOVE for record in self.jobs.values()):
             return  # those who are just leaving make more room: look again when the last has left
+        small = len(self.groups) <= SMALL
+        sources = self.changed if small else self._roomiest(self.changed, SOURCES)
         for _ in range(REGROUP_ROUNDS):
-            moves = self._best_moves(now)
+            moves = self._best_moves(now, sources, whole=small)
             if moves is None or not self.make_moves(now, moves, "its group's nodes no longer pay", out):
                 break
-        self.changed.clear()
+        for group_id in list(sources):
+            self.changed.pop(group_id, None)
 
-    def _best_moves(self, now: float) -> Moves | None:
-        roomy = self._roomiest()
-        whole = self.snapshot()
-        wide = replace(whole, groups={name: self.groups[name] for name in {**self.changed, **roomy}})
-        near = replace(whole, groups={name: self.groups[name] for name in self.changed})
+    def _best_moves(self, now: float, sources: Iterable[str], *, whole: bool) -> Moves | None:
+        snapshot = self.snapshot()
+        near = replace(snapshot, groups={name: self.groups[name] for name in sources if name in self.groups})
+        wide = snapshot if whole else replace(snapshot, groups={**near.groups, **self._roomiest(self.groups, ROOMIEST)})
         best: Moves | None = None
-        for group_id in wide.groups:
-            group = self.groups[group_id]
-            movable = self.movable(now, group) if group_id not in self.strained else None
+        for group in ({**near.groups, **self.groups} if whole else near.groups).values():
+            movable = self.movable(now, group) if group.id not in self.strained else None
             if movable:
-                snapshot = wide if group_id in self.changed else near
-                moves = compaction(group, snapshot, movable, self.policy, self.rules.horizon_s)
-                if moves is not None and (best is None or moves.gain_usd > best.gain_usd):
-                    best = moves
+                others = wide if group.id in near.groups else near
+                known = best.gain_usd if best is not None else 0.0
+                best = compaction(group, others, movable, self.policy, self.rules.horizon_s, known) or best
         return best
 
-    def _roomiest(self) -> dict[str, None]:
-        """All groups of a small cluster, and of a large one those whose free time is worth the most."""
-        if len(self.groups) <= ROOMIEST:
-            return dict.fromkeys(self.groups)
+    def _roomiest(self, names: Iterable[str], count: int) -> dict[str, Group]:
+        """Of these groups, those whose free time is worth the most."""
         rollout_usd, train_usd = (pool.node_type.usd_per_hour for pool in (self.cluster.rollout, self.cluster.train))
 
         def idle_usd(group: Group) -> float:
             rollout, train = group.free_shares
             return rollout * rollout_usd + train * train_usd
 
-        return dict.fromkeys(group.id for group in nlargest(ROOMIEST, self.groups.values(), key=idle_usd))
+        return {group.id: group for group in nlargest(count, (self.groups[name] for name in names), key=idle_usd)}
 
     def follow_budgets(self, now: float, out: Commands) -> None:
-        """Limits follow what jobs have used of their SLOs; a group that is too slow for a new limit is relieved."""
-        for group_id in list(self.groups):
+        """Limits follow what jobs have used of their SLOs; a group that is too slow for a new limit is relieved.
+
+        In a large cluster the groups take turns.
+        """
+        names = list(self.groups)
+        first = self.followed % max(1, len(names))
+        self.followed = first + FOLLOWED
+        for group_id in (names[first:] + names[:first])[:FOLLOWED]:
             group, limits = self.groups[group_id], dict[str, float]()
             for member in group.members:
                 record = self.jobs[member.job.id]

@@ -129,6 +129,7 @@ class MachineImage:
     backlog: tuple[str, ...]
     strained: tuple[str, ...]
     changed: tuple[str, ...]
+    followed: int
     ended: tuple[tuple[str, str], ...]
 
 
@@ -151,6 +152,7 @@ def image(machine: ClusterMachine) -> MachineImage:
         tuple(state.backlog),
         tuple(state.strained),
         tuple(state.changed),
+        state.followed,
         tuple(state.ended.items()),
     )
 
@@ -169,6 +171,7 @@ def restore(saved: MachineImage, cluster: Cluster, policy: Policy, rules: Rules 
     state.backlog, state.ended = list(saved.backlog), dict(saved.ended)
     state.strained = dict.fromkeys(saved.strained)
     state.changed = dict.fromkeys(saved.changed)
+    state.followed = saved.followed
     for job in saved.jobs:
         state.jobs[job.job.id] = _copy(JobRecord, job, progress=_copy(Progress, job.progress))
     for group in saved.groups:

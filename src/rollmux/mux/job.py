@@ -125,6 +125,11 @@ class JobSpec:
             return self.limit_s
         return max(self.solo_s, self.limit_s - self.solo_s / max(1, self.iterations))
 
+    def usd_per_hour(self, cluster: Cluster) -> float:
+        """The hourly price of the nodes that it wants, each phase apart."""
+        rollout, train = cluster.rollout.node_type, cluster.train.node_type
+        return self.rollout.nodes * rollout.usd_per_hour + self.train.nodes * train.usd_per_hour
+
     def resolve(self, cluster: Cluster) -> "JobSpec":
         """The same job with its wants in whole nodes of this cluster."""
         return replace(

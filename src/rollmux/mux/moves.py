@@ -44,23 +44,30 @@ class Moves:
 
 
 def compaction(
-    group: Group, snapshot: Snapshot, movable: Mapping[str, Movable], policy: Policy, horizon_s: float = inf
+    group: Group,
+    snapshot: Snapshot,
+    movable: Mapping[str, Movable],
+    policy: Policy,
+    horizon_s: float = inf,
+    gain_usd: float = 0.0,
 ) -> Moves | None:
-    """The most profitable way to free nodes of this group, or None if none pays within the horizon."""
+    """The most profitable way to free nodes of this group, or None if none gains more than this within the horizon."""
     best: Moves | None = None
     for leavers in _leavers(group, movable):
         freed = group.usd_per_hour(snapshot.cluster) - _without(group, leavers).usd_per_hour(snapshot.cluster)
-        if freed <= 0:
+        cost = sum(_move_usd(movable[m.job.id], snapshot) for m in leavers)
+        hours = min(horizon_s, max(movable[m.job.id].remaining_s for m in leavers)) / 3600
+        # What the new places may add in all, if this is to gain more than what is known already.
+        budget = freed - (cost + gain_usd) / hours if hours > 0 else 0.0
+        if budget <= 0:
             continue
-        plans = _elsewhere(group, [movable[m.job.id] for m in leavers], snapshot, policy, budget=freed)
+        plans = _elsewhere(group, [movable[m.job.id] for m in leavers], snapshot, policy, budget)
         if plans is None:
             continue
         saved = freed - sum(plan.added_usd_per_hour for plan in plans)
-        cost = sum(_move_usd(movable[m.job.id], snapshot) for m in leavers)
-        hours = min(horizon_s, max(movable[m.job.id].remaining_s for m in leavers)) / 3600
         gain = saved * hours - cost
-        if gain > 0 and (best is None or gain > best.gain_usd):
-            best = Moves(tuple(plans), saved, cost, gain)
+        if gain > gain_usd:
+            best, gain_usd = Moves(tuple(plans), saved, cost, gain), gain
     return best
 
 
@@ -71,7 +78,7 @@ def relief(group: Group, snapshot: Snapshot, movable: Mapping[str, Movable], pol
         rest = _without(group, (member,))
         if member.job.id not in movable or (rest.members and policy.forecaster.late(rest) is not None):
             continue
-        plans = _elsewhere(group, [movable[member.job.id]], snapshot, policy, budget=None)
+        plans = _elsewhere(group, [movable[member.job.id]], snapshot, policy)
         if plans is None:
             continue
         freed = group.usd_per_hour(snapshot.cluster) - rest.usd_per_hour(snapshot.cluster)
@@ -94,28 +101,27 @@ def _leavers(group: Group, movable: Mapping[str, Movable]) -> Iterator[tuple[Mem
 
 
 def _elsewhere(
-    group: Group, leavers: Sequence[Movable], snapshot: Snapshot, policy: Policy, budget: float | None
+    group: Group, leavers: Sequence[Movable], snapshot: Snapshot, policy: Policy, below_usd: float = inf
 ) -> list[Plan] | None:
     """A place in other groups for each of these, one after the other, for less than the budget per hour."""
     snapshot = replace(snapshot, frozen=snapshot.frozen | {group.id})
     plans: list[Plan] = []
     for leaver in leavers:
-        plan = _place(leaver, snapshot, policy)
-        if plan is None:
+        plan = _place(leaver, snapshot, policy, below_usd)
+        if plan is None or plan.added_usd_per_hour >= below_usd:
             return None
         plans.append(plan)
-        if budget is not None and sum(p.added_usd_per_hour for p in plans) >= budget:
-            return None
+        below_usd -= plan.added_usd_per_hour
         snapshot = snapshot.with_group(plan.group, plan.new_nodes)
     return plans
 
 
-def _place(leaver: Movable, snapshot: Snapshot, policy: Policy) -> Plan | None:
+def _place(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float) -> Plan | None:
     """Where the policy puts a job that has only so much time left: it is shown the SLO that this comes to."""
     job, limit_s = leaver.job, leaver.limit_s
     if limit_s is None:
-        return policy.place(job, snapshot).plan
-    plan = policy.place(replace(job, slo=limit_s / job.solo_s), snapshot).plan
+        return policy.place(job, snapshot, below_usd).plan
+    plan = policy.place(replace(job, slo=limit_s / job.solo_s), snapshot, below_usd).plan
     if plan is None:
         return None
     newcomer = plan.group.members[-1]
@@ -131,9 +137,4 @@ def _without(group: Group, leavers: tuple[Member, ...]) -> Group:
 
 def _move_usd(movable: Movable, snapshot: Snapshot) -> float:
     """What the lost work cost: the job's own nodes for as long."""
-    cluster, job = snapshot.cluster, movable.job
-    per_hour = (
-        job.rollout.nodes * cluster.rollout.node_type.usd_per_hour
-        + job.train.nodes * cluster.train.node_type.usd_per_hour
-    )
-    return per_hour * movable.lost_s / 3600
+    return movable.job.usd_per_hour(snapshot.cluster) * movable.lost_s / 3600

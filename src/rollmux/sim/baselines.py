@@ -10,6 +10,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from random import Random
 
 from rollmux.mux.forecast import TOLERANCE, Forecast, Forecaster
@@ -31,7 +32,7 @@ class Solo:
     name: str = "solo"
     max_group: int = 1
 
-    def place(self, job: JobSpec, snapshot: Snapshot) -> Decision:
+    def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         trail = Trail()
         plan = place_alone(job, snapshot, Order.FIFO, self.forecaster, trail)
         if plan is not None:
@@ -48,7 +49,7 @@ class AnyPlace:
     max_group: int = 5
     forecaster: Forecaster = field(default_factory=Forecaster, compare=False)
 
-    def place(self, job: JobSpec, snapshot: Snapshot) -> Decision:
+    def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         trail = Trail()
         plan = None
         for candidate in self.in_order(list(self._candidates(job, snapshot)), job):

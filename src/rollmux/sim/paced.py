@@ -44,6 +44,7 @@ class PacedCast(Cast):
         super().__init__(machine, delays, observer=observer)
         self._seen: dict[str, Group] = {}
         self._latest: dict[str, Pace] = {}
+        self._settled_at = -inf
 
     def done(self, job_id: str) -> int:
         actor = self._latest.get(job_id)
@@ -78,6 +79,9 @@ class PacedCast(Cast):
 
     def _settle(self) -> None:
         """The machine may look at anybody's progress, and whoever it moves goes on from there."""
+        if self.now == self._settled_at:
+            return
+        self._settled_at = self.now
         for actor in self.actors.values():
             if isinstance(actor, Pace):
                 self._record(actor)

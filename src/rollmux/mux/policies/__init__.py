@@ -1,5 +1,6 @@
 """Placement policies: pure functions of a job and a snapshot."""
 
+from math import inf
 from typing import Protocol
 
 from rollmux.mux.forecast import Forecaster
@@ -9,7 +10,10 @@ from rollmux.mux.snapshot import Snapshot
 
 
 class Policy(Protocol):
-    """Where a job should go. The same job and snapshot always give the same decision."""
+    """Where a job should go. The same job and snapshot always give the same decision.
+
+    A place that adds `below_usd` an hour or more is of no use to who asks: a policy need not look for it.
+    """
 
     @property
     def name(self) -> str: ...
@@ -17,4 +21,4 @@ class Policy(Protocol):
     @property
     def forecaster(self) -> Forecaster: ...
 
-    def place(self, job: JobSpec, snapshot: Snapshot) -> Decision: ...
+    def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision: ...

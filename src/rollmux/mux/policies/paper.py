@@ -7,6 +7,7 @@ takes all of it as its data-parallel width.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
@@ -27,7 +28,7 @@ class PaperPolicy:
     forecaster: Forecaster = field(default_factory=Forecaster, compare=False)
     name: str = "paper"
 
-    def place(self, job: JobSpec, snapshot: Snapshot) -> Decision:
+    def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         trail = Trail()
         best: Plan | None = None
         for group in snapshot.groups.values():

@@ -7,6 +7,7 @@ group that still works is taken, so that what is left free stays in large pieces
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from rollmux.mux.forecast import Forecaster
@@ -30,6 +31,8 @@ from rollmux.mux.snapshot import Snapshot
 # Plays cost far more than ranking, and what has failed in the likeliest places rarely fits in the others: so many
 # in all ways to widen a group. Twelve find places that cost 2 % less in mixed loads, and take half as long again.
 TRIES = 7
+# A job that runs has a place: for it the likeliest others do. More are no cheaper, and cost most of the time.
+TRIES_TO_MOVE = 3
 # Of the placements after which somebody could lose less than 3 % of its time, one in twenty works; of those below
 # 10 % one in seven, and of the rest two in five: the likeliest are tried first.
 TIGHT_SPARE = (0.03, 0.1)
@@ -60,21 +63,22 @@ class RollmuxPolicy:
     forecaster: Forecaster = field(default_factory=Forecaster, compare=False)
     name: str = "rollmux"
 
-    def place(self, job: JobSpec, snapshot: Snapshot) -> Decision:
+    def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         trail = Trail()
         member = Member.of(job, Placement((), ()))
         candidates = self._open(member, snapshot, trail)
         # Where one pool serves both phases, a group of its own may need fewer nodes than some ways to widen another.
         alone = self._alone(job, snapshot, trail) if snapshot.cluster.shared else None
-        plan, tries = None, TRIES
+        most_usd = min(below_usd, alone.added_usd_per_hour) if alone is not None else below_usd
+        plan, tries = None, TRIES if below_usd == inf else TRIES_TO_MOVE
         for added in _widenings(job, snapshot):
-            if alone is not None and added.added_usd_per_hour >= alone.added_usd_per_hour:
+            if added.added_usd_per_hour >= most_usd:
                 break
             plan, tried = self._fullest(member, added, candidates, snapshot, trail, tries=tries)
             tries -= tried
             if plan is not None or tries == 0:
                 break
-        if plan is None:
+        if plan is None and (alone.added_usd_per_hour if alone else job.usd_per_hour(snapshot.cluster)) < below_usd:
             plan = alone or self._alone(job, snapshot, trail)
         if plan is not None:
             trail.add(refusal(plan, Verdict.TAKEN))
