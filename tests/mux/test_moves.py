@@ -160,7 +160,9 @@ def test_whoever_moves_when_each_iteration_is_done_once_and_no_node_is_kept_in_v
 
 
 def test_nodes_are_given_back_with_the_event_that_frees_them() -> None:
-    cast = pairs(Checked(), job("wide", rollout=PhaseSpec(50.0, 2), iterations=1), job("slim", iterations=3))
+    cast = pairs(
+        Checked(), job("wide", slo=3.0, rollout=PhaseSpec(50.0, 2), iterations=1), job("slim", slo=3.0, iterations=3)
+    )
     cast.run()
     finished = next(x for x in cast.history if x[1] == ev.JobFinished("wide", 1))
     (released,) = [c for c in finished[2] if isinstance(c, cmd.ReleaseNode)]

@@ -266,12 +266,16 @@ class ClusterMachine:
 
     def _phase_finished(self, now: float, event: ev.PhaseFinished) -> Commands | None:
         record = self.state.jobs.get(event.job_id)
-        if record is None or record.target is None:
+        if record is None:
             return self._phase(now, event)
         synced = record.progress.synced
         out = self._phase(now, event)
         if out is not None:
-            self.state.move_if_safe(now, record, out, record.progress.synced > synced)
+            is_synced = record.progress.synced > synced
+            if record.target is not None:
+                self.state.move_if_safe(now, record, out, is_synced)
+            elif is_synced:
+                self.state.watch(now, record, out)
         return out
 
     def _record(self, job_id: str) -> JobRecord | None:

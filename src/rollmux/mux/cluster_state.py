@@ -15,7 +15,7 @@ from rollmux.mux.explain import why_queued
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.job_record import JobRecord
-from rollmux.mux.moves import Movable, Moves, compaction, relief
+from rollmux.mux.moves import Movable, Moves, compaction, escape, relief
 from rollmux.mux.node_book import NodeBook
 from rollmux.mux.placed import Placement
 from rollmux.mux.plan import Decision, Plan, check_plan
@@ -36,9 +36,11 @@ REGROUP_ROUNDS = 8
 SMALL = 16
 SOURCES = 1
 ROOMIEST = 16
-FOLLOWED = 32
+FOLLOWED = 16
 # A job that moves meets its new neighbours at any moment: it may wait for a part of an iteration more.
 AFTER_A_MOVE = 0.5
+# One that is slower than forecast stays as long as it could go so many iterations later.
+LAST_CHANCE = 1.5
 
 
 class Checks(Enum):
@@ -320,6 +322,24 @@ class ClusterState:
             if moves is not None:
                 self.make_moves(now, moves, "an SLO of its group is in danger", out)
 
+    def watch(self, now: float, record: JobRecord, out: Commands) -> None:
+        """After a sync: a job that is slower than was forecast leaves while it can still afford to.
+
+        First come, first served has more rhythms than are played, and the first iterations after a change are in none.
+        """
+        limit_s, job = record.limit_s(now), record.job
+        if limit_s is None or record.progress.recent_s <= limit_s or record.target is not None or not record.remaining:
+            return
+        lost_s = job.cold_start_s or self.rules.move_s
+        here, later = record.limit_s(now, lost_s), record.limit_s(now, lost_s + job.solo_s * LAST_CHANCE)
+        group = self.groups[record.group_id]
+        if here is None or later is None or not later < job.solo_s <= here or len(group.members) == 1:
+            return
+        leaver = Movable(job, record.remaining * job.solo_s, lost_s, here, record.remaining)
+        moves = escape(group, self.snapshot(), leaver, self.policy)
+        if moves is not None:
+            self.make_moves(now, moves, "its SLO is in danger: it is slower than was forecast", out)
+
     def requeue(self, record: JobRecord, on: JobOn, out: Commands) -> None:
         """A job needs another place."""
         record.move(on)
@@ -347,7 +367,7 @@ class ClusterState:
                 left -= not self.seat(record).quiet
                 remaining_s = left * iteration_s
             if left is None or left > 0:
-                found[record.job.id] = Movable(record.job, remaining_s, lost_s, limit_s)
+                found[record.job.id] = Movable(record.job, remaining_s, lost_s, limit_s, left)
         return found
 
     def make_moves(self, now: float, moves: Moves, reason: str, out: Commands) -> bool:

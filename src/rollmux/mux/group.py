@@ -97,6 +97,11 @@ class Group:
         return sum(1 - uses[n].share for n in self.rollout_nodes), sum(1 - uses[n].share for n in self.train_nodes)
 
     @cached_property
+    def hermit(self) -> Member | None:
+        """The member that has no time to lose to a newcomer, if there is one."""
+        return next((m for m in self.members if not m.bears_company), None)
+
+    @cached_property
     def load_s(self) -> float:
         """Work of one iteration of every job on the busiest node (T_load)."""
         return max(use.busy_s for use in self.uses.values())

@@ -72,6 +72,7 @@ class ProgressImage:
     synced: int
     active_s: float
     since: float | None
+    recent_s: float
     elapsed_s: float
     synced_since_launch: bool
 

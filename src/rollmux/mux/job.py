@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from math import ceil
+from functools import cached_property
+from math import ceil, inf
 
 from rollmux.mux.hardware import Cluster
 
@@ -70,7 +71,7 @@ class Tail:
         return self.keep_nodes(self.requests - ceil(self.trigger * self.requests))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobSpec:
     """A job as its owner submits it.
 
@@ -97,7 +98,7 @@ class JobSpec:
         """The spec of a phase that holds nodes."""
         return self.rollout if kind is PhaseKind.ROLLOUT else self.train
 
-    @property
+    @cached_property
     def solo_s(self) -> float:
         """Iteration time alone on machines of its own."""
         rollout_s, rest_s = self.rollout.planned_s, self.train.planned_s + self.sync_s
@@ -110,12 +111,17 @@ class JobSpec:
         """How much longer its first iteration takes, when nothing overlaps yet."""
         return self.rollout.planned_s + self.train.planned_s + self.sync_s - self.solo_s
 
-    @property
+    @cached_property
     def limit_s(self) -> float:
         """The slowest iteration that the SLO allows."""
         return self.slo * self.solo_s
 
-    @property
+    @cached_property
+    def slack_s(self) -> float:
+        """What it may lose in all its life; without end where the iterations are not known."""
+        return (self.limit_s - self.solo_s) * self.iterations if self.iterations is not None else inf
+
+    @cached_property
     def opening_limit_s(self) -> float:
         """The slowest steady pace for a newcomer: its first iteration may meet the others at a bad moment.
 

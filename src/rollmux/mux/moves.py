@@ -20,13 +20,15 @@ from rollmux.mux.snapshot import Snapshot
 class Movable:
     """A running job that may be moved, as submitted or measured: how long it will still run, and what a move loses.
 
-    `limit_s` is the slowest pace that keeps its SLO afterwards, where that is not simply what the job says.
+    `limit_s` is the slowest pace that keeps its SLO afterwards, where that is not simply what the job says, and `left`
+    how many iterations that is for.
     """
 
     job: JobSpec
     remaining_s: float
     lost_s: float
     limit_s: float | None = None
+    left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +74,39 @@ def compaction(
 
 
 def relief(group: Group, snapshot: Snapshot, movable: Mapping[str, Movable], policy: Policy) -> Moves | None:
-    """The cheapest single move after which all who stay meet their SLOs; None where there is none to make."""
+    """The cheapest single move after which all who stay meet their SLOs, else one of a late job, or None."""
     best: Moves | None = None
     for member in reversed(group.members):
         rest = _without(group, (member,))
-        if member.job.id not in movable or (rest.members and policy.forecaster.late(rest) is not None):
-            continue
-        plans = _elsewhere(group, [movable[member.job.id]], snapshot, policy)
-        if plans is None:
-            continue
-        freed = group.usd_per_hour(snapshot.cluster) - rest.usd_per_hour(snapshot.cluster)
-        cost = _move_usd(movable[member.job.id], snapshot)
-        moves = Moves(tuple(plans), freed - plans[0].added_usd_per_hour, cost)
-        if best is None or moves.saved_usd_per_hour > best.saved_usd_per_hour:
-            best = moves
+        if member.job.id in movable and (not rest.members or policy.forecaster.late(rest) is None):
+            moves = _one_move(group, movable[member.job.id], snapshot, policy)
+            if moves is not None and (best is None or moves.saved_usd_per_hour > best.saved_usd_per_hour):
+                best = moves
+    late = policy.forecaster.late(group)
+    if best is None and late is not None and late[0].job.id in movable:
+        return _one_move(group, movable[late[0].job.id], snapshot, policy)
     return best
+
+
+def escape(group: Group, snapshot: Snapshot, leaver: Movable, policy: Policy) -> Moves | None:
+    """A place without company for a job that has no more time to lose; None where there are no nodes for it."""
+    alone = replace(snapshot, frozen=frozenset(snapshot.groups))
+    moves = _one_move(group, leaver, alone, policy)
+    if moves is None:
+        return None
+    (plan,) = moves.plans
+    there = plan.group.members[-1]
+    hermit = Member(there.job, there.placement, there.job.solo_s)
+    return replace(moves, plans=(replace(plan, group=replace(plan.group, members=(hermit,))),))
+
+
+def _one_move(group: Group, leaver: Movable, snapshot: Snapshot, policy: Policy) -> Moves | None:
+    plans = _elsewhere(group, [leaver], snapshot, policy)
+    if plans is None:
+        return None
+    rest = group.left_by(leaver.job.id)
+    freed = group.usd_per_hour(snapshot.cluster) - rest.usd_per_hour(snapshot.cluster)
+    return Moves(tuple(plans), freed - plans[0].added_usd_per_hour, _move_usd(leaver, snapshot))
 
 
 def _leavers(group: Group, movable: Mapping[str, Movable]) -> Iterator[tuple[Member, ...]]:
@@ -121,11 +141,11 @@ def _place(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float
     job, limit_s = leaver.job, leaver.limit_s
     if limit_s is None:
         return policy.place(job, snapshot, below_usd).plan
-    plan = policy.place(replace(job, slo=limit_s / job.solo_s), snapshot, below_usd).plan
+    plan = policy.place(replace(job, slo=limit_s / job.solo_s, iterations=leaver.left), snapshot, below_usd).plan
     if plan is None:
         return None
     newcomer = plan.group.members[-1]
-    there = Member(replace(newcomer.job, slo=job.slo), newcomer.placement, limit_s)
+    there = Member(replace(newcomer.job, slo=job.slo, iterations=job.iterations), newcomer.placement, limit_s)
     return replace(plan, group=plan.group.left_by(job.id).joined_by(there))
 
 

@@ -48,6 +48,12 @@ class Member:
     def of(job: JobSpec, placement: Placement) -> "Member":
         return Member(job, placement, job.opening_limit_s)
 
+    @property
+    def bears_company(self) -> bool:
+        """Whether it has time to lose: meeting others costs waits at first, though the steady pace may show none."""
+        job = self.job
+        return job.iterations is None or (job.opening_limit_s > job.solo_s and self.limit_s > job.solo_s)
+
     def tenant(self, kind: PhaseKind) -> "Tenant":
         """This member's claim on each node of one of its phases."""
         job, phase_s = self.job, self.job.phase(kind).planned_s

@@ -57,6 +57,7 @@ class Verdict(Enum):
     SATURATED = "saturated"
     FULL = "full"
     FROZEN = "frozen"
+    NO_SLACK = "no slack"
     MEMORY = "memory"
     SHARE = "share"
     SLO = "slo"

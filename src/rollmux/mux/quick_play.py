@@ -35,6 +35,7 @@ def quick_play(
             line_of.append(lines.setdefault(place, []))
         takes_ms += job.rollout_ms, job.train_ms, job.sync_ms
         next_step += 3 * i + 1, 3 * i + 2 if job.sync_ms else 3 * i, 3 * i
+    ends = [True, False, False] * len(jobs)  # a rollout begins where an iteration has ended
     step = list(range(2, 3 * len(jobs), 3))
     next_at = [0] * len(jobs)  # when the job's step is over
     for i in range(len(jobs)):
@@ -57,7 +58,7 @@ def quick_play(
         line = line_of[at_step]
         next_at[i] = _WAITING if line else now + takes_ms[at_step]
         line.append(i)
-        if at_step % 3:
+        if not ends[at_step]:
             continue
         done[i].append(now)
         if i != slowest:

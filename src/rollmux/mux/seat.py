@@ -13,6 +13,10 @@ from rollmux.mux.transitions import HOLDING, Phase
 _ROLLOUT, _TRAIN = PhaseKind.ROLLOUT, PhaseKind.TRAIN
 
 
+# Of the recent pace, the latest iteration is so much.
+RECENT_PART = 0.3
+
+
 @dataclass(slots=True)
 class Progress:
     """What a job has committed: rollouts, trainings and syncs done, and the time that they and the waiting took."""
@@ -22,6 +26,7 @@ class Progress:
     synced: int = 0
     active_s: float = 0.0
     since: float | None = None  # when the present attempt asked for its first phase, or synced last
+    recent_s: float = 0.0  # how long an iteration takes, the latest counting most
     elapsed_s: float = 0.0  # from then to the latest sync, and the same of earlier attempts
     synced_since_launch: bool = False
 
@@ -30,6 +35,12 @@ class Progress:
         self.rolled = self.trained = self.synced
         self.since = None
         self.synced_since_launch = False
+
+    def took(self, iteration_s: float) -> None:
+        """An iteration is done."""
+        self.elapsed_s += iteration_s
+        part = RECENT_PART if self.synced_since_launch else 1.0
+        self.recent_s += part * (iteration_s - self.recent_s)
 
     @property
     def slowdown(self) -> float | None:
@@ -128,7 +139,7 @@ class Seat:
         else:
             progress.synced += 1
             if progress.since is not None:
-                progress.elapsed_s += now - progress.since
+                progress.took(now - progress.since)
             progress.since = now
             progress.synced_since_launch = True
 

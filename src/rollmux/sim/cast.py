@@ -219,6 +219,7 @@ class Cast:
         job_id, attempt = command.job_id, command.attempt
         rank, synced = self.ranks[job_id], self.machine.state.jobs[job_id].progress.synced
         self.actors[job_id] = actor = self.actor_type(self.specs[job_id], rank, attempt, synced)
+        self._enter(actor)
 
         def start() -> None:
             if self.actors.get(job_id) is actor:
@@ -227,6 +228,9 @@ class Cast:
                 self._go_on(actor)
 
         self._later(self.now + self.delays.start_s(actor.job, attempt), rank, -1, start)
+
+    def _enter(self, actor: Actor) -> None:
+        """An attempt's processes are being started."""
 
     def _stop(self, command: cmd.Stop) -> None:
         if self._leave_stage(command.job_id):

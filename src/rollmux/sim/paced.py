@@ -10,6 +10,7 @@ from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.group import Group
 from rollmux.mux.job import JobSpec
+from rollmux.mux.seat import Progress
 from rollmux.mux.transitions import JobOn
 from rollmux.sim.cast import AT_ONCE, Actor, Cast, Delays, Observer
 
@@ -30,13 +31,43 @@ class Pace(Actor):
         """Iterations done by now, with the part of the present one."""
         return self.done + (now - self.since) / self.iteration_s
 
+    def stay(self, now: float) -> None:
+        """It goes no further."""
+        self.done, self.since, self.iteration_s, self.running = self.done_at(now), now, inf, False
+
     def lose_part(self) -> None:
         """It ended in the middle of an iteration, which is to be done again."""
         self.done = float(int(self.done + 1e-9))
 
 
+class PacedProgress(Progress):
+    """How far a job is, read off its pace whenever the machine asks. What the machine writes is no news."""
+
+    __slots__ = ("actor", "cast")
+
+    def __init__(self, actor: Pace, cast: Cast) -> None:
+        self.actor, self.cast = actor, cast
+        super().__init__()
+
+    def _done(self) -> int:
+        return int(self.actor.done_at(self.cast.now) + 1e-9)
+
+    def _since(self) -> float | None:
+        actor, now = self.actor, self.cast.now
+        done = actor.done_at(now) + 1e-9
+        return now - (done - int(done)) * actor.iteration_s if actor.running else None
+
+    def _written(self, _: float | None) -> None:
+        return
+
+    rolled = property(_done, _written)
+    trained = property(_done, _written)
+    synced = property(_done, _written)
+    since = property(_since, _written)
+
+
 class PacedCast(Cast):
-    """A cast whose jobs ask for no phase. The machine's records say how far they are whenever it may look."""
+    """A cast whose jobs ask for no phase."""
 
     actor_type = Pace
 
@@ -44,7 +75,6 @@ class PacedCast(Cast):
         super().__init__(machine, delays, observer=observer)
         self._seen: dict[str, Group] = {}
         self._latest: dict[str, Pace] = {}
-        self._settled_at = -inf
 
     def done(self, job_id: str) -> int:
         actor = self._latest.get(job_id)
@@ -55,15 +85,17 @@ class PacedCast(Cast):
         return (actor.since - self.started[job_id]) / actor.done if actor is not None and actor.done else 0.0
 
     def tell(self, event: ev.Event) -> None:
-        self._settle()
         super().tell(event)
         self._follow()
+
+    def _enter(self, actor: Actor) -> None:
+        assert isinstance(actor, Pace)
+        self.machine.state.jobs[actor.job.id].progress = PacedProgress(actor, self)
 
     def _leave_stage(self, job_id: str) -> bool:
         actor = self.actors.get(job_id)
         if isinstance(actor, Pace):
-            self._record(actor)
-            actor.done, actor.since = actor.done_at(self.now), self.now
+            actor.stay(self.now)
             if self.machine.state.jobs[job_id].then is JobOn.GONE_REPLACE:
                 actor.lose_part()
         return super()._leave_stage(job_id)
@@ -76,22 +108,6 @@ class PacedCast(Cast):
         if isinstance(actor, Pace):
             actor.done, actor.since = actor.done_at(self.now), self.now
         super()._finish(actor)
-
-    def _settle(self) -> None:
-        """The machine may look at anybody's progress, and whoever it moves goes on from there."""
-        if self.now == self._settled_at:
-            return
-        self._settled_at = self.now
-        for actor in self.actors.values():
-            if isinstance(actor, Pace):
-                self._record(actor)
-
-    def _record(self, actor: Pace) -> None:
-        progress = self.machine.state.jobs[actor.job.id].progress
-        done = actor.done_at(self.now) + 1e-9
-        progress.rolled = progress.trained = progress.synced = int(done)
-        if actor.running:
-            progress.since = self.now - (done - int(done)) * actor.iteration_s
 
     def _follow(self) -> None:
         """New paces for the jobs of every group that has changed."""

@@ -98,6 +98,10 @@ class RollmuxPolicy:
             if len(group.members) >= self.max_group:
                 closed.append((Verdict.FULL, group, len(group.members), self.max_group))
                 continue
+            hermit = group.hermit if member.bears_company else member
+            if hermit is not None:
+                closed.append((Verdict.NO_SLACK, group, hermit.job.slack_s, hermit.job.solo_s))
+                continue
             rollout_spare, rollout = _nodes_for(
                 rollout_tenant, member.job.rollout, group.uses, group.rollout_nodes, rollout_type
             )
@@ -168,13 +172,14 @@ def _nodes_for(
 def _widenings(job: JobSpec, snapshot: Snapshot) -> Iterator[Widening]:
     """Every way to add fewer nodes than a new group would, cheapest first."""
     wanted = job.rollout.nodes, job.train.nodes
-    options = [
-        widening(snapshot, rollout, train)
-        for rollout in _widths(wanted[0])
-        for train in _widths(wanted[1])
-        if (rollout, train) != wanted
-    ]
-    yield from sorted((o for o in options if o is not None), key=lambda added: added.added_usd_per_hour)
+    rollout_usd, train_usd = (
+        pool.node_type.usd_per_hour for pool in (snapshot.cluster.rollout, snapshot.cluster.train)
+    )
+    sizes = [(rollout, train) for rollout in _widths(wanted[0]) for train in _widths(wanted[1])]
+    for size in sorted(sizes, key=lambda size: size[0] * rollout_usd + size[1] * train_usd):
+        added = widening(snapshot, *size) if size != wanted else None
+        if added is not None:
+            yield added
 
 
 def _widths(wanted: int) -> list[int]:
@@ -201,6 +206,9 @@ def _record(closed: list[Closed], member: Member, snapshot: Snapshot, trail: Tra
 def _as_candidate(entry: Closed, member: Member, snapshot: Snapshot) -> Candidate:
     verdict, group, value, limit = entry
     subject = ""
+    if verdict is Verdict.NO_SLACK:
+        hermit = group.hermit if member.bears_company else member
+        subject = hermit.job.id if hermit is not None else ""
     if verdict is Verdict.SHARE:
         cluster = snapshot.cluster
         for kind, nodes, pool in (
