@@ -7,17 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollmux.mux import cluster_state
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import Rules
+from rollmux.mux.group import Group
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool, elastic
 from rollmux.mux.invariants import check_all
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.job_record import JobRecord
+from rollmux.mux.moves import Movable, relief
+from rollmux.mux.placed import Member, Placement
+from rollmux.mux.plan import Strategy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.transitions import Job
-from rollmux.sim.cast import Cast, Delays
+from rollmux.sim.cast import Cast, Delays, Takes, as_planned
 
 # A rollout node costs $1 an hour, a training node $3.
 CHEAP = NodeType("cheap", 8, 1.0 / 8, 96 * GB, 1000 * GB)
@@ -35,8 +41,14 @@ def job(name: str, **more: Any) -> JobSpec:
 class Checked(Cast):
     """Checks every invariant after each event, and that rented nodes are those that somebody is pinned to."""
 
-    def __init__(self, rules: Rules | None = None, cluster: Cluster = CLUSTER, max_group: int = 5) -> None:
-        super().__init__(ClusterMachine(cluster, RollmuxPolicy(max_group=max_group), rules))
+    def __init__(
+        self,
+        rules: Rules | None = None,
+        cluster: Cluster = CLUSTER,
+        max_group: int = 5,
+        takes: Takes = as_planned,
+    ) -> None:
+        super().__init__(ClusterMachine(cluster, RollmuxPolicy(max_group=max_group), rules), takes=takes)
         self.keep_history = True
         self.rented: set[str] = set()
         self.counted = 0
@@ -420,6 +432,105 @@ def test_where_there_is_no_better_place_the_job_stays_until_there_is_one() -> No
     assert [record.target for record in cast.jobs.values()] == [None] * 4
     cast.tell(ev.JobProfiled("A", 1, 50.0, 50.0, 0.0))
     assert not cast.machine.state.strained
+
+
+def test_where_every_job_is_late_one_of_them_gets_a_place_of_its_own() -> None:
+    """Four take 200 s where 120 are allowed; without any one of them they still take 150."""
+    members = [Member.of(job(name), Placement(("r",), ("t",))) for name in "ABCD"]
+    crowd = Group("g", tuple(members))
+    policy, snapshot = RollmuxPolicy(), Snapshot(CLUSTER, {"g": crowd}, next_group=1)
+    movable = {m.job.id: Movable(m.job, 1000.0, 1.0) for m in members}
+    moves = relief(crowd, snapshot, movable, policy)
+    assert moves is not None
+    (plan,) = moves.plans
+    assert plan.strategy is Strategy.ISOLATED
+    late = policy.forecaster.late(crowd)
+    assert late is not None
+    assert plan.job_id == late[0].job.id
+    assert relief(crowd, snapshot, {}, policy) is None
+
+
+# -- slower than forecast --------------------------------------------------------------------------------------------
+
+SLOW: dict[str, Any] = {"slo": 9.0, "iterations": 400, "cold_start_s": 100.0}
+LONG = {**SLOW, "slo": 2.2, "iterations": 40}
+
+
+def slower(actor: JobSpec, kind: PhaseKind, _: int) -> float:
+    """B takes three times as long as it says."""
+    return 50.0 * (3 if actor.id == "B" else 1) if kind is not PhaseKind.SYNC else 0.0
+
+
+def slowdown(cast: Cast, spec: JobSpec) -> float:
+    return cast.iteration_s(spec.id) / spec.solo_s
+
+
+def test_a_job_that_is_slower_than_forecast_leaves_while_it_can_still_keep_its_slo() -> None:
+    """Together they would take 100 s an iteration; in truth A waits for B, and takes 300."""
+    a, b = job("A", **LONG), job("B", **SLOW)
+    cast = pairs(Checked(rules=Rules(compaction=False), takes=slower), a, b)
+    assert cast.jobs["A"].group_id == cast.jobs["B"].group_id
+    cast.run()
+    assert not cast.said(cmd.Stop, "B")
+    ((at, stop),) = cast.said(cmd.Stop, "A")
+    assert "slower than was forecast" in stop.reason
+    assert at > 10 * a.solo_s  # not before it had to
+    assert 2.0 < slowdown(cast, a) <= a.slo
+
+
+def test_without_nodes_for_it_a_slow_job_stays() -> None:
+    capped = Cluster(Pool("rollout", CHEAP, max_nodes=1), Pool("train", DEAR, max_nodes=1))
+    cast = pairs(Checked(cluster=capped, takes=slower), job("A", **LONG), job("B", **SLOW))
+    cast.run()
+    assert not cast.said(cmd.Stop, "A")
+    assert cast.synced("A") == list(range(40))
+
+
+def test_a_job_that_has_fled_is_joined_by_nobody() -> None:
+    cast = pairs(Checked(takes=slower), job("A", **LONG), job("B", **SLOW))
+    while not cast.said(cmd.Stop, "A"):
+        cast.run(cast.now + 100.0)
+    cast.run(cast.now + 400.0)
+    fled = cast.jobs["A"].group_id
+    pairs(cast, job("C", slo=9.0, iterations=100))
+    assert cast.jobs["C"].group_id not in ("", fled)
+
+
+# -- a large cluster -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three groups are many here."""
+    monkeypatch.setattr(cluster_state, "SMALL", 2)
+    monkeypatch.setattr(cluster_state, "ROOMIEST", 2)
+    monkeypatch.setattr(cluster_state, "FOLLOWED", 1)
+
+
+@pytest.mark.usefixtures("large")
+def test_in_a_large_cluster_the_groups_that_have_changed_take_turns() -> None:
+    """Full groups of two. Who is left of the first has nowhere to go; who is left of the second goes there."""
+    more: dict[str, Any] = {"slo": 3.0, "cold_start_s": 1.0, "iterations": 40}
+    machine = started(*(job(name, **more) for name in ("A1", "A2", "B1", "B2", "C1", "C2")), max_group=2)
+    assert len(machine.state.groups) == 3
+    machine.state.changed.clear()
+    gone(machine, "A2")
+    assert not machine.state.changed  # its one place to go to would have been a full group
+    stops = gone(machine, "B2")
+    assert [c.job_id for c in stops if isinstance(c, cmd.Stop)] == ["B1"]
+
+
+@pytest.mark.usefixtures("large")
+def test_in_a_large_cluster_limits_are_followed_group_by_group() -> None:
+    cast = pairs(Checked(max_group=1), *(job(name, slo=3.0, iterations=100) for name in "ABC"))
+    cast.run(1000.0)
+    limits = {group_id: group.members[0].limit_s for group_id, group in cast.machine.state.groups.items()}
+    looked: list[set[str]] = []
+    for _ in range(3):
+        cast.machine.state.follow_budgets(cast.now, [])
+        groups = cast.machine.state.groups
+        looked.append({group_id for group_id in groups if groups[group_id].members[0].limit_s != limits[group_id]})
+    assert [len(names) for names in looked] == [1, 2, 3]
 
 
 # -- what may come between -------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rollmux.mux.explain import explain
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN, finite
@@ -200,6 +201,24 @@ def test_a_frozen_group_takes_no_newcomers() -> None:
     assert decision.plan is not None
     assert decision.plan.strategy is Strategy.ISOLATED
     assert decision.candidates[0].verdict is Verdict.FROZEN
+
+
+@pytest.mark.parametrize(("iterations", "apart"), [(19, True), (21, False), (None, False)])
+def test_a_job_that_could_lose_less_than_an_iteration_in_all_its_life_shares_no_nodes(
+    iterations: int | None, apart: bool
+) -> None:
+    """At 5 % an iteration, twenty of them make one."""
+    here = group("g0", pinned(job("a", 100, 100, slo=2.0), "r0", "t0"))
+    tight = replace(job("b", 100, 100, slo=1.05), iterations=iterations)
+    decision = RollmuxPolicy().place(tight, snapshot(here))
+    assert decision.plan is not None
+    assert (decision.plan.strategy is Strategy.ISOLATED) == apart
+    assert bool(tried(decision, Verdict.NO_SLACK, Strategy.DIRECT)) == apart
+    if apart:
+        assert "job b could lose 190.0 s in all its life" in explain(decision)
+    there = group("g0", pinned(tight, "r0", "t0"))
+    joined = placed(job("a", 100, 100, slo=2.0), snapshot(there))
+    assert (joined.strategy is Strategy.ISOLATED) == apart
 
 
 def test_without_nodes_there_is_no_plan_and_the_shortage_is_in_the_trail() -> None:
