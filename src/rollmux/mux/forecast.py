@@ -70,10 +70,15 @@ class Forecaster:
         found = self._memo.pop(key, None)
         if found is None:
             found = quick_play(jobs, limits_ms=limits_ms) if is_plain(jobs, order) else play(jobs, order)
-            if len(self._memo) >= MEMO_LIMIT:
-                del self._memo[next(iter(self._memo))]
-        self._memo[key] = found
+            if found.exact and limits_ms is not None:
+                self._remember((order, jobs, None), found)  # a play to the end finds the same cycle
+        self._remember(key, found)
         return found
+
+    def _remember(self, key: object, played: Played) -> None:
+        if len(self._memo) >= MEMO_LIMIT:
+            del self._memo[next(iter(self._memo))]
+        self._memo[key] = played
 
 
 # The jobs meet in the order of joining, or in reverse.
