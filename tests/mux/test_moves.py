@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmux.mux import cluster_state
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
+from rollmux.mux import mover
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.group import Group
@@ -502,9 +502,9 @@ def test_a_job_that_has_fled_is_joined_by_nobody() -> None:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three groups are many here."""
-    monkeypatch.setattr(cluster_state, "SMALL", 2)
-    monkeypatch.setattr(cluster_state, "ROOMIEST", 2)
-    monkeypatch.setattr(cluster_state, "FOLLOWED", 1)
+    monkeypatch.setattr(mover, "SMALL", 2)
+    monkeypatch.setattr(mover, "ROOMIEST", 2)
+    monkeypatch.setattr(mover, "FOLLOWED", 1)
 
 
 @pytest.mark.usefixtures("large")
@@ -527,7 +527,7 @@ def test_in_a_large_cluster_limits_are_followed_group_by_group() -> None:
     limits = {group_id: group.members[0].limit_s for group_id, group in cast.machine.state.groups.items()}
     looked: list[set[str]] = []
     for _ in range(3):
-        cast.machine.state.follow_budgets(cast.now, [])
+        cast.machine.mover.follow_budgets(cast.now, [])
         groups = cast.machine.state.groups
         looked.append({group_id for group_id in groups if groups[group_id].members[0].limit_s != limits[group_id]})
     assert [len(names) for names in looked] == [1, 2, 3]

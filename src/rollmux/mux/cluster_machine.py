@@ -16,6 +16,7 @@ from rollmux.mux.commands import Command, Refuse, Stop
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.invariants import check_all, check_seat
 from rollmux.mux.job_record import JobRecord
+from rollmux.mux.mover import Mover
 from rollmux.mux.policies import Policy
 from rollmux.mux.seat import Seat
 from rollmux.mux.transitions import Job, JobOn, next_job
@@ -35,10 +36,11 @@ class Entry(NamedTuple):
 class ClusterMachine:
     """Takes events, keeps the state and the log, gives commands."""
 
-    __slots__ = ("_cause", "_check", "log", "state")
+    __slots__ = ("_cause", "_check", "log", "mover", "state")
 
     def __init__(self, cluster: Cluster, policy: Policy, rules: Rules | None = None) -> None:
         self.state = ClusterState(cluster, policy, rules)
+        self.mover = Mover(self.state)
         self.log: deque[Entry] = deque(maxlen=self.state.rules.log_limit)
         self._cause = 0
         self._check = {Checks.NONE: None, Checks.JOB: self._check_job, Checks.ALL: self._check_all}[
@@ -123,10 +125,10 @@ class ClusterMachine:
         state = self.state
         seat = Seat(record.job, record.attempt, record.placement, state.ledger.seq, record.progress)
         out = state.weaves[record.group_id].join(now, seat)
-        state.move_if_safe(now, record, out)
+        self.mover.move_if_safe(now, record, out)
         if record.began is None:
             record.began = now
-            state.regroup(now, out)
+            self.mover.regroup(now, out)
         return out
 
     def _job_profiled(self, now: float, event: ev.JobProfiled) -> Commands | None:
@@ -150,7 +152,7 @@ class ClusterMachine:
             state.seat(record).job = job
         out: Commands = []
         for group_id in homes:
-            state.relieve(now, group_id, out)
+            self.mover.relieve(now, group_id, out)
         return out
 
     def _job_finished(self, now: float, event: ev.JobFinished) -> Commands | None:
@@ -160,7 +162,7 @@ class ClusterMachine:
         record.move(JobOn.FINISH)
         self._cause = record.launched_by
         out: Commands = []
-        self.state.end(now, record, "finished", out)
+        self.mover.end(now, record, "finished", out)
         return out
 
     def _job_failed(self, now: float, event: ev.JobFailed) -> Commands | None:
@@ -198,7 +200,7 @@ class ClusterMachine:
             self.state.stop(now, record, JobOn.GONE_END, "cancelled", out)
         else:
             record.move(JobOn.CANCEL)
-            self.state.end(now, record, "cancelled", out)
+            self.mover.end(now, record, "cancelled", out)
         return out
 
     def _attempt_over(self, now: float, record: JobRecord, reason: str, out: Commands) -> None:
@@ -207,7 +209,7 @@ class ClusterMachine:
         record.failures += 1
         if record.failures >= record.job.max_attempts:
             record.move(JobOn.GIVE_UP)
-            state.end(now, record, f"failed {record.failures} times, at last: {reason}", out)
+            self.mover.end(now, record, f"failed {record.failures} times, at last: {reason}", out)
             return
         record.move(JobOn.RESTART)
         state.leave_weave(now, record, out)
@@ -222,7 +224,7 @@ class ClusterMachine:
         record.then = None
         if then is JobOn.GONE_END:
             record.move(then)
-            state.end(now, record, "cancelled", out)
+            self.mover.end(now, record, "cancelled", out)
             return
         state.leave_weave(now, record, out)
         record.attempt += 1
@@ -235,7 +237,7 @@ class ClusterMachine:
         else:
             state.requeue(record, JobOn.GONE_REPLACE, out)
             state.unpin(record.job.id, left, out)
-        state.after_departure(now, [left], out)
+        self.mover.after_departure(now, [left], out)
 
     # -- phases ------------------------------------------------------------------------------------------------
 
@@ -273,9 +275,9 @@ class ClusterMachine:
         if out is not None:
             is_synced = record.progress.synced > synced
             if record.target is not None:
-                self.state.move_if_safe(now, record, out, is_synced)
+                self.mover.move_if_safe(now, record, out, is_synced)
             elif is_synced:
-                self.state.watch(now, record, out)
+                self.mover.watch(now, record, out)
         return out
 
     def _record(self, job_id: str) -> JobRecord | None:
@@ -323,7 +325,7 @@ class ClusterMachine:
             elif record.state is not Job.STOPPING:
                 then = JobOn.GONE_REPLACE if record.target is None else JobOn.GONE_MOVE
                 state.stop(now, record, then, f"node {node} is lost", out)
-        state.after_departure(now, departed, out)
+        self.mover.after_departure(now, departed, out)
         return out
 
     def _node_cordoned(self, now: float, event: ev.NodeCordoned) -> Commands | None:

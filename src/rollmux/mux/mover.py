@@ -1,0 +1,207 @@
+"""Who changes places, and when: to empty nodes that no longer pay, or to keep an SLO."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from heapq import nlargest
+
+from rollmux.errors import InvariantViolated
+from rollmux.mux.budget import followed
+from rollmux.mux.cluster_state import ClusterState, Commands
+from rollmux.mux.group import Group
+from rollmux.mux.job_record import JobRecord
+from rollmux.mux.moves import Movable, Moves, compaction, escape, relief
+from rollmux.mux.plan import check_plan
+from rollmux.mux.transitions import Job, JobOn
+
+# At an arrival or a departure: at most so many moves one after the other.
+REGROUP_ROUNDS = 8
+# A cluster of so many groups is looked at as a whole. In a larger one each look is at so many of the groups that have
+# changed, beside so many others; and so many have their limits brought up to date.
+SMALL = 16
+SOURCES = 1
+ROOMIEST = 16
+FOLLOWED = 16
+# A job that moves meets its new neighbours at any moment: it may wait for a part of an iteration more.
+AFTER_A_MOVE = 0.5
+# One that is slower than forecast stays as long as it could go so many iterations later.
+LAST_CHANCE = 1.5
+
+
+class Mover:
+    """Moves the jobs of one cluster."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+
+    def end(self, now: float, record: JobRecord, how: str, out: Commands) -> None:
+        """A job is over: others may use its place."""
+        self.after_departure(now, self.state.end(now, record, how, out), out)
+
+    def after_departure(self, now: float, left: list[str], out: Commands) -> None:
+        """There is room: first for those who wait, then to bring the rest of these groups closer together."""
+        for group_id in left:
+            self.relieve(now, group_id, out)
+        self.state.admit_waiting(now, out)
+        self.regroup(now, out)
+
+    def regroup(self, now: float, out: Commands) -> None:
+        """Makes the moves that save the most, one after the other, as long as some pay.
+
+        What has changed since it last looked is held against everything, and the rest only against what has changed. In
+        a large cluster the changed groups take turns, those with the most to spare first.
+        """
+        self.follow_budgets(now, out)
+        for group_id in list(self.state.strained):
+            self.relieve(now, group_id, out)
+        if not self.state.rules.compaction or self.state.backlog:
+            return
+        if any(record.then is JobOn.GONE_MOVE for record in self.state.jobs.values()):
+            return  # those who are just leaving make more room: look again when the last has left
+        small = len(self.state.groups) <= SMALL
+        sources = self.state.changed if small else self._roomiest(self.state.changed, SOURCES)
+        for _ in range(REGROUP_ROUNDS):
+            moves = self._best_moves(now, sources, whole=small)
+            if moves is None or not self.make_moves(now, moves, "its group's nodes no longer pay", out):
+                break
+        for group_id in list(sources):
+            self.state.changed.pop(group_id, None)
+
+    def _best_moves(self, now: float, sources: Iterable[str], *, whole: bool) -> Moves | None:
+        snapshot = self.state.snapshot()
+        near = replace(
+            snapshot, groups={name: self.state.groups[name] for name in sources if name in self.state.groups}
+        )
+        wide = (
+            snapshot
+            if whole
+            else replace(snapshot, groups={**near.groups, **self._roomiest(self.state.groups, ROOMIEST)})
+        )
+        best: Moves | None = None
+        for group in ({**near.groups, **self.state.groups} if whole else near.groups).values():
+            movable = self.movable(now, group) if group.id not in self.state.strained else None
+            if movable:
+                others = wide if group.id in near.groups else near
+                known = best.gain_usd if best is not None else 0.0
+                best = compaction(group, others, movable, self.state.policy, self.state.rules.horizon_s, known) or best
+        return best
+
+    def _roomiest(self, names: Iterable[str], count: int) -> dict[str, Group]:
+        """Of these groups, those whose free time is worth the most."""
+        rollout_usd, train_usd = (
+            pool.node_type.usd_per_hour for pool in (self.state.cluster.rollout, self.state.cluster.train)
+        )
+
+        def idle_usd(group: Group) -> float:
+            rollout, train = group.free_shares
+            return rollout * rollout_usd + train * train_usd
+
+        return {group.id: group for group in nlargest(count, (self.state.groups[name] for name in names), key=idle_usd)}
+
+    def follow_budgets(self, now: float, out: Commands) -> None:
+        """Limits follow what jobs have used of their SLOs; a group that is too slow for a new limit is relieved.
+
+        In a large cluster the groups take turns.
+        """
+        names = list(self.state.groups)
+        first = self.state.followed % max(1, len(names))
+        self.state.followed = first + FOLLOWED
+        for group_id in (names[first:] + names[:first])[:FOLLOWED]:
+            group, limits = self.state.groups[group_id], dict[str, float]()
+            for member in group.members:
+                record = self.state.jobs[member.job.id]
+                limit_s = record.limit_s(now) if record.group_id == group_id else None
+                if limit_s is not None and record.remaining:
+                    limit_s = followed(member.limit_s, limit_s, record.job, record.remaining)
+                    if limit_s != member.limit_s:
+                        limits[member.job.id] = limit_s
+            if limits:
+                self.state.groups[group_id] = group.with_limits(limits)
+                self.state.changed[group_id] = None
+                if any(limit_s < group.member(job_id).limit_s for job_id, limit_s in limits.items()):
+                    self.relieve(now, group_id, out)
+
+    def relieve(self, now: float, group_id: str, out: Commands) -> None:
+        """Whoever would miss an SLO from now on gets a better place before that happens.
+
+        New measurements can bring this about, and so can a departure: with fewer jobs the others may meet each other
+        at worse moments.
+        """
+        group = self.state.groups.get(group_id)
+        if group is None:
+            return
+        self.state.strained.pop(group_id, None)
+        if self.state.policy.forecaster.late(group) is not None:
+            self.state.strained[group_id] = None
+            moves = relief(group, self.state.snapshot(), self.movable(now, group, settled=False), self.state.policy)
+            if moves is not None:
+                self.make_moves(now, moves, "an SLO of its group is in danger", out)
+
+    def watch(self, now: float, record: JobRecord, out: Commands) -> None:
+        """After a sync: a job that is slower than was forecast leaves while it can still afford to.
+
+        First come, first served has more rhythms than are played, and the first iterations after a change are in none.
+        """
+        limit_s, job = record.limit_s(now), record.job
+        if limit_s is None or record.progress.recent_s <= limit_s or record.target is not None or not record.remaining:
+            return
+        lost_s = job.cold_start_s or self.state.rules.move_s
+        here, later = record.limit_s(now, lost_s), record.limit_s(now, lost_s + job.solo_s * LAST_CHANCE)
+        group = self.state.groups[record.group_id]
+        if here is None or later is None or not later < job.solo_s <= here or len(group.members) == 1:
+            return
+        leaver = Movable(job, record.remaining * job.solo_s, lost_s, here, record.remaining)
+        moves = escape(group, self.state.snapshot(), leaver, self.state.policy)
+        if moves is not None:
+            self.make_moves(now, moves, "its SLO is in danger: it is slower than was forecast", out)
+
+    def movable(self, now: float, group: Group, *, settled: bool = True) -> dict[str, Movable]:
+        """The group's jobs that run, are not on their way already, can afford a move and have earned their last."""
+        found = {}
+        forecast = self.state.policy.forecaster.forecast(group)
+        for member, iteration_s in zip(group.members, forecast.iteration_s, strict=True):
+            record = self.state.jobs[member.job.id]
+            if record.state is not Job.RUNNING or record.target is not None or (settled and now < record.settled_until):
+                continue
+            left, lost_s = record.remaining, record.job.cold_start_s or self.state.rules.move_s
+            limit_s = record.limit_s(now, lost_s + record.job.solo_s * AFTER_A_MOVE)
+            if limit_s is not None and limit_s < record.job.solo_s:
+                continue  # it can't afford a move
+            if left is None:
+                remaining_s = now - record.submitted_at  # the best guess: as long again as it has run
+            else:
+                # It goes after the iteration under way; in its last one it stays.
+                left -= not self.state.seat(record).quiet
+                remaining_s = left * iteration_s
+            if left is None or left > 0:
+                found[record.job.id] = Movable(record.job, remaining_s, lost_s, limit_s, left)
+        return found
+
+    def make_moves(self, now: float, moves: Moves, reason: str, out: Commands) -> bool:
+        """Reserves the new places, all or none; each job goes at its next safe point."""
+        snapshot = self.state.snapshot()
+        try:
+            for plan in moves.plans:
+                check_plan(plan, snapshot, self.state.policy.forecaster)
+                snapshot = snapshot.with_group(plan.group, plan.new_nodes)
+        except InvariantViolated as broken:
+            self.state.alarms.append(f"{self.state.policy.name} planned a move that may not be, {broken}")
+            return False
+        for plan in moves.plans:
+            record = self.state.jobs[plan.job_id]
+            self.state.pin(plan, out)
+            record.target = (plan.group.id, plan.placement)
+            record.settled_until = now + moves.payback_s
+            record.moving_because = reason
+            self.move_if_safe(now, record, out)
+        return True
+
+    def move_if_safe(self, now: float, record: JobRecord, out: Commands, synced: bool = False) -> None:
+        """Between two iterations a job can be moved; one whose rollouts run ahead loses at most one of them."""
+        if record.target is not None and record.state is Job.RUNNING and record.remaining != 0:
+            seat = self.state.seat(record)
+            if seat.quiet or (synced and record.job.staleness > 0):
+                self.state.stop(
+                    now, record, JobOn.GONE_MOVE, f"moves to {record.target[0]}: {record.moving_because}", out
+                )
