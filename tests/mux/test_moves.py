@@ -487,13 +487,45 @@ def test_without_nodes_for_it_a_slow_job_stays() -> None:
 
 
 def test_a_job_that_has_fled_is_joined_by_nobody() -> None:
-    cast = pairs(Checked(takes=slower), job("A", **LONG), job("B", **SLOW))
+    """Neither by those who come nor, though that would save its nodes, by the one that it fled from."""
+    a = job("A", **LONG)
+    cast = pairs(Checked(takes=slower), a, job("B", **SLOW))
     while not cast.said(cmd.Stop, "A"):
         cast.run(cast.now + 100.0)
     cast.run(cast.now + 400.0)
-    fled = cast.jobs["A"].group_id
     pairs(cast, job("C", slo=9.0, iterations=100))
-    assert cast.jobs["C"].group_id not in ("", fled)
+    home = cast.jobs["A"].group_id
+    while "A" in cast.jobs:
+        assert [m.job.id for m in cast.machine.state.groups[home].members] == ["A"]
+        cast.run(cast.now + 50.0)
+    assert slowdown(cast, a) <= a.slo
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_job_that_loses_much_with_every_iteration_leaves_before_the_last_chance_is_over(staleness: int) -> None:
+    """Each iteration with B costs A four of its own."""
+    a = job("A", **{**LONG, "slo": 3.3, "iterations": 20, "staleness": staleness})
+    b = job("B", rollout=PhaseSpec(50.0, 1), **{**SLOW, "slo": 20.0})
+
+    def much_slower(actor: JobSpec, kind: PhaseKind, _: int) -> float:
+        return 50.0 * (8 if actor.id == "B" else 1) if kind is not PhaseKind.SYNC else 0.0
+
+    cast = pairs(Checked(rules=Rules(compaction=False), takes=much_slower), a, b)
+    assert cast.jobs["A"].group_id == cast.jobs["B"].group_id
+    cast.run()
+    assert [stop.job_id for _, stop in cast.said(cmd.Stop, "A")] == ["A"]
+    assert slowdown(cast, a) <= a.slo
+
+
+def test_one_move_that_will_relieve_a_group_is_waited_for() -> None:
+    """A new measurement makes one too many of three; what comes meanwhile sends nobody else away."""
+    cast = pairs(Checked(), *(job(name, slo=1.6, iterations=90) for name in "ABC"))
+    cast.run(20.0)
+    cast.tell(ev.JobProfiled("A", 1, 70.0, 50.0, 0.0))
+    (leaver,) = [name for name, record in cast.jobs.items() if record.target is not None]
+    pairs(cast, job("D", slo=1.0, iterations=90))
+    pairs(cast, job("E", slo=1.0, iterations=90))
+    assert [name for name, record in cast.jobs.items() if record.target is not None] == [leaver]
 
 
 # -- a large cluster -------------------------------------------------------------------------------------------------

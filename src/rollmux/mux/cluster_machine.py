@@ -128,6 +128,7 @@ class ClusterMachine:
         self.mover.move_if_safe(now, record, out)
         if record.began is None:
             record.began = now
+            state.changed[record.group_id] = None  # from now on it may be moved
             self.mover.regroup(now, out)
         return out
 

@@ -53,7 +53,7 @@ def _reason(candidate: Candidate) -> str:
         case Verdict.FROZEN:
             return "takes no newcomers: one of its nodes is lost or cordoned."
         case Verdict.NO_SLACK:
-            return f"job {subject} could lose {value:.1f} s in all its life: it shares no nodes."
+            return f"job {subject} has hardly any time to lose, by its SLO or since it was slowed: it shares no nodes."
         case Verdict.MEMORY:
             return f"node {subject} would keep {value / _GB:.0f} GB of state, it has room for {limit / _GB:.0f} GB."
         case Verdict.SHARE:

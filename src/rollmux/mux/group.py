@@ -4,7 +4,7 @@ A group is a value: adding or removing a job makes a new one. Its nodes are exac
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rollmux.mux.hardware import Cluster, NodeType
@@ -37,12 +37,14 @@ class Group:
 
     def with_job(self, job: JobSpec) -> "Group":
         """The same group with new knowledge of one of its jobs."""
-        members = tuple(Member.of(job, m.placement) if m.job.id == job.id else m for m in self.members)
+        members = tuple(
+            replace(Member.of(job, m.placement), apart=m.apart) if m.job.id == job.id else m for m in self.members
+        )
         return Group(self.id, members, self.order)
 
     def with_limits(self, limits_s: Mapping[str, float]) -> "Group":
         """The same group where some members may now go this slowly."""
-        members = [Member(m.job, m.placement, limits_s.get(m.job.id, m.limit_s)) for m in self.members]
+        members = [Member(m.job, m.placement, limits_s.get(m.job.id, m.limit_s), m.apart) for m in self.members]
         changed = Group(self.id, tuple(members), self.order)
         if "parts" in self.__dict__:
             changed.__dict__["parts"] = self.parts  # limits are no part of the play

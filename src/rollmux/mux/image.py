@@ -24,7 +24,7 @@ from rollmux.mux.seat import Lane, Progress, Seat
 from rollmux.mux.transitions import Job, JobOn, Phase
 from rollmux.mux.weave import Weave
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class ProgressImage:
     active_s: float
     since: float | None
     recent_s: float
+    slowest_s: float
     elapsed_s: float
     synced_since_launch: bool
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from math import ceil, inf
+from math import ceil
 
 from rollmux.mux.hardware import Cluster
 
@@ -115,11 +115,6 @@ class JobSpec:
     def limit_s(self) -> float:
         """The slowest iteration that the SLO allows."""
         return self.slo * self.solo_s
-
-    @cached_property
-    def slack_s(self) -> float:
-        """What it may lose in all its life; without end where the iterations are not known."""
-        return (self.limit_s - self.solo_s) * self.iterations if self.iterations is not None else inf
 
     @cached_property
     def opening_limit_s(self) -> float:

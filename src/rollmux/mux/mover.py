@@ -16,7 +16,7 @@ from rollmux.mux.transitions import Job, JobOn
 # At an arrival or a departure: at most so many moves one after the other.
 REGROUP_ROUNDS = 8
 # A cluster of so many groups is looked at as a whole. In a larger one each look is at so many of the groups that have
-# changed, beside so many others; and so many have their limits brought up to date.
+# changed, the longest ago first, beside so many others; and so many have their limits brought up to date.
 SMALL = 16
 SOURCES = 1
 ROOMIEST = 16
@@ -50,7 +50,7 @@ class Mover:
         """Makes the moves that save the most, one after the other, as long as some pay.
 
         What has changed since it last looked is held against everything, and the rest only against what has changed. In
-        a large cluster the changed groups take turns, those with the most to spare first.
+        a large cluster the changed groups take turns.
         """
         self.follow_budgets(now, out)
         for group_id in list(self.state.strained):
@@ -60,7 +60,7 @@ class Mover:
         if any(record.then is JobOn.GONE_MOVE for record in self.state.jobs.values()):
             return  # those who are just leaving make more room: look again when the last has left
         small = len(self.state.groups) <= SMALL
-        sources = self.state.changed if small else self._roomiest(self.state.changed, SOURCES)
+        sources = self.state.changed if small else dict.fromkeys(list(self.state.changed)[:SOURCES])
         for _ in range(REGROUP_ROUNDS):
             moves = self._best_moves(now, sources, whole=small)
             if moves is None or not self.make_moves(now, moves, "its group's nodes no longer pay", out):
@@ -134,9 +134,20 @@ class Mover:
         self.state.strained.pop(group_id, None)
         if self.state.policy.forecaster.late(group) is not None:
             self.state.strained[group_id] = None
+            if self._is_being_relieved(group):
+                return
             moves = relief(group, self.state.snapshot(), self.movable(now, group, settled=False), self.state.policy)
             if moves is not None:
                 self.make_moves(now, moves, "an SLO of its group is in danger", out)
+
+    def _is_being_relieved(self, group: Group) -> bool:
+        """Whether all will be well once those have left who are on their way."""
+        rest = group
+        for member in group.members:
+            record = self.state.jobs[member.job.id]
+            if record.group_id == group.id and record.target is not None:
+                rest = rest.left_by(member.job.id)
+        return rest is not group and (not rest.members or self.state.policy.forecaster.late(rest) is None)
 
     def watch(self, now: float, record: JobRecord, out: Commands) -> None:
         """After a sync: a job that is slower than was forecast leaves while it can still afford to.
@@ -144,17 +155,20 @@ class Mover:
         First come, first served has more rhythms than are played, and the first iterations after a change are in none.
         """
         limit_s, job = record.limit_s(now), record.job
-        if limit_s is None or record.progress.recent_s <= limit_s or record.target is not None or not record.remaining:
+        recent_s, left = record.progress.recent_s, record.remaining
+        if limit_s is None or recent_s <= limit_s or record.target is not None or not left:
             return
-        lost_s = job.cold_start_s or self.state.rules.move_s
-        here, later = record.limit_s(now, lost_s), record.limit_s(now, lost_s + job.solo_s * LAST_CHANCE)
+        lost_s = (job.cold_start_s or self.state.rules.move_s) + job.ramp_s
+        one_more_s = max(job.solo_s * LAST_CHANCE, record.progress.slowest_s - job.solo_s * AFTER_A_MOVE)
+        here, later = record.limit_s(now, lost_s), record.limit_s(now, lost_s + one_more_s)
         group = self.state.groups[record.group_id]
         if here is None or later is None or not later < job.solo_s <= here or len(group.members) == 1:
             return
-        leaver = Movable(job, record.remaining * job.solo_s, lost_s, here, record.remaining)
+        leaver = Movable(job, left * job.solo_s, lost_s, here, left)
         moves = escape(group, self.state.snapshot(), leaver, self.state.policy)
         if moves is not None:
             self.make_moves(now, moves, "its SLO is in danger: it is slower than was forecast", out)
+            self.move_if_safe(now, record, out, synced=True)
 
     def movable(self, now: float, group: Group, *, settled: bool = True) -> dict[str, Movable]:
         """The group's jobs that run, are not on their way already, can afford a move and have earned their last."""
@@ -164,7 +178,8 @@ class Mover:
             record = self.state.jobs[member.job.id]
             if record.state is not Job.RUNNING or record.target is not None or (settled and now < record.settled_until):
                 continue
-            left, lost_s = record.remaining, record.job.cold_start_s or self.state.rules.move_s
+            left = record.remaining
+            lost_s = (record.job.cold_start_s or self.state.rules.move_s) + record.job.ramp_s
             limit_s = record.limit_s(now, lost_s + record.job.solo_s * AFTER_A_MOVE)
             if limit_s is not None and limit_s < record.job.solo_s:
                 continue  # it can't afford a move

@@ -96,7 +96,7 @@ def escape(group: Group, snapshot: Snapshot, leaver: Movable, policy: Policy) ->
         return None
     (plan,) = moves.plans
     there = plan.group.members[-1]
-    hermit = Member(there.job, there.placement, there.job.solo_s)
+    hermit = replace(there, apart=True)
     return replace(moves, plans=(replace(plan, group=replace(plan.group, members=(hermit,))),))
 
 

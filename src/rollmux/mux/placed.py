@@ -38,11 +38,15 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A job in a group: where it is pinned and the slowest iteration that its SLO allows."""
+    """A job in a group: where it is pinned and the slowest iteration that its SLO allows.
+
+    `apart` says that it has fled from company and shall have none from now on.
+    """
 
     job: JobSpec
     placement: Placement
     limit_s: float
+    apart: bool = False
 
     @staticmethod
     def of(job: JobSpec, placement: Placement) -> "Member":
@@ -52,7 +56,7 @@ class Member:
     def bears_company(self) -> bool:
         """Whether it has time to lose: meeting others costs waits at first, though the steady pace may show none."""
         job = self.job
-        return job.iterations is None or (job.opening_limit_s > job.solo_s and self.limit_s > job.solo_s)
+        return not self.apart and (job.iterations is None or min(self.limit_s, job.opening_limit_s) > job.solo_s)
 
     def tenant(self, kind: PhaseKind) -> "Tenant":
         """This member's claim on each node of one of its phases."""

@@ -26,7 +26,8 @@ class Progress:
     synced: int = 0
     active_s: float = 0.0
     since: float | None = None  # when the present attempt asked for its first phase, or synced last
-    recent_s: float = 0.0  # how long an iteration takes, the latest counting most
+    recent_s: float = 0.0  # how long an iteration of this attempt takes, the latest counting most
+    slowest_s: float = 0.0  # and the slowest of them
     elapsed_s: float = 0.0  # from then to the latest sync, and the same of earlier attempts
     synced_since_launch: bool = False
 
@@ -39,8 +40,10 @@ class Progress:
     def took(self, iteration_s: float) -> None:
         """An iteration is done."""
         self.elapsed_s += iteration_s
-        part = RECENT_PART if self.synced_since_launch else 1.0
-        self.recent_s += part * (iteration_s - self.recent_s)
+        if not self.synced_since_launch:
+            self.recent_s = self.slowest_s = iteration_s
+        self.recent_s += RECENT_PART * (iteration_s - self.recent_s)
+        self.slowest_s = max(self.slowest_s, iteration_s)
 
     @property
     def slowdown(self) -> float | None:

@@ -122,7 +122,7 @@ class PacedCast(Cast):
     def _go_on(self, actor: Actor) -> None:
         """The job has started."""
         record = self.machine.state.jobs.get(actor.job.id)
-        if record is not None and isinstance(actor, Pace):
+        if record is not None and isinstance(actor, Pace) and self.actors.get(actor.job.id) is actor:
             actor.running, actor.since = True, self.now
             before = self._latest.get(actor.job.id)
             if before is not None:  # it was stopped between two iterations, which is not played here

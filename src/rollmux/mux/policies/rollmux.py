@@ -100,7 +100,7 @@ class RollmuxPolicy:
                 continue
             hermit = group.hermit if member.bears_company else member
             if hermit is not None:
-                closed.append((Verdict.NO_SLACK, group, hermit.job.slack_s, hermit.job.solo_s))
+                closed.append((Verdict.NO_SLACK, group, 0.0, 0.0))
                 continue
             rollout_spare, rollout = _nodes_for(
                 rollout_tenant, member.job.rollout, group.uses, group.rollout_nodes, rollout_type
