@@ -17,7 +17,7 @@ from rollmux.mux.hardware import GB, Cluster, NodeType, Pool, elastic
 from rollmux.mux.invariants import check_all
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.job_record import JobRecord
-from rollmux.mux.moves import Movable, relief
+from rollmux.mux.moves import Movable, escape, relief
 from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Strategy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
@@ -515,6 +515,24 @@ def test_a_job_that_loses_much_with_every_iteration_leaves_before_the_last_chanc
     cast.run()
     assert [stop.job_id for _, stop in cast.said(cmd.Stop, "A")] == ["A"]
     assert slowdown(cast, a) <= a.slo
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_while_a_job_is_moving_its_limit_does_not_rise(moving: bool) -> None:
+    """After 20 of 60 iterations alone it may take 130 s for each other one; but what a move takes is not spent yet."""
+    machine = started(job("A", iterations=60))
+    state, record = machine.state, machine.state.jobs["A"]
+    record.progress.rolled = record.progress.trained = record.progress.synced = 20
+    record.progress.since = 2000.0
+    if moving:
+        leaver = machine.mover.movable(2000.0, state.groups["group-0"])["A"]
+        move = escape(state.groups["group-0"], state.snapshot(), leaver, state.policy)
+        assert move is not None
+        machine.mover.make_moves(2000.0, move, "for a test", [])
+        assert record.state is Job.STOPPING
+    before = state.groups["group-0"].member("A").limit_s
+    machine.mover.follow_budgets(2000.0, [])
+    assert (state.groups["group-0"].member("A").limit_s > before) is not moving
 
 
 def test_one_move_that_will_relieve_a_group_is_waited_for() -> None:

@@ -114,7 +114,8 @@ class Mover:
                 limit_s = record.limit_s(now) if record.group_id == group_id else None
                 if limit_s is not None and record.remaining:
                     limit_s = followed(member.limit_s, limit_s, record.job, record.remaining)
-                    if limit_s != member.limit_s:
+                    moving = record.state is not Job.RUNNING  # what that costs shows only when it is there
+                    if limit_s < member.limit_s or (limit_s > member.limit_s and not moving):
                         limits[member.job.id] = limit_s
             if limits:
                 self.state.groups[group_id] = group.with_limits(limits)
