@@ -20,7 +20,8 @@ def test_the_demo_weaves_every_job_within_its_slo_and_for_less(policy: str) -> N
     assert data["policy"] == policy
     assert len(data["jobs"]) == 10
     assert all(job["measured_s"] <= 1.4 * job["alone_s"] * 1.01 for job in data["jobs"])
-    assert all(job["measured_s"] == pytest.approx(job["forecast_s"], rel=0.02) for job in data["jobs"])
+    near = 0.02 if policy == "paper" else 0.1  # by urgency there may be several rhythms
+    assert all(job["measured_s"] == pytest.approx(job["forecast_s"], rel=near) for job in data["jobs"])
     assert data["woven_usd_per_hour"] < data["dedicated_usd_per_hour"]
     assert data["usd_of_work_ratio"] > 1.1
 

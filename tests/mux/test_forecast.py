@@ -10,18 +10,21 @@ from rollmux.mux import forecast as forecast_module
 from rollmux.mux.forecast import TOLERANCE, Forecaster, closed_form
 from rollmux.mux.group import Group
 from rollmux.mux.job import JobSpec, PhaseSpec
-from rollmux.mux.order import Order
+from rollmux.mux.order import Order, Pause
 from rollmux.mux.placed import Member, Placement
 from rollmux.mux.play import JobPlay, TailPlay, play
 from rollmux.mux.quick_play import is_plain, quick_play
+from rollmux.mux.urgent_play import urgent_play
 
 ORDERS = st.sampled_from(Order)
+BY_TURNS = st.sampled_from((Order.FIFO, Order.ROUND_ROBIN))
+PAUSES = st.sampled_from((None, None, Pause(0, 0), Pause(0, 7), Pause(2, 3)))
 # Small numbers make many things happen at the same instant, large ones make groups that drift for ever.
 SCALES = st.sampled_from((4, 60, 100_000))
 
 
 def plain(rollout_ms: int, train_ms: int, rollout: str = "r", train: str = "t", sync_ms: int = 0) -> JobPlay:
-    return JobPlay(rollout_ms, train_ms, sync_ms, (rollout,), (train,))
+    return JobPlay(rollout_ms, train_ms, sync_ms, (rollout,), (train,), aim_ms=2 * (rollout_ms + train_ms + sync_ms))
 
 
 @st.composite
@@ -33,6 +36,19 @@ def plain_jobs(draw: st.DrawFn, rollout: str = "ab", train: str = "xy", most: in
         plain, some_ms, some_ms, st.sampled_from(rollout), st.sampled_from(train), st.one_of(st.just(0), some_ms)
     )
     return tuple(draw(st.lists(job, min_size=1, max_size=most)))
+
+
+@st.composite
+def urgent_jobs(draw: st.DrawFn) -> tuple[JobPlay, ...]:
+    """Strict jobs that hold one node a phase, in a hurry or not, some of which can pause."""
+    return tuple(
+        job._replace(
+            aim_ms=1 + int(job.aim_ms / 2 * draw(st.sampled_from((0.9, 1.1, 1.3, 2.0, 3.0)))),
+            rollout_pause=draw(PAUSES),
+            train_pause=draw(PAUSES),
+        )
+        for job in draw(plain_jobs("abc", "axy"))
+    )
 
 
 @st.composite
@@ -54,9 +70,14 @@ def any_plays(draw: st.DrawFn, count: int | None = None, syncs: bool = True) -> 
                 draw(st.integers(0, 2)),
                 draw(st.booleans()) and len(rollout) > 1,
                 tail if draw(st.booleans()) and len(rollout) > 1 else None,
+                1,
+                draw(PAUSES),
+                draw(PAUSES),
             )
         )
-    return tuple(jobs)
+    hurry = st.sampled_from((0.5, 1.0, 1.5, 3.0))
+    alone = [job.rollout_ms + job.train_ms + job.sync_ms for job in jobs]
+    return tuple(job._replace(aim_ms=1 + int(ms * draw(hurry))) for job, ms in zip(jobs, alone, strict=True))
 
 
 def spec(name: str, job: JobPlay, slo: float = 1000.0) -> JobSpec:
@@ -105,7 +126,7 @@ def test_strict_rounds_slow_short_jobs_to_the_pace_of_the_long_one() -> None:
 @settings(max_examples=300)
 @given(job=any_plays(count=1), order=ORDERS)
 def test_a_job_alone_is_as_fast_as_the_formula_says(job: tuple[JobPlay, ...], order: Order) -> None:
-    known = closed_form(job)
+    known = closed_form(job, order)
     assume(known is not None)
     assert known is not None
     played = play(job, order)
@@ -113,15 +134,15 @@ def test_a_job_alone_is_as_fast_as_the_formula_says(job: tuple[JobPlay, ...], or
 
 
 @settings(max_examples=300)
-@given(jobs=plain_jobs("a", "x"), order=ORDERS)
+@given(jobs=plain_jobs("a", "x"), order=BY_TURNS)
 def test_jobs_on_the_same_nodes_are_as_fast_as_the_formula_says(jobs: tuple[JobPlay, ...], order: Order) -> None:
     jobs = tuple(job._replace(sync_ms=0) for job in jobs)
-    assert closed_form(jobs) == play(jobs, order)
+    assert closed_form(jobs, order) == play(jobs, order)
 
 
 def test_where_syncs_take_time_no_formula_is_used_for_company() -> None:
     jobs = (plain(10, 14, sync_ms=5), plain(10, 14, sync_ms=5), plain(10, 2, sync_ms=5))
-    assert closed_form(jobs) is None
+    assert closed_form(jobs, Order.FIFO) is None
     assert play(jobs, Order.FIFO).iteration_s[0] > 0.030  # all rollouts, or all trainings, in a row
 
 
@@ -130,6 +151,13 @@ def test_where_syncs_take_time_no_formula_is_used_for_company() -> None:
 def test_the_quick_play_gives_what_the_play_gives_to_the_millisecond(jobs: tuple[JobPlay, ...]) -> None:
     assert is_plain(jobs, Order.FIFO)
     assert quick_play(jobs) == play(jobs, Order.FIFO)
+
+
+@settings(max_examples=600)
+@given(jobs=urgent_jobs())
+def test_the_urgent_play_gives_what_the_play_gives_to_the_millisecond(jobs: tuple[JobPlay, ...]) -> None:
+    assert is_plain(jobs, Order.URGENCY)
+    assert urgent_play(jobs) == play(jobs, Order.URGENCY)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -142,7 +170,7 @@ def test_the_quick_play_gives_what_the_play_gives_where_nothing_repeats(seed: in
 def test_the_quick_play_stands_in_only_for_what_it_can_play(jobs: tuple[JobPlay, ...], order: Order) -> None:
     strict = all(not job.staleness and not job.elastic and job.tail is None for job in jobs)
     single = all(len(job.rollout_nodes) == len(job.train_nodes) == 1 for job in jobs)
-    assert is_plain(jobs, order) == (strict and single and order is Order.FIFO)
+    assert is_plain(jobs, order) == (strict and single and order is not Order.ROUND_ROBIN)
 
 
 # -- what any play keeps to -----------------------------------------------------------------------------------
@@ -239,7 +267,7 @@ def test_where_nothing_repeats_nearly_every_mean_is_within_five_percent_of_a_lon
 
 
 @settings(max_examples=150)
-@given(jobs=any_plays(syncs=False), order=ORDERS)
+@given(jobs=any_plays(syncs=False), order=BY_TURNS)
 def test_a_forecast_is_the_slower_of_two_opposite_starts(jobs: tuple[JobPlay, ...], order: Order) -> None:
     linked = tuple(job._replace(train_nodes=("x",), tail=None) for job in jobs)
     forward, backward = play(linked, order), play(linked[::-1], order)
@@ -277,6 +305,8 @@ def was_cut_short(group: Group) -> bool:
             limits_ms = tuple(group.members[i].limit_s * 1000 for i in indexes)
             if is_plain(jobs, group.order) and quick_play(jobs, limits_ms=limits_ms) != quick_play(jobs):
                 return True
+            if group.order is Order.URGENCY and len(jobs) > 1:
+                return True  # ends as soon as it is clear
     return False
 
 

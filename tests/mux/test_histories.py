@@ -58,6 +58,7 @@ def phases(draw: st.DrawFn) -> PhaseSpec:
         transient_bytes=draw(st.sampled_from([0, 100 * GB])),
         load_s=load_s,
         offload_s=load_s / 2,
+        pause_s=draw(st.sampled_from([None, 0.0, 5.0])),
     )
 
 
@@ -202,6 +203,8 @@ class Histories(RuleBasedStateMachine):
                 self.tell(ev.PhaseStarted(job_id, epoch))
             case Phase.RUNNING if lane.kind is PhaseKind.ROLLOUT and lane.done == 0:
                 self.tell(ev.PhaseProgressed(job_id, epoch, 8, 10))
+            case Phase.PAUSING:
+                self.tell(ev.PhasePaused(job_id, epoch))
             case Phase.SHRINKING:
                 self.tell(ev.PhaseShrunk(job_id, epoch))
             case Phase.OFFLOADING:

@@ -26,7 +26,7 @@ from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Decision, Plan, Strategy, Trail
-from rollmux.mux.play import Played, cautious_mean, play
+from rollmux.mux.play import MAX_TURNS, JobPlay, Played, _Play, cautious_mean, play
 from rollmux.mux.snapshot import Snapshot
 from rollmux.sim.cast import Cast
 
@@ -91,6 +91,8 @@ def run(cast: Cast, group: Group, until: float, arrivals: Sequence[int] = ()) ->
     for i, member in enumerate(group.members):
         cast.submit(float(arrivals[i]) if arrivals else 0.0, member.job)
     cast.run(until=until)
+    if group.order is Order.URGENCY:
+        assume(not cast.machine.state.alarms)  # some are too much in a hurry
     assert not cast.machine.state.alarms
     return [cast.completed[member.job.id] for member in group.members]
 
@@ -123,6 +125,15 @@ def assert_pace(done: Sequence[Sequence[float]], played: Played, until: float) -
         assert measured_s == pytest.approx(played.iteration_s, rel=0.05)
 
 
+def assert_same_times(done: Sequence[Sequence[float]], jobs: tuple[JobPlay, ...]) -> None:
+    """From the first iteration on, each is complete just when the play says."""
+    played = _Play(jobs, Order.URGENCY)
+    played.run(MAX_TURNS)
+    for times, expected_ms in zip(done, played.done, strict=True):
+        both = min(len(times), len(expected_ms))
+        assert [round(at * 1000) for at in times[:both]] == expected_ms[:both]
+
+
 def assert_live_equals_play(group: Group) -> None:
     """Each set of linked jobs, all meeting at the start, is held against its play."""
     plays = [(part.indexes, play(part.jobs, group.order)) for part in group.parts]
@@ -130,6 +141,10 @@ def assert_live_equals_play(group: Group) -> None:
     cast = Meeting(machine_for(group), len(group.members))
     cast.keep_history = True
     done = run(cast, group, until)
+    if group.order is Order.URGENCY:
+        for part in group.parts:
+            assert_same_times([done[i] for i in part.indexes], part.jobs)
+        return
     assume(all(abs(at * 1000 - round(at * 1000)) < 1e-6 for at, _, _ in cast.history))
     for indexes, played in plays:
         assert_pace([done[i] for i in indexes], played, until)
@@ -160,6 +175,9 @@ def groups(
         if "switch" in has and any(crowd[node] > 1 for node in placement.train):
             train = replace(train, load_s=draw(SWITCH_S), offload_s=draw(SWITCH_S))
         job = JobSpec(f"j{i}", rollout, train, ANY_SLO, elastic_rollout="elastic" in has)
+        if "pause" in has:
+            job = replace(job, rollout=replace(rollout, pause_s=draw(SWITCH_S)), train=replace(train, pause_s=1.0))
+            job = replace(job, slo=draw(st.sampled_from((1.5, 2.5, 4.0))))
         if "sync" in has:
             job = replace(job, sync_s=draw(SYNC_S))
         if "stale" in has:
@@ -220,6 +238,18 @@ def test_jobs_that_train_where_others_or_they_themselves_roll_out_come_round_as_
 @given(group=groups("tail", "sync", "switch", gangs=(1, 2, 3, 4)))
 def test_jobs_whose_tails_move_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(group)
+
+
+@settings(max_examples=200)
+@given(group=groups("pause", "sync", "switch", "stale", train_on=("r0", "t0")))
+def test_jobs_that_pause_come_round_as_played(group: Group) -> None:
+    assert_live_equals_play(Group(group.id, group.members, Order.URGENCY))
+
+
+@settings(max_examples=100)
+@given(group=groups("pause", "tail", "sync", "switch", gangs=(1, 2, 4)))
+def test_jobs_that_pause_beside_tails_come_round_as_played(group: Group) -> None:
+    assert_live_equals_play(Group(group.id, group.members, Order.URGENCY))
 
 
 def gang(name: str, rollout_s: float, train_s: float, train_on: str, nodes: str = "r0 r1", **traits: object) -> Member:

@@ -245,7 +245,9 @@ def test_a_job_of_unknown_length_is_thought_to_run_as_long_again_as_it_has(ran_s
 @pytest.mark.parametrize(("cold_start_s", "moves"), [(199.0, True), (200.0, False)])
 def test_a_whole_group_moves_if_that_pays_for_all_of_it(cold_start_s: float, moves: bool) -> None:
     """Three are a full group here. Two that are left of one have 400 s to go, and each loses `cold_start_s`."""
+    short = PhaseSpec(10.0, 1)  # three don't slow each other
     more: dict[str, Any] = {"slo": 3.0, "cold_start_s": cold_start_s, "iterations": 4}
+    more.update(rollout=short, train=short, sync_s=80.0)
     stays = {**more, "cold_start_s": 1e6}
     crew = [job(name, **(stays if name == "A1" else more)) for name in ("A1", "A2", "A3", "C1", "C2", "C3")]
     machine = started(*crew, max_group=3)
@@ -321,7 +323,9 @@ def test_a_move_waits_for_the_end_of_the_iteration_and_its_place_is_kept() -> No
 
 
 def test_a_job_whose_rollouts_run_ahead_moves_after_a_sync_and_does_no_iteration_twice() -> None:
-    cast = pairs(Checked(max_group=2), *(job(n, iterations=9, cold_start_s=1.0, staleness=1, slo=3.0) for n in "ABCD"))
+    short = PhaseSpec(20.0, 1)
+    ahead: dict[str, Any] = {"rollout": short, "train": short, "sync_s": 60.0, "staleness": 1}
+    cast = pairs(Checked(max_group=2), *(job(n, iterations=9, cold_start_s=1.0, slo=3.0, **ahead) for n in "ABCD"))
     cast.run(10.0)
     cast.cancel("A", "D")
     assert cast.jobs["C"].target is not None
@@ -329,7 +333,7 @@ def test_a_job_whose_rollouts_run_ahead_moves_after_a_sync_and_does_no_iteration
     ((at, _),) = cast.said(cmd.Stop, "C")
     (sync,) = [e for _, e, c in cast.history if any(isinstance(x, cmd.Stop) and x.job_id == "C" for x in c)]
     assert isinstance(sync, ev.PhaseFinished)
-    assert at == 100.0
+    assert at == 100.0  # its first sync
     assert cast.synced("C") == list(range(9))
     assert "C" not in cast.jobs
 

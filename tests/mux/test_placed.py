@@ -41,7 +41,7 @@ def refuses_last(group: Group) -> bool:
     last = group.members[-1]
     before = group.left_by(last.job.id).uses
     return any(
-        before.get(node, NodeUse()).spare_with(last.tenant(kind)) < 0
+        before.get(node, NodeUse()).spare_with(last.tenant(kind, group.order)) < 0
         for kind in (ROLLOUT, TRAIN)
         for node in last.placement.nodes(kind)
     )
@@ -105,7 +105,7 @@ def test_a_node_refuses_exactly_those_with_whom_a_condition_would_break(group: G
     last = group.members[-1]
     before = group.left_by(last.job.id).uses
     for kind in (ROLLOUT, TRAIN):
-        tenant = last.tenant(kind)
+        tenant = last.tenant(kind, Order.FIFO)
         for node in last.placement.nodes(kind):
             use = before.get(node, NodeUse())
             after = use.joined_by(tenant, last.job)
@@ -139,8 +139,8 @@ def test_a_node_whose_time_is_exactly_used_up_is_full() -> None:
     members = [pinned(job(name, 100, 100, slo=1.5), "r0", f"t{name}") for name in "abc"]
     full = group("g", *members).uses["r0"]
     assert full.share == pytest.approx(1.0)
-    assert full.spare_with(pinned(job("d", 1, 100), "r0", "td").tenant(ROLLOUT)) == -1.0
-    assert group("g", *members[:2]).uses["r0"].spare_with(members[2].tenant(ROLLOUT)) >= 0
+    assert full.spare_with(pinned(job("d", 1, 100), "r0", "td").tenant(ROLLOUT, Order.FIFO)) == -1.0
+    assert group("g", *members[:2]).uses["r0"].spare_with(members[2].tenant(ROLLOUT, Order.FIFO)) >= 0
 
 
 def test_a_short_job_that_tolerates_nothing_is_refused_beside_a_long_phase() -> None:
@@ -148,12 +148,12 @@ def test_a_short_job_that_tolerates_nothing_is_refused_beside_a_long_phase() -> 
     short = pinned(job("short", 50, 100, slo=1.0), "r0", "t1")
     # Each of the long rollouts keeps it waiting for at least 300 - 100 seconds, and the node has time to spare.
     assert long.uses["r0"].share + 50 / 150 < 1
-    assert long.uses["r0"].spare_with(short.tenant(ROLLOUT)) == -1.0
+    assert long.uses["r0"].spare_with(short.tenant(ROLLOUT, Order.FIFO)) == -1.0
 
 
 def test_what_is_lost_to_a_neighbour_is_how_far_its_phase_outlasts_the_absence() -> None:
     use = group("g", pinned(job("long", 300, 600, slo=2.0), "r0", "t0")).uses["r0"]
-    short = pinned(job("short", 50, 100, slo=2.0), "r0", "t1").tenant(ROLLOUT)
+    short = pinned(job("short", 50, 100, slo=2.0), "r0", "t1").tenant(ROLLOUT, Order.FIFO)
     # 200 s are lost to each long rollout, of which there is one in 1800 s; the long job loses nothing to 50 s.
     assert use.spare_with(short) == pytest.approx(1 - 1 / 2 - 200 / 1800)
 
@@ -166,8 +166,8 @@ def test_what_is_lost_to_a_neighbour_is_how_far_its_phase_outlasts_the_absence()
 def test_a_gang_that_may_shrink_need_not_hold_a_rollout_node_for_any_time(change: dict[str, object]) -> None:
     gang = replace(job("a", nodes=(2, 1)), **change)  # type: ignore[arg-type]
     member = Member.of(gang, Placement(("r0", "r1"), ("t0",)))
-    assert (member.tenant(ROLLOUT).phase_s, member.tenant(ROLLOUT).away_s) == (0.0, inf)
-    assert (member.tenant(TRAIN).phase_s, member.tenant(TRAIN).away_s) == (100.0, 100.0)
+    assert (member.tenant(ROLLOUT, Order.FIFO).phase_s, member.tenant(ROLLOUT, Order.FIFO).away_s) == (0.0, inf)
+    assert (member.tenant(TRAIN, Order.FIFO).phase_s, member.tenant(TRAIN, Order.FIFO).away_s) == (100.0, 100.0)
 
 
 @pytest.mark.parametrize(
@@ -177,18 +177,18 @@ def test_a_gang_that_may_shrink_need_not_hold_a_rollout_node_for_any_time(change
 )
 def test_a_rollout_on_one_node_can_not_shrink(change: dict[str, object]) -> None:
     member = pinned(replace(job(), **change), "r0", "t0")  # type: ignore[arg-type]
-    assert (member.tenant(ROLLOUT).phase_s, member.tenant(ROLLOUT).away_s) == (100.0, 100.0)
+    assert (member.tenant(ROLLOUT, Order.FIFO).phase_s, member.tenant(ROLLOUT, Order.FIFO).away_s) == (100.0, 100.0)
 
 
 def test_a_job_that_may_lag_loses_nothing_for_sure_but_needs_its_time() -> None:
     lagging = pinned(replace(job("a", 100, 60), staleness=1), "r0", "t0")
-    tenant = lagging.tenant(ROLLOUT)
+    tenant = lagging.tenant(ROLLOUT, Order.FIFO)
     assert (tenant.phase_s, tenant.away_s) == (100.0, inf)
     assert NodeUse().joined_by(tenant, lagging.job).share == pytest.approx(1 / 1.2)
 
 
 def test_measured_durations_take_the_place_of_the_worst_case() -> None:
-    tenant = pinned(job("a", 100, 60, slo=2.0).measured(50, 30), "r0", "t0").tenant(ROLLOUT)
+    tenant = pinned(job("a", 100, 60, slo=2.0).measured(50, 30), "r0", "t0").tenant(ROLLOUT, Order.FIFO)
     assert (tenant.phase_s, tenant.away_s, tenant.limit_s) == (50, 30, 160)
 
 

@@ -75,7 +75,7 @@ def _may_be(path: str, value: object) -> bool:
     """Whether this one of the values above is right after all at this place."""
     name = path.rpartition(".")[2]
     if value is None:
-        return name in ("measured_s", "iterations")
+        return name in ("measured_s", "pause_s", "iterations")
     if value is True:
         return name == "elastic_rollout"
     return (name == "id" and value == "12") or (name == "priority" and value == -1)

@@ -37,7 +37,7 @@ def data(*words: str | Path) -> Any:
 def test_a_plan_says_who_shares_what_and_what_it_costs() -> None:
     code, output = run("plan", "production", "--first", "8")
     assert code == 0, output
-    assert "8 jobs in 4 groups by policy rollmux" in output
+    assert "8 jobs in 3 groups by policy rollmux" in output
     assert "group-0 7B-4K-single-job-1 rollout-0 train-0 159 s" in output
     assert "on dedicated nodes:" in output
     assert "no place" not in output
@@ -69,7 +69,7 @@ def test_jobs_of_a_file_on_a_cluster_of_a_file(tmp_path: Path) -> None:
 def test_a_plan_explains_one_job_or_all() -> None:
     code, output = run("plan", "mixed", "--first", "3", "--explain", "job-2")
     assert (code, output.count("policy rollmux")) == (0, 1)
-    assert output.startswith("Job job-2, policy rollmux: group-1, a new group")
+    assert output.startswith("Job job-2, policy rollmux: group-0 by direct packing")
     assert run("plan", "mixed", "--first", "3", "--explain", "all")[1].count("policy rollmux") == 3
 
 

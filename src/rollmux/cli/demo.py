@@ -17,6 +17,7 @@ from rollmux.mux.policies import Policy
 from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.sim.cast import Cast, Delays
+from rollmux.sim.pauses import PAUSE_S, able_to_pause
 from rollmux.sim.production import production_jobs
 
 POLICIES: dict[str, Callable[[], Policy]] = {"rollmux": RollmuxPolicy, "paper": PaperPolicy}
@@ -59,7 +60,7 @@ class DemoResult:
 
 def play_demo(policy: str, hours: float, slo: float) -> DemoResult:
     """All jobs arrive at once and run for so many virtual hours; every invariant is checked at the end."""
-    jobs = production_jobs(slo)
+    jobs = [able_to_pause(job, PAUSE_S) for job in production_jobs(slo)]
     machine = ClusterMachine(PAPER_CLUSTER, POLICIES[policy]())
     cast = Cast(machine, Delays(provision_s=60.0, launch_s=30.0))
     for job in jobs:

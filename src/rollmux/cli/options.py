@@ -15,6 +15,9 @@ EndedBy = Annotated[Accounting, typer.Option(help="What ends a job: its work, or
 Hours = Annotated[float | None, typer.Option(help="Over how many hours they arrive.")]
 MaxGroup = Annotated[int, typer.Option(min=0, max=16, help="The most jobs in a group; 0 for each policy's own.")]
 MoveS = Annotated[float, typer.Option(min=0.0, help="Work that a move loses.")]
+PauseS = Annotated[
+    float, typer.Option(help="What a pause costs phases whose workload doesn't say, in seconds; below 0 none pauses.")
+]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it: a .csv or .parquet file.")]
 Realised = Annotated[str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")]
 Seed = Annotated[int, typer.Option(help="The same seed draws the same workload.")]

@@ -13,6 +13,7 @@ from rollmux.cli import options
 from rollmux.cli.inputs import load_cluster, load_workload
 from rollmux.cli.outputs import HERE, console, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
+from rollmux.sim.pauses import PAUSE_S, able_to_pause
 from rollmux.sim.planning import PlannedCluster, PlannedGroup, PlannedJob, plan_jobs
 from rollmux.sim.policies import CONTENDERS
 
@@ -26,6 +27,7 @@ def plan(
     cluster: options.ClusterFile = None,
     policy: Annotated[str, typer.Option(help=f"Where jobs go: {', '.join(NAMES)}.")] = "rollmux",
     max_group: options.MaxGroup = 0,
+    pause_s: options.PauseS = PAUSE_S,
     first: Annotated[int | None, typer.Option(min=1, help="Plan so many jobs only, the first ones.")] = None,
     seed: Annotated[int, typer.Option(help="Draws a generator's jobs, and the lots of policy random.")] = 0,
     explain: Annotated[
@@ -42,7 +44,8 @@ def plan(
     machines = load_cluster(cluster)
     contender = CONTENDERS[policy]
     with refusals():
-        planned = plan_jobs([a.job for a in arrivals], contender.make(max_group or contender.max_group, seed), machines)
+        wanted = [able_to_pause(arrival.job, pause_s) for arrival in arrivals]
+        planned = plan_jobs(wanted, contender.make(max_group or contender.max_group, seed), machines)
     if explain not in ("", ALL):
         require_name("job", explain, tuple(planned.explanations))
     if json_out is not None:

@@ -23,6 +23,7 @@ from rollmux.sim.limits import workload_bound_usd
 from rollmux.sim.optimal import Optimum
 from rollmux.sim.optimal_run import OptimalRun, optimal_run
 from rollmux.sim.outcome import Outcome
+from rollmux.sim.pauses import PAUSE_S
 from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP, played_paced
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
 from rollmux.sim.replay import Accounting, Fidelity, Settings, Told, replay
@@ -49,6 +50,7 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Draws the workload, real durations, lots and faults.")] = 0,
     realised: options.Realised = BOUND,
     move_s: options.MoveS = 300.0,
+    pause_s: options.PauseS = PAUSE_S,
     node_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between losses of one node.")] = None,
     job_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between failures of one job.")] = None,
     json_out: Annotated[
@@ -66,8 +68,9 @@ def simulate(
     names = _policies(policy)
     _require_played(fidelity, realised, trace)
     faults = _faults(node_mtbf_h, job_mtbf_h)
-    if not isfinite(move_s):
-        raise typer.BadParameter(f"--move-s {move_s:g}: give seconds")
+    for option, seconds in (("--move-s", move_s), ("--pause-s", pause_s)):
+        if not isfinite(seconds):
+            raise typer.BadParameter(f"{option} {seconds:g}: give seconds")
     note_paced(names, realised)
     for option, out in (("--json", json_out), ("--report", report), ("--trace", trace)):
         require_writable(option, out)
@@ -79,6 +82,7 @@ def simulate(
         max_group=max_group,
         seed=seed,
         move_s=move_s,
+        pause_s=pause_s,
         takes=durations(realised, seed),
         faults=faults,
         history=bool(report or trace),
@@ -186,6 +190,7 @@ def as_data(
         "realised": realised,
         "max_group": settings.max_group or None,
         "move_s": settings.move_s,
+        "pause_s": settings.pause_s if settings.pause_s >= 0 else None,
         "lower_bound_usd": workload_bound_usd(workload, settings.cluster, settings.max_group or None),
     }
     return {"workload": about, "policies": policies}

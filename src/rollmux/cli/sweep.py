@@ -17,6 +17,7 @@ from rollmux.cli import options
 from rollmux.cli.outputs import HERE, console, note_paced, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.generate import GENERATORS
+from rollmux.sim.pauses import PAUSE_S
 from rollmux.sim.policies import CONTENDERS, played_paced
 from rollmux.sim.realised import BOUND
 from rollmux.sim.replay import Accounting, Fidelity
@@ -47,6 +48,7 @@ def sweep(
         str, typer.Option(metavar="N,M", help="The most jobs in a group; 0 for each policy's own.")
     ] = "0",
     move_s: options.MoveS = 300.0,
+    pause_s: options.PauseS = PAUSE_S,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes at once; otherwise one per core.")] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="Results, a line each; those in it are not run again.")
@@ -64,6 +66,7 @@ def sweep(
         accounting=accounting.value,
         fidelity=fidelity.value,
         move_s=move_s,
+        pause_s=pause_s,
         realised=realised,
         cluster="" if cluster is None else str(cluster),
     )

@@ -17,6 +17,7 @@ from rollmux.mux.hardware import Cluster
 from rollmux.mux.invariants import check_all, check_seat
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.mover import Mover
+from rollmux.mux.order import aim_ms
 from rollmux.mux.policies import Policy
 from rollmux.mux.seat import Seat
 from rollmux.mux.transitions import Job, JobOn, next_job
@@ -123,7 +124,8 @@ class ClusterMachine:
         self._cause = record.launched_by
         assert record.placement is not None
         state = self.state
-        seat = Seat(record.job, record.attempt, record.placement, state.ledger.seq, record.progress)
+        aim = aim_ms(state.groups[record.group_id].member(record.job.id).limit_s, record.job.solo_s)
+        seat = Seat(record.job, record.attempt, record.placement, state.ledger.seq, record.progress, aim)
         out = state.weaves[record.group_id].join(now, seat)
         self.mover.move_if_safe(now, record, out)
         if record.began is None:
@@ -147,8 +149,7 @@ class ClusterMachine:
         homes = [record.group_id] + ([record.target[0]] if record.target else [])
         for group_id in homes:
             group = state.groups[group_id]
-            state.groups[group_id] = group.with_job(group.member(job.id).job.measured(*measured))
-            state.changed[group_id] = None
+            state.change(group.with_job(group.member(job.id).job.measured(*measured)))
         if record.state is Job.RUNNING:
             state.seat(record).job = job
         out: Commands = []
@@ -368,6 +369,7 @@ _HANDLERS: dict[type, Callable[..., Commands | None]] = {
     ev.PhaseRequested: ClusterMachine._phase_requested,
     ev.PhaseStarted: ClusterMachine._phase,
     ev.PhaseProgressed: ClusterMachine._phase,
+    ev.PhasePaused: ClusterMachine._phase,
     ev.PhaseShrunk: ClusterMachine._phase,
     ev.PhaseFinished: ClusterMachine._phase_finished,
     ev.PhaseFailed: ClusterMachine._phase,

@@ -13,6 +13,7 @@ from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.node_book import NodeBook
+from rollmux.mux.order import aim_ms
 from rollmux.mux.placed import Placement
 from rollmux.mux.plan import Decision, Plan, check_plan
 from rollmux.mux.policies import Policy
@@ -90,6 +91,15 @@ class ClusterState:
     def usd_per_hour(self) -> float:
         """The present price of all nodes that belong to groups."""
         return sum(group.usd_per_hour(self.cluster) for group in self.groups.values())
+
+    def change(self, group: Group) -> None:
+        """A group has other measurements or limits than before."""
+        self.groups[group.id] = group
+        self.changed[group.id] = None
+        for member in group.members:
+            seat = self.weaves[group.id].seats.get(member.job.id)
+            if seat is not None:
+                seat.aim_ms = aim_ms(member.limit_s, member.job.solo_s)
 
     # -- admission ---------------------------------------------------------------------------------------------
 

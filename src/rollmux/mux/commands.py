@@ -11,7 +11,8 @@ class Lease:
     """The right to use nodes for one phase, until it is given back, expires or is revoked.
 
     `epoch` rises with each grant: whatever carries an older one is refused. `load` says that the state must be
-    moved in first, `keep` that it may stay when the phase ends because nobody else is pinned to these nodes.
+    moved in first, `keep` that it may stay when the phase ends because nobody else is pinned to these nodes, `resumed`
+    that the phase goes on where it has paused.
     """
 
     job_id: str
@@ -22,6 +23,7 @@ class Lease:
     nodes: tuple[str, ...]
     load: bool
     keep: bool
+    resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,18 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Stop at the next safe point, keep what is done, and say when the nodes are free. It goes on when granted again.
+
+    A request: a phase that is as good as done may finish instead.
+    """
+
+    job_id: str
+    epoch: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Extend:
     """A rollout that began on some of its nodes has these too."""
 
@@ -129,4 +143,18 @@ class ReleaseNode:
     pool: str
 
 
-Command = Admit | Queue | Refuse | Launch | Stop | Grant | Extend | Shrink | Offload | Revoke | Provision | ReleaseNode
+Command = (
+    Admit
+    | Queue
+    | Refuse
+    | Launch
+    | Stop
+    | Grant
+    | Pause
+    | Extend
+    | Shrink
+    | Offload
+    | Revoke
+    | Provision
+    | ReleaseNode
+)

@@ -95,6 +95,14 @@ class PhaseProgressed:
 
 
 @dataclass(frozen=True, slots=True)
+class PhasePaused:
+    """The phase has stopped where it can go on later, and its nodes are free."""
+
+    job_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseShrunk:
     """The rollout's tail has moved together: the nodes that it was told to free are free."""
 
@@ -173,6 +181,7 @@ PhaseEvent = (
     PhaseRequested
     | PhaseStarted
     | PhaseProgressed
+    | PhasePaused
     | PhaseShrunk
     | PhaseFinished
     | PhaseFailed

@@ -6,12 +6,14 @@ from two opposite starts and the slower result of each job counts. Results are r
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rollmux.mux.group import Group
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member
-from rollmux.mux.play import JobPlay, Played, play
+from rollmux.mux.play import MAX_TURNS, JobPlay, Played, play
 from rollmux.mux.quick_play import is_plain, quick_play
+from rollmux.mux.urgent_play import TRIAL_TURNS, urgent_play
 
 MEMO_LIMIT = 65_536
 
@@ -24,6 +26,13 @@ class Forecast:
     exact: bool
 
 
+class Trial(NamedTuple):
+    """Who would miss an SLO by the most, with its iteration time, if anybody; and estimates where nobody does."""
+
+    late: tuple[Member, float] | None
+    iteration_s: tuple[float, ...]
+
+
 class Forecaster:
     """Forecasts with a bounded memory. The memory changes how fast an answer comes, never the answer."""
 
@@ -33,15 +42,18 @@ class Forecaster:
         self._memo: dict[object, Played] = {}
 
     def forecast(self, group: Group) -> Forecast:
-        """Steady iteration times of all members: for each the slower of the two starts."""
+        """Steady iteration times of all members: for each the slower of the starts that matter."""
         slowest = [0.0] * len(group.members)
         exact = True
         for part in group.parts:
-            for start in _STARTS:
+            for start in _STARTS[group.order]:
                 played = self._played(part.jobs[::start], group.order, None)
                 exact &= played.exact
                 for i, iteration_s in zip(part.indexes[::start], played.iteration_s, strict=True):
                     slowest[i] = max(slowest[i], iteration_s)
+        if group.order is Order.URGENCY and not exact and self.late(group) is None:
+            # Who falls behind goes first, so that means over a few turns are too high where everybody keeps up.
+            slowest = [min(pace, max(m.limit_s, m.job.solo_s)) for pace, m in zip(slowest, group.members, strict=True)]
         return Forecast(tuple(slowest), exact)
 
     def late(self, group: Group) -> tuple[Member, float] | None:
@@ -49,27 +61,38 @@ class Forecaster:
 
         Once a play shows a miss no more is played, so the time of a late job is an estimate.
         """
+        return self.trial(group).late
+
+    def trial(self, group: Group) -> Trial:
+        """Whether all members meet their SLOs, and a first estimate of their iteration times."""
+        slowest = [0.0] * len(group.members)
         for part in group.parts:
             members = [group.members[i] for i in part.indexes]
-            for start in _STARTS:
+            for start in _STARTS[group.order]:
                 limits_ms = tuple([member.limit_s * 1000 for member in members[::start]])
                 played = self._played(part.jobs[::start], group.order, limits_ms)
                 worst, late = 1 + TOLERANCE, None
-                for member, iteration_s in zip(members[::start], played.iteration_s, strict=True):
+                for i, member, iteration_s in zip(
+                    part.indexes[::start], members[::start], played.iteration_s, strict=True
+                ):
+                    slowest[i] = max(slowest[i], iteration_s)
                     if iteration_s > worst * member.limit_s:
                         worst, late = iteration_s / member.limit_s, (member, iteration_s)
                 if late is not None:
-                    return late
-        return None
+                    paces = [
+                        pace or max(m.limit_s, m.job.solo_s) for pace, m in zip(slowest, group.members, strict=True)
+                    ]
+                    return Trial(late, tuple(paces))
+        return Trial(None, tuple(slowest))
 
     def _played(self, jobs: tuple[JobPlay, ...], order: Order, limits_ms: tuple[float, ...] | None) -> Played:
-        known = closed_form(jobs)
+        known = closed_form(jobs, order)
         if known is not None:
             return known
         key = (order, jobs, limits_ms)
         found = self._memo.pop(key, None)
         if found is None:
-            found = quick_play(jobs, limits_ms=limits_ms) if is_plain(jobs, order) else play(jobs, order)
+            found = _quickest(jobs, order, limits_ms)
             if found.exact and limits_ms is not None:
                 self._remember((order, jobs, None), found)  # a play to the end finds the same cycle
         self._remember(key, found)
@@ -81,14 +104,23 @@ class Forecaster:
         self._memo[key] = played
 
 
-# The jobs meet in the order of joining, or in reverse.
-_STARTS = (1, -1)
+# The jobs meet in the order of joining, or in reverse. By urgency it makes no difference: how late each job is decides
+# who goes first, however they met (one placement in 200 works from one start and not from the other).
+_STARTS: dict[Order, tuple[int, ...]] = {Order.FIFO: (1, -1), Order.ROUND_ROBIN: (1, -1), Order.URGENCY: (1,)}
 
 # Forgives the last bits of the division by which an iteration time is made.
 TOLERANCE = 1e-9
 
 
-def closed_form(jobs: tuple[JobPlay, ...]) -> Played | None:
+def _quickest(jobs: tuple[JobPlay, ...], order: Order, limits_ms: tuple[float, ...] | None) -> Played:
+    if not is_plain(jobs, order):
+        return play(jobs, order)
+    if order is Order.URGENCY:
+        return urgent_play(jobs, MAX_TURNS if limits_ms is None else TRIAL_TURNS, limits_ms)
+    return quick_play(jobs, limits_ms=limits_ms)
+
+
+def closed_form(jobs: tuple[JobPlay, ...], order: Order) -> Played | None:
     """The iteration times where a formula equals the play, else None.
 
     Alone, a job is as fast as its own phases allow. Strict jobs that all share the same nodes and need no sync
@@ -101,6 +133,8 @@ def closed_form(jobs: tuple[JobPlay, ...]) -> Played | None:
         if first.staleness == 0:
             return Played((solo / 1000,), exact=True)
         return Played((max(first.rollout_ms, rest) / 1000,), exact=True) if apart else None
+    if order is Order.URGENCY:
+        return None
     for job in jobs:
         if job.staleness or job.sync_ms or job.elastic or job.tail:
             return None

@@ -46,7 +46,7 @@ class Group:
         """The same group where some members may now go this slowly."""
         members = [Member(m.job, m.placement, limits_s.get(m.job.id, m.limit_s), m.apart) for m in self.members]
         changed = Group(self.id, tuple(members), self.order)
-        if "parts" in self.__dict__:
+        if "parts" in self.__dict__ and self.order is not Order.URGENCY:
             changed.__dict__["parts"] = self.parts  # limits are no part of the play
         return changed
 
@@ -83,14 +83,14 @@ class Group:
                     if node in known:
                         found[node] = known[node]
                         continue
-                    tenant = tenant or member.tenant(kind)
+                    tenant = tenant or member.tenant(kind, self.order)
                     found[node] = found.get(node, NodeUse()).joined_by(tenant, member.job)
         return found
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The group as the forecast plays it: sets of jobs that share no node with each other."""
-        return linked_parts(self.members)
+        return linked_parts(self.members, self.order)
 
     @cached_property
     def free_shares(self) -> tuple[float, float]:

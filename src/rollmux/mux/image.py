@@ -24,7 +24,7 @@ from rollmux.mux.seat import Lane, Progress, Seat
 from rollmux.mux.transitions import Job, JobOn, Phase
 from rollmux.mux.weave import Weave
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,10 @@ class LaneImage:
     epoch: int
     deadline: float
     asked: int
-    started_at: float
+    started_at: float | None
+    worked_s: float
+    left_ms: int
+    resumed: bool
     granted_by: int
     done: int
     total: int
@@ -46,6 +49,10 @@ class LaneImage:
     held: tuple[str, ...]
     tail: bool
     rounds: int
+    latest: int
+    ends_at: int
+    pausable: bool
+    pausing: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ class SeatImage:
     attempt: int
     placement: Placement
     number: int
+    aim_ms: int
+    due_ms: int
     lanes: tuple[LaneImage, ...]
 
 
@@ -202,8 +211,7 @@ def _weave_image(group_id: str, weave: Weave) -> WeaveImage:
     return WeaveImage(
         group_id,
         tuple(
-            SeatImage(seat.job, seat.attempt, seat.placement, seat.number, tuple(map(_lane_image, seat.lanes.values())))
-            for seat in weave.seats.values()
+            _copy(SeatImage, seat, lanes=tuple(map(_lane_image, seat.lanes.values()))) for seat in weave.seats.values()
         ),
         tuple((node, tuple(map(_name, queue))) for node, queue in weave.turns.queues.items()),
         tuple(map(_name, weave.tails)),
@@ -225,7 +233,8 @@ def _restore_weave(state: ClusterState, saved: WeaveImage) -> None:
         turns.holders[node], turns.queues[node] = None, []
     for one in saved.seats:
         progress = state.jobs[one.job.id].progress
-        seat = Seat(one.job, one.attempt, one.placement, one.number, progress)
+        seat = Seat(one.job, one.attempt, one.placement, one.number, progress, one.aim_ms)
+        seat.due_ms = one.due_ms
         weave.seats[one.job.id] = seat
         for lane_image in one.lanes:
             lane = seat.lanes[lane_image.kind]

@@ -11,7 +11,7 @@ from math import inf
 from rollmux.errors import InvariantViolated
 from rollmux.mux.cluster_state import ClusterState
 from rollmux.mux.node_book import NodeState
-from rollmux.mux.order import StrictTurns
+from rollmux.mux.order import StrictTurns, UrgentTurns, urgency
 from rollmux.mux.plan import memory_problem
 from rollmux.mux.seat import Lane, Seat
 from rollmux.mux.transitions import HOLDING, Job, Phase
@@ -95,6 +95,9 @@ def _check_turn(weave: Weave, lane: Lane) -> None:
         if isinstance(turns, StrictTurns):
             due = (lane.rounds - 1, lane.place)
             early = any(node in o.nodes and (o.rounds, o.place) < due for o in turns.claims if o is not lane)
+        elif isinstance(turns, UrgentTurns):
+            queue = turns.queues[node]
+            early = any(o.asked < lane.granted_by and urgency(o) < urgency(lane) for o in queue[:1])
         else:
             queue = turns.queues[node]
             early = bool(queue) and queue[0].asked < lane.asked
@@ -110,11 +113,16 @@ def _check_waiting(weave: Weave, lane: Lane) -> None:
     stranded = True
     for node in lane.nodes:
         queue = turns.queues[node]
-        if lane not in queue or any(before.asked > after.asked for before, after in pairwise(queue)):
+        rank = urgency if isinstance(turns, UrgentTurns) else _asked
+        if lane not in queue or any(rank(before) > rank(after) for before, after in pairwise(queue)):
             raise InvariantViolated("I4", f"{lane} is not in its place in the line for node {node}")
         stranded = stranded and turns.holders[node] is None and turns.next_at(node) is lane
     if stranded:
         raise InvariantViolated("L1", f"{lane} waits for nodes that are free")
+
+
+def _asked(lane: Lane) -> tuple[int, tuple[int, int]]:
+    return lane.asked, (0, 0)
 
 
 def _nodes_add_up(state: ClusterState) -> None:

@@ -24,7 +24,9 @@ class PhaseSpec:
     """One kind of phase: how long, on how many nodes, with how much state.
 
     `duration_s` is the worst case (every response at the token limit); `measured_s` replaces it once known.
-    Give `nodes` or `gpus`; `JobSpec.resolve` turns GPUs into whole nodes. Bytes are per node.
+    Give `nodes` or `gpus`; `JobSpec.resolve` turns GPUs into whole nodes. Bytes are per node. A phase that can pause at
+    safe points (between decode steps, between micro-batches) says in `pause_s` what it must do again when it goes on,
+    beside moving its state off and back; None where it can't pause.
     """
 
     duration_s: float
@@ -36,6 +38,7 @@ class PhaseSpec:
     load_s: float = 0.0
     offload_s: float = 0.0
     measured_s: float | None = None
+    pause_s: float | None = None
 
     @property
     def planned_s(self) -> float:

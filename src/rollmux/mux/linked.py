@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollmux.mux.job import JobSpec, PhaseSpec
+from rollmux.mux.order import Order, Pause, aim_ms
 from rollmux.mux.placed import Member
 from rollmux.mux.play import JobPlay, TailPlay
 
@@ -20,18 +21,20 @@ class Part:
     jobs: tuple[JobPlay, ...]
     names: Mapping[str, str]
     switching: bool
+    order: Order
 
     def joined_by(self, index: int, member: Member) -> "Part":
         """One more member, linked to these, where switching costs nothing."""
         names = dict(self.names)
-        return Part((*self.indexes, index), (*self.jobs, _as_play(member, names, {})), names, False)
+        jobs = (*self.jobs, _as_play(member, names, {}, self.order))
+        return Part((*self.indexes, index), jobs, names, False, self.order)
 
 
-def linked_parts(members: Sequence[Member]) -> tuple[Part, ...]:
+def linked_parts(members: Sequence[Member], order: Order) -> tuple[Part, ...]:
     """The sets of linked members: members of different sets don't slow each other."""
     switching = any(_switches(member) for member in members)
     crowd = Counter(n for m in members for part in _parts(m) for n in part) if switching else {}
-    return tuple(_part(members, indexes, crowd, switching) for indexes in _components(members))
+    return tuple(_part(members, indexes, crowd, switching, order) for indexes in _components(members))
 
 
 def grown(parts: tuple[Part, ...], index: int, member: Member) -> tuple[Part, ...] | None:
@@ -45,27 +48,33 @@ def grown(parts: tuple[Part, ...], index: int, member: Member) -> tuple[Part, ..
     return None
 
 
-def _part(members: Sequence[Member], indexes: Sequence[int], crowd: Mapping[str, int], switching: bool) -> Part:
+def _part(
+    members: Sequence[Member], indexes: Sequence[int], crowd: Mapping[str, int], switching: bool, order: Order
+) -> Part:
     names: dict[str, str] = {}
-    jobs = tuple([_as_play(members[i], names, crowd) for i in indexes])
-    return Part(tuple(indexes), jobs, names, switching)
+    jobs = tuple([_as_play(members[i], names, crowd, order) for i in indexes])
+    return Part(tuple(indexes), jobs, names, switching, order)
 
 
-def _as_play(member: Member, names: dict[str, str], crowd: Mapping[str, int]) -> JobPlay:
+def _as_play(member: Member, names: dict[str, str], crowd: Mapping[str, int], order: Order) -> JobPlay:
     """A member as the play sees it, its nodes renamed by first use: equal plays have equal names.
 
     `crowd` counts the phases pinned to each node; it may be empty where switching costs nothing.
     """
     job, (rollout, train) = member.job, _parts(member)
+    urgent = order is Order.URGENCY
     return JobPlay(
-        _held_ms(job.rollout, rollout, crowd),
-        _held_ms(job.train, train, crowd),
-        _ms(job.sync_s),
+        held_ms(job.rollout, _is_shared(rollout, crowd)),
+        held_ms(job.train, _is_shared(train, crowd)),
+        to_ms(job.sync_s),
         tuple([names.setdefault(n, str(len(names))) for n in rollout]),
         tuple([names.setdefault(n, str(len(names))) for n in train]),
         job.staleness,
         job.elastic_rollout and len(rollout) > 1,
         _tail(job, len(rollout)) if job.tail else None,
+        aim_ms(member.limit_s, job.solo_s) if urgent else 0,
+        pause_of(job.rollout) if urgent else None,
+        pause_of(job.train) if urgent else None,
     )
 
 
@@ -77,15 +86,24 @@ def _parts(member: Member) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return member.placement.rollout, member.placement.train
 
 
-def _held_ms(phase: PhaseSpec, nodes: tuple[str, ...], crowd: Mapping[str, int]) -> int:
+def _is_shared(nodes: tuple[str, ...], crowd: Mapping[str, int]) -> bool:
+    return bool(crowd) and any(crowd[node] > 1 for node in nodes)
+
+
+def held_ms(phase: PhaseSpec, shared: bool) -> int:
     """How long a phase holds its nodes: state moves in and out only where another phase is pinned beside it."""
     held_s = phase.duration_s if phase.measured_s is None else phase.measured_s
-    if crowd and any(crowd[node] > 1 for node in nodes):
-        held_s += phase.switch_s
-    return max(1, _ms(held_s))
+    return max(1, to_ms(held_s + phase.switch_s if shared else held_s))
 
 
-def _ms(seconds: float) -> int:
+def pause_of(phase: PhaseSpec) -> Pause | None:
+    """What pausing the phase takes where others are pinned beside it; None if it can't pause."""
+    if phase.pause_s is None:
+        return None
+    return Pause(to_ms(phase.offload_s), to_ms(phase.load_s + phase.pause_s))
+
+
+def to_ms(seconds: float) -> int:
     """Whole milliseconds, never more than given: alone, a job must not seem slower than it says."""
     return int(seconds * 1000 + 1e-6)
 
@@ -96,7 +114,7 @@ def _tail(job: JobSpec, nodes: int) -> TailPlay | None:
         return None
     speed = job.rollout.planned_s / job.rollout.duration_s
     bulk_s = job.rollout.load_s + tail.bulk_s * speed
-    return TailPlay(_ms(bulk_s), _ms(tail.move_s), tail.worst_keep_nodes)
+    return TailPlay(to_ms(bulk_s), to_ms(tail.move_s), tail.worst_keep_nodes)
 
 
 def _components(members: Sequence[Member]) -> list[list[int]]:

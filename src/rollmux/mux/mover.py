@@ -108,20 +108,25 @@ class Mover:
         first = self.state.followed % max(1, len(names))
         self.state.followed = first + FOLLOWED
         for group_id in (names[first:] + names[:first])[:FOLLOWED]:
-            group, limits = self.state.groups[group_id], dict[str, float]()
+            group, tighter, looser = self.state.groups[group_id], dict[str, float](), dict[str, float]()
             for member in group.members:
                 record = self.state.jobs[member.job.id]
                 limit_s = record.limit_s(now) if record.group_id == group_id else None
                 if limit_s is not None and record.remaining:
                     limit_s = followed(member.limit_s, limit_s, record.job, record.remaining)
                     moving = record.state is not Job.RUNNING  # what that costs shows only when it is there
-                    if limit_s < member.limit_s or (limit_s > member.limit_s and not moving):
-                        limits[member.job.id] = limit_s
-            if limits:
-                self.state.groups[group_id] = group.with_limits(limits)
-                self.state.changed[group_id] = None
-                if any(limit_s < group.member(job_id).limit_s for job_id, limit_s in limits.items()):
-                    self.relieve(now, group_id, out)
+                    if limit_s < member.limit_s:
+                        tighter[member.job.id] = limit_s
+                    elif limit_s > member.limit_s and not moving:
+                        looser[member.job.id] = limit_s
+            if looser:
+                # Whoever may take longer may be kept waiting longer: that must harm nobody.
+                after = group.with_limits(looser)
+                if self.state.policy.forecaster.late(after) is None:
+                    self.state.change(after)
+            if tighter:
+                self.state.change(self.state.groups[group_id].with_limits(tighter))
+                self.relieve(now, group_id, out)
 
     def relieve(self, now: float, group_id: str, out: Commands) -> None:
         """Whoever would miss an SLO from now on gets a better place before that happens.

@@ -14,6 +14,7 @@ from rollmux.mux.placed import Member
 from rollmux.mux.plan import Plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.snapshot import Snapshot
+from rollmux.mux.worth import WORTH, burden_usd_per_hour, work_usd_per_hour, worth_usd_per_hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +56,24 @@ def compaction(
 ) -> Moves | None:
     """The most profitable way to free nodes of this group, or None if none gains more than this within the horizon."""
     best: Moves | None = None
+    cluster = snapshot.cluster
     for leavers in _leavers(group, movable):
-        freed = group.usd_per_hour(snapshot.cluster) - _without(group, leavers).usd_per_hour(snapshot.cluster)
+        rest = _without(group, leavers)
+        # What the nodes that it frees cost, less what the work is worth that it takes along.
+        freed = group.usd_per_hour(cluster) - rest.usd_per_hour(cluster)
+        freed -= worth_usd_per_hour(group, cluster, policy.forecaster)
+        freed += worth_usd_per_hour(rest, cluster, policy.forecaster)
         cost = sum(_move_usd(movable[m.job.id], snapshot) for m in leavers)
         hours = min(horizon_s, max(movable[m.job.id].remaining_s for m in leavers)) / 3600
         # What the new places may add in all, if this is to gain more than what is known already.
         budget = freed - (cost + gain_usd) / hours if hours > 0 else 0.0
-        if budget <= 0:
+        if budget <= -sum(WORTH * work_usd_per_hour(m.job, cluster) for m in leavers):
             continue
-        plans = _elsewhere(group, [movable[m.job.id] for m in leavers], snapshot, policy, budget)
-        if plans is None:
+        found = _elsewhere(group, [movable[m.job.id] for m in leavers], snapshot, policy, budget)
+        if found is None:
             continue
-        saved = freed - sum(plan.added_usd_per_hour for plan in plans)
+        plans, burden = found
+        saved = freed - burden
         gain = saved * hours - cost
         if gain > gain_usd:
             best, gain_usd = Moves(tuple(plans), saved, cost, gain), gain
@@ -101,9 +108,10 @@ def escape(group: Group, snapshot: Snapshot, leaver: Movable, policy: Policy) ->
 
 
 def _one_move(group: Group, leaver: Movable, snapshot: Snapshot, policy: Policy) -> Moves | None:
-    plans = _elsewhere(group, [leaver], snapshot, policy)
-    if plans is None:
+    found = _elsewhere(group, [leaver], snapshot, policy)
+    if found is None:
         return None
+    plans, _ = found
     rest = group.left_by(leaver.job.id)
     freed = group.usd_per_hour(snapshot.cluster) - rest.usd_per_hour(snapshot.cluster)
     return Moves(tuple(plans), freed - plans[0].added_usd_per_hour, _move_usd(leaver, snapshot))
@@ -122,18 +130,21 @@ def _leavers(group: Group, movable: Mapping[str, Movable]) -> Iterator[tuple[Mem
 
 def _elsewhere(
     group: Group, leavers: Sequence[Movable], snapshot: Snapshot, policy: Policy, below_usd: float = inf
-) -> list[Plan] | None:
-    """A place in other groups for each of these, one after the other, for less than the budget per hour."""
+) -> tuple[list[Plan], float] | None:
+    """A place in other groups for each of these, one after the other, and the burden of all: less than the budget."""
     snapshot = replace(snapshot, frozen=snapshot.frozen | {group.id})
     plans: list[Plan] = []
+    burden = 0.0
+    to_gain = sum(WORTH * work_usd_per_hour(leaver.job, snapshot.cluster) for leaver in leavers)  # at most
     for leaver in leavers:
-        plan = _place(leaver, snapshot, policy, below_usd)
-        if plan is None or plan.added_usd_per_hour >= below_usd:
+        to_gain -= WORTH * work_usd_per_hour(leaver.job, snapshot.cluster)
+        plan = _place(leaver, snapshot, policy, below_usd - burden + to_gain)
+        if plan is None:
             return None
         plans.append(plan)
-        below_usd -= plan.added_usd_per_hour
+        burden += burden_usd_per_hour(plan, snapshot, policy.forecaster)
         snapshot = snapshot.with_group(plan.group, plan.new_nodes)
-    return plans
+    return (plans, burden) if burden < below_usd else None
 
 
 def _place(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float) -> Plan | None:
@@ -145,7 +156,7 @@ def _place(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float
     if plan is None:
         return None
     newcomer = plan.group.members[-1]
-    there = Member(replace(newcomer.job, slo=job.slo, iterations=job.iterations), newcomer.placement, limit_s)
+    there = Member(replace(newcomer.job, slo=job.slo, iterations=job.iterations), newcomer.placement, newcomer.limit_s)
     return replace(plan, group=plan.group.left_by(job.id).joined_by(there))
 
 

@@ -5,9 +5,10 @@ together (an elastic claim may start on some and grow onto the rest), and each p
 by one order for all its nodes: two gangs never hold half of each other's nodes.
 """
 
+from bisect import insort
 from collections.abc import Iterable
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 
 class Order(Enum):
@@ -15,12 +16,20 @@ class Order(Enum):
 
     FIFO = "fifo"
     ROUND_ROBIN = "round-robin"
+    URGENCY = "urgency"
+
+
+class Pause(NamedTuple):
+    """What a pause takes: until the nodes are free, and again when the phase goes on where it was."""
+
+    off_ms: int
+    on_ms: int
 
 
 class Claim:
     """A standing claim of one job and kind of phase on its pinned nodes, idle, waiting or holding."""
 
-    __slots__ = ("elastic", "held", "nodes", "place", "rounds", "tail")
+    __slots__ = ("elastic", "ends_at", "held", "latest", "nodes", "pause", "pausing", "place", "rounds", "tail")
 
     def __init__(self, nodes: tuple[str, ...], place: tuple[int, int], elastic: bool = False) -> None:
         self.nodes = nodes
@@ -29,6 +38,10 @@ class Claim:
         self.held: tuple[str, ...] = ()
         self.tail = False  # shrunk to its long tail: what it still holds does not keep others waiting
         self.rounds = 0  # phases granted so far, for strict orders
+        self.latest = 0  # when it must begin to keep its job's limit, in milliseconds; for orders by urgency
+        self.ends_at = 0  # when what it holds is planned to be free
+        self.pause: Pause | None = None  # what pausing would take; None while it can't
+        self.pausing = False  # it is making way already
 
 
 C = TypeVar("C", bound=Claim)
@@ -80,10 +93,16 @@ class Turns(Generic[C]):
 
     def request(self, claim: C) -> tuple[str, ...]:
         """The claim waits from now on; returns the nodes that it gets at once."""
-        queues = self.queues
-        for node in claim.nodes:
-            queues[node].append(claim)
+        self._line_up(claim)
         return self._take(claim)
+
+    def to_pause(self, claim: C, now_ms: int) -> tuple[C, ...]:
+        """The holders that shall make way for this claim, which waits."""
+        return ()
+
+    def _line_up(self, claim: C) -> None:
+        for node in claim.nodes:
+            self.queues[node].append(claim)
 
     def release(self, claim: C, nodes: tuple[str, ...] | None = None) -> list[Granted[C]]:
         """The claim gives back all it holds, or some of it as its tail begins; returns what others get."""
@@ -226,6 +245,70 @@ class StrictTurns(Turns[C]):
         return due if due in self.queues[node] else None
 
 
+# A job that is behind its limit makes up for so many iterations' time. One that is ahead keeps nothing of that.
+DEBT = 2
+
+# Iterations are due a little before the limit says, so that some late by chance are made up for.
+AIM = 0.98
+
+
+# Nobody waits for longer than so many iterations alone, however patient: the others gain nothing by more.
+PATIENCE = 4
+
+
+def aim_ms(limit_s: float, solo_s: float) -> int:
+    """How far apart a job's iterations are due, by the slowest that its SLO allows and how long it takes alone."""
+    return max(1, int(min(limit_s, PATIENCE * solo_s) * 1000 * AIM + 1e-6))
+
+
+def next_due(due_ms: int, now_ms: int, aim_ms: int) -> int:
+    """When the next iteration is due, if one that was due then is done now."""
+    return max(min(due_ms, now_ms), now_ms - DEBT * aim_ms) + aim_ms
+
+
+class UrgentTurns(Turns[C]):
+    """The most urgent first: whoever must begin the soonest to keep its job's limit.
+
+    Who would begin too late makes a holder pause that is less urgent and can. Urgency does not change before the phase
+    is done, so that two claims never make each other pause in turns.
+    """
+
+    __slots__ = ()
+
+    def _line_up(self, claim: C) -> None:
+        for node in claim.nodes:
+            insort(self.queues[node], claim, key=urgency)
+
+    def to_pause(self, claim: C, now_ms: int) -> tuple[C, ...]:
+        if claim.held:
+            return ()
+        found: dict[C, None] = {}
+        for node in claim.nodes:
+            holder = self.holders[node]
+            if self.next_at(node) is not claim:
+                return ()
+            if holder is not None and not holder.pausing:
+                if not _makes_way(holder, claim, now_ms):
+                    return ()
+                found[holder] = None
+        return tuple(found)
+
+
+def urgency(claim: Claim) -> tuple[int, tuple[int, int]]:
+    """By which waiting claims are ranked, the least first."""
+    return claim.latest, claim.place
+
+
+def _makes_way(holder: Claim, claim: Claim, now_ms: int) -> bool:
+    """Whether the claim is more urgent and would come too late, and the wait is longer than what the pause takes."""
+    pause = holder.pause
+    return (
+        pause is not None
+        and urgency(claim) < urgency(holder)
+        and holder.ends_at > max(claim.latest, now_ms + pause.off_ms + pause.on_ms)
+    )
+
+
 def _linked(one: Claim, other: Claim) -> bool:
     return one.place[0] == other.place[0] or not set(one.nodes).isdisjoint(other.nodes)
 
@@ -237,4 +320,11 @@ def _round(claim: Claim) -> tuple[int, tuple[int, int]]:
 
 def turns_for(order: Order) -> Turns[C]:
     """A fresh book of turns under this order."""
-    return StrictTurns() if order is Order.ROUND_ROBIN else Turns()
+    return _TURNS[order]()
+
+
+_TURNS: dict[Order, type[Turns[Any]]] = {
+    Order.FIFO: Turns,
+    Order.ROUND_ROBIN: StrictTurns,
+    Order.URGENCY: UrgentTurns,
+}

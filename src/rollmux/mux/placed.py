@@ -1,6 +1,7 @@
 """A job pinned to nodes, what the jobs pinned to a node take of it, and what no order could make good.
 
-Two conditions hold for any order that does not interrupt phases, so breaking one refuses a placement without a play:
+Two conditions hold whatever the order, the second for phases that never pause. Breaking one refuses a placement without
+a play:
 
 - *time*: a job within its SLO begins an iteration at least every `limit_s`, so on each node
   `sum(phase_s / limit_s) <= 1`;
@@ -14,6 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
+from rollmux.mux.order import Order
 
 ROLLOUT, TRAIN = PhaseKind.ROLLOUT, PhaseKind.TRAIN
 
@@ -58,15 +60,17 @@ class Member:
         job = self.job
         return not self.apart and (job.iterations is None or min(self.limit_s, job.opening_limit_s) > job.solo_s)
 
-    def tenant(self, kind: PhaseKind) -> "Tenant":
+    def tenant(self, kind: PhaseKind, order: Order) -> "Tenant":
         """This member's claim on each node of one of its phases."""
         job, phase_s = self.job, self.job.phase(kind).planned_s
+        pauses = order is Order.URGENCY and job.phase(kind).pause_s is not None
         may_shrink = kind is ROLLOUT and job.rollout.nodes > 1 and (job.tail is not None or job.elastic_rollout)
         overlaps = may_shrink or job.staleness > 0
         return Tenant(
             job.id,
             kind,
             0.0 if may_shrink else phase_s,
+            0.0 if may_shrink or pauses else phase_s,
             inf if overlaps else job.solo_s - phase_s,
             self.limit_s,
             1 - job.solo_s / self.limit_s,
@@ -76,12 +80,14 @@ class Member:
 class Tenant(NamedTuple):
     """One job's phase on one node. `spare` is the part of its time that it may still lose to waiting here.
 
-    Where a phase may give back a node early, `phase_s` is 0; where phases of a job overlap, `away_s` has no bound.
+    `blocks_s` is how long it may keep others waiting: 0 where it can pause. Where a phase may give back a node early,
+    `phase_s` is 0 as well; where phases of a job overlap, `away_s` has no bound.
     """
 
     job_id: str
     kind: PhaseKind
     phase_s: float
+    blocks_s: float
     away_s: float
     limit_s: float
     spare: float
@@ -94,7 +100,7 @@ class Tenant(NamedTuple):
         """The least part of its time that it loses to the other's phases."""
         if other.job_id == self.job_id:
             return 0.0
-        return max(0.0, other.phase_s - self.away_s) / other.limit_s
+        return max(0.0, other.blocks_s - self.away_s) / other.limit_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +140,11 @@ class NodeUse:
         """The least part of its time that any tenant could still lose beside this one; -1 where a condition breaks."""
         if self.share + new.phase_s / new.limit_s > 1 + ROUNDING:
             return -1.0
-        _, _, phase_s, away_s, limit_s, spare = new
+        _, _, _, blocks_s, away_s, limit_s, spare = new
         least = spare
-        for _, _, other_s, other_away_s, other_limit_s, left in self.tenants:
-            if phase_s > other_away_s:
-                left -= (phase_s - other_away_s) / limit_s  # noqa: PLW2901  what it would have left
+        for _, _, _, other_s, other_away_s, other_limit_s, left in self.tenants:
+            if blocks_s > other_away_s:
+                left -= (blocks_s - other_away_s) / limit_s  # noqa: PLW2901  what it would have left
             least = min(least, left)
             if other_s > away_s:
                 spare -= (other_s - away_s) / other_limit_s

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple
 
-from rollmux.mux.order import Claim, Order, Turns, turns_for
+from rollmux.mux.order import Claim, Order, Pause, Turns, next_due, turns_for
 
 # A group whose phases lock onto each other repeats within a few turns of its slowest job. One that drifts
 # (no shared bottleneck) may take very long: after this many turns the mean of the second half is taken.
@@ -25,7 +25,10 @@ class TailPlay(NamedTuple):
 
 
 class JobPlay(NamedTuple):
-    """A job as the play sees it: how long it holds its nodes, and when it may go on."""
+    """A job as the play sees it: how long it holds its nodes, and when it may go on.
+
+    In orders by urgency its iterations are due `aim_ms` apart, and its phases may be able to pause.
+    """
 
     rollout_ms: int
     train_ms: int
@@ -35,6 +38,9 @@ class JobPlay(NamedTuple):
     staleness: int = 0
     elastic: bool = False
     tail: TailPlay | None = None
+    aim_ms: int = 0
+    rollout_pause: Pause | None = None
+    train_pause: Pause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +56,21 @@ def play(jobs: tuple[JobPlay, ...], order: Order, max_turns: int = MAX_TURNS) ->
     return _Play(jobs, order).run(max_turns)
 
 
-_ROLLOUT, _TRAIN, _SYNC, _TAIL = range(4)
+_ROLLOUT, _TRAIN, _SYNC, _TAIL, _PAUSED = range(5)
 
 
 class _Run(Claim):
     """One job's rollout or training in the play."""
 
-    __slots__ = ("busy", "done_at", "job", "kind", "left", "rate", "since", "tail_at", "work")
+    __slots__ = ("busy", "can_pause", "done_at", "job", "kind", "left", "rate", "rest", "since", "tail_at", "work")
 
-    def __init__(self, job: int, kind: int, nodes: tuple[str, ...], duration_ms: int, elastic: bool) -> None:
-        super().__init__(nodes, (job, kind), elastic)
-        self.job, self.kind = job, kind
+    def __init__(self, number: int, kind: int, job: JobPlay) -> None:
+        rolls = kind == _ROLLOUT
+        nodes, duration_ms = (job.rollout_nodes, job.rollout_ms) if rolls else (job.train_nodes, job.train_ms)
+        super().__init__(nodes, (number, kind), rolls and job.elastic)
+        self.job, self.kind = number, kind
+        self.rest = job.train_ms + job.sync_ms + (job.rollout_ms if rolls else 0)  # from its start to the sync
+        self.can_pause = job.rollout_pause if rolls else job.train_pause
         self.work = duration_ms * len(nodes)  # node-milliseconds: an elastic start is slower in proportion
         self.busy = False  # waiting or holding
         self.left = self.since = self.rate = 0  # work left at `since`, and nodes at work from then on
@@ -70,18 +80,33 @@ class _Run(Claim):
 class _Play:
     """The state of one play: runs, turns, and a heap of what happens next."""
 
-    __slots__ = ("done", "heap", "jobs", "now", "rolled", "rollouts", "started", "tails", "trained", "trains", "turns")
+    __slots__ = (
+        "done",
+        "due",
+        "heap",
+        "jobs",
+        "now",
+        "rolled",
+        "rollouts",
+        "started",
+        "tails",
+        "trained",
+        "trains",
+        "turns",
+        "urgent",
+    )
 
     def __init__(self, jobs: tuple[JobPlay, ...], order: Order) -> None:
         self.jobs = jobs
         self.turns: Turns[_Run] = turns_for(order)
+        self.urgent = order is Order.URGENCY
         self.now = 0
         self.heap: list[tuple[int, int, int]] = []
         self.rollouts: list[_Run] = []
         self.trains: list[_Run] = []
         for i, job in enumerate(jobs):
-            self.rollouts.append(_Run(i, _ROLLOUT, job.rollout_nodes, job.rollout_ms, job.elastic))
-            self.trains.append(_Run(i, _TRAIN, job.train_nodes, job.train_ms, False))
+            self.rollouts.append(_Run(i, _ROLLOUT, job))
+            self.trains.append(_Run(i, _TRAIN, job))
             self.turns.enter(self.rollouts[i])
             self.turns.enter(self.trains[i])
         self.tails: list[_Run] = []  # rollouts that would move their tail if somebody could use the nodes
@@ -89,6 +114,7 @@ class _Play:
         self.rolled = [0] * len(jobs)  # rollouts done
         self.trained = [0] * len(jobs)  # trainings asked for
         self.done: list[list[int]] = [[] for _ in jobs]  # when each iteration was complete
+        self.due = [job.aim_ms for job in jobs]  # when the iteration under way is due
 
     def run(self, max_turns: int) -> Played:
         solo = [job.rollout_ms + job.train_ms + job.sync_ms for job in self.jobs]
@@ -108,16 +134,19 @@ class _Play:
                 if state in seen:
                     return self._cycle(*seen[state])
                 seen[state] = (now, [len(times) for times in done])
-        return cautious_mean(self.done)
+        return cautious_mean([lasting(times, self.now) for times in self.done])
 
     def _happen(self, job: int, kind: int) -> None:
         now = self.now
         if kind == _SYNC:
-            self.done[job].append(now)
+            self._synced(job)
         elif kind == _TAIL:
             if self.rollouts[job].tail_at == now:
                 self.tails.append(self.rollouts[job])
                 self._move_tails()
+            return
+        elif kind >= _PAUSED:
+            self._paused((self.rollouts, self.trains)[kind - _PAUSED][job])
             return
         elif kind == _ROLLOUT:
             if self.rollouts[job].done_at != now:
@@ -125,13 +154,20 @@ class _Play:
             self._release(self.rollouts[job])
             self.rolled[job] += 1
         else:
+            if self.trains[job].done_at != now:
+                return  # it has paused
             self._release(self.trains[job])
             sync_ms = self.jobs[job].sync_ms
             if sync_ms:
                 heappush(self.heap, (now + sync_ms, job, _SYNC))
                 return
-            self.done[job].append(now)
+            self._synced(job)
         self._go_on(job)
+
+    def _synced(self, job: int) -> None:
+        self.done[job].append(self.now)
+        if self.urgent:
+            self.due[job] = next_due(self.due[job], self.now, self.jobs[job].aim_ms)
 
     def _go_on(self, job: int) -> None:
         """Requests whatever the job may do next."""
@@ -146,16 +182,45 @@ class _Play:
 
     def _request(self, run: _Run) -> None:
         run.busy, run.left, run.rate = True, run.work, 0
+        if self.urgent:
+            aim_ms = self.jobs[run.job].aim_ms
+            ahead = self.started[run.job] - 1 - len(self.done[run.job]) if run.kind == _ROLLOUT else 0
+            run.latest = self.due[run.job] + ahead * aim_ms - run.rest
+        self._line_up(run)
+
+    def _line_up(self, run: _Run) -> None:
         if self.turns.request(run):
             self._hold(run)
+        else:
+            for holder in self.turns.to_pause(run, self.now):
+                self._make_way(holder)
         self._move_tails()
+
+    def _make_way(self, run: _Run) -> None:
+        """The run pauses: its nodes are free as soon as its state is off them."""
+        assert run.pause is not None
+        run.left -= run.rate * (self.now - run.since)
+        run.left += run.pause.on_ms * len(run.nodes)
+        run.pausing, run.rate, run.done_at, run.tail_at = True, 0, -1, -1
+        if run in self.tails:
+            self.tails.remove(run)
+        if run.pause.off_ms:
+            heappush(self.heap, (self.now + run.pause.off_ms, run.job, _PAUSED + run.kind))
+        else:
+            self._paused(run)
+
+    def _paused(self, run: _Run) -> None:
+        self._free(run)
+        self._line_up(run)
 
     def _hold(self, run: _Run) -> None:
         """The run has just got nodes: its first, or more of them."""
         now = self.now
+        if not run.rate and len(run.held) == len(run.nodes):
+            run.pause = run.can_pause  # one that has yet to grow, or has grown, goes on to its end
         run.left -= run.rate * (now - run.since)
         run.since, run.rate = now, len(run.held)
-        run.done_at = now - (-run.left // run.rate)
+        run.done_at = run.ends_at = now - (-run.left // run.rate)
         heappush(self.heap, (run.done_at, run.job, run.kind))
         tail = self.jobs[run.job].tail
         if tail is not None and run.kind == _ROLLOUT and tail.keep < len(run.nodes):
@@ -168,9 +233,13 @@ class _Play:
         run.busy, run.done_at, run.tail_at = False, -1, -1
         if run in self.tails:
             self.tails.remove(run)
+        self._free(run)
+        self._move_tails()
+
+    def _free(self, run: _Run) -> None:
+        run.pause, run.pausing = None, False
         for other, _ in self.turns.release(run):
             self._hold(other)
-        self._move_tails()
 
     def _move_tails(self) -> None:
         for run in list(self.tails):
@@ -178,6 +247,7 @@ class _Play:
             freed = self.turns.freed_by_tail(run, tail.keep) if tail is not None else ()
             if freed:
                 self.tails.remove(run)
+                run.pause = None
                 run.done_at += tail.move_ms if tail is not None else 0
                 heappush(self.heap, (run.done_at, run.job, run.kind))
                 for other, _ in self.turns.release(run, freed):
@@ -189,6 +259,10 @@ class _Play:
         runs = tuple(
             (run.held, max(run.done_at - now, 0), max(run.tail_at - now, -1), run.tail) for run in self.turns.claims
         )
+        paused = tuple((run.place, run.left, run.pausing) for run in self.turns.claims if run.busy and not run.rate)
+        pausing = tuple(sorted((at - now, job, kind) for at, job, kind in self.heap if kind >= _PAUSED))
+        urgent = tuple((run.latest - now, run.place) for run in self.turns.claims if self.urgent and run.busy)
+        due = tuple(due - now for due in self.due if self.urgent)
         growing = tuple(
             (run.place, run.left - run.rate * (now - run.since))
             for run in self.turns.claims
@@ -200,13 +274,18 @@ class _Play:
             (started - len(done), rolled - len(done), trained - len(done))
             for started, rolled, trained, done in zip(self.started, self.rolled, self.trained, self.done, strict=True)
         )
-        return runs, growing, waiting, syncing, ahead, self.turns.memory()
+        return runs, growing, waiting, syncing, ahead, paused, pausing, urgent, due, self.turns.memory()
 
     def _cycle(self, then: int, counts: list[int]) -> Played:
         period = self.now - then
         return Played(
             tuple(period / 1000 / (len(times) - n) for times, n in zip(self.done, counts, strict=True)), exact=True
         )
+
+
+def lasting(times: list[int], now: int) -> list[int]:
+    """Completions, two at least: those of a job that others keep waiting may still be to come."""
+    return times if len(times) > 1 else [*(times or [0]), now]
 
 
 def cautious_mean(done: list[list[int]]) -> Played:

@@ -7,12 +7,12 @@ give what `play` gives, to the last millisecond: tests/mux/test_forecast.py hold
 from rollmux.mux.order import Order
 from rollmux.mux.play import MAX_TURNS, JobPlay, Played, cautious_mean
 
-_WAITING = 1 << 62  # later than anything that happens
+WAITING = 1 << 62  # later than anything that happens
 
 
 def is_plain(jobs: tuple[JobPlay, ...], order: Order) -> bool:
-    """Whether `quick_play` may stand in for `play`."""
-    return order is Order.FIFO and all(
+    """Whether a quick play may stand in for `play`."""
+    return order is not Order.ROUND_ROBIN and all(
         len(job.rollout_nodes) == 1 == len(job.train_nodes) and not (job.staleness or job.elastic or job.tail)
         for job in jobs
     )
@@ -56,7 +56,7 @@ def quick_play(
             next_at[first] = now + takes_ms[step[first]]
         step[i] = at_step = next_step[at_step]
         line = line_of[at_step]
-        next_at[i] = _WAITING if line else now + takes_ms[at_step]
+        next_at[i] = WAITING if line else now + takes_ms[at_step]
         line.append(i)
         if not ends[at_step]:
             continue
@@ -64,13 +64,13 @@ def quick_play(
         if i != slowest:
             continue
         turns += 1
-        state = (*[at - now if at < _WAITING else -1 for at in next_at], *step, *map(tuple, lines.values()))
+        state = (*[at - now if at < WAITING else -1 for at in next_at], *step, *map(tuple, lines.values()))
         if state in seen:
             then, counts = seen[state]
             rates = tuple([(now - then) / 1000 / (len(times) - n) for times, n in zip(done, counts, strict=True)])
             return Played(rates, exact=True)
         seen[state] = (now, [*map(len, done)])
-        if limits_ms is not None and turns in _VERDICTS and _verdict_is_clear(done, limits_ms, turns):
+        if limits_ms is not None and verdict_is_clear(done, limits_ms, turns):
             return cautious_mean([times if len(times) > 1 else [*times, now] for times in done])
     return cautious_mean([times[1:] for times in done])
 
@@ -83,8 +83,10 @@ _LET_PASS = {8: 0.9, 12: 0.93, 16: 0.95, 24: 0.97}
 _VERDICTS = _GIVE_UP.keys() | _LET_PASS.keys()
 
 
-def _verdict_is_clear(done: list[list[int]], limits_ms: tuple[float, ...], turns: int) -> bool:
+def verdict_is_clear(done: list[list[int]], limits_ms: tuple[float, ...], turns: int) -> bool:
     """Whether it is as good as certain that some job misses its limit, or that none does."""
+    if turns not in _VERDICTS:
+        return False
     give_up, let_pass = _GIVE_UP.get(turns), _LET_PASS.get(turns)
     worst = 0.0
     for times, limit_ms in zip(done, limits_ms, strict=True):

@@ -6,11 +6,17 @@ from math import inf
 from rollmux.errors import IllegalEvent
 from rollmux.mux.commands import Lease
 from rollmux.mux.job import JobSpec, PhaseKind
-from rollmux.mux.order import Claim
+from rollmux.mux.linked import held_ms, pause_of, to_ms
+from rollmux.mux.order import Claim, Pause, next_due
 from rollmux.mux.placed import Placement
 from rollmux.mux.transitions import HOLDING, Phase
 
 _ROLLOUT, _TRAIN = PhaseKind.ROLLOUT, PhaseKind.TRAIN
+
+
+def in_ms(now: float) -> int:
+    """A moment, as orders by urgency count time."""
+    return round(now * 1000)
 
 
 # Of the recent pace, the latest iteration is so much.
@@ -65,12 +71,15 @@ class Lane(Claim):
         "iteration",
         "keep",
         "kind",
+        "left_ms",
         "load",
+        "resumed",
         "seat",
         "started_at",
         "state",
         "total",
         "wanted",
+        "worked_s",
     )
 
     def __init__(self, seat: "Seat", kind: PhaseKind, nodes: tuple[str, ...], number: int, elastic: bool) -> None:
@@ -80,7 +89,10 @@ class Lane(Claim):
         self.state = Phase.IDLE
         self.iteration = self.epoch = -1
         self.deadline = inf
-        self.started_at = 0.0
+        self.started_at: float | None = None  # its work under the present lease
+        self.worked_s = 0.0  # before its pauses
+        self.resumed = False  # it has paused
+        self.left_ms = 0  # how long it will hold its nodes once it has them, as planned
         self.asked = 0  # the event that put it into line
         self.granted_by = 0  # the event that led to the grant
         self.done = self.total = 0  # responses of a rollout
@@ -93,9 +105,41 @@ class Lane(Claim):
     def holding(self) -> bool:
         return self.state in HOLDING
 
+    @property
+    def held_ms(self) -> int:
+        """How long the whole phase holds its nodes, as planned."""
+        job = self.seat.job
+        if self.kind is PhaseKind.SYNC:
+            return to_ms(job.sync_s)
+        return held_ms(job.phase(self.kind), not self.alone)
+
+    @property
+    def can_pause(self) -> Pause | None:
+        """What pausing the phase takes, where it holds its nodes beside others."""
+        return None if self.kind is PhaseKind.SYNC else pause_of(self.seat.job.phase(self.kind))
+
+    @property
+    def pausable(self) -> bool:
+        """Whether it may be told to pause now."""
+        return self.pause is not None
+
+    @pausable.setter
+    def pausable(self, now: bool) -> None:
+        self.pause = self.can_pause if now else None
+
     def lease(self) -> Lease:
         seat = self.seat
-        return Lease(seat.job.id, seat.attempt, self.kind, self.iteration, self.epoch, self.held, self.load, self.keep)
+        return Lease(
+            seat.job.id,
+            seat.attempt,
+            self.kind,
+            self.iteration,
+            self.epoch,
+            self.held,
+            self.load,
+            self.keep,
+            self.resumed,
+        )
 
     def __str__(self) -> str:
         return f"{self.kind.value}({self.iteration}) of job {self.seat.job.id}"
@@ -104,10 +148,14 @@ class Lane(Claim):
 class Seat:
     """A running attempt of a job in its group."""
 
-    __slots__ = ("attempt", "job", "lanes", "number", "placement", "progress")
+    __slots__ = ("aim_ms", "attempt", "due_ms", "job", "lanes", "number", "placement", "progress")
 
-    def __init__(self, job: JobSpec, attempt: int, placement: Placement, number: int, progress: Progress) -> None:
+    def __init__(
+        self, job: JobSpec, attempt: int, placement: Placement, number: int, progress: Progress, aim_ms: int = 0
+    ) -> None:
         self.job = job
+        self.aim_ms = aim_ms  # how far apart its iterations are due
+        self.due_ms = 0  # when the one under way is
         self.attempt = attempt
         self.placement = placement
         self.number = number  # its rank among those who joined the group
@@ -131,10 +179,16 @@ class Seat:
             return progress.rolled
         return progress.trained if kind is _TRAIN else progress.synced
 
-    def commit(self, kind: PhaseKind, started_at: float, now: float) -> None:
+    def latest_ms(self, lane: Lane) -> int:
+        """When a phase must begin so that its iteration is done when it is due."""
+        kinds = list(self.lanes)
+        rest_ms = sum(self.lanes[kind].held_ms for kind in kinds[kinds.index(lane.kind) :])
+        return self.due_ms + (lane.iteration - self.progress.synced) * self.aim_ms - rest_ms
+
+    def commit(self, kind: PhaseKind, worked_s: float, now: float) -> None:
         """One phase of this kind is done."""
         progress = self.progress
-        progress.active_s += now - started_at
+        progress.active_s += worked_s
         if kind is _ROLLOUT:
             progress.rolled += 1
         elif kind is _TRAIN:
@@ -145,6 +199,7 @@ class Seat:
                 progress.took(now - progress.since)
             progress.since = now
             progress.synced_since_launch = True
+            self.due_ms = next_due(self.due_ms, in_ms(now), self.aim_ms)
 
     def require_turn(self, kind: PhaseKind, iteration: int) -> None:
         """I5: rollout(k) → train(k) → sync(k) → rollout(k+1), but for the staleness that the job declares."""

@@ -21,6 +21,7 @@ class Phase(_Named):
     WAITING = "waiting"
     GRANTED = "granted"
     RUNNING = "running"
+    PAUSING = "pausing"
     SHRINKING = "shrinking"
     TAIL = "tail"
     PARKED = "parked"
@@ -35,6 +36,8 @@ class On(_Named):
     GRANT = "its turn comes"
     START = "started"
     PROGRESS = "progressed"
+    PAUSE = "a more urgent job would begin too late"
+    PAUSED = "paused"
     SHRINK = "tail can move, another job can start"
     SHRUNK = "shrunk"
     FINISH = "finished"
@@ -50,16 +53,23 @@ PHASES: dict[tuple[Phase, On], Phase] = {
     (Phase.IDLE, On.REQUEST): Phase.WAITING,
     (Phase.WAITING, On.GRANT): Phase.GRANTED,
     (Phase.GRANTED, On.START): Phase.RUNNING,
+    (Phase.GRANTED, On.PAUSE): Phase.PAUSING,
     (Phase.GRANTED, On.FINISH): Phase.IDLE,
     (Phase.GRANTED, On.PARK): Phase.PARKED,
     (Phase.GRANTED, On.FAIL): Phase.IDLE,
     (Phase.GRANTED, On.EXPIRE): Phase.FENCED,
     (Phase.RUNNING, On.PROGRESS): Phase.RUNNING,
+    (Phase.RUNNING, On.PAUSE): Phase.PAUSING,
     (Phase.RUNNING, On.SHRINK): Phase.SHRINKING,
     (Phase.RUNNING, On.FINISH): Phase.IDLE,
     (Phase.RUNNING, On.PARK): Phase.PARKED,
     (Phase.RUNNING, On.FAIL): Phase.IDLE,
     (Phase.RUNNING, On.EXPIRE): Phase.FENCED,
+    (Phase.PAUSING, On.PROGRESS): Phase.PAUSING,
+    (Phase.PAUSING, On.PAUSED): Phase.WAITING,
+    (Phase.PAUSING, On.FINISH): Phase.IDLE,
+    (Phase.PAUSING, On.FAIL): Phase.IDLE,
+    (Phase.PAUSING, On.EXPIRE): Phase.FENCED,
     (Phase.SHRINKING, On.PROGRESS): Phase.SHRINKING,
     (Phase.SHRINKING, On.SHRUNK): Phase.TAIL,
     (Phase.SHRINKING, On.FINISH): Phase.IDLE,

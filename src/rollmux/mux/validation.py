@@ -113,6 +113,8 @@ def _phase(read: _Reader | None, phase: PhaseSpec) -> None:
     read.number("duration_s", phase.duration_s, 1e-3, MAX_DURATION_S, "give the worst case in seconds")
     if phase.measured_s is not None:
         read.number("measured_s", phase.measured_s, 1e-3, MAX_DURATION_S, "leave it out until it is measured")
+    if phase.pause_s is not None:
+        read.number("pause_s", phase.pause_s, 0.0, MAX_DURATION_S, "give seconds, or leave it out if it can't pause")
     for name in ("load_s", "offload_s"):
         read.number(name, getattr(phase, name), 0.0, MAX_DURATION_S, "give seconds, 0 where it costs nothing")
     for name in ("resident_bytes", "transient_bytes"):

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from math import inf
 
 from rollmux.errors import IllegalEvent
-from rollmux.mux.commands import Command, Extend, Grant, Offload, Revoke, Shrink
+from rollmux.mux.commands import Command, Extend, Grant, Offload, Pause, Revoke, Shrink
 from rollmux.mux.events import (
     Heartbeat,
     PhaseEvent,
     PhaseFailed,
     PhaseFinished,
     PhaseOffloaded,
+    PhasePaused,
     PhaseProgressed,
     PhaseRequested,
     PhaseShrunk,
@@ -24,7 +25,7 @@ from rollmux.mux.events import (
 )
 from rollmux.mux.job import PhaseKind
 from rollmux.mux.order import Granted, Order, Turns, turns_for
-from rollmux.mux.seat import Lane, Seat
+from rollmux.mux.seat import Lane, Seat, in_ms
 from rollmux.mux.transitions import HOLDING, On, Phase, next_phase
 
 Commands = list[Command]
@@ -49,12 +50,13 @@ class Timing:
 class Weave:
     """The running jobs of one group."""
 
-    __slots__ = ("leases", "ledger", "seats", "tails", "timing", "turns")
+    __slots__ = ("leases", "ledger", "seats", "tails", "timing", "turns", "urgent")
 
     def __init__(self, order: Order, ledger: Ledger, timing: Timing) -> None:
         self.ledger = ledger
         self.timing = timing
         self.turns: Turns[Lane] = turns_for(order)
+        self.urgent = order is Order.URGENCY
         self.seats: dict[str, Seat] = {}
         self.leases: dict[int, Lane] = {}
         self.tails: list[Lane] = []  # rollouts whose tail may move as soon as that lets another job start
@@ -62,6 +64,7 @@ class Weave:
     def join(self, now: float, seat: Seat) -> Commands:
         """A job's processes are up: it takes part from now on."""
         self.seats[seat.job.id] = seat
+        seat.due_ms = in_ms(now) + seat.aim_ms
         for lane in seat.lanes.values():
             if lane.nodes:
                 self.turns.enter(lane)
@@ -156,6 +159,7 @@ class Weave:
             lane.wanted = True
         elif following is Phase.GRANTED:  # its state never left the nodes
             self._end_lease(lane)
+            self._plan(lane)
             lane.rounds += 1
             lane.asked = self.ledger.seq
             self._grant(now, lane, out, load=False)
@@ -164,10 +168,28 @@ class Weave:
         return out
 
     def _wait(self, now: float, lane: Lane, out: Commands) -> None:
+        self._plan(lane)
+        self._line_up(now, lane, out)
+
+    def _plan(self, lane: Lane) -> None:
+        """The lane is to do a phase from its beginning: how long, and how urgent that is."""
+        lane.worked_s, lane.resumed = 0.0, False
+        if self.urgent:
+            lane.left_ms, lane.latest = lane.held_ms, lane.seat.latest_ms(lane)
+
+    def _line_up(self, now: float, lane: Lane, out: Commands) -> None:
         lane.state = Phase.WAITING
         lane.asked = self.ledger.seq
         if not lane.nodes or self.turns.request(lane):
             self._grant(now, lane, out, load=True)
+            return
+        for holder in self.turns.to_pause(lane, in_ms(now)):
+            assert holder.pause is not None
+            holder.state = next_phase(holder.state, On.PAUSE, holder)
+            holder.left_ms = holder.ends_at - in_ms(now) + holder.pause.on_ms
+            holder.pause, holder.pausing, holder.resumed = None, True, True
+            self._forget_tail(holder)
+            out.append(Pause(holder.seat.job.id, holder.epoch, holder.held))
 
     def _started(self, now: float, event: PhaseStarted) -> Commands | None:
         lane = self._lane_of(event.epoch, event.job_id)
@@ -196,6 +218,19 @@ class Weave:
             self.tails.append(lane)
         return []
 
+    def _paused(self, now: float, event: PhasePaused) -> Commands | None:
+        lane = self._lane_of(event.epoch, event.job_id)
+        if lane is None or lane.state is Phase.FENCED:
+            return None
+        next_phase(lane.state, On.PAUSED, lane)
+        if lane.started_at is not None:
+            lane.worked_s += now - lane.started_at
+        self._end_lease(lane)
+        out: Commands = []
+        self._serve(now, self.turns.release(lane), out)
+        self._line_up(now, lane, out)
+        return out
+
     def _shrunk(self, now: float, event: PhaseShrunk) -> Commands | None:
         lane = self._lane_of(event.epoch, event.job_id)
         if lane is None or lane.state in (Phase.TAIL, Phase.FENCED):
@@ -214,11 +249,13 @@ class Weave:
         parks = lane.keep and (lane.state is Phase.RUNNING or lane.state is Phase.GRANTED)
         following = next_phase(lane.state, On.PARK if parks else On.FINISH, lane)
         if lane.state is not Phase.FENCED:  # what was done without a lease does not count
-            lane.seat.commit(lane.kind, now if lane.state is Phase.GRANTED else lane.started_at, now)
+            worked_s = lane.worked_s + (0.0 if lane.started_at is None else now - lane.started_at)
+            lane.seat.commit(lane.kind, worked_s, now)
         out: Commands = []
         if following is Phase.PARKED:
             lane.state = following
             lane.deadline = inf
+            lane.pause = None
             self._forget_tail(lane)
             if not lane.alone:
                 self._evict(now, lane, out)
@@ -258,9 +295,13 @@ class Weave:
         lane.epoch = epoch
         lane.granted_by = ledger.seq
         lane.deadline = now + self.timing.lease_s
+        lane.started_at = None
         lane.done = lane.total = 0
         lane.load = load and bool(lane.nodes)
         lane.keep = lane.alone and bool(lane.nodes)
+        if self.urgent:
+            lane.ends_at = in_ms(now) + lane.left_ms
+            lane.pause = lane.can_pause if len(lane.held) == len(lane.nodes) and not lane.alone else None
         self.leases[epoch] = lane
         out.append(Grant(lane.lease()))
 
@@ -280,6 +321,7 @@ class Weave:
         self.leases.pop(lane.epoch, None)
         lane.deadline = inf
         lane.freeing = ()
+        lane.pause, lane.pausing = None, False
         self._forget_tail(lane)
 
     def _forget_tail(self, lane: Lane) -> None:
@@ -296,7 +338,7 @@ class Weave:
     def _fence(self, now: float, lane: Lane, reason: str, out: Commands) -> None:
         epoch = lane.epoch
         lane.state = next_phase(lane.state, On.EXPIRE, lane)
-        lane.wanted = False
+        lane.wanted, lane.pause, lane.pausing = False, None, False
         self._forget_tail(lane)
         lane.deadline = now + self.timing.drain_s
         out.append(Revoke(lane.seat.job.id, epoch, reason))
@@ -326,17 +368,19 @@ class Weave:
             if freed:
                 self.tails.remove(lane)
                 lane.state = next_phase(lane.state, On.SHRINK, lane)
+                lane.pause = None
                 lane.freeing = freed
                 keep = tuple(node for node in lane.held if node not in freed)
                 out.append(Shrink(lane.seat.job.id, lane.epoch, keep, freed))
 
 
-_RENEWABLE = frozenset({Phase.GRANTED, Phase.RUNNING, Phase.SHRINKING, Phase.TAIL})
+_RENEWABLE = frozenset({Phase.GRANTED, Phase.RUNNING, Phase.PAUSING, Phase.SHRINKING, Phase.TAIL})
 
 _HANDLERS: dict[type, Callable[..., Commands | None]] = {
     PhaseRequested: Weave._requested,
     PhaseStarted: Weave._started,
     PhaseProgressed: Weave._progressed,
+    PhasePaused: Weave._paused,
     PhaseShrunk: Weave._shrunk,
     PhaseFinished: Weave._finished,
     PhaseFailed: Weave._failed,

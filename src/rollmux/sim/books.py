@@ -111,7 +111,8 @@ class Books:
         """Nodes were at work for a lease: first loading, where it had to, then in its phase and offloading."""
         phase = self.machine.state.jobs[lease.job_id].submitted.phase(lease.kind)
         span_s = end_s - start_s
-        load_s = min(span_s, phase.load_s if first and lease.load else 0.0)
+        again_s = phase.pause_s or 0.0 if lease.resumed else 0.0
+        load_s = min(span_s, phase.load_s + again_s if first and lease.load else 0.0)
         offload_s = min(span_s - load_s, phase.offload_s if last and not lease.keep else 0.0)
         book = self.pools[self.kinds[lease.kind]]
         book.switch_s += (load_s + offload_s) * len(nodes)

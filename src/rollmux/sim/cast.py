@@ -72,6 +72,7 @@ class Act:
     nodes: tuple[str, ...]
     since: float
     takes_s: float  # without switching
+    resumed: bool = False
     ends_at: float = inf
     fresh: bool = True  # its nodes have not changed yet
 
@@ -79,7 +80,7 @@ class Act:
 class Actor:
     """One attempt of a job: what it has done, asked for, and is doing."""
 
-    __slots__ = ("active_s", "acts", "asked", "attempt", "job", "kept", "rank", "rolled", "synced", "trained")
+    __slots__ = ("active_s", "acts", "asked", "attempt", "job", "kept", "paused", "rank", "rolled", "synced", "trained")
 
     def __init__(self, job: JobSpec, rank: int, attempt: int, synced: int) -> None:
         self.job, self.rank, self.attempt = job, rank, attempt
@@ -88,6 +89,7 @@ class Actor:
         self.acts: dict[int, Act] = {}
         self.active_s = 0.0  # in phases since the last sync
         self.kept: dict[PhaseKind, cmd.Lease] = {}  # the latest whose state may stay on the nodes
+        self.paused: dict[PhaseKind, Act] = {}
 
 
 class Cast:
@@ -276,7 +278,13 @@ class Cast:
             actor.kept[kind] = lease
         self.tell(ev.PhaseStarted(job.id, epoch))
         takes_s = self.takes(job, kind, lease.iteration)
-        if kind is _SYNC:
+        if lease.resumed:
+            phase, before = job.phase(kind), actor.paused.pop(kind)
+            again_s = phase.load_s + (phase.pause_s or 0.0)
+            left = before.left + again_s * len(lease.nodes)
+            act = Act(lease, left, before.bulk, lease.nodes, self.now, before.takes_s, resumed=True)
+            actor.acts[epoch] = act
+        elif kind is _SYNC:
             actor.acts[epoch] = act = Act(lease, takes_s, 0.0, (), self.now, takes_s)
         else:
             phase = job.phase(kind)
@@ -301,8 +309,9 @@ class Cast:
             end()  # a sync that takes no time is part of the training's end
             return
         self._later(ends_at, actor.rank, _STEP[act.lease.kind], end)
-        if actor.job.tail is not None and act.lease.kind is _ROLLOUT and act.left >= act.bulk:
-            self._later(self.now + (act.left - act.bulk) / at_work, actor.rank, 3, lambda: self._tail(actor, act))
+        if actor.job.tail is not None and act.lease.kind is _ROLLOUT and (act.left >= act.bulk or act.resumed):
+            begins_at = self.now + max(0.0, act.left - act.bulk) / at_work
+            self._later(begins_at, actor.rank, 3, lambda: self._tail(actor, act))
 
     def _tail(self, actor: Actor, act: Act) -> None:
         tail = actor.job.tail
@@ -338,6 +347,29 @@ class Cast:
         del self.actors[job_id]
         self.ended[job_id] = self.now
         self.tell(ev.JobFinished(job_id, actor.attempt))
+
+    def _pause(self, command: cmd.Pause) -> None:
+        actor = self.actors[command.job_id]
+        act = actor.acts[command.epoch]
+        if act.ends_at <= self.now:
+            return  # it is done
+        self._used(act)
+        act.left -= len(act.nodes) * (self.now - act.since)
+        act.nodes, act.ends_at, began_s = (), inf, self.now
+        offload_s = actor.job.phase(act.lease.kind).offload_s
+
+        def paused() -> None:
+            if actor.acts.pop(command.epoch, None) is not act:
+                return
+            if self.observer is not None and self.now > began_s:
+                self.observer.used(act.lease, command.nodes, began_s, self.now, first=False, last=True)
+            actor.paused[act.lease.kind] = act
+            self.tell(ev.PhasePaused(command.job_id, command.epoch))
+
+        if offload_s:
+            self._later(self.now + offload_s, actor.rank, _STEP[act.lease.kind], paused)
+        else:
+            paused()
 
     def _extend(self, command: cmd.Extend) -> None:
         actor = self.actors[command.job_id]
@@ -378,6 +410,7 @@ _DO: dict[type, Callable[..., None]] = {
     cmd.Launch: Cast._launch,
     cmd.Stop: Cast._stop,
     cmd.Grant: Cast._grant,
+    cmd.Pause: Cast._pause,
     cmd.Extend: Cast._extend,
     cmd.Shrink: Cast._shrink,
     cmd.Offload: Cast._offload,

@@ -13,6 +13,7 @@ from math import ceil, floor
 
 from rollmux.mux.hardware import Cluster, Pool
 from rollmux.mux.job import JobSpec, PhaseKind
+from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, Member, NodeUse, Placement, Tenant
 from rollmux.sim.workload import HOUR_S, Workload
 
@@ -111,7 +112,7 @@ def least_node_s(job: JobSpec, kind: PhaseKind) -> float:
 
 
 def _tenant(job: JobSpec, kind: PhaseKind) -> Tenant:
-    return Member(job, Placement((), ()), job.limit_s).tenant(kind)
+    return Member(job, Placement((), ()), job.limit_s).tenant(kind, Order.URGENCY)  # in which least is certain
 
 
 def _crowded_nodes(shares: Sequence[float], counts: Sequence[int]) -> int:

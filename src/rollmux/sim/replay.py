@@ -17,6 +17,7 @@ from rollmux.sim.faults import Faults, strike
 from rollmux.sim.limits import fluid_usd, whole_node_usd
 from rollmux.sim.outcome import JobOutcome, Outcome, PoolHours
 from rollmux.sim.paced import PacedCast
+from rollmux.sim.pauses import PAUSE_S, able_to_pause
 from rollmux.sim.policies import CONTENDERS
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 
@@ -42,7 +43,10 @@ class Fidelity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a workload is replayed. `provision_s`, `launch_s` and `move_s` are what nodes, starts and moves take."""
+    """How a workload is replayed. `provision_s`, `launch_s` and `move_s` are what nodes, starts and moves take.
+
+    `pause_s` is what a pause costs phases that don't say; below 0 they can't pause.
+    """
 
     cluster: Cluster = PAPER_CLUSTER
     accounting: Accounting = Accounting.WORK
@@ -52,6 +56,7 @@ class Settings:
     provision_s: float = 0.0
     launch_s: float = 0.0
     move_s: float = 300.0
+    pause_s: float = PAUSE_S
     takes: Takes = as_planned
     faults: Faults | None = None
     history: bool = False
@@ -93,7 +98,8 @@ def _submit(cast: Cast, arrival: Arrival, iterations: int, settings: Settings) -
     """The job with its work, which is the same wherever and however fast it is done."""
     work = iterations if settings.accounting is Accounting.WORK else None
     attempts = arrival.job.max_attempts if settings.faults is None else MOST_ATTEMPTS
-    cast.submit(arrival.at_s, replace(arrival.job, iterations=work, max_attempts=attempts))
+    job = replace(arrival.job, iterations=work, max_attempts=attempts)
+    cast.submit(arrival.at_s, able_to_pause(job, settings.pause_s))
     if settings.accounting is Accounting.LIFETIME:
         cast.dismiss(arrival.at_s + arrival.duration_s, arrival.job.id)
 

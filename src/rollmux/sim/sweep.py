@@ -28,6 +28,7 @@ from rollmux.sim.generate import GENERATORS
 from rollmux.sim.optimal import Optimum
 from rollmux.sim.optimal_run import optimal_run
 from rollmux.sim.outcome import Outcome
+from rollmux.sim.pauses import PAUSE_S
 from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
 from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
@@ -67,6 +68,7 @@ class Case:
     fidelity: str = Fidelity.PACE.value
     max_group: int = 0
     move_s: float = 300.0
+    pause_s: float = PAUSE_S
     realised: str = BOUND
     cluster: str = ""
 
@@ -97,6 +99,7 @@ def run_case(case: Case) -> Figures:
         max_group=case.max_group,
         seed=case.seed,
         move_s=case.move_s,
+        pause_s=case.pause_s,
         takes=durations(case.realised, case.seed),
     )
     workload = _workload(case)
@@ -224,6 +227,8 @@ def _case_problems(case: Case) -> Iterator[Problem]:
         yield Problem("max_group", case.max_group, "at least 0", "1 shares nothing, 0 is the policy's own")
     if not 0 <= case.move_s < float("inf"):
         yield Problem("move_s", case.move_s, "seconds from 0", "0 moves jobs for nothing")
+    if not abs(case.pause_s) < float("inf"):
+        yield Problem("pause_s", case.pause_s, "seconds", "below 0 nothing pauses")
     if case.realised != BOUND and case.fidelity == Fidelity.PACE.value:
         limit = f"{BOUND} where fidelity is pace, which plays no single phase"
         yield Problem("realised", case.realised, limit, "choose fidelity phase, which takes longer")

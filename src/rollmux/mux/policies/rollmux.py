@@ -16,7 +16,7 @@ from rollmux.mux.hardware import NodeType
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, Member, NodeUse, Placement, Tenant
-from rollmux.mux.plan import TRAIL_LIMIT, Candidate, Decision, Plan, Strategy, Trail, Verdict
+from rollmux.mux.plan import TRAIL_LIMIT, USD_ROUNDING, Candidate, Decision, Plan, Strategy, Trail, Verdict
 from rollmux.mux.policies.attempt import (
     Widening,
     choices,
@@ -27,12 +27,15 @@ from rollmux.mux.policies.attempt import (
     works,
 )
 from rollmux.mux.snapshot import Snapshot
+from rollmux.mux.worth import WORTH, burden_usd_per_hour, work_usd_per_hour
 
 # Plays cost far more than ranking, and what has failed in the likeliest places rarely fits in the others: so many
 # in all ways to widen a group. Twelve find places that cost 2 % less in mixed loads, and take half as long again.
 TRIES = 7
+WINS = 3
 # A job that runs has a place: for it the likeliest others do. More are no cheaper, and cost most of the time.
 TRIES_TO_MOVE = 3
+WINS_TO_MOVE = 2
 # Of the placements after which somebody could lose less than 3 % of its time, one in twenty works; of those below
 # 10 % one in seven, and of the rest two in five: the likeliest are tried first.
 TIGHT_SPARE = (0.03, 0.1)
@@ -58,7 +61,7 @@ class Open(NamedTuple):
 class RollmuxPolicy:
     """Least added cost first; among equals, the group with the least left over."""
 
-    order: Order = Order.FIFO
+    order: Order = Order.URGENCY
     max_group: int = 5
     forecaster: Forecaster = field(default_factory=Forecaster, compare=False)
     name: str = "rollmux"
@@ -67,22 +70,31 @@ class RollmuxPolicy:
         trail = Trail()
         member = Member.of(job, Placement((), ()))
         candidates = self._open(member, snapshot, trail)
+        tries, wins = (TRIES, WINS) if below_usd == inf else (TRIES_TO_MOVE, WINS_TO_MOVE)
+        worth = WORTH * work_usd_per_hour(job, snapshot.cluster)  # of its work, if nobody is slowed
+        best: Plan | None = None
         # Where one pool serves both phases, a group of its own may need fewer nodes than some ways to widen another.
         alone = self._alone(job, snapshot, trail) if snapshot.cluster.shared else None
-        most_usd = min(below_usd, alone.added_usd_per_hour) if alone is not None else below_usd
-        plan, tries = None, TRIES if below_usd == inf else TRIES_TO_MOVE
+        if alone is not None and alone.added_usd_per_hour - worth < below_usd:
+            best, below_usd = alone, alone.added_usd_per_hour - worth
         for added in _widenings(job, snapshot):
-            if added.added_usd_per_hour >= most_usd:
+            if added.added_usd_per_hour - worth >= below_usd or tries <= 0 or wins <= 0:
                 break
-            plan, tried = self._fullest(member, added, candidates, snapshot, trail, tries=tries)
-            tries -= tried
-            if plan is not None or tries == 0:
-                break
-        if plan is None and (alone.added_usd_per_hour if alone else job.usd_per_hour(snapshot.cluster)) < below_usd:
-            plan = alone or self._alone(job, snapshot, trail)
-        if plan is not None:
-            trail.add(refusal(plan, Verdict.TAKEN))
-        return Decision.of(job, self.name, plan, trail)
+            for plan in self._plans(member, added, candidates, snapshot):
+                if works(plan, snapshot, self.forecaster, trail, fits=_is_apart(plan)):
+                    wins -= 1
+                    burden = burden_usd_per_hour(plan, snapshot, self.forecaster)
+                    if burden < below_usd - USD_ROUNDING:
+                        best, below_usd = plan, burden
+                else:
+                    tries -= 1
+                if tries <= 0 or wins <= 0:
+                    break
+        if alone is None and job.usd_per_hour(snapshot.cluster) - worth < below_usd:
+            best = self._alone(job, snapshot, trail) or best
+        if best is not None:
+            trail.add(refusal(best, Verdict.TAKEN))
+        return Decision.of(job, self.name, best, trail)
 
     def _alone(self, job: JobSpec, snapshot: Snapshot, trail: Trail) -> Plan | None:
         return place_alone(job, snapshot, self.order, self.forecaster, trail)
@@ -91,7 +103,7 @@ class RollmuxPolicy:
         """The groups that may take one more job, those with the least to spare first."""
         rollout_type, train_type = snapshot.cluster.rollout.node_type, snapshot.cluster.train.node_type
         usd_rollout, usd_train = rollout_type.usd_per_hour, train_type.usd_per_hour
-        rollout_tenant, train_tenant = member.tenant(ROLLOUT), member.tenant(TRAIN)
+        rollout_tenant, train_tenant = member.tenant(ROLLOUT, self.order), member.tenant(TRAIN, self.order)
         found: list[Open] = []
         closed: list[Closed] = []
         for number, group in enumerate(snapshot.groups.values()):
@@ -119,13 +131,10 @@ class RollmuxPolicy:
         _record(closed, member, snapshot, trail)
         return found
 
-    def _fullest(
-        self, member: Member, added: Widening, candidates: list[Open], snapshot: Snapshot, trail: Trail, *, tries: int
-    ) -> tuple[Plan | None, int]:
-        """The fullest group that can take the member with these new nodes, and how many were tried in vain."""
+    def _plans(self, member: Member, added: Widening, candidates: list[Open], snapshot: Snapshot) -> Iterator[Plan]:
+        """Every way to take the member in with these new nodes, the likeliest and fullest groups first."""
         old_rollout = member.job.rollout.nodes - len(added.rollout)
         old_train = member.job.train.nodes - len(added.train)
-        tried = 0
 
         def rank(candidate: Open) -> tuple[int, float, int]:
             tight = max(candidate.tight[0] if old_rollout else 0, candidate.tight[1] if old_train else 0)
@@ -137,14 +146,12 @@ class RollmuxPolicy:
             for train in choices(train_nodes, group.uses, old_train):
                 for rollout in choices(rollout_nodes, group.uses, old_rollout):
                     placement = Placement(rollout + added.rollout, train + added.train)
-                    plan = packed(group, Member(member.job, placement, member.limit_s), added, snapshot)
-                    apart = set(rollout).isdisjoint(train)  # else one node must hold the state of both phases
-                    if works(plan, snapshot, self.forecaster, trail, fits=apart):
-                        return plan, tried
-                    tried += 1
-                    if tried == tries:
-                        return None, tried
-        return None, tried
+                    yield packed(group, Member(member.job, placement, member.limit_s), added, snapshot)
+
+
+def _is_apart(plan: Plan) -> bool:
+    """Whether no node must hold the state of both its phases, so that the memory looked at is all that counts."""
+    return set(plan.placement.rollout).isdisjoint(plan.placement.train)
 
 
 def _tightness(spare: float) -> int:
@@ -218,6 +225,6 @@ def _as_candidate(entry: Closed, member: Member, snapshot: Snapshot) -> Candidat
             room, phase = pool.node_type.room_bytes, member.job.phase(kind)
             for node in nodes:
                 needed = group.uses[node].host_bytes_with(phase)
-                if needed > room and group.uses[node].spare_with(member.tenant(kind)) >= 0:
+                if needed > room and group.uses[node].spare_with(member.tenant(kind, group.order)) >= 0:
                     verdict, subject, value, limit = Verdict.MEMORY, node, needed, room
     return Candidate(group.id, Strategy.DIRECT, 0.0, verdict, subject, value, limit)
