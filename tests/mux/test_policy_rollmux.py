@@ -17,7 +17,7 @@ from rollmux.mux.plan import Candidate, Decision, Plan, Strategy, Verdict, check
 from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.policies.rollmux import TRIES, WIDTHS_LIMIT, WINS, RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
-from rollmux.mux.worth import WORTH, burden_usd_per_hour, work_usd_per_hour
+from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour
 from tests.builders import (
     ROLLOUT_USD,
     SHARED_CLUSTER,
@@ -342,7 +342,7 @@ def test_where_few_places_are_possible_none_that_works_is_much_better(group: Gro
     found = burden_usd_per_hour(placed(job, before), before, forecaster)
     if burdens:  # three that work are looked at
         assert found <= sorted(burdens)[min(len(burdens), WINS) - 1] + 1e-6 or found <= min(burdens) + 1e-6
-    assert found <= ROLLOUT_USD + TRAIN_USD - WORTH * work_usd_per_hour(job, PAPER_CLUSTER) + 1e-6
+    assert found <= ROLLOUT_USD + TRAIN_USD - most_worth_usd_per_hour(job, PAPER_CLUSTER) + 1e-6
 
 
 @settings(max_examples=60)

@@ -124,7 +124,8 @@ class ClusterMachine:
         self._cause = record.launched_by
         assert record.placement is not None
         state = self.state
-        aim = aim_ms(state.groups[record.group_id].member(record.job.id).limit_s, record.job.solo_s)
+        limit_s = state.groups[record.group_id].member(record.job.id).limit_s
+        aim = aim_ms(limit_s, record.job.solo_s, record.job.iterations)
         seat = Seat(record.job, record.attempt, record.placement, state.ledger.seq, record.progress, aim)
         out = state.weaves[record.group_id].join(now, seat)
         self.mover.move_if_safe(now, record, out)

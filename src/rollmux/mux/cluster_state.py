@@ -99,7 +99,7 @@ class ClusterState:
         for member in group.members:
             seat = self.weaves[group.id].seats.get(member.job.id)
             if seat is not None:
-                seat.aim_ms = aim_ms(member.limit_s, member.job.solo_s)
+                seat.aim_ms = aim_ms(member.limit_s, member.job.solo_s, member.job.iterations)
 
     # -- admission ---------------------------------------------------------------------------------------------
 

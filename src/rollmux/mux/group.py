@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rollmux.mux.hardware import Cluster, NodeType
-from rollmux.mux.job import JobSpec
+from rollmux.mux.job import JobSpec, PhaseKind
 from rollmux.mux.linked import Part, grown, linked_parts
 from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, Member, NodeUse, Tenant
@@ -60,6 +60,10 @@ class Group:
     @cached_property
     def train_nodes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(n for m in self.members for n in m.placement.train))
+
+    def nodes_of(self, kind: PhaseKind) -> tuple[str, ...]:
+        """Those that phases of this kind are pinned to."""
+        return self.rollout_nodes if kind is ROLLOUT else self.train_nodes
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:

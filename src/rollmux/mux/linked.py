@@ -72,7 +72,7 @@ def _as_play(member: Member, names: dict[str, str], crowd: Mapping[str, int], or
         job.staleness,
         job.elastic_rollout and len(rollout) > 1,
         _tail(job, len(rollout)) if job.tail else None,
-        aim_ms(member.limit_s, job.solo_s) if urgent else 0,
+        aim_ms(member.limit_s, job.solo_s, job.iterations) if urgent else 0,
         pause_of(job.rollout) if urgent else None,
         pause_of(job.train) if urgent else None,
     )

@@ -14,7 +14,7 @@ from rollmux.mux.placed import Member
 from rollmux.mux.plan import Plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.snapshot import Snapshot
-from rollmux.mux.worth import WORTH, burden_usd_per_hour, work_usd_per_hour, worth_usd_per_hour
+from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour, worth_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ def compaction(
         rest = _without(group, leavers)
         # What the nodes that it frees cost, less what the work is worth that it takes along.
         freed = group.usd_per_hour(cluster) - rest.usd_per_hour(cluster)
-        freed -= worth_usd_per_hour(group, cluster, policy.forecaster)
-        freed += worth_usd_per_hour(rest, cluster, policy.forecaster)
+        freed -= worth_of(group, cluster, policy.forecaster).usd
+        freed += worth_of(rest, cluster, policy.forecaster).usd
         cost = sum(_move_usd(movable[m.job.id], snapshot) for m in leavers)
         hours = min(horizon_s, max(movable[m.job.id].remaining_s for m in leavers)) / 3600
         # What the new places may add in all, if this is to gain more than what is known already.
         budget = freed - (cost + gain_usd) / hours if hours > 0 else 0.0
-        if budget <= -sum(WORTH * work_usd_per_hour(m.job, cluster) for m in leavers):
+        if budget <= -sum(most_worth_usd_per_hour(m.job, cluster) for m in leavers):
             continue
         found = _elsewhere(group, [movable[m.job.id] for m in leavers], snapshot, policy, budget)
         if found is None:
@@ -135,9 +135,9 @@ def _elsewhere(
     snapshot = replace(snapshot, frozen=snapshot.frozen | {group.id})
     plans: list[Plan] = []
     burden = 0.0
-    to_gain = sum(WORTH * work_usd_per_hour(leaver.job, snapshot.cluster) for leaver in leavers)  # at most
+    to_gain = sum(most_worth_usd_per_hour(leaver.job, snapshot.cluster) for leaver in leavers)  # at most
     for leaver in leavers:
-        to_gain -= WORTH * work_usd_per_hour(leaver.job, snapshot.cluster)
+        to_gain -= most_worth_usd_per_hour(leaver.job, snapshot.cluster)
         plan = _place(leaver, snapshot, policy, below_usd - burden + to_gain)
         if plan is None:
             return None

@@ -256,14 +256,23 @@ AIM = 0.98
 PATIENCE = 4
 
 
-def aim_ms(limit_s: float, solo_s: float) -> int:
+# Who has few iterations can't make up for much: over its life, a job's iterations are due by so many of them earlier
+# than they must be done, each by half of one at most.
+EARLY, EARLY_AT_MOST = 3, 0.5
+
+
+def aim_ms(limit_s: float, solo_s: float, iterations: int | None) -> int:
     """How far apart a job's iterations are due, by the slowest that its SLO allows and how long it takes alone."""
-    return max(1, int(min(limit_s, PATIENCE * solo_s) * 1000 * AIM + 1e-6))
+    early = min(EARLY / iterations, EARLY_AT_MOST) if iterations else 0.0
+    aim_s = min(limit_s, PATIENCE * solo_s) * AIM - solo_s * early
+    return max(1, int(max(aim_s, solo_s) * 1000 + 1e-6))
 
 
 def next_due(due_ms: int, now_ms: int, aim_ms: int) -> int:
     """When the next iteration is due, if one that was due then is done now."""
-    return max(min(due_ms, now_ms), now_ms - DEBT * aim_ms) + aim_ms
+    if due_ms > now_ms:
+        return now_ms + aim_ms
+    return aim_ms + (due_ms if due_ms > now_ms - DEBT * aim_ms else now_ms - DEBT * aim_ms)
 
 
 class UrgentTurns(Turns[C]):

@@ -4,10 +4,14 @@ Filling a node costs nothing at once, but a job that is slowed pays for its node
 what they add to the hourly price, less what the work that is gained is worth (or more, where work is lost).
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
-from rollmux.mux.job import JobSpec
+from rollmux.mux.job import JobSpec, PhaseKind
+from rollmux.mux.placed import ROLLOUT, TRAIN
 from rollmux.mux.plan import Plan
 from rollmux.mux.snapshot import Snapshot
 
@@ -15,30 +19,50 @@ from rollmux.mux.snapshot import Snapshot
 WORTH = 1.2
 
 
-def work_usd_per_hour(job: JobSpec, cluster: Cluster) -> float:
-    """The price of the nodes' time that a job uses in an hour at its own speed, were there no idle time."""
-    rollout, train = cluster.rollout.node_type.usd_per_hour, cluster.train.node_type.usd_per_hour
-    used = job.rollout.planned_s * job.rollout.nodes * rollout + job.train.planned_s * job.train.nodes * train
-    return used / job.solo_s
+def worth_by_phase(job: JobSpec, cluster: Cluster) -> dict[PhaseKind, float]:
+    """What an hour of each of a job's phases is worth at its own speed, on each of the phase's nodes."""
+    pools = ((ROLLOUT, cluster.rollout), (TRAIN, cluster.train))
+    return {kind: WORTH * pool.node_type.usd_per_hour * job.phase(kind).planned_s / job.solo_s for kind, pool in pools}
 
 
-def worth_usd_per_hour(group: Group, cluster: Cluster, forecaster: Forecaster) -> float:
-    """What the group's work of an hour is worth at the pace that it goes."""
-    known: float | None = group.__dict__.get("_worth")
+def most_worth_usd_per_hour(job: JobSpec, cluster: Cluster) -> float:
+    """What its work of an hour is worth at its own speed."""
+    return sum(job.phase(kind).nodes * worth for kind, worth in worth_by_phase(job, cluster).items())
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What a group's work of an hour is worth, and what more each of its nodes could do, were it never idle."""
+
+    usd: float
+    idle_usd: Mapping[str, float]
+
+
+def worth_of(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:
+    """At the pace that the group goes, by a first estimate."""
+    known: Worth | None = group.__dict__.get("_worth")
     if known is None:
-        paces = forecaster.trial(group).iteration_s if group.members else ()
-        known = group.__dict__["_worth"] = WORTH * sum(
-            [
-                work_usd_per_hour(m.job, cluster) * min(1.0, m.job.solo_s / pace)
-                for m, pace in zip(group.members, paces, strict=True)
-            ]
-        )
+        known = group.__dict__["_worth"] = _worth(group, cluster, forecaster)
     return known
+
+
+def _worth(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:
+    cluster_usd = {ROLLOUT: cluster.rollout.node_type.usd_per_hour, TRAIN: cluster.train.node_type.usd_per_hour}
+    idle_usd = {node: WORTH * cluster_usd[kind] for kind in (TRAIN, ROLLOUT) for node in group.nodes_of(kind)}
+    worth = 0.0
+    paces = forecaster.trial(group).iteration_s if group.members else ()
+    for member, pace in zip(group.members, paces, strict=True):
+        speed = min(1.0, member.job.solo_s / pace)
+        for kind, usd in worth_by_phase(member.job, cluster).items():
+            for node in member.placement.nodes(kind):
+                worth += usd * speed
+                idle_usd[node] -= usd * speed
+    return Worth(worth, idle_usd)
 
 
 def burden_usd_per_hour(plan: Plan, snapshot: Snapshot, forecaster: Forecaster) -> float:
     """What the plan adds to the hourly price, less what it adds to the worth of the work."""
-    after = worth_usd_per_hour(plan.group, snapshot.cluster, forecaster)
+    after = worth_of(plan.group, snapshot.cluster, forecaster).usd
     home = snapshot.groups.get(plan.group.id)
-    before = worth_usd_per_hour(home, snapshot.cluster, forecaster) if home is not None else 0.0
+    before = worth_of(home, snapshot.cluster, forecaster).usd if home is not None else 0.0
     return plan.added_usd_per_hour - after + before
