@@ -137,7 +137,12 @@ def test_a_job_alone_is_as_fast_as_the_formula_says(job: tuple[JobPlay, ...], or
 @given(jobs=plain_jobs("a", "x"), order=BY_TURNS)
 def test_jobs_on_the_same_nodes_are_as_fast_as_the_formula_says(jobs: tuple[JobPlay, ...], order: Order) -> None:
     jobs = tuple(job._replace(sync_ms=0) for job in jobs)
-    assert closed_form(jobs, order) == play(jobs, order)
+    known, played = closed_form(jobs, order), play(jobs, order)
+    assert known is not None
+    if played.exact:
+        assert known == played
+    else:  # it took more turns to come round than are played
+        assert played.iteration_s == pytest.approx(known.iteration_s, rel=0.05)
 
 
 def test_where_syncs_take_time_no_formula_is_used_for_company() -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rollmux.mux.group import Group
-from rollmux.mux.order import AIM, Order
+from rollmux.mux.order import Order
 from rollmux.mux.placed import Member
-from rollmux.mux.play import JobPlay, Played, play
+from rollmux.mux.play import MAX_TURNS, JobPlay, Played, play
 from rollmux.mux.quick_play import is_plain, quick_play
 from rollmux.mux.urgent_play import TRIAL_TURNS, urgent_play
 
@@ -116,10 +116,7 @@ def _quickest(jobs: tuple[JobPlay, ...], order: Order, limits_ms: tuple[float, .
     if not is_plain(jobs, order):
         return play(jobs, order)
     if order is Order.URGENCY:
-        # Where somebody may lose nothing, a wait now and then is a miss that only a whole cycle shows.
-        if limits_ms is None or any(job.aim_ms > AIM * ms + 1 for job, ms in zip(jobs, limits_ms, strict=True)):
-            return urgent_play(jobs)
-        return urgent_play(jobs, TRIAL_TURNS, limits_ms)
+        return urgent_play(jobs, MAX_TURNS if limits_ms is None else TRIAL_TURNS, limits_ms)
     return quick_play(jobs, limits_ms=limits_ms)
 
 

@@ -5,7 +5,7 @@ It must give what `play` gives, to the last millisecond: tests/mux/test_forecast
 
 from bisect import insort
 
-from rollmux.mux.order import next_due
+from rollmux.mux.order import AIM, next_due
 from rollmux.mux.play import MAX_TURNS, JobPlay, Played, cautious_mean, lasting
 from rollmux.mux.quick_play import WAITING
 
@@ -41,6 +41,10 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop: calls would take hal
     solo = [job.rollout_ms + job.train_ms + job.sync_ms for job in jobs]
     slowest = solo.index(max(solo))
 
+    # Who may lose nothing: an iteration of theirs that takes longer than alone is a miss, however rare.
+    hurried = [limit * AIM + 1 < job.aim_ms for job, limit in zip(jobs, limits_ms or (), strict=limits_ms is not None)]
+    clear_from = TRIAL_TURNS if any(hurried) else CLEAR_FROM
+
     lines: list[list[tuple[int, int]]] = [[] for _ in number]  # who waits: the latest time to begin, and the job
     holders = [-1] * len(number)
     step = [2] * len(jobs)  # 0 rollout, 1 training, 2 sync
@@ -73,7 +77,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop: calls would take hal
                 seen[state] = (now, [*map(len, done)])
             elif hopeless >= 0 and turns >= HOPELESS_FROM:
                 return _hopeless(done, limits_ms, now, hopeless)
-            elif turns >= CLEAR_FROM and late <= min(CLEAR, late_before):
+            elif turns >= clear_from and late <= min(CLEAR, late_before):
                 return _clear(done, limits_ms, now)
             late, late_before, hopeless = 0.0, late, -1
             if turns == max_turns:
@@ -112,6 +116,8 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop: calls would take hal
                     late = behind
                     if late > HOPELESS:
                         hopeless = i
+                if hurried and hurried[i] and now - done[i][-1] > solo[i]:
+                    hopeless = i
             due[i] = next_due(was_due, now, aim_ms)
             done[i].append(now)
             turned = turned or i == slowest
