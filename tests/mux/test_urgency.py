@@ -1,0 +1,183 @@
+"""Whoever must begin the soonest goes first, and may make a less urgent phase pause, which loses nothing by it."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollmux.mux import commands as cmd
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.cluster_state import Rules
+from rollmux.mux.job import JobSpec, PhaseSpec
+from rollmux.mux.order import AIM, DEBT, PATIENCE, Claim, Order, Pause, Turns, aim_ms, next_due, turns_for
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.mux.transitions import Phase
+from rollmux.sim.cast import Cast
+from tests.mux.world import LEASES, ROLLOUT, World, kinds
+
+
+def long_job(pause_s: float = 5.0) -> JobSpec:
+    phase = PhaseSpec(500.0, 1, pause_s=pause_s)
+    return JobSpec("long", phase, replace(phase, duration_s=100.0), slo=4.0)
+
+
+def short_job(pause_s: float = 5.0) -> JobSpec:
+    phase = PhaseSpec(40.0, 1, pause_s=pause_s)
+    return JobSpec("short", phase, phase, slo=2.5)
+
+
+def both_run(rules: Rules | None = None) -> World:
+    """The two share a rollout node and a training node; the long one rolls out since now."""
+    world = World(rules=rules)
+    world.run(long_job(), short_job())
+    assert len(world.machine.state.groups) == 1
+    assert {node for job_id in ("long", "short") for node in world.record(job_id).placement.rollout} == {"rollout-0"}  # type: ignore[union-attr]
+    world.begin("long", ROLLOUT)
+    return world
+
+
+def is_pausing(rules: Rules | None = None) -> tuple[World, cmd.Pause]:
+    """After ten seconds the short one asks: it can't wait for 490 more."""
+    world = both_run(rules)
+    world.now += 10.0
+    (pause,) = world.ask("short", ROLLOUT)
+    assert isinstance(pause, cmd.Pause)
+    return world, pause
+
+
+def test_who_would_begin_too_late_makes_a_less_urgent_phase_pause_and_that_goes_on_later() -> None:
+    world, pause = is_pausing()
+    assert (pause.job_id, pause.nodes) == ("long", ("rollout-0",))
+    (grant,) = world.tell(ev.PhasePaused("long", pause.epoch), 2.0)
+    assert isinstance(grant, cmd.Grant)
+    assert (grant.lease.job_id, grant.lease.resumed, grant.lease.load) == ("short", False, True)
+    world.tell(ev.PhaseStarted("short", grant.lease.epoch))
+    (back,) = world.tell(ev.PhaseFinished("short", grant.lease.epoch), 40.0)
+    assert isinstance(back, cmd.Grant)
+    assert (back.lease.job_id, back.lease.iteration, back.lease.resumed) == ("long", 0, True)
+    assert back.lease.epoch > grant.lease.epoch > pause.epoch
+    world.tell(ev.PhaseStarted("long", back.lease.epoch))
+    world.tell(ev.PhaseFinished("long", back.lease.epoch), 500.0)
+    assert world.record("long").progress.rolled == 1
+    assert world.record("long").progress.active_s == pytest.approx(10.0 + 2.0 + 500.0)
+
+
+def test_nobody_pauses_for_a_wait_that_is_shorter_than_the_pause() -> None:
+    late = World()
+    late.run(long_job(30.0), short_job(30.0))
+    late.begin("long", ROLLOUT)
+    late.now += 480.0
+    assert late.ask("short", ROLLOUT) == ()
+
+
+def test_a_holder_may_finish_instead_of_pausing() -> None:
+    world, pause = is_pausing()
+    (grant,) = world.tell(ev.PhaseFinished("long", pause.epoch), 1.0)
+    assert isinstance(grant, cmd.Grant)
+    assert grant.lease.job_id == "short"
+    assert world.record("long").progress.rolled == 1
+    world.ignores(ev.PhasePaused("long", pause.epoch))
+
+
+def test_only_who_was_asked_may_pause() -> None:
+    world = both_run()
+    epoch = world.machine.state.ledger.epoch
+    world.refuses(ev.PhasePaused("long", epoch))
+    world.refuses(ev.PhasePaused("long", epoch + 1))
+
+
+def test_a_holder_that_is_silent_while_pausing_is_fenced_like_any_other_and_not_before() -> None:
+    world, pause = is_pausing(Rules(timing=LEASES))
+    assert world.tell(ev.Heartbeat("long", pause.epoch), 9.0) == ()
+    world.tell(ev.Tick(), 9.0)
+    assert world.machine.state.seat(world.record("long")).lanes[ROLLOUT].state is Phase.PAUSING
+    assert kinds(world.tell(ev.Tick(), 10.0)) == [cmd.Revoke]
+    world.ignores(ev.PhasePaused("long", pause.epoch))
+
+
+def test_nobody_is_asked_to_pause_twice() -> None:
+    world, _ = is_pausing()
+    assert world.ask("short", ROLLOUT) == ()
+
+
+@pytest.mark.parametrize("load_s", [0.0, 4.0])
+def test_by_urgency_both_keep_their_slos_where_taking_turns_would_not(load_s: float) -> None:
+    crew = [
+        replace(job, rollout=replace(job.rollout, load_s=load_s), iterations=iterations)
+        for job, iterations in ((long_job(), 20), (short_job(), 200))
+    ]
+    slowdowns = {}
+    for order in (Order.URGENCY, Order.FIFO):
+        cast = Cast(ClusterMachine(World().machine.state.cluster, RollmuxPolicy(order=order), Rules(compaction=False)))
+        cast.keep_history = True
+        for job in crew:
+            cast.submit(0.0, job)
+        cast.run()
+        said = [type(command) for _, _, commands in cast.history for command in commands]
+        slowdowns[order] = (len(cast.machine.state.ended), said.count(cmd.Pause), said.count(cmd.Provision))
+        assert all(cast.done(job.id) == job.iterations for job in crew)
+        assert all(cast.iteration_s(job.id) <= job.limit_s for job in crew)
+    assert slowdowns[Order.URGENCY][1] > 0
+    assert slowdowns[Order.FIFO][1] == 0
+    assert slowdowns[Order.URGENCY][2] < slowdowns[Order.FIFO][2]  # which has to give them more nodes
+
+
+# -- the order alone ---------------------------------------------------------------------------------------------------
+
+
+def claim(number: int, nodes: str, latest: int, ends_at: int = 1000, pause: Pause | None = None) -> Claim:
+    made = Claim(tuple(nodes.split()), (number, 0))
+    made.latest, made.ends_at, made.pause = latest, ends_at, pause
+    return made
+
+
+def test_waiting_claims_are_served_by_urgency_and_equals_in_the_order_of_joining() -> None:
+    turns: Turns[Claim] = turns_for(Order.URGENCY)
+    holder, *waiting = [claim(0, "n", 0), claim(1, "n", 50), claim(2, "n", 10), claim(3, "n", 10)]
+    for each in (holder, *waiting):
+        turns.enter(each)
+    assert turns.request(holder) == ("n",)
+    for each in waiting:
+        assert turns.request(each) == ()
+    served = []
+    while (granted := turns.release(holder)) != []:
+        holder = granted[0][0]
+        served.append(holder.place[0])
+    assert served == [2, 3, 1]
+
+
+def test_nobody_pauses_for_who_can_wait_or_is_less_urgent() -> None:
+    turns: Turns[Claim] = turns_for(Order.URGENCY)
+    holder, other = claim(0, "n", 2000, ends_at=1000, pause=Pause(0, 10)), claim(1, "n", 999)
+    for each in (holder, other):
+        turns.enter(each)
+        turns.request(each)
+    assert turns.to_pause(other, 0) == (holder,)
+    other.latest = 1000
+    assert turns.to_pause(other, 0) == ()
+    other.latest, holder.latest = 500, 400
+    assert turns.to_pause(other, 0) == ()
+
+
+def test_a_gang_makes_all_its_holders_pause_or_none() -> None:
+    pause = Pause(0, 10)
+    turns: Turns[Claim] = turns_for(Order.URGENCY)
+    able, unable, gang = claim(0, "a", 900, pause=pause), claim(1, "b", 900), claim(2, "a b", 100)
+    for each in (able, unable, gang):
+        turns.enter(each)
+        turns.request(each)
+    assert turns.to_pause(gang, 0) == ()
+    unable.pause = pause
+    assert turns.to_pause(gang, 0) == (able, unable)
+    able.pausing = True
+    assert turns.to_pause(gang, 0) == (unable,)
+
+
+def test_iterations_are_due_a_little_before_the_limit_and_debts_are_bounded() -> None:
+    assert aim_ms(200.0, 100.0, None) == int(200_000 * AIM)
+    assert aim_ms(100.0, 100.0, None) == 100_000  # no faster than alone
+    assert aim_ms(1e6, 100.0, None) == int(PATIENCE * 100_000 * AIM)
+    assert aim_ms(200.0, 100.0, 5) < aim_ms(200.0, 100.0, 500) < aim_ms(200.0, 100.0, None)
+    assert next_due(500, 300, 100) == 400  # early: counted from when it was done
+    assert next_due(250, 300, 100) == 350  # late: it is to make up for that
+    assert next_due(0, 1000, 100) == 1000 - DEBT * 100 + 100
