@@ -62,14 +62,6 @@ def test_who_would_begin_too_late_makes_a_less_urgent_phase_pause_and_that_goes_
     assert world.record("long").progress.active_s == pytest.approx(10.0 + 2.0 + 500.0)
 
 
-def test_nobody_pauses_for_a_wait_that_is_shorter_than_the_pause() -> None:
-    late = World()
-    late.run(long_job(30.0), short_job(30.0))
-    late.begin("long", ROLLOUT)
-    late.now += 480.0
-    assert late.ask("short", ROLLOUT) == ()
-
-
 def test_a_holder_may_finish_instead_of_pausing() -> None:
     world, pause = is_pausing()
     (grant,) = world.tell(ev.PhaseFinished("long", pause.epoch), 1.0)
@@ -153,6 +145,8 @@ def test_nobody_pauses_for_who_can_wait_or_is_less_urgent() -> None:
         turns.enter(each)
         turns.request(each)
     assert turns.to_pause(other, 0) == (holder,)
+    assert turns.to_pause(other, 989) == (holder,)
+    assert turns.to_pause(other, 990) == ()  # the pause would take as long as the wait
     other.latest = 1000
     assert turns.to_pause(other, 0) == ()
     other.latest, holder.latest = 500, 400
