@@ -152,7 +152,9 @@ class ClusterMachine:
             group = state.groups[group_id]
             state.change(group.with_job(group.member(job.id).job.measured(*measured)))
         if record.state is Job.RUNNING:
-            state.seat(record).job = job
+            seat = state.seat(record)
+            seat.job = job
+            seat.plan()
         out: Commands = []
         for group_id in homes:
             self.mover.relieve(now, group_id, out)

@@ -73,12 +73,14 @@ class Lane(Claim):
         "kind",
         "left_ms",
         "load",
+        "rest_ms",
         "resumed",
         "seat",
         "started_at",
         "state",
         "total",
         "wanted",
+        "whole_ms",
         "worked_s",
     )
 
@@ -92,6 +94,7 @@ class Lane(Claim):
         self.started_at: float | None = None  # its work under the present lease
         self.worked_s = 0.0  # before its pauses
         self.resumed = False  # it has paused
+        self.whole_ms = self.rest_ms = 0  # the whole phase, and from its start to the sync's end, as planned
         self.left_ms = 0  # how long it will hold its nodes once it has them, as planned
         self.asked = 0  # the event that put it into line
         self.granted_by = 0  # the event that led to the grant
@@ -104,14 +107,6 @@ class Lane(Claim):
     @property
     def holding(self) -> bool:
         return self.state in HOLDING
-
-    @property
-    def held_ms(self) -> int:
-        """How long the whole phase holds its nodes, as planned."""
-        job = self.seat.job
-        if self.kind is PhaseKind.SYNC:
-            return to_ms(job.sync_s)
-        return held_ms(job.phase(self.kind), not self.alone)
 
     @property
     def can_pause(self) -> Pause | None:
@@ -179,11 +174,15 @@ class Seat:
             return progress.rolled
         return progress.trained if kind is _TRAIN else progress.synced
 
-    def latest_ms(self, lane: Lane) -> int:
-        """When a phase must begin so that its iteration is done when it is due."""
-        kinds = list(self.lanes)
-        rest_ms = sum(self.lanes[kind].held_ms for kind in kinds[kinds.index(lane.kind) :])
-        return self.due_ms + (lane.iteration - self.progress.synced) * self.aim_ms - rest_ms
+    def plan(self) -> None:
+        """Counts anew how long the phases hold their nodes: the job was measured, or has other neighbours."""
+        rest_ms = 0
+        for kind in (PhaseKind.SYNC, _TRAIN, _ROLLOUT):
+            lane = self.lanes[kind]
+            sync = kind is PhaseKind.SYNC
+            lane.whole_ms = to_ms(self.job.sync_s) if sync else held_ms(self.job.phase(kind), not lane.alone)
+            rest_ms += lane.whole_ms
+            lane.rest_ms = rest_ms
 
     def commit(self, kind: PhaseKind, worked_s: float, now: float) -> None:
         """One phase of this kind is done."""

@@ -175,7 +175,9 @@ class Weave:
         """The lane is to do a phase from its beginning: how long, and how urgent that is."""
         lane.worked_s, lane.resumed = 0.0, False
         if self.urgent:
-            lane.left_ms, lane.latest = lane.held_ms, lane.seat.latest_ms(lane)
+            seat = lane.seat
+            lane.left_ms = lane.whole_ms
+            lane.latest = seat.due_ms + (lane.iteration - seat.progress.synced) * seat.aim_ms - lane.rest_ms
 
     def _line_up(self, now: float, lane: Lane, out: Commands) -> None:
         lane.state = Phase.WAITING
@@ -359,6 +361,9 @@ class Weave:
         pinned = Counter(node for lane in self.turns.claims for node in lane.nodes)
         for lane in self.turns.claims:
             lane.alone = all(pinned[node] == 1 for node in lane.nodes)
+        if self.urgent:
+            for seat in self.seats.values():
+                seat.plan()
 
     def _move_tails(self, out: Commands) -> None:
         """Asks tails to move together where that lets another job start."""
