@@ -37,7 +37,7 @@ def data(*words: str | Path) -> Any:
 def test_a_plan_says_who_shares_what_and_what_it_costs() -> None:
     code, output = run("plan", "production", "--first", "8")
     assert code == 0, output
-    assert "8 jobs in 3 groups by policy rollmux" in output
+    assert "8 jobs in 4 groups by policy rollmux" in output
     assert "group-0 7B-4K-single-job-1 rollout-0 train-0 159 s" in output
     assert "on dedicated nodes:" in output
     assert "no place" not in output
