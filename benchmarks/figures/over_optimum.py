@@ -4,13 +4,17 @@ A moment is made as a policy meets it: jobs arrive one after the other, nobody l
 optimum then groups the same jobs anew, as the paper's brute force does.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from rollmux.mux.hardware import PAPER_CLUSTER
+from rollmux.mux.order import Order
+from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.sim.generate import GENERATORS, draw_job
 from rollmux.sim.optimal import Optimum
 from rollmux.sim.optimal_run import optimal_run
+from rollmux.sim.pauses import PAUSE_S, able_to_pause
+from rollmux.sim.policies import CONTENDERS
 from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 
@@ -46,7 +50,10 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """What the optimum costs, whether it is proven, and what each policy costs over it and keeps of the SLOs."""
+    """What the optimum of groups that serve whoever comes first costs, and whether that is proven.
+
+    `over` is what each policy costs over the optimum of groups that serve in its order; `slo` what it keeps.
+    """
 
     optimum_usd: float
     bound_usd: float
@@ -62,24 +69,49 @@ def usd_per_hour(workload: Workload, policy: str, seed: int = 0) -> float:
     return next(level.usd_per_hour for level in reversed(outcome.levels) if level.at_s <= settled_s)
 
 
+def _order(policy: str) -> Order:
+    """How the policy's groups serve those who wait: it is held against the optimum of such groups."""
+    made = CONTENDERS[policy].make(MAX_GROUP, 0)
+    return made.order if isinstance(made, RollmuxPolicy) else Order.FIFO
+
+
+def _orders(policies: tuple[str, ...]) -> set[Order]:
+    return {Order.FIFO, *map(_order, policies)}
+
+
 def moment_paid(moment: Moment, policies: tuple[str, ...]) -> Paid:
     """One moment. Who keeps the SLOs over time is not seen in it."""
     workload = moment.workload()
-    best = Optimum(PAPER_CLUSTER, MAX_GROUP).best([arrival.job for arrival in workload.arrivals])
-    over = {policy: usd_per_hour(workload, policy, moment.seed) / best.usd_per_hour for policy in policies}
+    jobs = [able_to_pause(arrival.job, PAUSE_S) for arrival in workload.arrivals]
+    best_by = {order: Optimum(PAPER_CLUSTER, MAX_GROUP, order).best(jobs) for order in _orders(policies)}
+    over = {
+        policy: usd_per_hour(workload, policy, moment.seed) / best_by[_order(policy)].usd_per_hour
+        for policy in policies
+    }
+    best = best_by[Order.FIFO]
     return Paid(best.usd_per_hour, best.bound_usd_per_hour, float(best.complete), over, {})
 
 
 def whole_paid(whole: Whole, policies: tuple[str, ...]) -> Paid:
     """A whole workload in lifetime accounting, where the same jobs are there at each moment whatever the policy."""
     workload = GENERATORS[whole.profile](whole.seed, whole.jobs, whole.hours)
-    run = optimal_run(workload, PAPER_CLUSTER, Optimum(PAPER_CLUSTER, MAX_GROUP), fixed_lifetimes=True)
+    able = tuple(replace(arrival, job=able_to_pause(arrival.job, PAUSE_S)) for arrival in workload.arrivals)
+    runs = {
+        order: optimal_run(
+            replace(workload, arrivals=able),
+            PAPER_CLUSTER,
+            Optimum(PAPER_CLUSTER, MAX_GROUP, order),
+            fixed_lifetimes=True,
+        )
+        for order in _orders(policies)
+    }
+    run = runs[Order.FIFO]
     settings = Settings(accounting=Accounting.LIFETIME, fidelity=Fidelity.PACE, max_group=MAX_GROUP, seed=whole.seed)
     outcomes = {policy: replay(workload, policy, settings) for policy in policies}
     return Paid(
         run.outcome.usd_total,
         run.bound_usd,
         run.proven / run.regroups,
-        {policy: outcome.usd_total / run.outcome.usd_total for policy, outcome in outcomes.items()},
+        {policy: outcome.usd_total / runs[_order(policy)].outcome.usd_total for policy, outcome in outcomes.items()},
         {policy: outcome.slo_attainment for policy, outcome in outcomes.items()},
     )

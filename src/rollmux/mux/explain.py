@@ -34,6 +34,10 @@ def _outcome(decision: Decision) -> str:
     return f"{plan.group.id} by {plan.strategy.value} on {where}, {price}."
 
 
+def _usd(amount: float) -> str:
+    return f"{'-' if amount < 0 else ''}${abs(amount):.2f}"
+
+
 def _line(candidate: Candidate) -> str:
     what = f"{candidate.group_id}, {candidate.strategy.value} (+${candidate.added_usd_per_hour:.2f}/h)"
     return f"{what}: {_reason(candidate)}"
@@ -46,6 +50,8 @@ def _reason(candidate: Candidate) -> str:
             return "taken."
         case Verdict.DEARER:
             return f"works or not, it costs ${value:.2f}/h and ${limit:.2f}/h is found already."
+        case Verdict.BURDEN:
+            return f"the price less the work gained comes to {_usd(value)}/h at best, and {_usd(limit)}/h is found."
         case Verdict.SATURATED:
             return f"saturated: its busiest node has {value:.0f} s of work, its longest job takes {limit:.0f} s alone."
         case Verdict.FULL:

@@ -158,7 +158,7 @@ class Mover:
     def watch(self, now: float, record: JobRecord, out: Commands) -> None:
         """After a sync: a job that is slower than was forecast leaves while it can still afford to.
 
-        First come, first served has more rhythms than are played, and the first iterations after a change are in none.
+        A group has more rhythms than are played, and the first iterations after a change are in none.
         """
         limit_s, job = record.limit_s(now), record.job
         recent_s, left = record.progress.recent_s, record.remaining

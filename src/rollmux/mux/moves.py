@@ -65,8 +65,10 @@ def compaction(
         freed += worth_of(rest, cluster, policy.forecaster).usd
         cost = sum(_move_usd(movable[m.job.id], snapshot) for m in leavers)
         hours = min(horizon_s, max(movable[m.job.id].remaining_s for m in leavers)) / 3600
+        if hours <= 0:
+            continue
         # What the new places may add in all, if this is to gain more than what is known already.
-        budget = freed - (cost + gain_usd) / hours if hours > 0 else 0.0
+        budget = freed - (cost + gain_usd) / hours
         if budget <= -sum(most_worth_usd_per_hour(m.job, cluster) for m in leavers):
             continue
         found = _elsewhere(group, [movable[m.job.id] for m in leavers], snapshot, policy, budget)

@@ -54,6 +54,7 @@ class Verdict(Enum):
 
     TAKEN = "taken"
     DEARER = "dearer"
+    BURDEN = "burden"
     SATURATED = "saturated"
     FULL = "full"
     FROZEN = "frozen"

@@ -9,7 +9,7 @@ from rollmux.mux.order import AIM, next_due
 from rollmux.mux.play import MAX_TURNS, JobPlay, Played, cautious_mean, lasting
 from rollmux.mux.quick_play import WAITING
 
-# So many turns of the slowest job are played where only a verdict is asked for: few are undecided by then.
+# So many turns of the slowest job are played where only a verdict is asked for.
 TRIAL_TURNS = 10
 
 # Jobs that keep up are late by some bounded time, and a job's limit leaves room for one iteration (`opening_limit_s`).

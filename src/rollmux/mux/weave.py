@@ -189,7 +189,7 @@ class Weave:
             assert holder.pause is not None
             holder.state = next_phase(holder.state, On.PAUSE, holder)
             holder.left_ms = holder.ends_at - in_ms(now) + holder.pause.on_ms
-            holder.pause, holder.pausing, holder.resumed = None, True, True
+            holder.pause, holder.pausing = None, True
             self._forget_tail(holder)
             out.append(Pause(holder.seat.job.id, holder.epoch, holder.held))
 
@@ -227,6 +227,7 @@ class Weave:
         next_phase(lane.state, On.PAUSED, lane)
         if lane.started_at is not None:
             lane.worked_s += now - lane.started_at
+        lane.resumed = True
         self._end_lease(lane)
         out: Commands = []
         self._serve(now, self.turns.release(lane), out)

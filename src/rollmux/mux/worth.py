@@ -40,10 +40,10 @@ class Worth:
 
 def worth_of(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:
     """At the pace that the group goes, by a first estimate."""
-    known: Worth | None = group.__dict__.get("_worth")
-    if known is None:
-        known = group.__dict__["_worth"] = _worth(group, cluster, forecaster)
-    return known
+    priced: tuple[Cluster, Worth] | None = group.__dict__.get("_worth")
+    if priced is None or priced[0] is not cluster:
+        priced = group.__dict__["_worth"] = cluster, _worth(group, cluster, forecaster)
+    return priced[1]
 
 
 def _worth(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:

@@ -27,7 +27,7 @@ from rollmux.mux.policies.attempt import (
     works,
 )
 from rollmux.mux.snapshot import Snapshot
-from rollmux.mux.worth import burden_usd_per_hour, worth_by_phase, worth_of
+from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour, worth_by_phase, worth_of
 
 # Plays cost far more than ranking: so many in all ways to widen a group, and so many that work are compared. Eight and
 # three find places that cost no less.
@@ -57,6 +57,39 @@ class Open(NamedTuple):
     train: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class Search:
+    """The place with the least burden so far, below what is asked for, and how many plays are left.
+
+    `outdone` are places with their burdens, or what those come to at least; the best is among them.
+    """
+
+    worths: Mapping[PhaseKind, float]
+    below_usd: float
+    tries: int
+    wins: int
+    best: Plan | None = None
+    outdone: list[tuple[str, Widening, float]] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return self.tries <= 0 or self.wins <= 0
+
+    def offer(self, plan: Plan, burden: float) -> None:
+        if burden < self.below_usd - USD_ROUNDING:
+            self.best, self.below_usd = plan, burden
+
+    def tell(self, trail: Trail) -> None:
+        """Leaves in the trail what was taken, and what it outdid."""
+        if self.best is None:
+            return
+        for group_id, added, burden in self.outdone[:TRAIL_LIMIT]:
+            if burden > self.below_usd:
+                usd = added.added_usd_per_hour
+                trail.add(Candidate(group_id, added.strategy, usd, Verdict.BURDEN, "", burden, self.below_usd))
+        trail.add(refusal(self.best, Verdict.TAKEN))
+
+
 @dataclass(frozen=True)
 class RollmuxPolicy:
     """Least added cost first; among equals, the group with the least left over."""
@@ -71,34 +104,49 @@ class RollmuxPolicy:
         member = Member.of(job, Placement((), ()))
         candidates = self._open(member, snapshot, trail)
         tries, wins = (TRIES, WINS) if below_usd == inf else (TRIES_TO_MOVE, WINS_TO_MOVE)
-        worths = worth_by_phase(job, snapshot.cluster)  # of its work, if nobody is slowed
-        worth = job.rollout.nodes * worths[ROLLOUT] + job.train.nodes * worths[TRAIN]
-        best: Plan | None = None
+        search = Search(worth_by_phase(job, snapshot.cluster), below_usd, tries, wins)
+        worth = most_worth_usd_per_hour(job, snapshot.cluster)  # of its work, if nobody is slowed
         # Where one pool serves both phases, a group of its own may need fewer nodes than some ways to widen another.
         alone = self._alone(job, snapshot, trail) if snapshot.cluster.shared else None
-        if alone is not None and alone.added_usd_per_hour - worth < below_usd:
-            best, below_usd = alone, alone.added_usd_per_hour - worth
+        if alone is not None:
+            search.offer(alone, alone.added_usd_per_hour - worth)
         for added in _widenings(job, snapshot):
-            if added.added_usd_per_hour - worth >= below_usd or tries <= 0 or wins <= 0:
+            if added.added_usd_per_hour - worth >= search.below_usd or search.is_over:
                 break
-            for group, placement in _placements(job, added, candidates):
-                idle_usd = worth_of(group, snapshot.cluster, self.forecaster).idle_usd
-                if added.added_usd_per_hour - _most_gained(placement, worths, idle_usd) >= below_usd:
-                    continue
-                plan = packed(group, Member(job, placement, member.limit_s), added, snapshot)
-                tries -= 1
-                if works(plan, snapshot, self.forecaster, trail, fits=_is_apart(placement)):
-                    wins -= 1
-                    burden = burden_usd_per_hour(plan, snapshot, self.forecaster)
-                    if burden < below_usd - USD_ROUNDING:
-                        best, below_usd = plan, burden
-                if tries <= 0 or wins <= 0:
-                    break
-        if alone is None and job.usd_per_hour(snapshot.cluster) - worth < below_usd:
-            best = self._alone(job, snapshot, trail) or best
-        if best is not None:
-            trail.add(refusal(best, Verdict.TAKEN))
-        return Decision.of(job, self.name, best, trail)
+            self._try(search, member, added, candidates, snapshot, trail)
+        if alone is None and job.usd_per_hour(snapshot.cluster) - worth < search.below_usd:
+            alone = self._alone(job, snapshot, trail)
+            if alone is not None:
+                search.offer(alone, alone.added_usd_per_hour - worth)
+        search.tell(trail)
+        return Decision.of(job, self.name, search.best, trail)
+
+    def _try(
+        self,
+        search: Search,
+        member: Member,
+        added: Widening,
+        candidates: list[Open],
+        snapshot: Snapshot,
+        trail: Trail,
+    ) -> None:
+        """Plays the likeliest places with these new nodes, but for those that can't be the best."""
+        usd = added.added_usd_per_hour
+        for group, placement in _placements(member.job, added, candidates):
+            idle_usd = worth_of(group, snapshot.cluster, self.forecaster).idle_usd
+            least = usd - _most_gained(placement, search.worths, idle_usd)
+            if least >= search.below_usd:
+                search.outdone.append((group.id, added, least))
+                continue
+            plan = packed(group, Member(member.job, placement, member.limit_s), added, snapshot)
+            search.tries -= 1
+            if works(plan, snapshot, self.forecaster, trail, fits=_is_apart(placement)):
+                search.wins -= 1
+                burden = burden_usd_per_hour(plan, snapshot, self.forecaster)
+                search.outdone.append((group.id, added, burden))
+                search.offer(plan, burden)
+            if search.is_over:
+                return
 
     def _alone(self, job: JobSpec, snapshot: Snapshot, trail: Trail) -> Plan | None:
         return place_alone(job, snapshot, self.order, self.forecaster, trail)
