@@ -1,0 +1,50 @@
+"""Reading settings critically: every problem at once, each with its path, value, limit and remedy.
+
+No policy of this tier is ever built on settings that did not pass here.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from rollmux.errors import InvalidSpec, Problem
+
+MAX_COUNT = 10**15
+MAX_SECONDS = 1e9
+
+
+@dataclass(slots=True)
+class Checks:
+    """Collects what is wrong with one description."""
+
+    subject: str
+    problems: list[Problem] = field(default_factory=list)
+
+    def report(self, name: str, value: object, limit: str, remedy: str) -> None:
+        self.problems.append(Problem(f"{self.subject}.{name}", value, limit, remedy))
+
+    def number(self, name: str, value: object, low: float, high: float, remedy: str) -> bool:
+        """A finite number in [low, high]; booleans and strings are not numbers."""
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
+            return True
+        self.report(name, value, f"a number from {low:g} to {high:g}", remedy)
+        return False
+
+    def whole(self, name: str, value: object, low: int, high: int, remedy: str) -> bool:
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return True
+        self.report(name, value, f"a whole number from {low} to {high}", remedy)
+        return False
+
+    def keys(self, found: Collection[str], expected: Collection[str]) -> bool:
+        """All of the expected names and no other."""
+        for name in sorted(set(found) - set(expected)):
+            near = get_close_matches(name, expected, 1)
+            self.report(name, name, "a known name", f"did you mean {near[0]!r}?" if near else "leave it out")
+        for name in sorted(set(expected) - set(found)):
+            self.report(name, None, "present", "restore from what state() gave")
+        return set(found) == set(expected)
+
+    def require(self) -> None:
+        if self.problems:
+            raise InvalidSpec(self.subject, tuple(self.problems))

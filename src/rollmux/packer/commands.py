@@ -1,0 +1,85 @@
+"""What the batcher wants done, and the batch in which each round ends."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from rollmux.packer.prompt import Prompt, Request, Response
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Draw so many prompts of this domain from the data source, and tell each one, or that there are no more."""
+
+    count: int
+    domain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Generate this response, then have it rewarded."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Stop these, wherever they are. What becomes of them decides nothing any more."""
+
+    requests: tuple[Request, ...]
+
+
+class RoundKind(Enum):
+    """How a round was run."""
+
+    SHORT = "short"  # more was launched than wanted, and the first to be done were taken
+    LONG = "long"  # exactly what was wanted, from the queue of long prompts as far as it went, run to the end
+    MIXED = "mixed"  # short, but filled up from the queue as the data ended
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPrompt:
+    """A prompt with exactly the responses wanted: of `launched` at first, `waited` rounds after it was deferred."""
+
+    prompt: Prompt
+    responses: tuple[Response, ...]
+    launched: int
+    waited: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPrompt:
+    """A prompt given up, and what was said of its last failure."""
+
+    prompt: Prompt
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one round came to: `prompts` are trained. They are fewer than wanted only if the data have ended.
+
+    `aborted` and `failed` count responses. `wasted_tokens` were told since the last batch and are in no batch.
+    `is_last`: no prompt is left, so a round after this one would train nothing.
+    """
+
+    round: int
+    kind: RoundKind
+    prompts: tuple[TrainedPrompt, ...]
+    deferred: tuple[Prompt, ...]  # they lost their race
+    diverted: tuple[Prompt, ...]  # they were known to be long, and join the queue without a race
+    filtered: tuple[Prompt, ...]
+    failed_prompts: tuple[FailedPrompt, ...]
+    aborted: int
+    failed: int
+    wasted_tokens: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoundComplete:
+    """The round is over: train this batch, then start the next round."""
+
+    batch: Batch
+
+
+Command = Draw | Launch | Abort | RoundComplete

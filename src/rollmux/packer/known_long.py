@@ -1,0 +1,60 @@
+"""Prompts known to be long from earlier epochs: they go to the queue without a race that they would lose.
+
+One number is remembered for each prompt of the data: how long its longest response was when it last ran to its end,
+or, while it has only been aborted since, the longest that it was seen to be.
+"""
+
+from math import inf
+from typing import Any
+
+from rollmux.packer.checks import Checks
+from rollmux.packer.lengths import Lengths
+from rollmux.packer.prompt import Prompt
+
+
+class KnownLong:
+    """Predicts that the longest `share` of the prompts will be long again.
+
+    A round sends to the queue no more of them than it would defer anyway: the race is between fewer, and decides the
+    rest.
+    """
+
+    def __init__(self, share: float = 0.1) -> None:
+        checks = Checks("known_long")
+        checks.number("share", share, 0.0, 1.0, "0.1 takes the longest tenth for long")
+        checks.require()
+        self.share = share
+        self._longest: dict[tuple[str, int | str], int] = {}
+        self._lengths = Lengths()
+        self._threshold = inf
+
+    def is_long(self, prompt: Prompt) -> bool:
+        return self._longest.get((prompt.domain, prompt.id), -1) >= self._threshold
+
+    def learn(self, prompt: Prompt, tokens: int, is_whole: bool) -> None:
+        """The longest response of a run, which was given up before its end unless it is whole."""
+        key = prompt.domain, prompt.id
+        before = self._longest.get(key, 0)
+        if not is_whole and tokens <= before:
+            return
+        if key in self._longest:
+            self._lengths.add(before, -1)
+        self._lengths.add(tokens)
+        self._longest[key] = tokens
+
+    def next_round(self) -> None:
+        """From here on predictions use all that was learnt."""
+        self._threshold = self._lengths.longest(self.share)
+
+    def state(self) -> Any:
+        return {
+            "threshold": None if self._threshold == inf else self._threshold,
+            "longest": [[*key, tokens] for key, tokens in self._longest.items()],
+        }
+
+    def restore(self, state: Any) -> None:
+        self._longest = {(domain, identity): tokens for domain, identity, tokens in state["longest"]}
+        self._lengths = Lengths()
+        for tokens in self._longest.values():
+            self._lengths.add(tokens)
+        self._threshold = inf if state["threshold"] is None else state["threshold"]

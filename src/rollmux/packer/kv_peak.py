@@ -1,0 +1,44 @@
+"""How much KV the unfinished responses of a round will need at their peak, before any of them has ended.
+
+Invariant: as long as every response of the past was within the cap, a projection at quantile 1 from a past that holds
+the true lengths is never below what is then needed.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate
+from math import ceil
+
+QUANTILE_ROUNDING = 1e-9
+
+
+class KnownLengths:
+    """Lengths of finished responses, and what they say of one that is already so long.
+
+    Use whole rounds of the past: those that have finished in a round that still runs are its short ones.
+    """
+
+    def __init__(self, lengths: Iterable[int], *, cap_tokens: int, quantile: float, support: int) -> None:
+        self._ordered = sorted(lengths)
+        self._cap, self._quantile, self._support = cap_tokens, quantile, support
+
+    def final(self, tokens: int) -> int:
+        """The length that a response with so many tokens ends at, by the quantile; the cap where too few got so far."""
+        first = bisect_right(self._ordered, tokens)
+        longer = len(self._ordered) - first
+        if longer < self._support:
+            return max(self._cap, tokens)
+        place = max(1, ceil(self._quantile * longer - QUANTILE_ROUNDING))
+        return min(self._ordered[first + place - 1], max(self._cap, tokens))
+
+
+def peak_tokens(requests: Iterable[tuple[int, int]]) -> int:
+    """The most KV that requests `(tokens held, tokens to come)` hold together when all advance at the same pace.
+
+    The total only falls when one ends, so that the peak is just before an end. It never falls with a longer request.
+    """
+    by_end = sorted(requests, key=lambda request: request[1], reverse=True)
+    held = accumulate(context for context, _ in by_end)
+    return max(
+        (kv + left * alive for alive, (kv, (_, left)) in enumerate(zip(held, by_end, strict=True), 1)), default=0
+    )
