@@ -203,7 +203,7 @@ def test_a_path_that_can_not_be_written_is_refused_before_anything_is_done(
     assert not figures.exists()
 
 
-@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("cluster*.yaml")), ids=lambda path: path.name)
 def test_every_example_of_a_cluster_works(jobs: Path, example: Path) -> None:
     found = figures("--workload", jobs, "--policy", "paper", "--cluster", example)["policies"]["paper"]
     assert found["slo_attainment"] == 1.0

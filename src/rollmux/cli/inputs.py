@@ -1,4 +1,4 @@
-"""What commands read: workloads by name or from files, and clusters from files."""
+"""What commands read: workloads and setups by name or from files, and clusters from files."""
 
 from pathlib import Path
 
@@ -8,6 +8,9 @@ from rollmux.cli.refusals import refusals
 from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
 from rollmux.sim.cluster_file import read_cluster
 from rollmux.sim.generate import GENERATORS
+from rollmux.sim.job.setup import Setup
+from rollmux.sim.job.setup_file import read_setup
+from rollmux.sim.job.shipped import SETUPS
 from rollmux.sim.workload import Workload
 from rollmux.sim.workload_file import read_workload
 
@@ -30,3 +33,15 @@ def load_cluster(path: Path | None) -> Cluster:
         return PAPER_CLUSTER
     with refusals():
         return read_cluster(path)
+
+
+def load_setup(name_or_path: str) -> Setup:
+    """The shipped setup of this name, or that of this file; BadParameter where it is neither."""
+    if name_or_path in SETUPS:
+        return SETUPS[name_or_path]
+    path = Path(name_or_path)
+    if not path.is_file():
+        choice = f"{', '.join(SETUPS)}, or a file"
+        raise typer.BadParameter(f"there is no setup or file {name_or_path!r}; choose {choice}")
+    with refusals():
+        return read_setup(path)

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from rollmux.cli.demo import POLICIES, as_data, play_demo, show
+from rollmux.cli.job_sim import job_sim
 from rollmux.cli.plan import plan
 from rollmux.cli.simulate import simulate
 from rollmux.cli.states import states_page
@@ -17,6 +18,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Many RL post
 app.command()(simulate)
 app.command()(plan)
 app.command()(sweep)
+app.command()(job_sim)
 app.add_typer(workload_app, name="workload")
 
 

@@ -9,11 +9,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.validation import cluster_problems
+from rollmux.sim.plain_yaml import read_plain
 
 ROLES = ("rollout", "train")
 SHARED = "shared"
@@ -66,39 +65,10 @@ def read_cluster(path: str | Path) -> Cluster:
     path = Path(path)
     subject = f"cluster file {str(path)!r}"
     read = _Read()
-    cluster = read.cluster(_content(path, subject))
+    cluster = read.cluster(read_plain(path, subject))
     if read.problems:
         raise InvalidSpec(subject, tuple(read.problems.values()))
     return cluster
-
-
-# -- the text --------------------------------------------------------------------------------------------------------
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain data only, and no key twice: YAML would keep the last one in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _content(path: Path, subject: str) -> object:
-    with path.open(encoding="utf-8-sig") as file:
-        try:
-            # A subclass of the safe loader. ValueError: dates and numbers that YAML takes for such, and bad UTF-8.
-            return yaml.load(file, _Loader)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            problem = Problem("content", " ".join(str(error).split()), "well-formed YAML in UTF-8", "mend it there")
-            raise InvalidSpec(subject, (problem,)) from error
-
-
-# -- what it says ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -1,0 +1,75 @@
+"""How long responses are: a measured distribution, and how alike the responses to one prompt are.
+
+The logarithm of a length has an effect of the prompt and one of the response: a hard prompt is long every time. Drawn
+from seeds alone, so that every system meets the same prompts.
+"""
+
+from bisect import bisect
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import erf, exp, log, sqrt
+from random import Random
+
+# Between the last quantile that a figure shows and the cap it gives only the two shares. So much of the logarithm of
+# the share above a length falls in proportion to the length, the rest in proportion to its logarithm.
+STRAIGHT = 0.9
+TABLE = 8192
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Response lengths of one domain: quantiles, and the share above the last one and at the cap that they are for.
+
+    `alike` is the part of the variance that the prompt explains.
+    """
+
+    tokens: tuple[int, ...]
+    shares: tuple[float, ...]
+    above: tuple[int, float]
+    at_cap: tuple[int, float]
+    alike: float = field(default=0.12)
+
+    def below(self, share: float) -> int:
+        """The length that this share of responses does not exceed, were there no cap.
+
+        Beyond the cap that was measured, the share falls as steeply with the length as it did on average before.
+        """
+        cap, at_cap = self.at_cap
+        knee, above = self.above
+        longer = 1 - share
+        if longer <= at_cap:
+            return int(cap * exp(log(at_cap / longer) * log(cap / knee) / log(above / at_cap)))
+        if longer < above:
+            return self._in_the_tail(longer, knee, above, cap, at_cap)
+        shares, tokens = (*self.shares, 1 - above), (*self.tokens, knee)
+        i = bisect(shares, share)
+        if i == 0:
+            return max(1, round(tokens[0] * share / shares[0]))
+        if i == len(shares):
+            return knee
+        part = (share - shares[i - 1]) / (shares[i] - shares[i - 1])
+        return round(tokens[i - 1] + part * (tokens[i] - tokens[i - 1]))
+
+    @staticmethod
+    def _in_the_tail(longer: float, knee: int, above: float, cap: int, at_cap: float) -> int:
+        """By bisection: the two shapes between the knee and the cap have no common inverse."""
+        low, high = knee, cap
+        while high - low > 1:
+            middle = (low + high) // 2
+            straight = 1 - (1 - at_cap / above) * (middle - knee) / (cap - knee)
+            curved = log(middle / knee) / log(cap / knee) * log(at_cap / above)
+            if STRAIGHT * log(straight) + (1 - STRAIGHT) * curved > log(longer / above):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    @cached_property
+    def table(self) -> tuple[int, ...]:
+        """Evenly spaced quantiles: drawing looks one up."""
+        return tuple(self.below((i + 0.5) / TABLE) for i in range(TABLE))
+
+    def drawn(self, hardness: float, rng: Random, cap: int) -> int:
+        """One response to a prompt of this hardness (a standard normal number)."""
+        score = sqrt(self.alike) * hardness + sqrt(1 - self.alike) * rng.gauss(0.0, 1.0)
+        return min(cap, self.table[int(0.5 * (1 + erf(score / sqrt(2))) * (TABLE - 1e-9))])

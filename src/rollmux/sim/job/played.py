@@ -1,0 +1,42 @@
+"""So many steps of one job under one system, and what its batcher and its timeouts have learnt by then.
+
+Invariant: setup, system, number of steps and seed determine all of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rollmux.packer.false_kills import FalseKills
+from rollmux.packer.length_bias import BiasReport
+from rollmux.sim.job.job import Job, Step
+from rollmux.sim.job.setup import Setup
+from rollmux.sim.job.system import System
+
+Told = Callable[[int], None]  # how many steps are done
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One system's run; there is at least one step.
+
+    `bias` counts every response of a trained prompt at its whole length, also where it was aborted, which only a
+    simulator knows. `seen_bias` is the batcher's own report, as a live run has it.
+    """
+
+    system: System
+    steps: tuple[Step, ...]
+    bias: BiasReport
+    seen_bias: BiasReport
+    waiting_prompts: int  # for a long round that has not come
+    false_kills: FalseKills | None  # where timeouts adapt
+
+
+def play(setup: Setup, system: System, steps: int, seed: int, told: Told | None = None) -> Played:
+    """Runs the first steps of the job."""
+    job, done = Job(setup, system, seed), []
+    for number in range(steps):
+        done.append(job.step())
+        if told is not None:
+            told(number + 1)
+    kills = job.timeouts.false_kills if job.timeouts is not None else None
+    return Played(system, tuple(done), job.bias.report(), job.batcher.bias.report(), job.batcher.queued, kills)

@@ -1,0 +1,203 @@
+"""One replica of the rollout engine: continuous batching from event to event, never token by token.
+
+All running requests gain a token in each step, and the time of `k` steps has a closed form. So a replica knows when
+its next request ends or its room is full, and is brought up to date only then or when something is asked of it.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import inf, sqrt
+from typing import Generic, Protocol, TypeVar
+
+from rollmux.sim.job.machine import Rates
+
+
+class Work(Protocol):
+    """What the engine needs to know of a request."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+
+
+R = TypeVar("R", bound=Work)
+
+
+@dataclass(slots=True)
+class _Running(Generic[R]):
+    """A request in the batch: at which step it ends, and how many tokens it had when it was let in."""
+
+    request: R
+    end: int
+    start: int
+    had: int
+    order: int
+    over: bool = False
+
+
+class Replica(Generic[R]):
+    """Requests wait, run, are preempted where room is short, and end. Times are seconds of one clock."""
+
+    __slots__ = (
+        "_by_order", "_ends", "_kv", "_queue", "_ready", "_steps", "_waiting_had", "admitted", "now", "preemptions",
+        "rates", "recomputed", "running", "slots",
+    )  # fmt: skip
+
+    def __init__(self, rates: Rates, slots: int, now: float = 0.0) -> None:
+        self.rates, self.slots, self.now = rates, slots, now
+        self.running: dict[R, _Running[R]] = {}
+        self.preemptions = self.recomputed = self.admitted = 0
+        self._by_order: list[_Running[R]] = []  # those let in, the last at the end
+        self._ends: list[tuple[int, int, _Running[R]]] = []
+        self._queue: deque[R] = deque()
+        self._waiting_had: dict[R, int] = {}
+        self._kv = 0  # tokens whose keys and values are held
+        self._steps = 0
+        self._ready = now  # until when steps are counted, or when prefilling is done
+
+    @property
+    def load(self) -> int:
+        """Requests that run or wait."""
+        return len(self.running) + len(self._queue)
+
+    def submit(self, request: R, had: int = 0) -> None:
+        """It waits for room; `had` tokens come with it from elsewhere, and their keys and values are computed anew."""
+        if had:
+            self._waiting_had[request] = had
+        self._queue.append(request)
+
+    def admit(self) -> None:
+        """Lets in who waits, as far as there is room for what they have and a step of everybody."""
+        queue, rates = self._queue, self.rates
+        prefill, before = 0, self.admitted
+        while queue and len(self.running) < self.slots:
+            request = queue[0]
+            had = self._waiting_had.get(request, 0)
+            need = request.prompt_tokens + had
+            if self._kv + need + len(self.running) + 1 > rates.room_tokens and self.running:
+                break
+            queue.popleft()
+            self._waiting_had.pop(request, None)
+            prefill += need
+            self.recomputed += had
+            self.admitted += 1
+            left = max(1, request.tokens - had)
+            entry = _Running(request, self._steps + left, self._steps, had, self.admitted)
+            self.running[request] = entry
+            self._by_order.append(entry)
+            heappush(self._ends, (entry.end, entry.order, entry))
+            self._kv += need
+        if self.admitted > before:
+            self._ready = max(self._ready, self.now) + prefill * rates.prefill_token_s
+
+    def next_at(self) -> float:
+        """When the next request ends or somebody must be preempted; never, where nothing runs.
+
+        As others leave, the step that is being made grows shorter: it may be over before now, and is told now.
+        """
+        steps = self._steps_to_event()
+        return inf if steps is None else max(self.now, self._ready + self._takes(steps))
+
+    def _steps_to_event(self) -> int | None:
+        ends = self._ends
+        while ends and ends[0][2].over:
+            heappop(ends)
+        if not ends:
+            return None
+        to_end = ends[0][0] - self._steps
+        running = len(self.running)
+        if running == 1:
+            return to_end  # alone, it may have all there is
+        return min(to_end, max(1, (self.rates.room_tokens - self._kv) // running))
+
+    def _takes(self, steps: int) -> float:
+        running = len(self.running)
+        rates = self.rates
+        each = rates.step_s(running) + rates.kv_token_s * self._kv
+        return steps * each + rates.kv_token_s * running * steps * (steps - 1) / 2
+
+    def advance(self, now: float) -> list[R]:
+        """Brings the replica up to this time, which is not beyond its next event; returns who has ended."""
+        start, self.now = self._ready, now
+        if not self.running or now < start:
+            return []
+        due = self._steps_to_event()
+        assert due is not None
+        steps = due if now >= start + self._takes(due) - 1e-9 else min(due, self._steps_in(now - start))
+        self._steps += steps
+        self._kv += steps * len(self.running)
+        self._ready = now if steps == due else start + self._took(steps)
+        ended = []
+        while self._ends and (self._ends[0][2].over or self._ends[0][0] <= self._steps):
+            entry = heappop(self._ends)[2]
+            if not entry.over:
+                ended.append(entry.request)
+                self._drop(entry)
+        if self.running and self._kv + len(self.running) > self.rates.room_tokens:
+            self._preempt()
+        return ended
+
+    def _took(self, steps: int) -> float:
+        """The time that the steps just made took."""
+        self._kv -= steps * len(self.running)
+        took = self._takes(steps)
+        self._kv += steps * len(self.running)
+        return took
+
+    def _steps_in(self, seconds: float) -> int:
+        running, rates = len(self.running), self.rates
+        grows = rates.kv_token_s * running / 2
+        each = rates.step_s(running) + rates.kv_token_s * self._kv - grows
+        if grows <= 0:
+            return int(seconds / each)
+        return int((sqrt(each * each + 4 * grows * seconds) - each) / (2 * grows))
+
+    def _preempt(self) -> None:
+        """The last let in give way first; they come back first, too."""
+        while len(self.running) > 1 and self._kv + len(self.running) > self.rates.room_tokens:
+            entry = self._by_order.pop()
+            if entry.over:
+                continue
+            had = self.tokens_of(entry.request)
+            self._drop(entry)
+            self.preemptions += 1
+            self._waiting_had[entry.request] = had
+            self._queue.appendleft(entry.request)
+
+    def tokens_of(self, request: R) -> int:
+        """How many tokens a request has been given so far."""
+        entry = self.running.get(request)
+        if entry is None:
+            return self._waiting_had.get(request, 0)
+        return min(request.tokens, entry.had + self._steps - entry.start)
+
+    def remove(self, request: R) -> int:
+        """Takes a request out, running or waiting; returns the tokens it had."""
+        had = self.tokens_of(request)
+        entry = self.running.get(request)
+        if entry is not None:
+            self._drop(entry)
+        else:
+            self._queue.remove(request)
+            self._waiting_had.pop(request, None)
+        return had
+
+    def _drop(self, entry: _Running[R]) -> None:
+        entry.over = True
+        del self.running[entry.request]
+        self._kv -= entry.request.prompt_tokens + entry.had + self._steps - entry.start
+        if len(self._by_order) > 2 * len(self.running) + 64:
+            self._by_order = [e for e in self._by_order if not e.over]
+            self._ends = [e for e in self._ends if not e[2].over]
+            heapify(self._ends)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values are held now."""
+        return self._kv
+
+    def requests(self) -> list[R]:
+        """Those that run, then those that wait."""
+        return [*self.running, *self._queue]

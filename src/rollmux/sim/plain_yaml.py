@@ -1,0 +1,32 @@
+"""YAML files as plain data. No key may be there twice: YAML would keep the last one in silence."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rollmux.errors import InvalidSpec, Problem
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data only, and each key once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_plain(path: Path, subject: str) -> object:
+    """What the file holds, or InvalidSpec about this subject."""
+    with path.open(encoding="utf-8-sig") as file:
+        try:
+            # A subclass of the safe loader. ValueError: dates and numbers that YAML takes for such, and bad UTF-8.
+            return yaml.load(file, _Loader)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            problem = Problem("content", " ".join(str(error).split()), "well-formed YAML in UTF-8", "mend it there")
+            raise InvalidSpec(subject, (problem,)) from error
