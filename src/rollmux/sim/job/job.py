@@ -64,6 +64,10 @@ class Job:
         self.stream = StreamPolicy(StreamSettings(setup.cap)) if system.stream else None
         self.sizes = Sizes(setup, system.sizing) if system.sizing is not Sizing.FIXED else None
         self.tp = setup.tp
+        # Half of what is inferred is the old policy's, half the reference's.
+        infer, skipped = setup.training.infer_part, setup.training.infer_part / 2 if system.one_update else 0.0
+        self.infer_part = (infer - skipped) / (1 - skipped)
+        self.token_s = setup.train_token_s * (1 - skipped)
         self.lengths: deque[int] = deque(maxlen=REMEMBERED)  # of responses of late
         self.bias = LengthBias()  # with the whole lengths of those that were aborted, which only a simulator knows
 
@@ -98,7 +102,7 @@ class Job:
             kind=batch.kind,
             rollout_s=rollout.generated_s,
             reward_s=rollout.complete_s - rollout.generated_s,
-            train_s=setup.training.fixed_s + tokens * setup.train_token_s - hidden_s,
+            train_s=setup.training.fixed_s + tokens * self.token_s - hidden_s,
             sync_s=setup.sync_s,
             tp=tp,
             launched=rollout.launched,
@@ -119,10 +123,9 @@ class Job:
 
     def _hidden_s(self, rollout: Rollout, batch: Batch, tokens: int) -> float:
         """How much of the update's arithmetic goes on before the round is over."""
-        setup = self.setup
         if self.system.infer_early:
             idle_s = sum(rollout.generated_s - since for since in rollout.idle_s) / len(rollout.idle_s)
-            return min(idle_s, setup.training.infer_part * tokens * setup.train_token_s)
+            return min(idle_s, self.infer_part * tokens * self.token_s)
         joins = self._joins(rollout)
         return streamed_s(joins, rollout.complete_s, self._learnt(rollout, batch)) if joins else 0.0
 
@@ -143,12 +146,10 @@ class Job:
         A gradient needs the advantages of a whole prompt, log-probabilities only the response.
         """
         setup, scored = self.setup, rollout.scored_s
-        infer = setup.training.infer_part if self.system.stream_wide else 0.0
+        infer = self.infer_part if self.system.stream_wide else 0.0
         work = []
         for prompt in batch.prompts:
-            sizes = [
-                (scored[r.request], (r.tokens + setup.prompt_tokens) * setup.train_token_s) for r in prompt.responses
-            ]
+            sizes = [(scored[r.request], (r.tokens + setup.prompt_tokens) * self.token_s) for r in prompt.responses]
             work.append((max(at for at, _ in sizes), (1 - infer) * sum(size for _, size in sizes)))
             if infer:
                 work += [(at, infer * size) for at, size in sizes]

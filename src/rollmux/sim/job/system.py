@@ -23,7 +23,8 @@ class System:
     `judge_batch` texts are judged in one pass over the judge's layers, which are streamed from host memory either way.
     `stream` frees half of the replicas for training when the rest can take their requests: in short rounds only with
     `stream_short`; with `stream_wide` those that run dry later join in, and log-probabilities do not wait for the rest
-    of a prompt. `infer_early` computes log-probabilities on replicas that ran dry.
+    of a prompt. `infer_early` computes log-probabilities on replicas that ran dry. `one_update` makes no pass for the
+    old policy's log-probabilities: where a batch is one update, they are those of its own forward pass.
     """
 
     name: str
@@ -35,6 +36,7 @@ class System:
     sizing: Sizing = Sizing.FIXED
     stream: bool = False
     infer_early: bool = False
+    one_update: bool = False
     judge_batch: int = 1
     stream_short: bool = True
     stream_wide: bool = False
@@ -64,6 +66,7 @@ ROLLMUX = System(
     judge_batch=8,
     stream_short=False,
     stream_wide=True,
+    one_update=True,
 )
 
 SYSTEMS = {system.name: system for system in (SYNC, RLHFUSE, ROLLPACKER, ROLLMUX)}
