@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 
 from rollmux.packer import (
     Abort,
+    AdaptiveEta,
     Batch,
     Batching,
     Command,
     DataEnded,
     Draw,
+    EtaPolicy,
     Event,
+    Factors,
     KnownLong,
     Launch,
     Prompt,
@@ -47,13 +50,21 @@ class Setting:
     refused: float = 0.0  # rewards that are zero: prompts with nothing else are filtered, if anything is
     slow_source: int = 0
     knows_long: bool = False
+    adapts: bool = False  # whether the factors follow what was seen
 
     def batcher(self, state: dict[str, Any] | None = None) -> TailBatcher:
         keep = (lambda rewards: sum(rewards) > 0.0) if self.refused else None
         known_long = KnownLong(0.3) if self.knows_long else None
         if state is None:
-            return TailBatcher(self.batching, keep, known_long=known_long)
-        return TailBatcher.from_state(self.batching, state, keep, known_long=known_long)
+            return TailBatcher(self.batching, keep, self.eta(), known_long)
+        return TailBatcher.from_state(self.batching, state, keep, self.eta(), known_long)
+
+    def eta(self) -> EtaPolicy | None:
+        """One of its own for each batcher; it remembers few rounds, so that it forgets within a test."""
+        if not self.adapts:
+            return None
+        start = Factors(self.batching.eta_prompts, self.batching.eta_responses)
+        return AdaptiveEta(start, Factors(3.0, 2.0), rounds=4)
 
     @property
     def domains(self) -> list[str]:

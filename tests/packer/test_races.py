@@ -290,6 +290,9 @@ ILLEGAL: dict[str, list[Event]] = {
     "ResponseFailed: sample 1 of prompt 0": [ResponseFailed(request(0, 1), "again")],
     "ResponseAborted: sample 0 of prompt 1": [ResponseAborted(request(1), 1)],
     "a length of -1 tokens": [ResponseGenerated(request(1), -1)],
+    "a length of nan tokens": [ResponseGenerated(request(1), float("nan"))],  # type: ignore[arg-type]
+    "a length of 7.0 tokens": [ResponseGenerated(request(1), 7.0)],  # type: ignore[arg-type]
+    "a length of 0.5 tokens": [ResponseFailed(request(1), "engine", 0.5)],  # type: ignore[arg-type]
     "a reward of nan": [ResponseRewarded(request(0, 2), float("nan"))],
     "is told twice": [DataEnded(), DataEnded()],
     "is generated": [ResponseGenerated(request(1), 1), ResponseGenerated(request(1), 2)],

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 from random import Random
 
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from rollmux.packer import (
     Account,
+    AdaptiveEta,
     Batch,
     Batching,
     Command,
+    DataEnded,
     FixedEta,
     KnownLong,
     Prompt,
@@ -194,7 +197,7 @@ def test_at_a_factor_of_five_quarters_four_short_rounds_lead_to_a_long_one(quota
     batching = Batching(128, 2, 1.25, 1.0, quotas=quotas, max_wait_rounds=8)
     batches = Player(Setting(batching, data=4000), rounds=25).play().batches
     longs = [batch.round for batch in batches if batch.kind is RoundKind.LONG]
-    assert longs == ([5, 10, 15, 20, 25] if not quotas else [6, 11, 16, 21])
+    assert longs == [5, 10, 15, 20, 25]
     if quotas:
         assert all(quotas_met(batch, batching) for batch in batches)
 
@@ -263,10 +266,11 @@ def test_the_order_of_simultaneous_events_changes_nothing(setting: Setting, seed
 
 
 @PLAYS
-@given(settings_of_jobs(), st.data(), st.booleans())
+@given(settings_of_jobs(), st.data(), st.booleans(), st.booleans())
 def test_a_batcher_restored_at_any_point_goes_on_as_if_nothing_had_been(
-    setting: Setting, data: st.DataObject, at_once: bool
+    setting: Setting, data: st.DataObject, at_once: bool, adapts: bool
 ) -> None:
+    setting = replace(setting, adapts=adapts)
     plain = Player(setting, rounds=6, at_once=at_once).play()
     restarts = data.draw(st.sets(st.integers(0, len(plain.told) - 1), max_size=4))
 
@@ -284,13 +288,13 @@ def test_a_batcher_restored_at_any_point_goes_on_as_if_nothing_had_been(
 # -- tokens and policies -----------------------------------------------------------------------------------------------
 
 
-def lengths_told(player: Player) -> dict[Request, int]:
-    """Every first word of a response's length, before the last batch and not later than one round after its own."""
+def lengths_told(player: Player, until_the_last_batch: bool = True) -> dict[Request, int]:
+    """Every first word of a response's length, not later than one round after its own."""
     told: dict[Request, int] = {}
     number, is_running = 0, False
     ends = (ResponseGenerated, ResponseAborted, ResponseFailed)
     last = max(place for place, (_, commands) in enumerate(player.told) if has_batch(commands))
-    for (event,), commands in player.told[: last + 1]:
+    for (event,), commands in player.told[: last + 1] if until_the_last_batch else player.told:
         if isinstance(event, RoundStarted):
             number, is_running = number + 1, True
         elif isinstance(event, ends) and event.tokens and event.request.round >= number - is_running:
@@ -317,7 +321,7 @@ def test_every_token_told_is_trained_or_wasted(setting: Setting) -> None:
 def test_every_known_length_is_offered_once_but_those_of_prompts_that_run_again(setting: Setting) -> None:
     player = Player(setting, at_once=False).play()
     trained_in = {each.prompt: batch.round for batch in player.batches for each in batch.prompts}
-    told = lengths_told(player)
+    told = lengths_told(player, until_the_last_batch=False)
     offered = [tokens for request, tokens in told.items() if trained_in[request.prompt] == request.round]
     overall = player.batcher.bias.report().overall
     assert overall.trained.responses == len(trained_in) * setting.batching.responses
@@ -341,3 +345,13 @@ def test_a_policy_that_asks_for_more_than_the_wait_allows_gets_what_it_allows() 
     batcher = TailBatcher(Batching(2, 1, max_wait_rounds=1), eta=FixedEta(16.0, 1.0), known_long=KnownLong())
     (draw,) = batcher.handle(RoundStarted())
     assert draw.count == 4  # type: ignore[union-attr]
+
+
+def test_factors_that_adapt_need_no_data() -> None:
+    """The batch of a round without data shows nothing, and the next round is asked for nevertheless."""
+    batcher = TailBatcher(Batching(2, 1), eta=AdaptiveEta())
+    batcher.handle(RoundStarted())
+    assert has_batch(batcher.handle(DataEnded()))
+    assert batcher.next_kind is RoundKind.LONG
+    assert has_batch(batcher.handle(RoundStarted()))
+    assert batcher.next_kind is RoundKind.LONG

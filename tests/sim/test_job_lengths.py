@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmux.sim.job.lengths import TABLE, Lengths
+from rollmux.sim.job.lengths import TABLE, LengthQuantiles
 from rollmux.sim.job.rewards import Program
 from rollmux.sim.job.setup import Domain, Source
 from rollmux.sim.job.shipped import DOMAINS, SETUPS
 
 UNCAPPED = 10**9
-LENGTHS = Lengths((100, 400, 1000), (0.1, 0.5, 0.9), (2000, 0.04), (8000, 0.01))
+LENGTHS = LengthQuantiles((100, 400, 1000), (0.1, 0.5, 0.9), (2000, 0.04), (8000, 0.01))
 
 
-def drawn(lengths: Lengths, prompts: int, each: int, cap: int = UNCAPPED) -> list[list[int]]:
+def drawn(lengths: LengthQuantiles, prompts: int, each: int, cap: int = UNCAPPED) -> list[list[int]]:
     """Responses of so many prompts."""
     rng = Random(3)
     found = []

@@ -118,10 +118,10 @@ def _show(setup: Setup, played: Mapping[str, Played], console: Console) -> None:
         table.add_column(column, justify="left" if column == "system" else "right")
     for name, each in played.items():
         means = (
-            step_s_mean(each.steps),
-            *(step_s_mean(each.steps, kind) for kind in (RoundKind.SHORT, RoundKind.LONG)),
+            step_s_mean(each.whole),
+            *(step_s_mean(each.whole, kind) for kind in (RoundKind.SHORT, RoundKind.LONG)),
         )
-        breakdown = breakdown_s(each.steps)
+        breakdown = breakdown_s(each.whole)
         table.add_row(
             name,
             *("–" if mean is None else f"{mean:.1f}" for mean in means),
@@ -131,7 +131,7 @@ def _show(setup: Setup, played: Mapping[str, Played], console: Console) -> None:
             f"{each.bias.overall.mean_shift:+.1%}",
         )
     console.print(table)
-    console.print("Wasted: of all tokens made. Mean length: of what was trained, over what was offered.")
+    console.print("Means are of whole cycles. Wasted: of all tokens made. Mean length: trained over offered.")
     for name, each in played.items():
         if each.waiting_prompts and all(step.kind is not RoundKind.LONG for step in each.steps):
             console.print(

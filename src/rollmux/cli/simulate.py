@@ -14,6 +14,7 @@ from rich.table import Table
 
 from rollmux.cli import options
 from rollmux.cli.inputs import load_cluster, load_workload
+from rollmux.cli.job_tier import JobTier, JobTierOption, SloOfOption, StaggerOption, load_job_tier
 from rollmux.cli.outputs import HERE, console, note_paced, require_writable, write_json, write_text
 from rollmux.cli.workload import describe_workload
 from rollmux.report.page import html_report
@@ -49,6 +50,9 @@ def simulate(
     max_group: options.MaxGroup = 0,
     seed: Annotated[int, typer.Option(help="Draws the workload, real durations, lots and faults.")] = 0,
     realised: options.Realised = BOUND,
+    job_tier: JobTierOption = None,
+    slo_of: SloOfOption = None,
+    stagger: StaggerOption = None,
     move_s: options.MoveS = 300.0,
     pause_s: options.PauseS = PAUSE_S,
     node_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between losses of one node.")] = None,
@@ -75,6 +79,11 @@ def simulate(
     for option, out in (("--json", json_out), ("--report", report), ("--trace", trace)):
         require_writable(option, out)
     jobs = load_workload(workload, seed)
+    tier = load_job_tier(
+        job_tier, jobs, slo_of=slo_of, stagger=stagger, fidelity=fidelity, realised=realised, seed=seed
+    )
+    if tier is not None:
+        jobs = tier.workload
     settings = Settings(
         cluster=load_cluster(cluster),
         accounting=accounting,
@@ -84,12 +93,13 @@ def simulate(
         move_s=move_s,
         pause_s=pause_s,
         takes=durations(realised, seed),
+        packing=None if tier is None else tier.packing,
         faults=faults,
         history=bool(report or trace),
     )
     runs = run_all(jobs, names, settings, Console(stderr=True))
     if json_out is not None:
-        write_json(as_data(jobs, runs, settings, realised, timings), json_out)
+        write_json(as_data(jobs, runs, settings, realised, timings, tier), json_out)
     _write_drawings(jobs.name, [run.outcome for run in runs], report, trace)
     if json_out != HERE:
         show(jobs, runs, console())
@@ -163,7 +173,12 @@ def _teller(bar: Progress, task: TaskID) -> Told:
 
 
 def as_data(
-    workload: Workload, runs: Sequence[Run], settings: Settings, realised: str, timings: bool
+    workload: Workload,
+    runs: Sequence[Run],
+    settings: Settings,
+    realised: str,
+    timings: bool,
+    tier: JobTier | None = None,
 ) -> dict[str, Any]:
     """Everything that was found, as plain data."""
     policies = {}
@@ -191,6 +206,7 @@ def as_data(
         "max_group": settings.max_group or None,
         "move_s": settings.move_s,
         "pause_s": settings.pause_s if settings.pause_s >= 0 else None,
+        "job_tier": None if tier is None else tier.as_data(),
         "lower_bound_usd": workload_bound_usd(workload, settings.cluster, settings.max_group or None),
     }
     return {"workload": about, "policies": policies}

@@ -56,6 +56,19 @@ def launches(wanted: int, factor: float) -> int:
     return max(wanted, floor(wanted * factor + 1e-9))
 
 
+def surpluses(batching: Batching, factor: float) -> dict[str, int]:
+    """How many more prompts than wanted are launched in each domain: together as many as `factor` says.
+
+    The whole surplus goes by the quotas, what is left over to the largest remainders.
+    """
+    lanes, total = batching.lanes, launches(batching.prompts, factor) - batching.prompts
+    found = {domain: total * quota // batching.prompts for domain, quota in lanes}
+    by_remainder = sorted(lanes, key=lambda lane: (-(total * lane[1] % batching.prompts), lane[0]))
+    for domain, _ in by_remainder[: total - sum(found.values())]:
+        found[domain] += 1
+    return found
+
+
 def batching_problems(batching: Batching) -> tuple[Problem, ...]:
     """Everything wrong with the settings."""
     checks = Checks("batching")
@@ -102,7 +115,8 @@ def _check_quotas(checks: Checks, batching: Batching) -> None:
 
 def _check_wait(checks: Checks, batching: Batching) -> None:
     """What one short round defers must be trained by long rounds alone before its time is over."""
-    needed = max(ceil((launches(quota, batching.eta_prompts) - quota) / quota) for _, quota in batching.lanes)
+    surplus = surpluses(batching, batching.eta_prompts)
+    needed = max(ceil(surplus[domain] / quota) for domain, quota in batching.lanes)
     if batching.max_wait_rounds < needed:
         limit = f"at least {needed}, as one short round may defer what fills {needed} long ones"
         checks.report(

@@ -121,6 +121,8 @@ class AdaptiveEta:
     def _best(self, batching: Batching) -> Factors:
         wanted = batching.responses
         samples = [sample for _, samples in self.seen for sample in samples]
+        if not samples:  # the data have ended
+            return self.start
         spread = fmean(sample.spread for sample in samples)
         effects = sorted(s.mean_log - spread * _mean_score(wanted, s.launched) for s in samples)
         most = 1.0 if batching.race is Race.NONE else self.most.responses

@@ -54,8 +54,8 @@ def _data_ended(memory: Memory, event: ev.DataEnded, said: Said | None) -> None:
 
 
 def _told_tokens(memory: Memory, event: Any, said: Said | None) -> Run | None:
-    if event.tokens < 0:
-        raise IllegalEvent(f"{event.request}: a length of {event.tokens} tokens")
+    if type(event.tokens) is not int or event.tokens < 0:
+        raise IllegalEvent(f"{event.request}: a length of {event.tokens} tokens; give a whole number from 0")
     return _response(memory, event, said)
 
 

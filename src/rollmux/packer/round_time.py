@@ -19,7 +19,8 @@ class DecodeRates:
     """What one replica of `size` tensor-parallel GPUs does.
 
     A decode step takes `base_s` (weights read, launches, reductions), `per_request_s` for each running request and
-    `per_kv_token_s` for each token whose KV is read. Prefill, also of preempted requests, holds decoding up.
+    `per_kv_token_s` for each token whose KV is read; and what the arithmetic of all requests, `compute_s` each, takes
+    longer than the `hidden_s` in which weights are read. Prefill, also of preempted requests, holds decoding up.
     """
 
     size: int
@@ -28,12 +29,14 @@ class DecodeRates:
     per_request_s: float
     per_kv_token_s: float
     prefill_tokens_per_s: float
+    compute_s: float = 0.0
+    hidden_s: float = 0.0
 
     def __post_init__(self) -> None:
         checks = Checks("decode_rates")
         checks.whole("size", self.size, 1, 1024, "give the GPUs of one replica")
         checks.whole("kv_room_tokens", self.kv_room_tokens, 0, MAX_COUNT, "give the tokens that one replica can hold")
-        for name in ("base_s", "per_request_s", "per_kv_token_s"):
+        for name in ("base_s", "per_request_s", "per_kv_token_s", "compute_s", "hidden_s"):
             checks.number(name, getattr(self, name), 0.0, MAX_SECONDS, "give seconds of one decode step")
         checks.number("prefill_tokens_per_s", self.prefill_tokens_per_s, 1e-9, 1e15, "give tokens per second")
         checks.require()
@@ -41,7 +44,8 @@ class DecodeRates:
     def decode_s(self, steps: int, running: int, kv_tokens: int) -> float:
         """So many steps in a row; each adds a token to every running request."""
         kv_reads = steps * kv_tokens + running * (steps * (steps - 1) // 2)
-        return steps * (self.base_s + self.per_request_s * running) + self.per_kv_token_s * kv_reads
+        computing_s = max(0.0, self.compute_s * running - self.hidden_s)
+        return steps * (self.base_s + self.per_request_s * running + computing_s) + self.per_kv_token_s * kv_reads
 
 
 @dataclass(frozen=True, slots=True)

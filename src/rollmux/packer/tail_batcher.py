@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rollmux.packer import events as ev
-from rollmux.packer.batching import Batching, Race, launches, require_batching
+from rollmux.packer.batching import Batching, Race, launches, require_batching, surpluses
 from rollmux.packer.commands import Batch, Command, Draw, FailedPrompt, RoundComplete, RoundKind, TrainedPrompt
 from rollmux.packer.eta import EtaPolicy, Factors, FixedEta
 from rollmux.packer.known_long import KnownLong
@@ -110,7 +110,8 @@ class TailBatcher:
         """How many prompts a short round launches beyond its want: never more than long rounds can train in time."""
         batching = self._memory.batching
         most = 1 + batching.max_wait_rounds
-        return {domain: min(launches(quota, factors.prompts), most * quota) - quota for domain, quota in batching.lanes}
+        wanted = surpluses(batching, factors.prompts)
+        return {domain: min(wanted[domain], (most - 1) * quota) for domain, quota in batching.lanes}
 
     def _kind(self, surplus: dict[str, int]) -> RoundKind:
         memory = self._memory
@@ -219,6 +220,8 @@ class TailBatcher:
         """How far an aborted response had come: waste, and a length that was offered if its prompt runs no more."""
         memory = self._memory
         is_offered = memory.unheard.pop(request, None)
+        if not tokens:  # it had not begun: that says nothing of its length
+            return
         if run is not None:
             if request.sample in run.tokens:
                 return

@@ -17,6 +17,7 @@ from rollmux.sim.faults import Faults, strike
 from rollmux.sim.limits import fluid_usd, whole_node_usd
 from rollmux.sim.outcome import JobOutcome, Outcome, PoolHours
 from rollmux.sim.paced import PacedCast
+from rollmux.sim.packed import Packing
 from rollmux.sim.pauses import PAUSE_S, able_to_pause
 from rollmux.sim.policies import CONTENDERS
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
@@ -58,6 +59,7 @@ class Settings:
     move_s: float = 300.0
     pause_s: float = PAUSE_S
     takes: Takes = as_planned
+    packing: Packing | None = None  # in place of `takes`, phase by phase
     faults: Faults | None = None
     history: bool = False
 
@@ -82,10 +84,13 @@ def replay(workload: Workload, policy: str, settings: Settings | None = None, to
     books = Books(machine, settings.history)
     paced = settings.fidelity is Fidelity.PACE or contender.paced_only
     delays = Delays(settings.provision_s, settings.launch_s, settings.move_s)
-    cast = PacedCast(machine, delays, books) if paced else Cast(machine, delays, settings.takes, books)
+    takes = settings.takes if settings.packing is None else settings.packing.takes(machine)
+    cast = PacedCast(machine, delays, books) if paced else Cast(machine, delays, takes, books)
     _join_machines(cast, settings)
     for number, (arrival, original) in enumerate(zip(arrivals, workload.arrivals, strict=True), 1):
-        _submit(cast, arrival, original.iterations, settings)
+        packing = None if paced else settings.packing
+        told_job = arrival.job if packing is None else packing.told(arrival.job, original.iterations)
+        _submit(cast, replace(arrival, job=told_job), original.iterations, settings)
         if told is not None:
             cast.at(arrival.at_s, partial(told, number, len(arrivals)))
     if settings.faults is not None:

@@ -11,20 +11,21 @@ from rollmux.packer.length_bias import LengthBias
 from rollmux.packer.stream import StreamPolicy, StreamSettings
 from rollmux.packer.tail_batcher import TailBatcher
 from rollmux.packer.timeouts import TimeoutPolicy
-from rollmux.sim.job.rollout import Rollout, Round
+from rollmux.sim.job.rollout import Rollout, RoundPlayer
 from rollmux.sim.job.scorer import Scorer
 from rollmux.sim.job.setup import Setup, Source
 from rollmux.sim.job.sizes import RESIZE_S, Sizes
 from rollmux.sim.job.system import Sizing, System
 
 # From freeing devices to learning on them: the engine's state goes, the trainer's comes, its groups are made anew.
-# Calibrated on what streaming gains in the paper: 2 s a step with 7B, 17 s with 14B.
-STREAM_START_S = 30.0
+# Calibrated, as is the next, on what streaming gains in the paper: 2 s a step with 7B, 17 s with 14B.
+STREAM_START_S = 20.0
 # Half of the devices learn from whatever prompts are done, in small and uneven pieces: so much of their usual speed.
-# Calibrated on the training that is left after long rounds, 59 of 89 s with 14B and 33 of 44 s with 7B.
-STREAM_REACHED = 0.5
+STREAM_REACHED = 0.6
+# By which quantile a length is projected: over the many requests of a replica, too long and too short even out.
+PROJECTED = 0.5
 # Lengths that are remembered of earlier rounds, to plan with.
-REMEMBERED = 4096
+REMEMBERED = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,15 @@ class Job:
             )
         )
         self.timeouts = TimeoutPolicy() if system.adaptive_timeouts else None
-        self.stream = StreamPolicy(StreamSettings(setup.cap)) if system.stream else None
+        self.stream = StreamPolicy(StreamSettings(setup.cap, quantile=PROJECTED)) if system.stream else None
         self.sizes = Sizes(setup, system.sizing) if system.sizing is not Sizing.FIXED else None
         self.tp = setup.tp
         # Half of what is inferred is the old policy's, half the reference's.
         infer, skipped = setup.training.infer_part, setup.training.infer_part / 2 if system.one_update else 0.0
         self.infer_part = (infer - skipped) / (1 - skipped)
         self.token_s = setup.train_token_s * (1 - skipped)
-        self.lengths: deque[int] = deque(maxlen=REMEMBERED)  # of responses of late
+        # Of responses of late: for short rounds all of them, as those meet all prompts; for long rounds their own.
+        self.lengths: dict[bool, deque[int]] = {long: deque(maxlen=REMEMBERED) for long in (False, True)}
         self.bias = LengthBias()  # with the whole lengths of those that were aborted, which only a simulator knows
 
     def step(self) -> Step:
@@ -78,7 +80,7 @@ class Job:
         tp = setup.tp if self.sizes is None else self.sizes.choose(long=is_long)
         resize_s = RESIZE_S if tp != self.tp else 0.0
         self.tp = tp
-        rollout = Round(
+        rollout = RoundPlayer(
             setup,
             self.source,
             self.batcher,
@@ -87,12 +89,13 @@ class Job:
             wake_s=setup.wake_s + resize_s,
             beside=system.beside,
             stream=self.stream if is_long or system.stream_short else None,
-            known_lengths=tuple(self.lengths),
+            known_lengths=tuple(self.lengths[is_long]),
         ).play()
         batch = rollout.batch
         assert batch is not None
         lengths = [response.tokens for prompt in batch.prompts for response in prompt.responses]
-        self.lengths.extend(lengths)
+        for known in self.lengths.values() if is_long else [self.lengths[False]]:
+            known.extend(lengths)
         if self.sizes is not None:
             self.sizes.observe(rollout, lengths, long=is_long)
         self._count_lengths(batch)

@@ -12,12 +12,12 @@ from random import Random
 
 # Between the last quantile that a figure shows and the cap it gives only the two shares. So much of the logarithm of
 # the share above a length falls in proportion to the length, the rest in proportion to its logarithm.
-STRAIGHT = 0.9
+STRAIGHT = 0.7
 TABLE = 8192
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthQuantiles:
     """Response lengths of one domain: quantiles, and the share above the last one and at the cap that they are for.
 
     `alike` is the part of the variance that the prompt explains.
@@ -27,7 +27,7 @@ class Lengths:
     shares: tuple[float, ...]
     above: tuple[int, float]
     at_cap: tuple[int, float]
-    alike: float = field(default=0.12)
+    alike: float = field(default=0.2)
 
     def below(self, share: float) -> int:
         """The length that this share of responses does not exceed, were there no cap.

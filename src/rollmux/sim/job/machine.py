@@ -11,8 +11,8 @@ MEMORY_REACHED, DECODE_REACHED, PREFILL_REACHED = 0.75, 0.35, 0.5
 # Calibrated on the table of eta sensitivity in RollPacker (arXiv 2509.21009): what a step takes beside the weights, an
 # all-reduce, and a request's share of scheduling, sampling and detokenising. Used unchanged for all models.
 STEP_OVERHEAD_S = 0.001
-ALL_REDUCE_S = 55e-6
-PER_REQUEST_S = 70e-6
+ALL_REDUCE_S = 53e-6
+PER_REQUEST_S = 100e-6
 # What the weights, activations and graphs leave of a device's memory to keys and values.
 MEMORY_FOR_ENGINE = 0.85
 
@@ -85,7 +85,7 @@ def rates(model: Model, device: Device, tp: int) -> Rates:
     """Of one replica on `tp` devices."""
     memory = device.memory_bytes_per_s * MEMORY_REACHED * tp
     weights_s = model.weight_bytes / memory
-    reduce_s = 2 * model.layers * ALL_REDUCE_S if tp > 1 else 0.0
+    reduce_s = 2 * model.layers * ALL_REDUCE_S * 2 * (tp - 1) / tp  # around a ring
     room = device.memory_bytes * MEMORY_FOR_ENGINE * tp - model.weight_bytes
     return Rates(
         base_s=weights_s + STEP_OVERHEAD_S + reduce_s,

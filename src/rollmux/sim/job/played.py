@@ -6,6 +6,7 @@ Invariant: setup, system, number of steps and seed determine all of it.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rollmux.packer.commands import RoundKind
 from rollmux.packer.false_kills import FalseKills
 from rollmux.packer.length_bias import BiasReport
 from rollmux.sim.job.job import Job, Step
@@ -29,6 +30,12 @@ class Played:
     seen_bias: BiasReport
     waiting_prompts: int  # for a long round that has not come
     false_kills: FalseKills | None  # where timeouts adapt
+
+    @property
+    def whole(self) -> tuple[Step, ...]:
+        """The steps of whole cycles, to the last long round: what is deferred behind it is still to be paid for."""
+        last = max((i for i, step in enumerate(self.steps) if step.kind is RoundKind.LONG), default=len(self.steps) - 1)
+        return self.steps[: last + 1]
 
 
 def play(setup: Setup, system: System, steps: int, seed: int, told: Told | None = None) -> Played:

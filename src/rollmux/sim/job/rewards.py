@@ -37,9 +37,9 @@ class Program:
     correct: bool
 
 
-def reference_s(hardness: float) -> float:
+def reference_s(heaviness: float) -> float:
     """How long the tests of a prompt run on a typical program: those of a share of prompts as of a share of runs."""
-    share = NormalDist().cdf(hardness) * TEST_SHARES[-1]
+    share = NormalDist().cdf(heaviness) * TEST_SHARES[-1]
     i = min(bisect_right(TEST_SHARES, share), len(TEST_SHARES) - 1)
     part = (share - TEST_SHARES[i - 1]) / (TEST_SHARES[i] - TEST_SHARES[i - 1])
     return TEST_S[i - 1] + part * (TEST_S[i] - TEST_S[i - 1])

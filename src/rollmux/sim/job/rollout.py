@@ -10,11 +10,10 @@ from math import inf
 from rollmux.packer.commands import Abort, Batch, Command, Draw, Launch, RoundComplete
 from rollmux.packer.events import Event, PromptDrawn, ResponseAborted, ResponseGenerated, ResponseRewarded, RoundStarted
 from rollmux.packer.prompt import Request
-from rollmux.packer.stream import Replica as Engine
-from rollmux.packer.stream import RolloutSnapshot, Shrink, StreamPolicy, Unfinished
+from rollmux.packer.stream import Replica, RolloutSnapshot, Shrink, StreamPolicy, Unfinished
 from rollmux.packer.tail_batcher import TailBatcher
+from rollmux.sim.job.engine import Engine
 from rollmux.sim.job.machine import rates
-from rollmux.sim.job.replica import Replica
 from rollmux.sim.job.rewards import Program
 from rollmux.sim.job.scorer import Scorer
 from rollmux.sim.job.setup import Setup, Source
@@ -36,18 +35,19 @@ class Rollout:
 
     batch: Batch | None = None
     complete_s: float = 0.0
-    generated_s: float = 0.0  # when the last token was made that anybody waited for
+    generated_s: float = 0.0  # when the last response of the batch was made
     launched: int = 0
     ended: int = 0  # generated to their end
     preemptions: int = 0
     recomputed: int = 0
     idle_s: list[float] = field(default_factory=list)  # since when each replica has had nothing to do
+    made_s: dict[Request, float] = field(default_factory=dict)
     scored_s: dict[Request, float] = field(default_factory=dict)
     freed_s: float = inf  # when half of the replicas went to training
     freed: frozenset[int] = frozenset()
 
 
-class Round:
+class RoundPlayer:
     """Plays one round."""
 
     def __init__(
@@ -68,11 +68,12 @@ class Round:
         self.now = 0.0
         self.generated = 0
         speed = rates(setup.model, setup.device, tp)
-        self.replicas: list[Replica[Response]] = [Replica(speed, setup.slots, wake_s) for _ in range(setup.gpus // tp)]
+        self.replicas: list[Engine[Response]] = [Engine(speed, setup.slots, wake_s) for _ in range(setup.gpus // tp)]
         self.next_at = [inf] * len(self.replicas)
         self.where: dict[Request, tuple[int, Response]] = {}
         self.unscored: dict[Request, Response] = {}  # generated, to be scored when all are
         self.lost: list[Response] = []  # generated and then out of the race: where scores come last, they cost as much
+        self.awaited: set[Request] = set()  # whose scores decide, where scores come last
         self.ended: list[Response] = []  # at this instant
         self.told = Rollout(idle_s=[0.0] * len(self.replicas))
 
@@ -103,8 +104,7 @@ class Round:
         self.told.ended += len(ended)
         for response in ended:
             self.unscored[response.request] = response
-        if ended:
-            self.told.generated_s = now
+            self.told.made_s[response.request] = now
         self._obey(self.batcher.handle(*events))
         if self.beside:
             for request, response in self.unscored.items():
@@ -130,7 +130,7 @@ class Round:
             RolloutSnapshot(
                 self.generated,
                 total,
-                tuple(Engine(f"{i:04}", self.tp, r.rates.room_tokens) for i, r in enumerate(self.replicas)),
+                tuple(Replica(f"{i:04}", self.tp, r.rates.room_tokens) for i, r in enumerate(self.replicas)),
                 tuple(
                     Unfinished(name, f"{i:04}", r.prompt_tokens, self.replicas[i].tokens_of(r))
                     for name, (i, r) in there.items()
@@ -155,11 +155,13 @@ class Round:
         """Everything is generated: scores come one kind after the other, and all at once."""
         assert self.unscored, "nothing runs, nothing is scored, and yet the round is not complete"
         work = [(request, response.program) for request, response in self.unscored.items()]
+        self.awaited = set(self.unscored)
         self.unscored.clear()
         lost = [(response.request, response.program) for response in self.lost]
-        self.now = self.scorer.one_kind_after_the_other(work + lost, self.now)
-        self.told.scored_s.update((request, self.now) for request, _ in work)
-        self._obey(self.batcher.handle(*[ResponseRewarded(request, float(p.correct)) for request, p in work]))
+        self.now, scores = self.scorer.one_kind_after_the_other(work + lost, self.now)
+        wanted = [(request, score) for request, score in scores if request in self.awaited]
+        self.told.scored_s.update((request, self.now) for request, _ in wanted)
+        self._obey(self.batcher.handle(*[ResponseRewarded(request, score) for request, score in wanted]))
 
     def _touch(self, i: int) -> None:
         """Brings a replica up to now."""
@@ -183,6 +185,8 @@ class Round:
                     answers += [ResponseAborted(request, self._stop(request, touched)) for request in requests]
                 case RoundComplete(batch):
                     self.told.batch, self.told.complete_s = batch, self.now
+                    made = [self.told.made_s[r.request] for p in batch.prompts for r in p.responses]
+                    self.told.generated_s = max(made, default=self.now)
         for i in touched:
             self._touch(i)
         if answers:
@@ -200,21 +204,22 @@ class Round:
 
     def _stop(self, request: Request, touched: set[int]) -> int:
         """Ends what is still done for a request; returns the tokens it had."""
-        found = self.where.pop(request, None)
-        if found is None:
-            response = self.unscored.pop(request, None)
-            self.scorer.cancel(request, self.now)
-            if response is None:
-                return 0
-            self.lost.append(response)
-            return response.tokens
-        i, response = found
-        self._bring_up(i)
-        if response in self.ended:
-            self.ended.remove(response)
-            return response.tokens
-        touched.add(i)
-        return self.replicas[i].remove(response)
+        i, response = self.where.pop(request, (-1, None))
+        if response is not None:
+            self._bring_up(i)
+        over = next((each for each in self.ended if each.request == request), None)
+        if over is not None:  # at this very instant, and not told yet
+            self.ended.remove(over)
+            return over.tokens
+        if response is not None:
+            touched.add(i)
+            return self.replicas[i].remove(response)
+        made = self.unscored.pop(request, None)
+        self.scorer.cancel(request, self.now)
+        if made is None:
+            return 0
+        self.lost.append(made)
+        return made.tokens
 
     def _bring_up(self, i: int) -> None:
         for response in self.replicas[i].advance(self.now):

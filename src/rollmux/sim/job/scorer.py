@@ -41,7 +41,7 @@ class Scorer:
 
     def _limit_s(self, request: Request) -> float:
         """A case begins with what its reference solution needs."""
-        if self.timeouts is None:
+        if self.timeouts is None or self._kind(request) is not Reward.SANDBOX:
             return CEILING_S
         case = str(request.prompt.id)
         limits = self.timeouts.limits(case)
@@ -75,19 +75,21 @@ class Scorer:
                 self.timeouts.audited(_run(run.case, program, audit.cpu_s))
         return float(program.correct and program.seconds <= limit_s)
 
-    def one_kind_after_the_other(self, responses: Iterable[tuple[Request, Program]], now: float) -> float:
-        """When all of these are scored: rules, then tests, then the judge, which takes the actor's place."""
-        waiting = list(responses)
-        for kind in Reward:
+    def one_kind_after_the_other(
+        self, responses: Iterable[tuple[Request, Program]], now: float
+    ) -> tuple[float, list[tuple[Request, float]]]:
+        """When all of these are scored, and the scores: rules, then tests, then the judge, in the actor's place."""
+        waiting, scores = list(responses), list[tuple[Request, float]]()
+        for kind, pool in self.pools.items():
             some = [(request, program) for request, program in waiting if self._kind(request) is kind]
             if some and kind is Reward.JUDGE:
                 now += self.setup.scoring.judge_load_s
             for request, program in some:
                 self.submit(request, program, now)
-            while (then := self.pools[kind].next_at()) < inf:
+            while (then := pool.next_at()) < inf:
                 now = then
-                self.pools[kind].advance(now)
-        return now
+                scores += [(request, self._score(request, kind)) for request in pool.advance(now)]
+        return now, scores
 
 
 def _run(case: str, program: Program, limit_s: float) -> Run:

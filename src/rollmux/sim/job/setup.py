@@ -6,7 +6,7 @@ from functools import cached_property
 from random import Random
 
 from rollmux.packer.prompt import Prompt
-from rollmux.sim.job.lengths import Lengths
+from rollmux.sim.job.lengths import LengthQuantiles
 from rollmux.sim.job.machine import Device, Model
 from rollmux.sim.job.rewards import Program, drawn_program, reference_s
 
@@ -26,7 +26,7 @@ class Domain:
     name: str
     quota: int
     size: int
-    lengths: Lengths
+    lengths: LengthQuantiles
     reward: Reward
 
 
@@ -38,7 +38,7 @@ CUT_OFF = Program(0.05, correct=False)
 class Scoring:
     """What rewards cost: rules one by one, tests on so many workers, a judge on each server."""
 
-    rule_s: float = 0.015
+    rule_s: float = 0.018
     sandbox_workers: int = 128
     right: float = 0.5  # of the programs that end
     judge_s: float = 0.1  # a server's time for a response
@@ -121,6 +121,7 @@ class Source:
         self._left: dict[str, list[int]] = {domain.name: [] for domain in setup.domains}
         self._tasks: dict[tuple[str, object], Task] = {}
         self._turn = -1
+        self._attempts: dict[Prompt, int] = {}
         self._drawn: dict[Prompt, tuple[Random, list[tuple[int, Program]]]] = {}
 
     def draw(self, name: str) -> Prompt:
@@ -144,12 +145,16 @@ class Source:
         return reference_s(self.task(prompt).heaviness)
 
     def response(self, prompt: Prompt, sample: int, turn: int) -> tuple[int, Program]:
-        """The length of one response in the round `turn`, and the program in it."""
+        """The length of one response in the round `turn`, and the program in it.
+
+        What comes depends on how often the prompt was run before, and not on the round: every system meets the same.
+        """
         if turn != self._turn:
             self._turn, self._drawn = turn, {}
         known = self._drawn.get(prompt)
         if known is None:
-            known = self._drawn[prompt] = (Random(f"{self.seed}/{prompt.epoch}/{prompt.id}/{turn}"), [])
+            attempt = self._attempts[prompt] = self._attempts.get(prompt, -1) + 1
+            known = self._drawn[prompt] = (Random(f"{self.seed}/{prompt.epoch}/{prompt.id}/{attempt}"), [])
         rng, responses = known
         while len(responses) <= sample:
             responses.append(self._next(prompt, rng))

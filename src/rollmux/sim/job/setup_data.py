@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from rollmux.sim.job.lengths import Lengths
+from rollmux.sim.job.lengths import LengthQuantiles
 from rollmux.sim.job.machine import Device, Model
 from rollmux.sim.job.setup import Domain, Setup
 
@@ -72,7 +72,7 @@ DOMAIN_NUMBERS = {
     "quota": _count("quota", "prompts of a step that are of this domain"),
     "size": _count("size", "prompts in the data", 10**9),
 }
-# In `Lengths` these are pairs; here each has its own key.
+# In `LengthQuantiles` these are pairs; here each has its own key.
 LENGTH_NUMBERS = {
     "tail_tokens": _count("tail_tokens", "length beyond the last quantile with a known share of longer ones"),
     "tail_share": Number("tail_share", "share of the responses longer than tail_tokens", 1e-9, 1 - 1e-9),
@@ -124,9 +124,9 @@ def _domain_data(domain: Domain) -> dict[str, Any]:
     }
 
 
-def lengths_of(quantiles: list[tuple[float, int]], row: Mapping[str, Any]) -> Lengths:
+def lengths_of(quantiles: list[tuple[float, int]], row: Mapping[str, Any]) -> LengthQuantiles:
     """The other way round: from quantiles and the numbers beside them."""
-    return Lengths(
+    return LengthQuantiles(
         tokens=tuple(tokens for _, tokens in quantiles),
         shares=tuple(share for share, _ in quantiles),
         above=(row["tail_tokens"], row["tail_share"]),

@@ -13,7 +13,7 @@ from typing import Any
 
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.sim.job import setup_data as data
-from rollmux.sim.job.lengths import Lengths
+from rollmux.sim.job.lengths import LengthQuantiles
 from rollmux.sim.job.machine import DEVICES, MODELS, Device, Model, rates
 from rollmux.sim.job.setup import Domain, Reward, Scoring, Setup, Training
 from rollmux.sim.job.setup_data import Number
@@ -121,7 +121,7 @@ class _Read:
             **self._numbers(path, part, data.DOMAIN_NUMBERS),
         )
 
-    def _lengths(self, path: str, base: Mapping[str, Any], domain: Any) -> Lengths:
+    def _lengths(self, path: str, base: Mapping[str, Any], domain: Any) -> LengthQuantiles:
         given = domain.get(data.LENGTHS) if isinstance(domain, dict) else None
         part = self._over(path, base, given, data.LENGTH_KEYS, data.LENGTH_KEYS)
         row = self._numbers(path, part, data.LENGTH_NUMBERS)

@@ -7,7 +7,7 @@ all of it against the paper). 32B is scaled from 14B and fitted to nothing.
 
 from dataclasses import replace
 
-from rollmux.sim.job.lengths import Lengths
+from rollmux.sim.job.lengths import LengthQuantiles
 from rollmux.sim.job.machine import H800, MODELS
 from rollmux.sim.job.setup import Domain, Reward, Scoring, Setup, Training
 
@@ -27,8 +27,8 @@ _JUDGED = (
 )  # fmt: skip
 
 
-def _lengths(tokens: tuple[int, ...], above_4096: float, at_cap: float) -> Lengths:
-    return Lengths(tokens, _SHARES[: len(tokens)], (4096, above_4096), (16384, at_cap))
+def _lengths(tokens: tuple[int, ...], above_4096: float, at_cap: float) -> LengthQuantiles:
+    return LengthQuantiles(tokens, _SHARES[: len(tokens)], (4096, above_4096), (16384, at_cap))
 
 
 EPOCH = 4096
@@ -49,7 +49,7 @@ _7B = Setup(
     scoring=Scoring(sandbox_workers=32, judge_s=0.36),
     training=Training(0.2, 5.0),
     sync_s=5.0,
-    wake_s=11.0,
+    wake_s=10.0,
 )
 _14B = Setup(
     name="14B/16k",
@@ -59,11 +59,11 @@ _14B = Setup(
     tp=2,
     cap=16384,
     domains=DOMAINS,
-    scoring=Scoring(sandbox_workers=128, judge_s=0.12),
-    training=Training(0.12, 15.0),
+    scoring=Scoring(sandbox_workers=120, judge_s=0.14),
+    training=Training(0.12, 20.0),
     sync_s=15.0,
-    wake_s=29.0,
+    wake_s=25.0,
 )
-_32B = replace(_14B, name="32B/32k", model=MODELS["Qwen2.5-32B"], gpus=64, tp=4, cap=32768, sync_s=30.0, wake_s=60.0)
+_32B = replace(_14B, name="32B/32k", model=MODELS["Qwen2.5-32B"], gpus=64, tp=4, cap=32768, sync_s=30.0, wake_s=50.0)
 
 SETUPS = {setup.name: setup for setup in (_7B, _14B, _32B)}

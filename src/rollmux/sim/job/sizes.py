@@ -24,7 +24,7 @@ class Sizes:
 
     def __init__(self, setup: Setup, sizing: Sizing) -> None:
         self.setup, self.sizing = setup, sizing
-        self.planner = planner(setup, RESIZE_S)
+        self.planner = planner(setup, RESIZE_S, smallest=setup.tp if sizing is Sizing.PREEMPTIONS else None)
         self._lengths: dict[bool, deque[int]] = {long: deque(maxlen=REMEMBERED) for long in (False, True)}
         self._loads: dict[bool, RoundLoad] = {}
 
@@ -46,10 +46,14 @@ class Sizes:
         self.planner.observe(rollout.preemptions, short=not long)
 
 
-def planner(setup: Setup, resize_s: float = 0.0) -> ParallelismPlanner:
-    """The planner of this job's tensor-parallel size, with what the machine's roofline says."""
+def planner(setup: Setup, resize_s: float = 0.0, smallest: int | None = None) -> ParallelismPlanner:
+    """The planner of this job's tensor-parallel size, with what the machine's roofline says.
+
+    The published rule knows no times: left alone it would halve, round after quiet round, below the size that the job
+    was set up with, so this is its smallest. Where times are predicted, any that holds the longest request will do.
+    """
     rooms = {tp: rates(setup.model, setup.device, tp).room_tokens for tp in SIZES}
-    smallest = next(tp for tp in SIZES if rooms[tp] > setup.cap + setup.prompt_tokens)
+    smallest = smallest or next(tp for tp in SIZES if rooms[tp] > setup.cap + setup.prompt_tokens)
     settings = PlannerSettings(setup.gpus, setup.device.per_server, smallest, resize_s)
     return ParallelismPlanner(settings, [decode_rates(setup, tp) for tp in settings.sizes], setup.tp)
 
@@ -57,4 +61,13 @@ def planner(setup: Setup, resize_s: float = 0.0) -> ParallelismPlanner:
 def decode_rates(setup: Setup, tp: int) -> DecodeRates:
     """What the planner is told of a size."""
     speed = rates(setup.model, setup.device, tp)
-    return DecodeRates(tp, speed.room_tokens, speed.base_s, speed.sample_s, speed.kv_token_s, 1 / speed.prefill_token_s)
+    return DecodeRates(
+        size=tp,
+        kv_room_tokens=speed.room_tokens,
+        base_s=speed.base_s,
+        per_request_s=speed.sample_s,
+        per_kv_token_s=speed.kv_token_s,
+        prefill_tokens_per_s=1 / speed.prefill_token_s,
+        compute_s=speed.compute_s,
+        hidden_s=speed.weights_s,
+    )

@@ -26,14 +26,13 @@ def as_data(setup: Setup, seed: int, played: Mapping[str, Played], sync: Played)
 
 
 def summary(played: Played, sync: Played) -> dict[str, Any]:
-    """The figures of one system. The parts of `breakdown_s` add up to `step_s_mean`.
+    """The figures of one system. The parts of `breakdown_s` add up to `step_s_mean`; means are over whole cycles.
 
     Training that went on beside the rollout is in no part: `hidden_train_s_mean` tells how much there was. `tokens`
     are those of responses: trained; wasted, as they were made and are in no batch; and offered, which trained prompts
     would have given had no response been aborted.
     """
-    steps = played.steps
-    system = played.system
+    steps, system = played.whole, played.system
     return {
         "eta_prompts": system.eta_prompts,
         "eta_responses": system.eta_responses,
@@ -44,13 +43,13 @@ def summary(played: Played, sync: Played) -> dict[str, Any]:
         "speedup_over_sync": speedup(played, sync),
         "breakdown_s": breakdown_s(steps),
         "hidden_train_s_mean": fmean(step.hidden_s for step in steps),
-        "rounds": {kind.value: sum(step.kind is kind for step in steps) for kind in RoundKind},
+        "rounds": {kind.value: sum(step.kind is kind for step in played.steps) for kind in RoundKind},
         "waiting_prompts": played.waiting_prompts,
         "tokens": tokens(played),
         "length_bias": _length_bias(played),
         "false_kills": None if played.false_kills is None else _false_kills(played.false_kills),
-        "preemptions": sum(step.preemptions for step in steps),
-        "steps": [_step(step) for step in steps],
+        "preemptions": sum(step.preemptions for step in played.steps),
+        "steps": [_step(step) for step in played.steps],
     }
 
 
@@ -61,8 +60,8 @@ def step_s_mean(steps: Sequence[Step], kind: RoundKind | None = None) -> float |
 
 
 def speedup(played: Played, sync: Played) -> float:
-    """How many times as fast the same number of equal batches was trained."""
-    return sum(step.step_s for step in sync.steps) / sum(step.step_s for step in played.steps)
+    """How many times as fast equal batches are trained, in whole cycles."""
+    return fmean(step.step_s for step in sync.whole) / fmean(step.step_s for step in played.whole)
 
 
 def breakdown_s(steps: Sequence[Step]) -> dict[str, float]:

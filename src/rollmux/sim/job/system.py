@@ -57,7 +57,7 @@ ROLLPACKER = System(
 ROLLMUX = System(
     "rollmux",
     1.2,
-    1.375,
+    1.5,
     Race.REWARDED,
     beside=True,
     adaptive_timeouts=True,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollmux.sim.job.engine import Engine
 from rollmux.sim.job.machine import Rates
-from rollmux.sim.job.replica import Replica
 
 TICK = 1 / 64
 
@@ -127,7 +127,7 @@ def naive(rates: Rates, slots: int, acts: list[Act]) -> Story:
 
 def leaping(rates: Rates, slots: int, acts: list[Act]) -> Story:
     """As the round drives it: brought up to date at its own events and where something is asked of it."""
-    replica: Replica[Request] = Replica(rates, slots)
+    replica: Engine[Request] = Engine(rates, slots)
     ended: dict[Request, float] = {}
     removed = []
 
@@ -161,7 +161,7 @@ def leaping(rates: Rates, slots: int, acts: list[Act]) -> Story:
     return Story([(r.name, at) for r, at in ended.items()], removed, replica.preemptions, replica.recomputed)
 
 
-def require_room(replica: Replica[Request]) -> None:
+def require_room(replica: Engine[Request]) -> None:
     """What everybody has fits, and the next token of each; one alone may have all there is."""
     running = len(replica.running)
     assert running <= replica.slots
@@ -232,7 +232,7 @@ def test_it_does_with_many_requests_that_crowd_the_room(seed: int) -> None:
 
 def test_one_request_alone_takes_the_sum_of_its_steps() -> None:
     rates = Rates(0.5, 0.0, 0.25, 0.125, 0.0625, 1000, 0.0)
-    replica: Replica[Request] = Replica(rates, 4)
+    replica: Engine[Request] = Engine(rates, 4)
     replica.submit(Request(0, 16, 3))
     replica.admit()
     prefill_s, reading_s = 16 * 0.0625, (16 + 17 + 18) * 0.125
@@ -240,7 +240,7 @@ def test_one_request_alone_takes_the_sum_of_its_steps() -> None:
 
 
 def test_the_last_let_in_gives_way_and_comes_back_with_its_tokens() -> None:
-    replica: Replica[Request] = Replica(Rates(1.0, 0.0, 0.0, 0.0, 0.0, 30, 0.0), 4)
+    replica: Engine[Request] = Engine(Rates(1.0, 0.0, 0.0, 0.0, 0.0, 30, 0.0), 4)
     first, last = Request(0, 10, 20), Request(1, 10, 20)
     for request in (first, last):
         replica.submit(request)
@@ -257,7 +257,7 @@ def test_the_last_let_in_gives_way_and_comes_back_with_its_tokens() -> None:
 
 
 def test_a_request_that_is_larger_than_the_room_runs_alone() -> None:
-    replica: Replica[Request] = Replica(Rates(1.0, 0.0, 0.0, 0.0, 0.0, 30, 0.0), 4)
+    replica: Engine[Request] = Engine(Rates(1.0, 0.0, 0.0, 0.0, 0.0, 30, 0.0), 4)
     for request in (Request(0, 100, 5), Request(1, 1, 5)):
         replica.submit(request)
     replica.admit()

@@ -37,7 +37,7 @@ class _Running(Generic[R]):
     over: bool = False
 
 
-class Replica(Generic[R]):
+class Engine(Generic[R]):
     """Requests wait, run, are preempted where room is short, and end. Times are seconds of one clock."""
 
     __slots__ = (
