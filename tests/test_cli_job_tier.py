@@ -59,7 +59,7 @@ def test_what_was_applied_is_told(jobs: Path) -> None:
     words = ("--workload", jobs, "--policy", "solo", "--job-tier", f"{SETUP}:rollpacker")
     told = figures(*words)["workload"]["job_tier"]
     assert told["setup"] == str(SETUP)
-    assert (told["system"], told["slo_of"], told["stagger"]) == ("rollpacker", "packed", True)
+    assert (told["system"], told["slo_of"], told["stagger"]) == ("rollpacker", "packed", False)
     ((name, profile),) = told["profiles"].items()
     assert name == "rollpacker on 8B/4k on one server"
     assert profile["jobs"] == 6
@@ -82,8 +82,8 @@ def test_a_promised_slo_allows_the_time_of_before(jobs: Path) -> None:
 
 def test_staggering_is_a_choice_where_rounds_are_played(jobs: Path) -> None:
     words = ("--workload", jobs, "--policy", "paper", "--job-tier", SETUP)
-    told = [figures(*words, *more)["workload"]["job_tier"]["stagger"] for more in ((), ("--no-stagger",))]
-    assert told == [True, False]
+    told = [figures(*words, *more)["workload"]["job_tier"]["stagger"] for more in ((), ("--stagger",))]
+    assert told == [False, True]
     assert figures(*words, "--fidelity", "pace")["workload"]["job_tier"]["stagger"] is None
 
 

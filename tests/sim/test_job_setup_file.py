@@ -171,7 +171,7 @@ def test_every_problem_is_reported_at_once_in_the_words_of_the_file(tmp_path: Pa
         "domains.math.lengths.alike",
         "domains.code",
     }
-    assert "a whole number from 1 to 10000" in found["responses"]
+    assert "a whole number from 1 to 256" in found["responses"]
     assert "the nearest is judge" in found["domains.math.reward"]
     assert "share of the peak arithmetic" in found["train_reached"]
     assert "in ascending order" in found["domains.math.lengths.quantiles"]

@@ -109,7 +109,7 @@ def load_job_tier(
     name, system = _parts(text)
     profile_of = _profiles(name, system, workload, seed)
     slo_of = slo_of or SloOf.PACKED
-    played = None if fidelity is Fidelity.PACE else stagger is not False
+    played = None if fidelity is Fidelity.PACE else stagger is True
     packed = packed_workload(workload, profile_of, promised=slo_of is SloOf.PROMISED)
     return JobTier(name, system, slo_of, played, packed, profile_of)
 

@@ -140,7 +140,7 @@ class Packing:
     """
 
     profile_of: ProfileOf
-    stagger: bool = True
+    stagger: bool = False
 
     def takes(self, machine: ClusterMachine) -> Takes:
         return Rounds(self.profile_of, machine if self.stagger else None).takes

@@ -38,12 +38,12 @@ def _share(target: str, meaning: str) -> Number:
 
 
 SETUP_NUMBERS = {
-    "gpus": _count("gpus", "GPUs of the job", 10**5),
+    "gpus": _count("gpus", "GPUs of the job", 4096),
     "tensor_parallel": _count("tp", "GPUs of one replica of the rollout engine", 8),
     "slots": _count("slots", "requests that one replica runs at once"),
     "cap_tokens": _count("cap", "length at which a response is cut off"),
-    "prompts": _count("prompts", "prompts trained in one step"),
-    "responses": _count("responses", "responses trained for each prompt", 10**4),
+    "prompts": _count("prompts", "prompts trained in one step", 16_384),
+    "responses": _count("responses", "responses trained for each prompt", 256),
     "prompt_tokens": _count("prompt_tokens", "length of a prompt"),
     "rule_s": _seconds("scoring.rule_s", "time that a rule takes for a response"),
     "sandbox_workers": _count("scoring.sandbox_workers", "tests that run at once"),
@@ -70,7 +70,7 @@ DEVICE_NUMBERS = {
 }
 DOMAIN_NUMBERS = {
     "quota": _count("quota", "prompts of a step that are of this domain"),
-    "size": _count("size", "prompts in the data", 10**9),
+    "size": _count("size", "prompts in the data", 10**6),
 }
 # In `LengthQuantiles` these are pairs; here each has its own key.
 LENGTH_NUMBERS = {
