@@ -6,18 +6,18 @@ the same, not that either is right.
 """
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from os import cpu_count
 from statistics import fmean
 
 from benchmarks.figures import reported
-from benchmarks.figures.goals import Goal, show, spread
+from benchmarks.figures.goals import Goal, spread
 from benchmarks.figures.over_optimum import Moment, Paid, Whole, moment_paid, whole_paid
 from benchmarks.figures.pairs import micro_benchmark, slowdowns, unsaid_s
+from benchmarks.figures.parts import Part, beside, shown
 from benchmarks.figures.trace import TraceFigures, TraceRun, run_trace
-from benchmarks.harness import arguments, record, table
+from benchmarks.harness import arguments, record
 from rollmux.sim.replay import Accounting
 from rollmux.sim.sweep import interval
 
@@ -30,21 +30,6 @@ GOAL_OVER_OPTIMUM = {"mixed": 1.02, "balanced": 1.04}
 GOAL_PER_DOLLAR = 1.9
 # How many times as much solo and co-location pay, by accounting.
 GOAL_TRACE = {"lifetime": {"solo": 2.2, "colocated": 1.6}, "work": {"solo": 2.0, "colocated": 1.45}}
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One table: its rows, each with ours and the paper's, what is unsaid, and goals."""
-
-    title: str
-    rows: list[dict[str, object]]
-    words: tuple[str, ...]
-    goals: list[Goal] = field(default_factory=list)
-
-
-def beside(ours: float, paper: float | None) -> dict[str, object]:
-    """Our figure, the paper's, and how many times it ours is."""
-    return {"ours": ours, "paper's": "-" if paper is None else paper, "ratio": "-" if paper is None else ours / paper}
 
 
 ByCase = Mapping[tuple[str, int], Sequence[Paid]]  # by profile and jobs
@@ -279,22 +264,17 @@ def main() -> None:
     if args.quick:
         args.workers = 1
 
-    def run() -> dict[str, object]:
-        parts: list[Part] = []
-        goals: list[dict[str, object]] = []
-        tables = (micro, bad_pair, trace, moments, wholes) if args.whole_seeds else (micro, bad_pair, trace, moments)
+    tables = (micro, bad_pair, trace, moments, wholes) if args.whole_seeds else (micro, bad_pair, trace, moments)
+
+    def made() -> Iterator[Part]:
         for make in tables:
-            made = make(args)
-            for part in made if isinstance(made, list) else [made]:
-                print(f"\n{part.title}")
-                table(part.rows)
-                print(*part.words, sep="\n")
-                goals += show(part.goals)
-                parts.append(part)
+            parts = make(args)
+            yield from parts if isinstance(parts, list) else [parts]
+
+    def run() -> dict[str, object]:
+        measured = shown(made())
         print("\nLeft out:", *(f"{name}: {why}" for name, why in reported.LEFT_OUT.items()), sep="\n  ")
-        rows = [{"table": part.title, **row} for part in parts for row in part.rows]
-        unsaid = {part.title: " ".join(part.words) for part in parts}
-        return {"rows": rows, "unsaid": unsaid, "left_out": reported.LEFT_OUT, "goals": goals}
+        return {**measured, "left_out": reported.LEFT_OUT}
 
     record("paper_tables", args, run)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks import fluid, paper_tables
 from benchmarks import replay as replay_benchmark
-from benchmarks.figures import reported
+from benchmarks.figures import parts, reported
 from benchmarks.figures.goals import Goal, growth, per_dollar, spread, told
 from benchmarks.figures.over_optimum import LONG_H, MAX_GROUP, Moment, Whole, moment_paid, usd_per_hour, whole_paid
 from benchmarks.figures.pairs import job_a, micro_benchmark, slowdowns, unsaid_s
@@ -150,8 +150,8 @@ def test_on_the_trace_nodes_and_dollars_agree_and_co_location_has_no_rollout_poo
 
 
 def test_ours_stands_beside_the_papers_where_it_gives_one() -> None:
-    assert paper_tables.beside(3.0, 2.0) == {"ours": 3.0, "paper's": 2.0, "ratio": 1.5}
-    assert paper_tables.beside(3.0, None) == {"ours": 3.0, "paper's": "-", "ratio": "-"}
+    assert parts.beside(3.0, 2.0) == {"ours": 3.0, "paper's": 2.0, "ratio": 1.5}
+    assert parts.beside(3.0, None) == {"ours": 3.0, "paper's": "-", "ratio": "-"}
 
 
 # -- fluid ---------------------------------------------------------------------------------------------------------

@@ -27,11 +27,17 @@ from rollmux.packer.events import (
     ResponseRewarded,
     RoundStarted,
 )
+from rollmux.packer.gradient_share import GradientShare, StreamedBatch
+from rollmux.packer.judge import JudgeBudget, JudgeModel
 from rollmux.packer.known_long import KnownLong
 from rollmux.packer.ledger import Account
 from rollmux.packer.length_bias import Bias, BiasReport, LengthBias, LengthSummary
+from rollmux.packer.parallelism import ParallelismPlanner, PlannerSettings
 from rollmux.packer.prompt import Prompt, Request, Response
+from rollmux.packer.round_time import DecodeRates, RoundLoad
+from rollmux.packer.stream import RolloutSnapshot, StreamPolicy, StreamSettings
 from rollmux.packer.tail_batcher import TailBatcher
+from rollmux.packer.timeouts import TimeoutPolicy, TimeoutSettings
 
 __all__ = [
     "Abort",
@@ -43,16 +49,22 @@ __all__ = [
     "BiasReport",
     "Command",
     "DataEnded",
+    "DecodeRates",
     "Draw",
     "EtaPolicy",
     "Event",
     "Factors",
     "FailedPrompt",
     "FixedEta",
+    "GradientShare",
+    "JudgeBudget",
+    "JudgeModel",
     "KnownLong",
     "Launch",
     "LengthBias",
     "LengthSummary",
+    "ParallelismPlanner",
+    "PlannerSettings",
     "Prompt",
     "PromptDrawn",
     "Race",
@@ -62,10 +74,17 @@ __all__ = [
     "ResponseFailed",
     "ResponseGenerated",
     "ResponseRewarded",
+    "RolloutSnapshot",
     "RoundComplete",
     "RoundKind",
+    "RoundLoad",
     "RoundStarted",
+    "StreamPolicy",
+    "StreamSettings",
+    "StreamedBatch",
     "TailBatcher",
+    "TimeoutPolicy",
+    "TimeoutSettings",
     "TrainedPrompt",
     "batching_problems",
 ]
