@@ -33,7 +33,7 @@ from rollmux.packer import (
 )
 from tests.packer.playing import Player, Setting, batchings, settings_of_jobs
 
-PLAYS = settings(max_examples=120)
+PLAYS = settings(max_examples=60)
 
 
 def quotas_met(batch: Batch, batching: Batching) -> bool:

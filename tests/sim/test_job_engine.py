@@ -207,7 +207,7 @@ def acts_st(draw: st.DrawFn) -> list[Act]:
     return sorted(acts, key=lambda act: act.at_s)
 
 
-@settings(max_examples=600)
+@settings(max_examples=200)
 @given(rates_st, st.integers(1, 8), acts_st())
 def test_leaping_tells_what_making_token_after_token_does(rates: Rates, slots: int, acts: list[Act]) -> None:
     assert_same(rates, slots, acts)
