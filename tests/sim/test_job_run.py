@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from itertools import product
 
 import pytest
 
@@ -17,7 +16,10 @@ from rollmux.sim.job.summary import as_data, breakdown_s, speedup, step_s_mean, 
 from rollmux.sim.job.system import ROLLPACKER, SYNC, SYSTEMS, System
 
 STEPS = 7  # a long round comes within them
-CASES = list(product(SETUPS, SYSTEMS))
+# The largest setup differs from the second in its sizes alone: with all parts on, and with none, is enough of it.
+CASES = [
+    (setup, system) for setup in SETUPS for system in SYSTEMS if setup != "32B/32k" or system in {SYNC.name, "rollmux"}
+]
 cases = pytest.mark.parametrize(("setup", "system"), CASES)
 
 
