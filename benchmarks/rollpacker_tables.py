@@ -1,7 +1,7 @@
 """The figures of RollPacker (arXiv 2509.21009), each beside ours, with what the paper leaves unsaid.
 
 Ours are by the job simulator. Its constants are calibrated on figures of 7B/8k and 14B/16k, so what is alike there
-shows that one model gives them all; 32B/32k is fitted to nothing.
+shows that one model gives them all; no constant is fitted to 32B/32k.
 """
 
 from os import cpu_count

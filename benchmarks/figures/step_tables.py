@@ -17,7 +17,7 @@ from rollmux.sim.sweep import interval
 REWARDS_ALONE = System("rewards beside, alone", beside=True)
 SYSTEMS = (SYNC, TAIL, REWARDS, PLANNER, ROLLPACKER)
 RIVALS = (RLHFUSE, REWARDS_ALONE)
-PREDICTED = (SYNC, TAIL, ROLLPACKER)  # for the setup that is fitted to nothing
+PREDICTED = (SYNC, TAIL, ROLLPACKER)  # for the setup to which no constant is fitted
 STEPS_SHOWN = 40  # in the paper's figure 9
 NAMES = {"veRL": SYNC, "RollPacker": ROLLPACKER, "RLHFuse": RLHFUSE}
 CYCLE = 5
@@ -72,7 +72,7 @@ def speedups(got: Got) -> Part:
         )
     words = (
         "Each with all before it, over the synchronous baseline on the same seeds, in the mean step of whole cycles.",
-        "32B is the 14B job on 64 GPUs with the model's own sizes, its sync and wake scaled, and nothing fitted. How",
+        "32B is the 14B job on 64 GPUs with the model's own sizes, its sync and wake scaled, no constant fitted. How",
         "many sandbox workers and judges the paper has, and how fast, is unsaid: for 7B and 14B they are fitted.",
     )
     return Part("Speed-up over the synchronous baseline", rows, words, goals)

@@ -149,7 +149,7 @@ def test_a_number_too_long_to_print_is_refused_in_words() -> None:
         ("priority", -1000, 1000),
         ("staleness", 0, 64),
         ("max_attempts", 1, 1000),
-        ("iterations", 1, 10**12),
+        ("iterations", 1, 10**15),
         ("tail.trigger", 0.01, 1.0),
         ("rollout.resident_bytes", 0, 10**15),
         ("rollout.tensor_parallel", 1, 1024),

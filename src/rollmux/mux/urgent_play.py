@@ -21,7 +21,7 @@ HOPELESS, HOPELESS_FROM = 1.0, 2
 CLEAR, CLEAR_FROM = 0.5, 3
 
 
-def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop: calls would take half of its time
+def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: it calls nothing
     jobs: tuple[JobPlay, ...], max_turns: int = MAX_TURNS, limits_ms: tuple[float, ...] | None = None
 ) -> Played:
     """Each job's steady iteration time when all start together.

@@ -3,8 +3,7 @@
 Nothing enters a plan or the state of the cluster without passing here.
 """
 
-from dataclasses import dataclass, field
-
+from rollmux.checks import MAX_COUNT, Checks
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import Cluster, NodeType, Pool
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
@@ -14,34 +13,13 @@ MAX_NODES = 4096
 MAX_DURATION_S = 30 * 24 * 3600.0
 MAX_SLO = 1000.0
 MAX_STALENESS = 64
-MAX_COUNT = 10**12
 
 
-@dataclass(slots=True)
-class _Reader:
-    """Collects problems below one path."""
-
-    path: str
-    problems: list[Problem] = field(default_factory=list)
+class _Reader(Checks):
+    """The checks of one part of a description, and of the parts below it."""
 
     def below(self, name: str) -> "_Reader":
-        return _Reader(f"{self.path}.{name}", self.problems)
-
-    def report(self, name: str, value: object, limit: str, remedy: str) -> None:
-        self.problems.append(Problem(f"{self.path}.{name}", value, limit, remedy))
-
-    def number(self, name: str, value: object, low: float, high: float, remedy: str) -> bool:
-        """A finite number in [low, high]; booleans and strings are not numbers."""
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
-            return True
-        self.report(name, value, f"a number from {low:g} to {high:g}", remedy)
-        return False
-
-    def whole(self, name: str, value: object, low: int, high: int, remedy: str) -> bool:
-        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
-            return True
-        self.report(name, value, f"a whole number from {low} to {high}", remedy)
-        return False
+        return _Reader(f"{self.subject}.{name}", self.problems)
 
     def text(self, name: str, value: object, remedy: str) -> None:
         good = isinstance(value, str) and 0 < len(value) <= MAX_ID_LENGTH and value.isprintable()
@@ -118,7 +96,7 @@ def _phase(read: _Reader | None, phase: PhaseSpec) -> None:
     for name in ("load_s", "offload_s"):
         read.number(name, getattr(phase, name), 0.0, MAX_DURATION_S, "give seconds, 0 where it costs nothing")
     for name in ("resident_bytes", "transient_bytes"):
-        read.whole(name, getattr(phase, name), 0, MAX_COUNT * 1000, "give bytes per node")
+        read.whole(name, getattr(phase, name), 0, MAX_COUNT, "give bytes per node")
     counts = [
         read.whole("nodes", phase.nodes, 0, MAX_NODES, "give whole nodes"),
         read.whole("gpus", phase.gpus, 0, MAX_NODES * 64, "give a number of GPUs"),
@@ -181,9 +159,9 @@ def _node_type(read: _Reader | None, kind: NodeType) -> None:
     read.text("name", kind.name, "name the machine")
     read.whole("gpus", kind.gpus, 1, 1024, "a node has at least one GPU")
     read.number("usd_per_gpu_hour", kind.usd_per_gpu_hour, 0.0, 1e6, "give dollars per GPU hour")
-    read.whole("hbm_bytes_per_gpu", kind.hbm_bytes_per_gpu, 0, MAX_COUNT * 1000, "give bytes")
-    reserve_ok = read.whole("host_reserve_bytes", kind.host_reserve_bytes, 0, MAX_COUNT * 1000, "give bytes")
-    memory_ok = read.whole("host_memory_bytes", kind.host_memory_bytes, 1, MAX_COUNT * 1000, "give bytes")
+    read.whole("hbm_bytes_per_gpu", kind.hbm_bytes_per_gpu, 0, MAX_COUNT, "give bytes")
+    reserve_ok = read.whole("host_reserve_bytes", kind.host_reserve_bytes, 0, MAX_COUNT, "give bytes")
+    memory_ok = read.whole("host_memory_bytes", kind.host_memory_bytes, 1, MAX_COUNT, "give bytes")
     if reserve_ok and memory_ok and kind.room_bytes <= 0:
         limit = f"below host_memory_bytes = {kind.host_memory_bytes}"
         read.report("host_reserve_bytes", kind.host_reserve_bytes, limit, "lower the reserve")

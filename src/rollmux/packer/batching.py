@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from math import ceil, floor
 
+from rollmux.checks import Checks
 from rollmux.errors import InvalidSpec, Problem
-from rollmux.packer.checks import Checks
 
 MAX_COUNT = 10**6
 MAX_FACTOR = 16.0

@@ -12,8 +12,8 @@ from operator import mul
 from statistics import NormalDist, fmean
 from typing import Any, Protocol
 
+from rollmux.checks import Checks
 from rollmux.packer.batching import MAX_FACTOR, Batching, Race, launches
-from rollmux.packer.checks import Checks
 from rollmux.packer.commands import Batch, RoundKind, TrainedPrompt
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
+from rollmux.checks import MAX_COUNT, Checks
 from rollmux.errors import IllegalEvent
-from rollmux.packer.checks import MAX_COUNT, Checks
 
 
 class Loss(Enum):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from rollmux.packer.checks import MAX_COUNT, Checks
+from rollmux.checks import MAX_COUNT, Checks
 
 BUFFERS = 2  # one that is computed on, one that is filled
 SETTLED_PASS = 4  # passes after which what the first one waited for has been made up, as far as it ever is

@@ -7,7 +7,7 @@ or, while it has only been aborted since, the longest that it was seen to be.
 from math import inf
 from typing import Any
 
-from rollmux.packer.checks import Checks
+from rollmux.checks import Checks
 from rollmux.packer.lengths import Lengths
 from rollmux.packer.prompt import Prompt
 

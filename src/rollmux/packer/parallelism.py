@@ -11,7 +11,7 @@ from enum import Enum
 from math import inf
 from typing import Any
 
-from rollmux.packer.checks import MAX_COUNT, MAX_SECONDS, Checks
+from rollmux.checks import MAX_COUNT, MAX_SECONDS, Checks
 from rollmux.packer.round_time import DecodeRates, Prediction, RoundLoad, predict
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
 
-from rollmux.packer.checks import MAX_COUNT, MAX_SECONDS, Checks
+from rollmux.checks import MAX_COUNT, MAX_SECONDS, Checks
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, visit the unit interval evenly and in no order of size
 

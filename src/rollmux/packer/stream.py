@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import ceil
 
-from rollmux.packer.checks import MAX_COUNT, Checks
+from rollmux.checks import MAX_COUNT, Checks
 from rollmux.packer.kv_peak import KnownLengths, peak_tokens
 
 COUNT_ROUNDING = 1e-9

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from rollmux.packer.checks import MAX_COUNT, MAX_SECONDS, Checks
+from rollmux.checks import MAX_COUNT, MAX_SECONDS, Checks
 from rollmux.packer.false_kills import FalseKills
 
 

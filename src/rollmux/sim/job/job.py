@@ -18,7 +18,8 @@ from rollmux.sim.job.sizes import RESIZE_S, Sizes
 from rollmux.sim.job.system import Sizing, System
 
 # From freeing devices to learning on them: the engine's state goes, the trainer's comes, its groups are made anew.
-# Calibrated, as is the next, on what streaming gains in the paper: 2 s a step with 7B, 17 s with 14B.
+# Calibrated, as is the next, on what streaming gains over a step of the 7B and the 14B job in the paper, which has it
+# in three ways that don't agree; docs/design/job_simulator.md has them beside ours.
 STREAM_START_S = 20.0
 # Half of the devices learn from whatever prompts are done, in small and uneven pieces: so much of their usual speed.
 STREAM_REACHED = 0.6

@@ -5,7 +5,7 @@ from seeds alone, so that every system meets the same prompts.
 """
 
 from bisect import bisect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import erf, exp, log, sqrt
 from random import Random
@@ -27,7 +27,7 @@ class LengthQuantiles:
     shares: tuple[float, ...]
     above: tuple[int, float]
     at_cap: tuple[int, float]
-    alike: float = field(default=0.2)
+    alike: float = 0.2
 
     def below(self, share: float) -> int:
         """The length that this share of responses does not exceed, were there no cap.

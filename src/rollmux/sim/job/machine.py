@@ -1,4 +1,4 @@
-"""How fast a model decodes, prefills and moves on a kind of device: a roofline with three calibrated constants.
+"""How fast a model decodes and prefills on a kind of device: a roofline, and what no roofline shows.
 
 A decode step reads all weights and the keys and values of every running request, or computes for all of them if that
 takes longer; then comes what no roofline shows: kernel launches, the sampler, and the all-reduces of a parallel group.

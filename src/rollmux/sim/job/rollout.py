@@ -39,7 +39,6 @@ class Rollout:
     launched: int = 0
     ended: int = 0  # generated to their end
     preemptions: int = 0
-    recomputed: int = 0
     idle_s: list[float] = field(default_factory=list)  # since when each replica has had nothing to do
     made_s: dict[Request, float] = field(default_factory=dict)
     scored_s: dict[Request, float] = field(default_factory=dict)
@@ -66,14 +65,12 @@ class RoundPlayer:
         self.setup, self.source, self.batcher, self.scorer, self.beside = setup, source, batcher, scorer, beside
         self.stream, self.known_lengths, self.tp = stream, known_lengths, tp
         self.now = 0.0
-        self.generated = 0
         speed = rates(setup.model, setup.device, tp)
         self.replicas: list[Engine[Response]] = [Engine(speed, setup.slots, wake_s) for _ in range(setup.gpus // tp)]
         self.next_at = [inf] * len(self.replicas)
         self.where: dict[Request, tuple[int, Response]] = {}
         self.unscored: dict[Request, Response] = {}  # generated, to be scored when all are
         self.lost: list[Response] = []  # generated and then out of the race: where scores come last, they cost as much
-        self.awaited: set[Request] = set()  # whose scores decide, where scores come last
         self.ended: list[Response] = []  # at this instant
         self.told = Rollout(idle_s=[0.0] * len(self.replicas))
 
@@ -83,7 +80,6 @@ class RoundPlayer:
         while self.told.batch is None:
             self._next()
         self.told.preemptions = sum(replica.preemptions for replica in self.replicas)
-        self.told.recomputed = sum(replica.recomputed for replica in self.replicas)
         return self.told
 
     def _next(self) -> None:
@@ -111,13 +107,13 @@ class RoundPlayer:
                 self.scorer.submit(request, response.program, now)
             self.unscored.clear()
         if ended and self.stream is not None and not self.told.freed and self.told.batch is None:
-            self._ask_stream(self.stream, len(ended))
+            self._ask_stream(self.stream, self.told.ended - len(ended))
 
-    def _ask_stream(self, stream: StreamPolicy, ended: int) -> None:
+    def _ask_stream(self, stream: StreamPolicy, before: int) -> None:
         """At its check points the policy may free replicas: their requests move, tokens kept."""
         total = self.setup.prompts * self.setup.responses
-        before, self.generated = self.generated, min(total, self.generated + ended)
-        if not stream.due(before, self.generated, total):
+        before, ended = min(total, before), min(total, self.told.ended)
+        if not stream.due(before, ended, total):
             return
         for i in range(len(self.replicas)):
             self._bring_up(i)
@@ -128,7 +124,7 @@ class RoundPlayer:
         }
         decision = stream.decide(
             RolloutSnapshot(
-                self.generated,
+                ended,
                 total,
                 tuple(Replica(f"{i:04}", self.tp, r.rates.room_tokens) for i, r in enumerate(self.replicas)),
                 tuple(
@@ -155,11 +151,11 @@ class RoundPlayer:
         """Everything is generated: scores come one kind after the other, and all at once."""
         assert self.unscored, "nothing runs, nothing is scored, and yet the round is not complete"
         work = [(request, response.program) for request, response in self.unscored.items()]
-        self.awaited = set(self.unscored)
+        awaited = set(self.unscored)
         self.unscored.clear()
         lost = [(response.request, response.program) for response in self.lost]
         self.now, scores = self.scorer.one_kind_after_the_other(work + lost, self.now)
-        wanted = [(request, score) for request, score in scores if request in self.awaited]
+        wanted = [(request, score) for request, score in scores if request in awaited]
         self.told.scored_s.update((request, self.now) for request, _ in wanted)
         self._obey(self.batcher.handle(*[ResponseRewarded(request, score) for request, score in wanted]))
 

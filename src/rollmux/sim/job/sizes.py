@@ -13,7 +13,8 @@ from rollmux.sim.job.system import Sizing
 SIZES = (1, 2, 4, 8)
 # To shard the weights anew, capture graphs and build the groups of ranks.
 RESIZE_S = 5.0
-# Short rounds from one long round to the next.
+# Short rounds from one long round to the next, as published; a wrong number here only misjudges when a change of size
+# pays for itself.
 SHORT_ROUNDS = 4
 # Lengths remembered of each kind of round.
 REMEMBERED = 2048

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rollmux.checks import Checks
 from rollmux.errors import InvalidSpec
-from rollmux.packer.checks import Checks
 
 
 def test_nothing_wrong_raises_nothing() -> None:

@@ -1,6 +1,6 @@
-"""Reading settings critically: every problem at once, each with its path, value, limit and remedy.
+"""Reading a description critically: every problem at once, each with its path, value, limit and remedy.
 
-No policy of this tier is ever built on settings that did not pass here.
+Nothing enters the state of either tier without passing through checks like these.
 """
 
 from collections.abc import Collection
