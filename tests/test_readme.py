@@ -1,11 +1,10 @@
-"""What the README shows is what comes out."""
+"""What the README shows is what comes out. That all of its commands run: `test_repository.py`."""
 
 import contextlib
 import io
 import re
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from rollmux.cli import app
@@ -24,16 +23,6 @@ def test_each_command_shown_with_its_output_gives_that_output() -> None:
     for command, output in shown:
         result = CliRunner().invoke(app, command.split())
         assert lines(result.output) == lines(output), command
-
-
-def test_every_command_shown_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order shown: one may need what another has written."""
-    monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^\$ rollmux (.*)$", README, re.M)
-    assert len(commands) >= 7
-    for command in commands:
-        result = CliRunner().invoke(app, command.split())
-        assert result.exit_code == 0, (command, result.output)
 
 
 def test_the_python_shown_prints_what_is_shown_below_it() -> None:

@@ -151,14 +151,14 @@ def test_where_syncs_take_time_no_formula_is_used_for_company() -> None:
     assert play(jobs, Order.FIFO).iteration_s[0] > 0.030  # all rollouts, or all trainings, in a row
 
 
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(jobs=plain_jobs("abc", "xy"))
 def test_the_quick_play_gives_what_the_play_gives_to_the_millisecond(jobs: tuple[JobPlay, ...]) -> None:
     assert is_plain(jobs, Order.FIFO)
     assert quick_play(jobs) == play(jobs, Order.FIFO)
 
 
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(jobs=urgent_jobs())
 def test_the_urgent_play_gives_what_the_play_gives_to_the_millisecond(jobs: tuple[JobPlay, ...]) -> None:
     assert is_plain(jobs, Order.URGENCY)

@@ -409,7 +409,7 @@ class Histories(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    "histories", [pytest.param(500, id="500"), pytest.param(10_000, id="10000", marks=pytest.mark.slow)]
+    "histories", [pytest.param(200, id="200"), pytest.param(10_000, id="10000", marks=pytest.mark.slow)]
 )
 def test_no_history_breaks_a_promise(histories: int) -> None:
     run_state_machine_as_test(

@@ -234,13 +234,13 @@ def test_jobs_that_train_where_others_or_they_themselves_roll_out_come_round_as_
     assert_live_equals_play(group)
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(group=groups("tail", "sync", "switch", gangs=(1, 2, 3, 4)))
 def test_jobs_whose_tails_move_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(group)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(group=groups("pause", "sync", "switch", "stale", train_on=("r0", "t0")))
 def test_jobs_that_pause_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(Group(group.id, group.members, Order.URGENCY))
@@ -283,7 +283,7 @@ BEGINS_TWICE = Group(
 )
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @example(group=ENDS_AS_IT_GROWS)
 @example(group=BEGINS_TWICE)
 @given(group=groups("tail", "elastic", "stale", "sync", gangs=(1, 2, 2, 4)))
@@ -291,7 +291,7 @@ def test_rollouts_that_begin_beside_a_tail_and_grow_come_round_as_played(group: 
     assert_live_equals_play(group)
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(group=groups("tail", "elastic", "stale", "sync", "switch", gangs=(2, 4), train_on=("r0", "t0")))
 def test_jobs_of_every_kind_together_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(group)

@@ -118,7 +118,7 @@ def some(jobs: st.SearchStrategy[JobSpec], most: int) -> st.SearchStrategy[list[
     return drawn.map(lambda found: [replace(each, id=f"j{i}") for i, each in enumerate(found)])
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(jobs=some(strict_jobs(), 5), max_group=st.sampled_from((2, 5)))
 def test_strict_jobs_of_one_node_a_phase_cost_what_brute_force_finds(jobs: list[JobSpec], max_group: int) -> None:
     best = Optimum(PAPER_CLUSTER, max_group).best(jobs)
@@ -127,7 +127,7 @@ def test_strict_jobs_of_one_node_a_phase_cost_what_brute_force_finds(jobs: list[
     assert best.usd_per_hour == pytest.approx(brute_force(jobs, PAPER_CLUSTER, max_group))
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(jobs=some(any_jobs(most_nodes=(2, 2), most_gb=600), 3))
 def test_gangs_of_any_kind_cost_what_brute_force_finds(jobs: list[JobSpec]) -> None:
     best = Optimum(PAPER_CLUSTER).best(jobs)
@@ -136,7 +136,7 @@ def test_gangs_of_any_kind_cost_what_brute_force_finds(jobs: list[JobSpec]) -> N
     assert best.usd_per_hour == pytest.approx(brute_force(jobs, PAPER_CLUSTER))
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(jobs=some(strict_jobs(most_gb=600), 3))
 def test_one_pool_for_both_phases_costs_what_brute_force_finds(jobs: list[JobSpec]) -> None:
     best = Optimum(SHARED_CLUSTER).best(jobs)
