@@ -183,22 +183,22 @@ def test_nodes_are_given_back_with_the_event_that_frees_them() -> None:
     assert sorted(c.pool for c in last[2] if isinstance(c, cmd.ReleaseNode)) == ["rollout", "train"]
 
 
-# -- when a move pays ------------------------------------------------------------------------------------------------
+# -- when a move pays: it costs half an iteration, 50 s of 100, more than the cold start -------------------------------
 
 
 @pytest.mark.parametrize(
     ("left", "rules", "moves"),
     [
-        (job("C", slo=10.0, iterations=3, cold_start_s=299.0), Rules(), True),
-        (job("C", slo=10.0, iterations=3, cold_start_s=300.0), Rules(), False),
-        (job("C", slo=10.0, iterations=3, cold_start_s=301.0), Rules(), False),
-        (job("C", slo=10.0, iterations=4, cold_start_s=301.0), Rules(), True),
-        (job("C", slo=10.0, iterations=3), Rules(move_s=299.0), True),
-        (job("C", slo=10.0, iterations=3), Rules(move_s=300.0), False),
+        (job("C", slo=10.0, iterations=3, cold_start_s=249.0), Rules(), True),
+        (job("C", slo=10.0, iterations=3, cold_start_s=250.0), Rules(), False),
+        (job("C", slo=10.0, iterations=3, cold_start_s=251.0), Rules(), False),
+        (job("C", slo=10.0, iterations=4, cold_start_s=251.0), Rules(), True),
+        (job("C", slo=10.0, iterations=3), Rules(move_s=249.0), True),
+        (job("C", slo=10.0, iterations=3), Rules(move_s=250.0), False),
         (job("C", slo=10.0, iterations=4), Rules(), True),
         (job("C", slo=10.0, iterations=3), Rules(), False),
-        (job("C", slo=10.0, iterations=5, cold_start_s=399.0, rollout=PhaseSpec(50.0, 2)), Rules(), True),
-        (job("C", slo=10.0, iterations=5, cold_start_s=400.0, rollout=PhaseSpec(50.0, 2)), Rules(), False),
+        (job("C", slo=10.0, iterations=5, cold_start_s=349.0, rollout=PhaseSpec(50.0, 2)), Rules(), True),
+        (job("C", slo=10.0, iterations=5, cold_start_s=350.0, rollout=PhaseSpec(50.0, 2)), Rules(), False),
         (job("C", slo=10.0, iterations=1000, cold_start_s=1.0), Rules(compaction=False), False),
     ],
     ids=[
@@ -226,7 +226,7 @@ def test_a_job_moves_if_that_saves_more_than_it_costs(left: JobSpec, rules: Rule
 
 def test_what_an_iteration_under_way_still_takes_in_the_old_place_saves_nothing() -> None:
     """C would move in 90 s, and save two of its three iterations: 200 s of its nodes for 250 s lost."""
-    assert two_left_alone(job("C", slo=10.0, iterations=3, cold_start_s=250.0)).jobs["C"].target is None
+    assert two_left_alone(job("C", slo=10.0, iterations=3, cold_start_s=200.0)).jobs["C"].target is None
 
 
 def test_a_job_in_its_last_iteration_finishes_it_and_is_not_moved() -> None:
@@ -238,13 +238,13 @@ def test_a_job_in_its_last_iteration_finishes_it_and_is_not_moved() -> None:
 
 @pytest.mark.parametrize(("ran_s", "moves"), [(99.0, False), (100.0, False), (101.0, True)])
 def test_a_job_of_unknown_length_is_thought_to_run_as_long_again_as_it_has(ran_s: float, moves: bool) -> None:
-    cast = two_left_alone(job("C", cold_start_s=100.0), at=ran_s)
+    cast = two_left_alone(job("C", cold_start_s=50.0), at=ran_s)
     assert (cast.jobs["C"].target is not None) == moves
 
 
-@pytest.mark.parametrize(("cold_start_s", "moves"), [(199.0, True), (200.0, False)])
+@pytest.mark.parametrize(("cold_start_s", "moves"), [(149.0, True), (150.0, False)])
 def test_a_whole_group_moves_if_that_pays_for_all_of_it(cold_start_s: float, moves: bool) -> None:
-    """Three are a full group here. Two that are left of one have 400 s to go, and each loses `cold_start_s`."""
+    """Three are a full group here. Two left of one have 400 s to go, and each loses the start and half an iteration."""
     short = PhaseSpec(10.0, 1)  # three don't slow each other
     more: dict[str, Any] = {"slo": 3.0, "cold_start_s": cold_start_s, "iterations": 4}
     more.update(rollout=short, train=short, sync_s=80.0)

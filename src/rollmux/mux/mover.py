@@ -21,7 +21,8 @@ SMALL = 16
 SOURCES = 1
 ROOMIEST = 16
 FOLLOWED = 16
-# A job that moves meets its new neighbours at any moment: it may wait for a part of an iteration more.
+# A job that moves meets its new neighbours at any moment, which loses it a part of an iteration more: that counts in
+# its SLO and in what the move costs.
 AFTER_A_MOVE = 0.5
 # One that is slower than forecast stays as long as it could go so many iterations later.
 LAST_CHANCE = 1.5
@@ -186,7 +187,8 @@ class Mover:
                 continue
             left = record.remaining
             lost_s = (record.job.cold_start_s or self.state.rules.move_s) + record.job.ramp_s
-            limit_s = record.limit_s(now, lost_s + record.job.solo_s * AFTER_A_MOVE)
+            lost_s += record.job.solo_s * AFTER_A_MOVE
+            limit_s = record.limit_s(now, lost_s)
             if limit_s is not None and limit_s < record.job.solo_s:
                 continue  # it can't afford a move
             if left is None:
