@@ -6,7 +6,7 @@ import typer
 
 from rollmux.cli.refusals import refusals
 from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
-from rollmux.sim.cluster_file import read_cluster
+from rollmux.protocol.cluster_file import read_cluster
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.job.setup import Setup
 from rollmux.sim.job.setup_file import read_setup

@@ -8,7 +8,9 @@ from rich.console import Console
 
 from rollmux.cli.demo import POLICIES, as_data, play_demo, show
 from rollmux.cli.job_sim import job_sim
+from rollmux.cli.jobs import COMMANDS
 from rollmux.cli.plan import plan
+from rollmux.cli.serve import serve
 from rollmux.cli.simulate import simulate
 from rollmux.cli.states import states_page
 from rollmux.cli.sweep import sweep
@@ -20,6 +22,9 @@ app.command()(plan)
 app.command()(sweep)
 app.command()(job_sim)
 app.add_typer(workload_app, name="workload")
+app.command()(serve)
+for command in COMMANDS:
+    app.command()(command)
 
 
 @app.command()

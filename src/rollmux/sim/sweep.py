@@ -23,7 +23,7 @@ from threading import Thread
 from rollmux import __version__
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
-from rollmux.sim.cluster_file import read_cluster
+from rollmux.protocol.cluster_file import read_cluster
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.optimal import Optimum
 from rollmux.sim.optimal_run import optimal_run

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rollmux.errors import InvalidSpec, Problem
+from rollmux.protocol.plain_yaml import read_plain
 from rollmux.sim.job import setup_data as data
 from rollmux.sim.job.lengths import LengthQuantiles
 from rollmux.sim.job.machine import DEVICES, MODELS, Device, Model, rates
 from rollmux.sim.job.setup import Domain, Reward, Scoring, Setup, Training
 from rollmux.sim.job.setup_data import Number
 from rollmux.sim.job.shipped import SETUPS
-from rollmux.sim.plain_yaml import read_plain
 
 ALL = "the file"
 EXAMPLE = "see examples/job-setup.yaml"

@@ -8,7 +8,7 @@ import pytest
 
 from rollmux.errors import InvalidSpec
 from rollmux.mux.hardware import GB, PAPER_CLUSTER, PAPER_ROLLOUT
-from rollmux.sim.cluster_file import CLUSTER_KEYS, NODE_KEYS, POOL_KEYS, read_cluster
+from rollmux.protocol.cluster_file import CLUSTER_KEYS, NODE_KEYS, POOL_KEYS, read_cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

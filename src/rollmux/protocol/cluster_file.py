@@ -12,7 +12,7 @@ from typing import Any
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.validation import cluster_problems
-from rollmux.sim.plain_yaml import read_plain
+from rollmux.protocol.plain_yaml import read_plain
 
 ROLES = ("rollout", "train")
 SHARED = "shared"

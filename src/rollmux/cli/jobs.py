@@ -1,0 +1,177 @@
+"""Commands that speak to a running controller: submit, status, explain, story, logs, cancel, drain, undrain."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote as quoted
+
+import typer
+from rich.box import SIMPLE
+from rich.table import Table
+
+from rollmux.cli.outputs import console
+from rollmux.cli.refusals import refusals
+from rollmux.cli.remote import AsJson, Folder, Remote, Token, Url, remote
+from rollmux.protocol.job_file import job_data, read_job_file
+from rollmux.protocol.messages import Done
+from rollmux.protocol.views import ClusterView, JobView, Quote, Text
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
+
+
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job, as in examples/job.yaml.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the place and the price it would get now.")] = False,
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+    folder: Folder = None,
+) -> None:
+    """Submit a job. The same file may be submitted again: that changes nothing."""
+    with refusals():
+        submission = read_job_file(file)
+    there = remote(url, token, folder)
+    if dry_run:
+        found = there.post(Quote, "/v1/quote", job_data(submission))
+        _print(found, as_json, _quoted(found, submission.job.id))
+        return
+    there.post(Done, "/v1/jobs", job_data(submission))
+    view = _job(there, submission.job.id)
+    _print(view, as_json, _placed(view))
+
+
+def status(
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="One job only.", show_default=False)] = "",
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+    folder: Folder = None,
+) -> None:
+    """Show who holds what, who waits for what, and what an hour costs."""
+    there = remote(url, token, folder)
+    if job:
+        view = _job(there, job)
+        _print(view, as_json, _table([view]))
+        return
+    cluster = there.get(ClusterView, "/v1/cluster")
+    _print(cluster, as_json, _table(cluster.jobs) if cluster.jobs else "No jobs.", _prices(cluster))
+
+
+def explain(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
+    """Say why a job is where it is: what was tried, what it would cost, why it was not taken."""
+    _lines(remote(url, token, folder).get(Text, f"{_path(job)}/explain"), as_json)
+
+
+def story(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
+    """Tell what has happened to a job and why, event by event, since the controller started."""
+    _lines(remote(url, token, folder).get(Text, f"{_path(job)}/story"), as_json)
+
+
+def logs(
+    job: JobName,
+    lines: Annotated[int, typer.Option(min=1, max=10_000, help="So many of the last lines.")] = 100,
+    as_json: AsJson = False,
+    url: Url = "",
+    token: Token = "",
+    folder: Folder = None,
+) -> None:
+    """Show what a job has printed."""
+    _lines(remote(url, token, folder).get(Text, f"{_path(job)}/log", lines=lines), as_json)
+
+
+def cancel(job: JobName, url: Url = "", token: Token = "", folder: Folder = None) -> None:
+    """End a job."""
+    remote(url, token, folder).post(Done, f"{_path(job)}/cancel")
+    typer.echo(f"Job {job} ends.")
+
+
+def drain(node: NodeName, url: Url = "", token: Token = "", folder: Folder = None) -> None:
+    """Put no more jobs on a node. Those that are there stay until they end."""
+    remote(url, token, folder).post(Done, f"/v1/nodes/{quoted(node, safe='')}/drain")
+    typer.echo(f"Node {node} takes no more jobs.")
+
+
+def undrain(node: NodeName, url: Url = "", token: Token = "", folder: Folder = None) -> None:
+    """Put jobs on a drained node again."""
+    remote(url, token, folder).post(Done, f"/v1/nodes/{quoted(node, safe='')}/undrain")
+    typer.echo(f"Node {node} takes jobs again.")
+
+
+COMMANDS = (submit, status, explain, story, logs, cancel, drain, undrain)
+
+
+def _path(job: str) -> str:
+    return f"/v1/jobs/{quoted(job, safe='')}"
+
+
+def _job(there: Remote, job: str) -> JobView:
+    return there.get(JobView, _path(job))
+
+
+def _print(data: Any, as_json: bool, *texts: Table | str) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(data), indent=1))
+        return
+    screen = console()
+    for text in texts:
+        if isinstance(text, str):
+            screen.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            screen.print(text)
+
+
+def _lines(text: Text, as_json: bool) -> None:
+    _print(text, as_json, "\n".join(text.lines))
+
+
+def _placed(view: JobView) -> str:
+    if view.group:
+        return f"Job {view.job}: {view.state} in {view.group} on {', '.join(view.rollout_nodes + view.train_nodes)}."
+    return f"Job {view.job}: {view.state}{f', {view.reason}' if view.reason else ''}."
+
+
+def _quoted(found: Quote, job: str) -> str:
+    head = f"Job {job} would have to wait."
+    if found.admitted:
+        where = ", ".join(found.rollout_nodes + found.train_nodes)
+        pace = f"an iteration would take {found.iteration_s:.0f} s, its SLO allows {found.limit_s:.0f} s"
+        price = f"${found.added_usd_per_hour:.2f} more per hour, alone it would cost ${found.alone_usd_per_hour:.2f}"
+        head = f"Job {job} would get {where} in {found.group}: {price}; {pace}."
+    return "\n".join([head, *found.lines])
+
+
+def _prices(cluster: ClusterView) -> str:
+    return (
+        f"${cluster.usd_per_hour:.2f} per hour shared, ${cluster.usd_per_hour_alone:.2f} alone, "
+        f"${cluster.usd_per_hour_fluid:.2f} for the work itself."
+        + (f"\nNOTHING CAN BE CHANGED: {cluster.broken}" if cluster.broken else "")
+    )
+
+
+def _table(jobs: list[JobView] | tuple[JobView, ...]) -> Table:
+    table = Table(box=SIMPLE, pad_edge=False)
+    for column in ("job", "state", "group", "does", "nodes"):
+        table.add_column(column, overflow="fold")
+    for column in ("iterations", "alone", "forecast", "lately", "slower", "SLO"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for view in jobs:
+        table.add_row(
+            view.job,
+            view.state,
+            view.group,
+            ", ".join(f"{lane.kind}({lane.iteration}) {lane.state}" for lane in view.lanes) or view.reason,
+            ", ".join(view.rollout_nodes + view.train_nodes),
+            str(view.synced) if view.iterations is None else f"{view.synced} of {view.iterations}",
+            f"{view.solo_s:.1f} s",
+            _seconds(view.iteration_s),
+            _seconds(view.recent_s),
+            "–" if view.slowdown is None else f"{view.slowdown:.2f}x",
+            f"{view.slo:.2f}",
+        )
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"

@@ -1,0 +1,64 @@
+"""What is said in passing: how far a rollout is, and what phases take. Nobody waits for it, and it may get lost."""
+
+import logging
+from threading import Condition, Thread
+
+from rollmux.client.link import Link
+from rollmux.errors import RollmuxError
+from rollmux.mux.job import PhaseKind
+from rollmux.protocol.messages import Done, Heard, Profile, Report, Said
+
+log = logging.getLogger("rollmux")
+
+# So often a rollout's progress is passed on; the controller needs it to know when the tail begins.
+INTERVAL_S = 0.25
+PATIENCE_S = 2.0
+
+
+class Aside(Thread):
+    """Sends the latest of what there is to say."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(name="rollmux-aside", daemon=True)
+        self.link = link
+        self._news = Condition()
+        self._progress: Report | None = None
+        self._profile: Profile | None = None
+
+    def progress(self, done: int, total: int) -> None:
+        """So many responses of the rollout under way are done."""
+        stint = self.link.stints.get(PhaseKind.ROLLOUT)
+        lease = stint.lease if stint is not None else None
+        if lease is not None and 0 <= done <= total and total > 0:
+            with self._news:
+                self._progress = Report(Said.PROGRESSED, lease.epoch, self.link.rank, done, total)
+                self._news.notify()
+
+    def profile(self, profile: Profile) -> None:
+        with self._news:
+            self._profile = profile
+            self._news.notify()
+
+    def close(self) -> None:
+        """Once the wire is closed: ends the thread."""
+        with self._news:
+            self._news.notify()
+
+    def run(self) -> None:
+        closing = self.link.wire.closing
+        while not closing.is_set():
+            with self._news:
+                self._news.wait_for(lambda: self._progress or self._profile or closing.is_set())
+                progress, self._progress = self._progress, None
+                profile, self._profile = self._profile, None
+            if progress is not None:
+                self._send("report", progress, Heard)
+            if profile is not None:
+                self._send("profile", profile, Done)
+            closing.wait(INTERVAL_S)
+
+    def _send(self, verb: str, message: Report | Profile, answer: type[Heard | Done]) -> None:
+        try:
+            self.link.send(verb, message, answer, patience_s=PATIENCE_S)
+        except RollmuxError as error:
+            log.debug("%s was not heard: %s", message, error)

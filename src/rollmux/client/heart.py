@@ -1,0 +1,91 @@
+"""The listening thread: signs of life for the leases that this process works under, and word of what is wanted of it.
+
+A sign of life is given only for what this process is really at: a lease that it has finished, while others of the job
+have not, is theirs to keep alive.
+"""
+
+import logging
+from collections.abc import Iterable
+from threading import Thread
+
+from rollmux.client.errors import CallRefused, Unreachable
+from rollmux.client.link import Link
+from rollmux.client.orders import heed, lose
+from rollmux.mux.job import PhaseKind
+from rollmux.protocol.messages import Held, Listen, Orders
+
+log = logging.getLogger("rollmux")
+
+# Three signs of life for each lease time: two may get lost.
+SIGNS = 3
+LONGEST_WAIT_S = 30.0
+
+
+class Heart(Thread):
+    """Listens until the job is told to end, or the link is closed."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(name="rollmux-heart", daemon=True)
+        self.link = link
+        self._held: tuple[Held, ...] = ()
+
+    def run(self) -> None:
+        link, seen = self.link, 0
+        wait_s = min(link.attached.lease_s / SIGNS, LONGEST_WAIT_S)
+        while not link.wire.closing.is_set() and not link.stop:
+            epochs, parked = self._alive(), self._parked()
+            listen = Listen(link.attempt, epochs, link.rank, link.done_with(), seen, wait_s)
+            try:
+                orders = link.send("listen", listen, Orders, wait_s=wait_s)
+            except CallRefused as refused:
+                link.stop = str(refused)
+                return
+            except Unreachable:  # for long, or just being closed: the job's own calls say so
+                continue
+            seen, self._held = orders.version, orders.held
+            self._follow(orders, epochs, parked)
+            link.stop = orders.stop
+
+    def _alive(self) -> tuple[int, ...]:
+        """Leases that this process works under, and those that came with an answer that was lost."""
+        link = self.link
+        with link.lock:
+            mine = {stint.lease.epoch for stint in link.stints.values() if stint.lease is not None}
+            mine |= {held.epoch for held in self._held if (held.kind, held.iteration) in link.wanted}
+            return tuple(sorted(mine - link.finished))
+
+    def _parked(self) -> dict[PhaseKind, int]:
+        with self.link.lock:
+            return {kind: epoch for kind, (epoch, _) in self.link.parked.items()}
+
+    def _follow(self, orders: Orders, asked_of: Iterable[int], parked: dict[PhaseKind, int]) -> None:
+        """Only what was asked of can be missing: the answer may be older than what was granted since."""
+        link, held = self.link, {each.epoch: each for each in orders.held}
+        with link.lock:
+            stints = [(stint, stint.lease.epoch) for stint in link.stints.values() if stint.lease is not None]
+        for stint, epoch in stints:
+            now = held.get(epoch)
+            if now is not None and now.state != "fenced":
+                heed(stint, now)
+            elif (now is not None or epoch in asked_of) and not stint.paused:
+                lose(stint, orders.stop or "there was no sign of life from it for too long")
+        if orders.stop:
+            return  # the process is about to end, and its state with it
+        kinds = {each.kind for each in orders.held}
+        left = [(kind, epoch) for kind, epoch in parked.items() if epoch not in held and kind not in kinds]
+        unwanted = [(each.kind, each.epoch) for each in orders.held if self._must_move(each)]
+        for kind, epoch in left + unwanted:
+            Thread(target=self._move_off, args=(kind, epoch), name="rollmux-offload", daemon=True).start()
+
+    def _must_move(self, held: Held) -> bool:
+        """State that is to leave the nodes. If it has left, that is said again: a new controller has not heard it."""
+        parked = self.link.parked.get(held.kind)
+        return held.state == "offloading" or (held.state == "fenced" and parked is not None and parked[0] == held.epoch)
+
+    def _move_off(self, kind: PhaseKind, epoch: int) -> None:
+        try:
+            self.link.move_off(kind, epoch)
+        except Unreachable:
+            log.debug("%s was moved off, and the controller is away", kind.value)
+        except Exception:
+            log.exception("the state of %s could not be moved off", kind.value)

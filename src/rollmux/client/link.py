@@ -1,0 +1,183 @@
+"""An attached process: its verbs, and what it holds, has finished and has left on its nodes.
+
+What is written here is shared by the job's own threads and the listening one: it changes under `lock` alone.
+"""
+
+import logging
+from collections.abc import Callable
+from threading import Condition
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from rollmux.client.errors import AlreadyCommitted, CallRefused, LeaseLost, Stopped
+from rollmux.client.residency import State, offload
+from rollmux.client.timings import Timings
+from rollmux.client.wire import Wire
+from rollmux.errors import RollmuxError
+from rollmux.mux.job import PhaseKind
+from rollmux.protocol.messages import Ask, Attached, Heard, Held, Listen, Orders, Report, Said, Turn
+
+if TYPE_CHECKING:
+    from rollmux.client.stint import Stint
+
+T = TypeVar("T")
+
+log = logging.getLogger("rollmux")
+
+_CONFLICT = 409
+
+# How a job has ended whose first process has left because all is committed, while the others are yet to hear of it.
+FINISHED = "finished"
+# Whoever waits longer than this wants to know why.
+FIRST_WAIT_S = 1.0
+
+
+def job_path(job: str) -> str:
+    return f"/v1/jobs/{quote(job, safe='')}"
+
+
+class Link:
+    """One process of a running attempt."""
+
+    def __init__(
+        self, wire: Wire, job: str, attached: Attached, rank: int, wait_s: float, timings: Timings, processes: int = 1
+    ) -> None:
+        self.wire, self.job, self.attached, self.rank = wire, job, attached, rank
+        self.wait_s, self.processes = wait_s, processes
+        self.timings = timings
+        self.hooks: dict[str, Callable[..., object]] = {}
+        self.stop = ""  # why the job is to end
+        self.lock = Condition()
+        self.next = dict.fromkeys(PhaseKind, attached.synced)  # the first iteration that is not committed
+        self.stints: dict[PhaseKind, Stint] = {}
+        self.wanted: set[tuple[PhaseKind, int]] = set()  # asked for: whatever lease comes of it is ours
+        self.finished: set[int] = set()  # leases that we are done with, and don't know to be committed
+        self.parked: dict[PhaseKind, tuple[int, State]] = {}  # state that may stay on the nodes, and since which lease
+        self.moving: set[int] = set()  # leases whose state is just being moved off
+
+    @property
+    def attempt(self) -> int:
+        return self.attached.attempt
+
+    def send(self, verb: str, message: Any, answer: type[T], *, wait_s: float = 0.0, patience_s: float = 0.0) -> T:
+        path = f"{job_path(self.job)}/{verb}"
+        return self.wire.send(path, message, answer, wait_s=wait_s, patience_s=patience_s)
+
+    def done_with(self) -> tuple[int, ...]:
+        """To be said again and again, until it is known to count: a new controller has not heard it."""
+        with self.lock:
+            return tuple(sorted(self.finished))
+
+    # -- what is said of leases --------------------------------------------------------------------------------------
+
+    def lease_for(self, kind: PhaseKind, iteration: int, unless: Callable[[], None], paused: int = 0) -> Held:
+        """Waits for its turn, and says why that takes long. `paused` is the lease that the phase had before."""
+        said, wait_s = Saying("waiting for nodes"), min(self.wait_s, FIRST_WAIT_S)
+        while True:
+            unless()
+            if self.stop:
+                raise Stopped(self.stop)
+            if paused:  # all processes must have said so, and a new controller has heard it of none
+                self.report(Said.PAUSED, paused)
+            turn = self.ask(kind, iteration, wait_s)
+            wait_s = self.wait_s
+            if turn.done:
+                raise AlreadyCommitted(f"{kind.value}({iteration}) of job {self.job} is committed: go on from there")
+            if turn.lease is not None and turn.lease.epoch != paused:
+                return turn.lease
+            said.once(turn.reason, turn.expected_s)
+
+    def ask(self, kind: PhaseKind, iteration: int, wait_s: float) -> Turn:
+        message = Ask(self.attempt, kind, iteration, self.rank, self.done_with(), wait_s)
+        try:
+            return self.send("ask", message, Turn, wait_s=wait_s)
+        except CallRefused as refused:
+            if refused.status != _CONFLICT:
+                raise
+            self._make_good(kind, refused)
+            return Turn(None, reason=refused.error)
+
+    def _make_good(self, kind: PhaseKind, refused: CallRefused) -> None:
+        """An ask was refused: because the job is to end, or because a lease expired of which no word had come."""
+        orders = self.send("listen", Listen(self.attempt, rank=self.rank, seen=-1), Orders)
+        if orders.stop:
+            self.stop = orders.stop
+            raise Stopped(orders.stop) from refused
+        fenced = [held for held in orders.held if held.kind is kind and held.state == "fenced"]
+        if not fenced:
+            raise refused
+        for held in fenced:
+            self.give_back(held.epoch)
+
+    def report(self, said: Said, epoch: int, reason: str = "", patience_s: float = 0.0) -> Heard:
+        return self.send("report", Report(said, epoch, self.rank, reason=reason), Heard, patience_s=patience_s)
+
+    def give_back(self, epoch: int) -> None:
+        """This process is off the nodes of a lease that no longer holds: to finish it so commits nothing."""
+        self.report(Said.FINISHED, epoch)
+
+    def outcome(self, kind: PhaseKind, iteration: int, heard: Heard) -> Turn:
+        """What has come of a phase that this process has finished: done, or a new lease. Waits for the job's others."""
+        if heard.committed:
+            return Turn(None, done=True)
+        # Whether a lease that is gone was lost, or given up by others of the job who pause, only the next one tells.
+        waits = heard.holds or self.processes > 1
+        said, wait_s = Saying("finished"), self.wait_s if waits else 0.0
+        while True:
+            try:
+                turn = self.ask(kind, iteration, wait_s)
+            except Stopped:
+                if self.stop == FINISHED:
+                    return Turn(None, done=True)
+                raise
+            if turn.done or turn.lease is not None or not waits:
+                return turn
+            said.once(turn.reason, turn.expected_s)
+
+    def lost(self, what: str) -> RollmuxError:
+        return Stopped(self.stop) if self.stop else LeaseLost(what)
+
+    # -- what the controller wants -----------------------------------------------------------------------------------
+
+    def call_hook(self, name: str, *args: object) -> bool:
+        """Whether there is such a hook and it did its part. Its errors are the job's own: they are shown."""
+        hook = self.hooks.get(name)
+        if hook is None:
+            return False
+        try:
+            hook(*args)
+        except Exception:
+            log.exception("the runtime hook %r of job %s failed", name, self.job)
+            return False
+        return True
+
+    def unpark(self, kind: PhaseKind, epoch: int | None = None) -> State | None:
+        """Takes over the state that was left on the nodes, if it is still there: only one thread gets it."""
+        with self.lock:
+            parked = self.parked.get(kind)
+            if parked is None or epoch not in (None, parked[0]):
+                return None
+            return self.parked.pop(kind)[1]
+
+    def move_off(self, kind: PhaseKind, epoch: int) -> None:
+        """Somebody else needs the nodes on which state was left."""
+        state = self.unpark(kind, epoch)
+        if state is not None:
+            self.moving.add(epoch)
+            offload(state)
+            self.moving.discard(epoch)  # where it fails the nodes are not free, and nobody may say so
+        if epoch not in self.moving:
+            self.report(Said.OFFLOADED, epoch)
+
+
+class Saying:
+    """Tells the job's owner why it waits, once for each reason."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._last = what, ""
+
+    def once(self, reason: str, expected_s: float | None = None) -> None:
+        if reason != self._last:
+            about = f" (about {expected_s:.0f} s)" if expected_s is not None else ""
+            log.info("%s: %s%s", self._what, reason, about)
+        self._last = reason

@@ -1,0 +1,165 @@
+"""What a job's script holds in its hands: phases, hooks, progress, steps. `connect` makes it.
+
+Without a controller everything runs straight through, so that the same script runs anywhere.
+"""
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+from rollmux.client.aside import Aside
+from rollmux.client.errors import LeaseLost
+from rollmux.client.heart import Heart
+from rollmux.client.link import Link
+from rollmux.client.phase import Phase
+from rollmux.client.residency import State, as_state
+from rollmux.client.stint import Stint
+from rollmux.client.timings import Timings
+from rollmux.errors import RollmuxError
+from rollmux.mux.job import PhaseKind
+from rollmux.protocol.messages import Done, Leave
+
+log = logging.getLogger("rollmux")
+
+Hook = TypeVar("Hook", bound=Callable[..., object])
+
+HOOKS = ("pause", "resume", "shrink", "extend", "lost")
+# Who ends need not wait long for a controller that is away: without a sign of life the job is ended anyway.
+LEAVE_PATIENCE_S = 10.0
+
+
+class Mux:
+    """One process's part in the cluster. `owner`: no launcher speaks for the job, it takes its leave itself."""
+
+    def __init__(self, link: Link | None, timings: Timings, owner: bool) -> None:
+        self.timings = timings
+        self._link = link
+        self._owner = owner
+        self._pid = os.getpid()
+        self._closed = self._profiled = False
+        self._syncs = False  # the script has sync phases of its own
+        self._aside: Aside | None = None
+        if link is not None:
+            self._aside = Aside(link)
+            self._aside.start()
+            Heart(link).start()
+            atexit.register(self._at_exit)
+
+    # -- phases ------------------------------------------------------------------------------------------------------
+
+    def phase(self, kind: str, state: object = None, iteration: int | None = None) -> Phase:
+        """A phase, as a decorator or as a context: `kind` is "rollout", "train" or "sync".
+
+        `state` is what the phase needs on its nodes: an object, or several, that may have `load()` and `offload()`.
+        """
+        known = PhaseKind(kind)
+        self._syncs |= known is PhaseKind.SYNC
+        return Phase(self, known, as_state(state), iteration)
+
+    def steps(self, n: int) -> Iterator[int]:
+        """The iterations from the first that is not committed to the last of `n`."""
+        for step in range(self.synced, n):
+            yield step
+            self._sync_if_due()
+
+    @property
+    def synced(self) -> int:
+        """How many iterations are committed."""
+        return self._link.next[PhaseKind.SYNC] if self._link is not None else 0
+
+    def open_stint(self, kind: PhaseKind, state: State, iteration: int | None) -> Stint | None:
+        """For phases: a passage through one, or None where there is no controller."""
+        link = self._link
+        if link is None:
+            return None
+        if kind is PhaseKind.ROLLOUT:
+            self._sync_if_due()
+        return Stint(link, kind, link.next[kind] if iteration is None else iteration, state)
+
+    def _sync_if_due(self) -> None:
+        """An iteration ends with a sync: where the script has none, it is an empty one."""
+        link = self._link
+        while link is not None and not self._syncs and link.next[PhaseKind.TRAIN] > self.synced:
+            stint = Stint(link, PhaseKind.SYNC, self.synced, ())
+            try:
+                stint.begin()
+                stint.end()
+            except LeaseLost:
+                continue  # it has done nothing that could not be done again
+
+    def measured(self) -> None:
+        """For phases: one more is done, and was measured."""
+        link, aside = self._link, self._aside
+        if link is None or aside is None or link.rank or self._profiled:
+            return
+        profile = self.timings.profile(link.attempt)
+        if profile is not None:
+            self._profiled = True
+            aside.profile(profile)
+
+    # -- what else a job says and hears ------------------------------------------------------------------------------
+
+    def progress(self, done: int, total: int) -> None:
+        """So many of the rollout's responses are done. Costs next to nothing and never fails."""
+        if self._aside is not None:
+            self._aside.progress(done, total)
+
+    def runtime_hook(self, name: str) -> Callable[[Hook], Hook]:
+        """Names the function that does what is wanted in the middle of a phase. It is called in another thread.
+
+        - `pause()` stops the work at a safe point, and `resume()` lets it go on; between them the state is moved off
+        - `shrink(keep, free)` moves the rollout's tail off the nodes that are to be free
+        - `extend(nodes, added)` may use more nodes from now on
+        - `lost(reason)`: the work under way will not count, and may break off
+        """
+        if name not in HOOKS:
+            raise ValueError(f"there is no runtime hook {name!r}: there are {', '.join(HOOKS)}")
+
+        def register(hook: Hook) -> Hook:
+            if self._link is not None:
+                self._link.hooks[name] = hook
+            return hook
+
+        return register
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the job is to end, if it is; the next phase raises Stopped."""
+        return self._link.stop if self._link is not None else ""
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, failed: str = "") -> None:
+        """This process has done its part; `failed` says why, if it has not. Does nothing in a child process."""
+        link = self._link
+        if link is None or self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        try:
+            if not failed and not link.stop:
+                self._sync_if_due()
+            if self._owner and (failed or link.rank == 0):
+                link.send("leave", Leave(link.attempt, failed[:1000]), Done, patience_s=LEAVE_PATIENCE_S)
+        except RollmuxError as error:
+            log.warning("job %s could not take its leave: %s", link.job, error)
+        finally:
+            link.wire.close()
+            if self._aside is not None:
+                self._aside.close()
+
+    def _at_exit(self) -> None:
+        error: Any = getattr(sys, "last_value", None)  # what has ended the script, if anything
+        self.close("" if error is None else f"{type(error).__name__}: {error}")
+
+    def __enter__(self) -> "Mux":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close("" if error is None else f"{type(error).__name__}: {error}")

@@ -1,0 +1,104 @@
+"""What the controller wants of a phase that is under way: to pause, to move its tail together, to use more nodes.
+
+Every order is carried out once, in a thread of its own, so that the signs of life go on meanwhile. One for which the
+job has no hook is left alone: the phase simply goes on to its end.
+"""
+
+import logging
+from collections.abc import Callable
+from threading import Thread
+from time import monotonic
+
+from rollmux.client.stint import Stint
+from rollmux.protocol.messages import Held, Said
+
+log = logging.getLogger("rollmux")
+
+
+def heed(stint: Stint, now: Held) -> None:
+    """Does what follows from the lease as the controller sees it."""
+    with stint.link.lock:
+        before = stint.lease
+        if before is None or before.epoch != now.epoch or stint.paused:
+            return
+        stint.lease = now
+        stint.disturbed |= now.state in ("pausing", "shrinking", "tail")
+        if not stint.working:
+            return  # it will hear the same again
+    added = tuple(node for node in now.nodes if node not in before.nodes)
+    if added:
+        _start(stint, "extend", now, lambda: _extend(stint, now, added))
+    if now.state == "pausing":
+        _start(stint, "pause", now, lambda: _pause(stint, now))
+    elif now.state == "shrinking" and now.free:
+        _start(stint, "shrink", now, lambda: _shrink(stint, now))
+
+
+def lose(stint: Stint, reason: str) -> None:
+    """The lease is gone. The work may go on, but what it does will not count."""
+    with stint.link.lock:
+        if stint.lost or not stint.working:
+            return
+        stint.lost = reason
+    log.warning("%s has lost its lease: %s", stint, reason)
+    Thread(target=stint.link.call_hook, args=("lost", reason), name="rollmux-lost", daemon=True).start()
+
+
+def _start(stint: Stint, name: str, now: Held, carry_out: Callable[[], None]) -> None:
+    with stint.link.lock:
+        order = (now.epoch, f"{name} {now.nodes}" if name == "extend" else name)
+        if order in stint.heeded or name not in stint.link.hooks:
+            return
+        stint.heeded.add(order)
+        stint.heeding += 1
+    Thread(target=_carry_out, args=(stint, carry_out), name=f"rollmux-{name}", daemon=True).start()
+
+
+def _carry_out(stint: Stint, carry_out: Callable[[], None]) -> None:
+    try:
+        carry_out()
+    except Exception:
+        log.exception("%s could not do what was wanted of it", stint)
+    finally:
+        with stint.link.lock:
+            stint.heeding -= 1
+            stint.paused = False
+            stint.link.lock.notify_all()
+
+
+def _extend(stint: Stint, now: Held, added: tuple[str, ...]) -> None:
+    stint.link.call_hook("extend", now.nodes, added)
+
+
+def _shrink(stint: Stint, now: Held) -> None:
+    keep = tuple(node for node in now.nodes if node not in now.free)
+    if stint.link.call_hook("shrink", keep, now.free) and stint.working:
+        stint.link.report(Said.SHRUNK, now.epoch)
+
+
+def _pause(stint: Stint, now: Held) -> None:
+    """Off the nodes, into line again, and on with the work once it is its turn."""
+    link = stint.link
+    if not link.call_hook("pause"):
+        return
+    if not _stand_aside(stint):
+        link.call_hook("resume")  # the work ended meanwhile: whatever the hook has stopped must run the next time
+        return
+    began = monotonic()
+    try:
+        stint.move_off()
+        stint.take(paused=now.epoch)
+    except Exception as error:
+        with link.lock:
+            stint.lease, stint.lost = None, str(error)
+        link.call_hook("lost", stint.lost)  # the work stands still, and only the job itself can end it
+        raise
+    stint.away_s += monotonic() - began
+    link.call_hook("resume")
+
+
+def _stand_aside(stint: Stint) -> bool:
+    """False where the phase is done: then it finishes, which is as good."""
+    with stint.link.lock:
+        stint.paused = stint.working
+        return stint.paused

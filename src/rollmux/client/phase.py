@@ -1,0 +1,118 @@
+"""`mux.phase(...)`: a decorator for functions and coroutines, and a context, plain or asynchronous.
+
+Inside, the nodes are this job's and the state is on them. The body's error is the job's own: it goes on its way once
+the nodes are given back.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from threading import Lock
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from rollmux.client.residency import State
+from rollmux.client.stint import Stint
+from rollmux.mux.job import PhaseKind
+
+if TYPE_CHECKING:
+    from rollmux.client.mux import Mux
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Phase:
+    """One kind of phase of the job. May be entered again and again, but not twice at once."""
+
+    def __init__(self, mux: "Mux", kind: PhaseKind, state: State, iteration: int | None) -> None:
+        self._mux, self._kind, self._state, self._iteration = mux, kind, state, iteration
+        self._stint: Stint | None = None
+        self._lock = Lock()
+        self._entered = self._abandoned = False  # by an asynchronous context
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that the phase holds; none where everything runs straight through."""
+        lease = self._stint.lease if self._stint is not None else None
+        return lease.nodes if lease is not None else ()
+
+    @property
+    def lost(self) -> str:
+        """Why the work will not count, where that is known before its end."""
+        return self._stint.lost if self._stint is not None else ""
+
+    def __call__(self, body: Callable[P, R]) -> Callable[P, R]:
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise TypeError(f"{body.__qualname__} is a generator: it would run outside of its phase; use `with`")
+        if inspect.iscoroutinefunction(body):
+            return self._around_coroutine(body)
+
+        @wraps(body)
+        def phase(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self._anew():
+                return body(*args, **kwargs)
+
+        return phase
+
+    def _around_coroutine(self, body: Callable[P, Any]) -> Callable[P, Any]:
+        @wraps(body)
+        async def phase(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async with self._anew():
+                return await body(*args, **kwargs)
+
+        return phase
+
+    def _anew(self) -> "Phase":
+        return Phase(self._mux, self._kind, self._state, self._iteration)
+
+    def __enter__(self) -> "Phase":
+        self._stint = self._mux.open_stint(self._kind, self._state, self._iteration)
+        if self._stint is not None:
+            self._stint.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        stint, self._stint = self._stint, None
+        if stint is None:
+            return
+        if error is None:
+            stint.end()
+            self._mux.measured()
+            return
+        stint.fail(error)
+        if stint.lost and isinstance(error, Exception):
+            raise stint.link.lost(f"{stint} broke off without its lease") from error
+
+    async def __aenter__(self) -> "Phase":
+        try:
+            await asyncio.shield(asyncio.to_thread(self._enter))
+        except asyncio.CancelledError as cancelled:
+            if self._abandon():
+                await asyncio.to_thread(self.__exit__, type(cancelled), cancelled, None)
+            raise
+        return self
+
+    def _enter(self) -> None:
+        self.__enter__()
+        with self._lock:
+            self._entered = True
+        if self._abandoned:
+            cancelled = asyncio.CancelledError("cancelled while it waited")
+            self.__exit__(type(cancelled), cancelled, None)
+
+    def _abandon(self) -> bool:
+        """The task was cancelled while it waited: True if it just had its turn, and gives it back itself."""
+        with self._lock:
+            self._abandoned = not self._entered
+            if self._stint is not None:
+                self._stint.abandoned = self._abandoned
+            return self._entered
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.shield(asyncio.to_thread(self.__exit__, kind, error, traceback))

@@ -1,0 +1,34 @@
+"""The state of a phase, moved onto its nodes and off them. An object says how by `load()` and `offload()`, if at all.
+
+They may be called from another thread than the phase's own, but never while its work goes on.
+"""
+
+from time import monotonic
+
+State = tuple[object, ...]
+
+
+def as_state(state: object) -> State:
+    """One object, several, or none."""
+    if state is None:
+        return ()
+    return tuple(state) if isinstance(state, list | tuple) else (state,)
+
+
+def load(state: State) -> float:
+    """Moves state in; returns the seconds that it took."""
+    return _each(state, "load")
+
+
+def offload(state: State) -> float:
+    """Moves state off, the last that came first; returns the seconds that it took."""
+    return _each(state[::-1], "offload")
+
+
+def _each(state: State, how: str) -> float:
+    began = monotonic()
+    for part in state:
+        move = getattr(part, how, None)
+        if move is not None:
+            move()
+    return monotonic() - began

@@ -1,0 +1,179 @@
+"""One passage through a phase: the lease, the state moved in, the work, the state moved off, the word that it is done.
+
+Where the phase pauses the stint goes on under another lease. Its work and its hooks are in different threads: whichever
+comes first, the end of the work or the end of a pause, the other waits for it.
+"""
+
+import logging
+from time import monotonic
+
+from rollmux.client.link import Link
+from rollmux.client.residency import State, load, offload
+from rollmux.client.timings import Timing
+from rollmux.errors import RollmuxError
+from rollmux.mux.job import PhaseKind
+from rollmux.protocol.messages import Held, Said, Turn
+
+log = logging.getLogger("rollmux")
+
+# A hook that is under way when the work ends has nothing left to stop, and may wait for a safe point that never comes.
+HOOK_GRACE_S = 5.0
+# Whoever fails should not wait for a controller that is away: the lease will run out.
+FAIL_PATIENCE_S = 10.0
+
+
+class Stint:
+    """A phase that this process is in. What several threads look at changes under the link's lock."""
+
+    def __init__(self, link: Link, kind: PhaseKind, iteration: int, state: State) -> None:
+        self.link, self.kind, self.iteration, self.state = link, kind, iteration, state
+        self.lease: Held | None = None
+        self.lost = ""  # why the lease is gone, where that is known
+        self.working = False  # the body is under way: only then is there something to pause, shrink or lose
+        self.paused = False  # its nodes are given up, or just being
+        self.disturbed = False  # told to make room: its state can't stay
+        self.heeding = 0  # orders that are being carried out
+        self.heeded: set[tuple[int, str]] = set()  # orders seen, by lease and name
+        self.away_s = 0.0  # paused
+        self.abandoned = False  # nobody waits for it to begin any more
+        self._loaded: State = ()
+        self._load_s = 0.0
+        self._began = monotonic()
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}({self.iteration}) of job {self.link.job}"
+
+    def begin(self) -> None:
+        """Returns when the nodes are this job's and the state is on them."""
+        self.take()
+        self._began = monotonic()
+        self.working = True
+
+    def end(self) -> None:
+        """The work is done: returns if that counts, and raises LeaseLost or Stopped if it does not."""
+        self._stop()
+        body_s = monotonic() - self._began - self.away_s
+        lease, link = self.lease, self.link
+        try:
+            if lease is None:
+                raise link.lost(f"{self} has lost its nodes while it paused: {self.lost}")
+            offload_s = self._leave(lease)
+            counts = self._finish(lease)
+        except RollmuxError:
+            raise
+        except BaseException as error:
+            self.give_up(error)
+            raise
+        finally:
+            self._forget()
+        if not counts:
+            with link.lock:
+                link.wanted.add((self.kind, self.iteration))  # it will be done again
+            raise link.lost(f"{self} ended without its lease: what it did does not count, do it again")
+        link.next[self.kind] = self.iteration + 1
+        link.timings.add(self.kind, Timing(self._load_s, body_s, offload_s))
+
+    def fail(self, error: BaseException) -> None:
+        """The work has raised this: others get the nodes."""
+        self._stop()
+        self.give_up(error)
+
+    # -- its lease and its state -------------------------------------------------------------------------------------
+
+    def take(self, paused: int = 0) -> None:
+        """Waits for the lease and moves the state in; `paused` is the lease before, where the phase goes on."""
+        link, key = self.link, (self.kind, self.iteration)
+        while True:
+            with link.lock:
+                link.wanted.add(key)
+            lease = link.lease_for(*key, self._check_abandoned, paused)
+            with link.lock:
+                self.lease = lease
+                link.stints[self.kind] = self
+                link.wanted.discard(key)
+            try:
+                self._move_in(lease)
+            except BaseException as error:
+                self.give_up(error)
+                raise
+            if link.report(Said.STARTED, lease.epoch).holds:
+                return
+            self.move_off()
+            link.give_back(lease.epoch)
+
+    def give_up(self, error: BaseException) -> None:
+        """Moves off, and tells why."""
+        lease = self.lease
+        try:
+            self.move_off()
+        finally:
+            self._forget()
+            if lease is not None:
+                self._report_failed(lease.epoch, f"{type(error).__name__}: {error}")
+
+    def move_off(self) -> float:
+        loaded, self._loaded = self._loaded, ()
+        return offload(loaded)
+
+    def _move_in(self, lease: Held) -> None:
+        stayed = self.link.unpark(self.kind)
+        if stayed is not None and stayed != self.state:
+            offload(stayed)
+            stayed = None
+        self._loaded = self.state if lease.nodes else ()  # a sync holds no nodes that it could move to
+        self._load_s = load(self._loaded) if stayed is None else 0.0
+
+    def _leave(self, lease: Held) -> float:
+        """State stays where it may. That is noted first: the order to move it off may come before the answer."""
+        with self.link.lock:
+            stays = lease.keep and not self.disturbed
+            if stays:
+                self.link.parked[self.kind] = (lease.epoch, self._loaded)
+        return 0.0 if stays else self.move_off()
+
+    def _finish(self, lease: Held) -> bool:
+        """Whether the phase counts. One that others of the job have paused has nothing left to do here."""
+        epoch = lease.epoch
+        while True:
+            turn = self._say_finished(epoch)
+            if turn.lease is None or turn.lease.epoch == epoch or not turn.lease.resumed:
+                return turn.done
+            epoch = turn.lease.epoch
+
+    def _say_finished(self, epoch: int) -> Turn:
+        link = self.link
+        with link.lock:
+            link.finished.add(epoch)
+        try:
+            heard = link.report(Said.FINISHED, epoch)
+            if not heard.holds:
+                offload(link.unpark(self.kind, epoch) or ())  # it was not let stay after all
+            return link.outcome(self.kind, self.iteration, heard)
+        finally:
+            with link.lock:
+                link.finished.discard(epoch)
+
+    def _report_failed(self, epoch: int, reason: str) -> None:
+        try:
+            self.link.report(Said.FAILED, epoch, reason, FAIL_PATIENCE_S)
+        except RollmuxError as error:
+            log.warning("%s has failed, and the controller could not be told: %s", self, error)
+
+    def _check_abandoned(self) -> None:
+        if self.abandoned:
+            raise self.link.lost(f"{self} is no longer waited for")
+
+    def _stop(self) -> None:
+        """No order is begun from here on, and none is half-way."""
+        lock = self.link.lock
+        with lock:
+            self.working = False
+            lock.wait_for(lambda: not self.heeding, HOOK_GRACE_S)
+            lock.wait_for(lambda: not self.paused)
+
+    def _forget(self) -> None:
+        with self.link.lock:
+            self.lease = None
+            self.link.wanted.discard((self.kind, self.iteration))
+            if self.link.stints.get(self.kind) is self:
+                del self.link.stints[self.kind]

@@ -1,0 +1,122 @@
+"""Calls over HTTP: each is repeated until there is an answer, which harms nothing because every call may be repeated.
+
+Answers of a newer controller may say more than is known here: what is unknown is left unread.
+"""
+
+import logging
+import random
+from dataclasses import fields, is_dataclass
+from threading import Event
+from time import monotonic
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import httpx
+
+from rollmux.client.errors import CallRefused, Unreachable
+from rollmux.mux.codec import decode, encode
+from rollmux.protocol.messages import Refusal
+
+T = TypeVar("T")
+
+# The first repeat comes soon, as most faults are short; later ones spare a controller to which thousands come back.
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 5.0
+# An answer that is not parked takes milliseconds.
+ANSWER_S = 10.0
+# Of a lease: a call without an answer is given up, and repeated, often enough that the lease outlives a fault.
+DELAY_PART, ANSWER_PART = 0.2, 0.3
+
+_TOO_MANY = 429
+_HTTP_LOG = logging.getLogger("httpx")
+
+
+class Wire:
+    """One process's connection to the controller. May be used by several threads."""
+
+    def __init__(self, url: str, token: str, patience_s: float, transport: httpx.BaseTransport | None = None) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, transport=transport)
+        self.patience_s = patience_s
+        self.closing = Event()
+        self._longest_delay_s, self._answer_s = LONGEST_DELAY_S, ANSWER_S
+        self._quiet = _Quiet(url)
+        _HTTP_LOG.addFilter(self._quiet)
+
+    def hurry(self, lease_s: float) -> None:
+        """From now on leases depend on the calls: none may take long to be repeated."""
+        self._longest_delay_s = min(LONGEST_DELAY_S, DELAY_PART * lease_s)
+        self._answer_s = min(ANSWER_S, max(1.0, ANSWER_PART * lease_s))
+
+    def send(self, path: str, message: Any, answer: type[T], *, wait_s: float = 0.0, patience_s: float = 0.0) -> T:
+        """The answer to a message; the call may be parked for `wait_s`."""
+        return self.post(path, encode(type(message), message), answer, wait_s=wait_s, patience_s=patience_s)
+
+    def post(self, path: str, body: Any, answer: type[T], *, wait_s: float = 0.0, patience_s: float = 0.0) -> T:
+        """The same for plain data. Raises CallRefused, or Unreachable once patience is over."""
+        give_up = monotonic() + (patience_s or self.patience_s)
+        delay_s = FIRST_DELAY_S
+        while True:
+            try:
+                limits = httpx.Timeout(self._answer_s, read=wait_s + self._answer_s)
+                response = self._client.post(path, json=body, timeout=limits)
+                if response.status_code < 500 and response.status_code != _TOO_MANY:
+                    return _answer(response, answer)
+                fault = f"status {response.status_code}"
+            except (httpx.TransportError, NotAnAnswer) as error:
+                fault = str(error) or type(error).__name__
+            except RuntimeError as error:  # so the HTTP client says that it was closed
+                if not self.closing.is_set():
+                    raise
+                fault = str(error)
+            if monotonic() + delay_s > give_up or self.closing.wait(delay_s * random.uniform(0.5, 1.0)):
+                raise Unreachable(f"no answer to {path} from {self._client.base_url}: {fault}")
+            delay_s = min(2 * delay_s, self._longest_delay_s)
+
+    def close(self) -> None:
+        self.closing.set()
+        self._client.close()
+        _HTTP_LOG.removeFilter(self._quiet)
+
+
+class _Quiet(logging.Filter):
+    """Signs of life are no news: the HTTP client would fill the job's log with them. Its other calls are not ours."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._ours = url.rstrip("/") + "/v1/jobs"
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self._ours not in record.getMessage()
+
+
+class NotAnAnswer(Exception):
+    """Something else than the controller has answered: a proxy, say, while the controller is away."""
+
+
+def _answer(response: httpx.Response, kind: type[T]) -> T:
+    try:
+        if response.is_success:
+            return read(kind, response.json())
+        refusal = read(Refusal, response.json())
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if response.is_success:
+            raise NotAnAnswer(f"{response.text[:80]!r} is not an answer") from error
+        refusal = Refusal(f"status {response.status_code}: {response.text[:200]}")
+    raise CallRefused(response.status_code, refusal.error, refusal.problems)
+
+
+def read(kind: type[T], data: Any) -> T:
+    """The value that such data stand for, whatever else they say."""
+    return decode(kind, _known(kind, data))
+
+
+def _known(kind: Any, data: Any) -> Any:
+    """What is left of the data without the fields that the type does not have."""
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return {f.name: _known(hints[f.name], data[f.name]) for f in fields(kind) if f.name in data}
+    args = get_args(kind)
+    if get_origin(kind) is tuple:
+        return [_known(args[0], each) for each in data]
+    members = [arg for arg in args if arg is not NoneType]
+    return _known(members[0], data) if members and data is not None else data

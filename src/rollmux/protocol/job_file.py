@@ -1,0 +1,178 @@
+"""Jobs in YAML files (JSON is a part of YAML): two phases, an SLO, and the command that runs them.
+
+Memory is GB. Every problem of a description is reported at once, in the words and the units of the file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from rollmux.checks import Checks
+from rollmux.errors import InvalidSpec, Problem
+from rollmux.mux.hardware import GB
+from rollmux.mux.job import JobSpec, PhaseSpec, Tail
+from rollmux.mux.validation import job_problems
+from rollmux.protocol.plain_yaml import read_plain
+
+MAX_TEXT = 4096
+MAX_ENTRIES = 256
+MAX_PROCESSES = 4096
+MAX_NAMED = 50  # unknown keys of a part: looking for what is near takes a while
+
+# A memory of the file and the field that it fills; all other keys are the fields' own names.
+_MEMORY = {"resident_gb": "resident_bytes", "transient_gb": "transient_bytes"}
+_FIELDS = {gb: field for field, gb in _MEMORY.items()}
+PHASE_KEYS = tuple(_FIELDS.get(f.name, f.name) for f in fields(PhaseSpec))
+TAIL_KEYS = tuple(f.name for f in fields(Tail))
+RUN_KEYS = ("command", "env", "folder", "processes")
+JOB_KEYS = ("name", *(f.name for f in fields(JobSpec) if f.name != "id"), *RUN_KEYS)
+NEEDED = ("name", "rollout", "train", "slo")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job, and what its launcher starts: nothing where it is started by other means and attaches."""
+
+    job: JobSpec
+    command: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    folder: str = ""
+    processes: int = 1
+
+
+def read_job_file(path: str | Path) -> Submission:
+    """The job of a YAML file, or InvalidSpec with all that is wrong. Its folder is that of the file, if not said."""
+    path = Path(path)
+    subject = f"job file {str(path)!r}"
+    content = read_plain(path, subject)
+    if isinstance(content, dict) and isinstance(folder := content.get("folder", ""), str):
+        content = {**content, "folder": str(path.parent.resolve() / folder)}
+    return read_job(content, subject)
+
+
+def read_job(content: object, subject: str = "job") -> Submission:
+    """The job of such data, or InvalidSpec with all that is wrong."""
+    read = _Read()
+    submission = read.submission(content)
+    if submission is None or read.problems:
+        raise InvalidSpec(subject, tuple(read.problems))
+    return submission
+
+
+def job_data(submission: Submission) -> dict[str, Any]:
+    """The data that `read_job` makes this submission of; what is as it would be anyway is left out."""
+    job = submission.job
+    data: dict[str, Any] = {"name": job.id} | _said(job, "id", "rollout", "train", "tail")
+    data |= {kind: _said(getattr(job, kind)) for kind in ("rollout", "train")}
+    if job.tail is not None:
+        data["tail"] = _said(job.tail)
+    data |= {"command": list(submission.command), "env": dict(submission.env)}
+    data |= {"folder": submission.folder, "processes": submission.processes}
+    return data
+
+
+def _said(value: Any, *without: str) -> dict[str, Any]:
+    data = {}
+    for each in fields(value):
+        said = getattr(value, each.name)
+        if each.name not in without and said != each.default:
+            gb = _FIELDS.get(each.name)
+            data[gb or each.name] = said if gb is None else said / GB
+    return data
+
+
+@dataclass(slots=True)
+class _Read:
+    """Reads a description, and collects its problems."""
+
+    problems: list[Problem] = field(default_factory=list)
+
+    def submission(self, content: object) -> Submission | None:
+        found = self._part("job", content, JOB_KEYS, NEEDED)
+        if found is None:
+            return None
+        values: dict[str, Any] = {
+            key: found[key] for key in found if key not in ("name", "rollout", "train", "tail", *RUN_KEYS)
+        }
+        rollout, train = (self._phase(f"job.{kind}", found.get(kind)) for kind in ("rollout", "train"))
+        tail = self._part("job.tail", found.get("tail"), TAIL_KEYS, ("requests", "requests_per_node", "bulk_s"))
+        run = self._run(found)
+        if self.problems:
+            return None
+        values["tail"] = None if tail is None else Tail(**tail)
+        job = JobSpec(id=found["name"], rollout=rollout, train=train, **values)
+        for problem in job_problems(job):
+            *path, name = problem.path.split(".")
+            said = _FIELDS.get(name, "name" if name == "id" else name)
+            self.problems.append(Problem(".".join([*path, said]), problem.value, problem.limit, problem.remedy))
+        return Submission(job, **run)
+
+    def _part(self, path: str, value: object, known: tuple[str, ...], needed: tuple[str, ...]) -> dict[str, Any] | None:
+        """The keys of a part, or None where there is none."""
+        if value is None and path != "job":
+            return None
+        if not isinstance(value, Mapping):
+            self.problems.append(Problem(path, value, f"keys and values: {', '.join(known)}", "see examples/job.yaml"))
+            return None
+        unknown = [key for key in value if key not in known]
+        for key in unknown[:MAX_NAMED]:
+            name = "a long number" if isinstance(key, int) and key.bit_length() > 256 else str(key)[:80]
+            near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            self.problems.append(
+                Problem(f"{path}.{name}", value[key], f"one of {', '.join(known)}", f"the nearest is {near}")
+            )
+        if len(unknown) > MAX_NAMED:
+            self.problems.append(
+                Problem(path, len(unknown), "without unknown keys", "only the first of them are named")
+            )
+        missing = [name for name in needed if name not in value]
+        if missing:
+            self.problems.append(Problem(path, list(value)[:20], f"with {', '.join(missing)}", "add what is missing"))
+        return {key: each for key, each in value.items() if key in known}
+
+    def _phase(self, path: str, value: object) -> PhaseSpec:
+        found = self._part(path, value, PHASE_KEYS, ("duration_s",)) or {}
+        checks = Checks(path, self.problems)
+        for gb, name in _MEMORY.items():
+            if gb in found and checks.number(gb, said := found.pop(gb), 0.0, 1e6, "give GB per node"):
+                found[name] = round(said * GB)
+        return PhaseSpec(**{"duration_s": 1.0, **found})
+
+    def _run(self, found: dict[str, Any]) -> dict[str, Any]:
+        """What the launcher needs."""
+        checks = Checks("job", self.problems)
+        command, env = found.get("command", []), found.get("env", {})
+        name = found.get("name")
+        if isinstance(name, str) and "/" in name:
+            checks.report("name", name, "a name without a slash", "use a dash or a dot")
+        if not _texts(command):
+            checks.report("command", command, f"a list of up to {MAX_ENTRIES} words", "write [python, train.py]")
+        pairs = isinstance(env, Mapping) and _texts(list(env)) and _texts(list(env.values()))
+        if not pairs or not all("=" not in name and name for name in env):
+            checks.report("env", env, f"up to {MAX_ENTRIES} names with text values", "write {NAME: 'value'}")
+        folder, processes = found.get("folder", ""), found.get("processes", 1)
+        if not _texts([folder]):
+            checks.report("folder", folder, "the path of a folder", "name the folder to start the command in")
+        checks.whole("processes", processes, 1, MAX_PROCESSES, "say how many processes share the job's leases")
+        if self.problems:
+            return {}
+        return {
+            "command": tuple(command),
+            "env": tuple(sorted(env.items())),
+            "folder": folder,
+            "processes": processes,
+        }
+
+
+def _texts(values: object) -> bool:
+    """Whether this is a list of texts that a process can be given."""
+    if not isinstance(values, list | tuple) or len(values) > MAX_ENTRIES:
+        return False
+    return all(isinstance(value, str) and len(value) <= MAX_TEXT and _can_be_passed(value) for value in values)
+
+
+def _can_be_passed(text: str) -> bool:
+    """JSON can say what no process can be given: NUL, and halves of characters."""
+    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)

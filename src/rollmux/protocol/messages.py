@@ -1,0 +1,160 @@
+"""The messages between a job's processes and the controller. All of them may be repeated, and come late.
+
+A job *asks* for a phase until it has the lease, *reports* what it did with it, and *listens* for what the controller
+wants of it. What it hears is the whole of what holds now, never a change, so that nothing is lost with a reply.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from rollmux.mux.job import PhaseKind
+
+VERSION = 1
+
+
+class Said(Enum):
+    """What a job can report of a lease."""
+
+    STARTED = "started"
+    PROGRESSED = "progressed"
+    PAUSED = "paused"
+    SHRUNK = "shrunk"
+    FINISHED = "finished"
+    FAILED = "failed"
+    OFFLOADED = "offloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """A process of the job is there. `instance` tells one life of the script from the next."""
+
+    instance: str
+    rank: int = 0
+    processes: int = 1
+    attempt: int | None = None  # as its launcher said; None where it was started by other means
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The job has its place; or, with attempt 0, why it waits."""
+
+    attempt: int
+    rollout_nodes: tuple[str, ...] = ()
+    train_nodes: tuple[str, ...] = ()
+    synced: int = 0  # iterations that are committed: it goes on with the next
+    lease_s: float = 0.0  # how long a lease lasts without a sign of life
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """This process is ready for the phase. `finished` are leases that it is done with and has had no word of."""
+
+    attempt: int
+    kind: PhaseKind
+    iteration: int
+    rank: int = 0
+    finished: tuple[int, ...] = ()
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease that the job holds now, and what is wanted of its holder: see `mux.transitions.Phase` for the state."""
+
+    epoch: int
+    kind: PhaseKind
+    iteration: int
+    state: str
+    nodes: tuple[str, ...]
+    load: bool  # the state must be moved in first
+    keep: bool  # it may stay when the phase ends
+    resumed: bool  # the phase goes on where it has paused
+    free: tuple[str, ...] = ()  # nodes that a rollout is to free, where it shrinks
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The lease; or why it is not there yet, who is before, and for how long if that can be told."""
+
+    lease: Held | None
+    done: bool = False  # the phase was committed before: there is nothing to do
+    reason: str = ""
+    holders: tuple[str, ...] = ()
+    expected_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What has become of a lease."""
+
+    said: Said
+    epoch: int
+    rank: int = 0
+    done: int = 0
+    total: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Whether the lease still holds, and whether its phase is committed: all its processes have finished in time."""
+
+    holds: bool
+    committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """The process lives, with these leases. The answer comes when something else is wanted than it has `seen`."""
+
+    attempt: int
+    epochs: tuple[int, ...] = ()
+    rank: int = 0
+    finished: tuple[int, ...] = ()
+    seen: int = 0
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """All that the job holds, and whether it is to end. `version` changes with every command to the job."""
+
+    version: int
+    attempt: int
+    held: tuple[Held, ...] = ()
+    stop: str = ""  # why it is to end, if it is
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The job's processes end: `failed` says why where its work is not done."""
+
+    attempt: int
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What the job's phases really take."""
+
+    attempt: int
+    rollout_s: float
+    train_s: float
+    sync_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing more to say."""
+
+    ok: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call was refused, and everything that is wrong with what it brought."""
+
+    error: str
+    problems: tuple[str, ...] = ()

@@ -1,0 +1,98 @@
+"""What the controller shows of a cluster: plain values, for commands, pages and other programs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """One kind of phase of a job, as it stands."""
+
+    kind: str
+    state: str
+    iteration: int
+    nodes: tuple[str, ...]
+    epoch: int
+    for_s: float | None = None  # since when its work has gone on
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job."""
+
+    job: str
+    tenant: str
+    state: str
+    group: str
+    attempt: int
+    rollout_nodes: tuple[str, ...]
+    train_nodes: tuple[str, ...]
+    synced: int
+    iterations: int | None
+    solo_s: float
+    iteration_s: float | None  # forecast
+    recent_s: float | None  # as it goes
+    slowdown: float | None  # so far
+    slo: float
+    usd_per_hour_alone: float
+    lanes: tuple[LaneView, ...] = ()
+    reason: str = ""  # why it waits, moves or has ended
+    expected_wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node."""
+
+    node: str
+    pool: str
+    state: str
+    cordoned: bool
+    group: str
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All that a caller may see at one moment. Prices are of the whole cluster."""
+
+    now: float
+    seq: int
+    jobs: tuple[JobView, ...]
+    nodes: tuple[NodeView, ...]
+    usd_per_hour: float
+    usd_per_hour_alone: float  # of the jobs that have their nodes, each on its own
+    usd_per_hour_fluid: float  # of their work alone
+    alarms: tuple[str, ...] = ()
+    broken: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Lines for people."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """The place that a job would get now, and what it would cost more per hour; or why it would have to wait."""
+
+    admitted: bool
+    group: str
+    rollout_nodes: tuple[str, ...]
+    train_nodes: tuple[str, ...]
+    added_usd_per_hour: float
+    alone_usd_per_hour: float
+    iteration_s: float | None
+    limit_s: float
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the controller lives, and can change anything."""
+
+    ok: bool
+    version: str
+    seq: int
+    broken: str = ""

@@ -1,0 +1,148 @@
+"""The files of attempts in the state directory: what they have printed, who keeps them, how they have ended.
+
+`logs/JOB/ATTEMPT.RANK.log` is for readers. `attempts/JOB/ATTEMPT.*` is the memory of the launcher: `started` and
+`ended` are written by the keeper, `told` says that nobody waits to hear of the end any more. Only the latest are kept.
+"""
+
+import json
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from rollmux.service.attempt_log import tail
+from rollmux.service.process_tree import Identity
+
+KEPT_ATTEMPTS = 5
+KEPT_JOBS = 200
+# Of all logs of a job that are read for somebody.
+TAIL_BYTES = 2**20
+# Of a file name, leaving room for what is added, within the 255 that file systems take.
+_LONGEST = 200
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An attempt that was started, and who keeps it."""
+
+    key: Key
+    keeper: Identity
+
+
+class AttemptFiles:
+    """All that a launcher has on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._logs, self._records = folder.absolute() / "logs", folder.absolute() / "attempts"
+
+    def prepare(self, key: Key) -> None:
+        """Folders for a new attempt, and nothing left of an older one with its number but what that has printed."""
+        for path in (self.log(key), self.record(key)):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._remove(self.record(key).parent, key[1])
+
+    def log(self, key: Key) -> Path:
+        """The beginning of the names of its logs."""
+        return self._logs / file_name(key[0]) / str(key[1])
+
+    def record(self, key: Key) -> Path:
+        """The beginning of the names of its records."""
+        return self._records / file_name(key[0]) / str(key[1])
+
+    def started(self, key: Key) -> Started | None:
+        return _started(Path(f"{self.record(key)}.started"))
+
+    def all_started(self) -> Iterator[Started]:
+        for path in sorted(self._records.glob("*/*.started")):
+            if (started := _started(path)) is not None:
+                yield started
+
+    def ended(self, key: Key) -> str | None:
+        """How it failed; nothing where it did not; None if there is no record."""
+        found = _read(Path(f"{self.record(key)}.ended"))
+        return None if found is None else str(found["failed"])
+
+    def told(self, key: Key) -> bool:
+        return Path(f"{self.record(key)}.told").exists()
+
+    def tell(self, key: Key) -> None:
+        with suppress(OSError):  # on a full disk a later life may tell it again
+            Path(f"{self.record(key)}.told").touch()
+
+    def complaint(self, key: Key) -> str:
+        """What the keeper itself has said last."""
+        return "".join(tail(f"{self.record(key)}.keeper", 1, 4096))
+
+    def tail(self, job_id: str, lines: int) -> list[str]:
+        """Of the ranks of the latest attempt: as many as lines are wanted, those that have printed last."""
+        folder = self._logs / file_name(job_id)
+        latest = max(_numbers(folder), default=0)
+        paths = sorted(folder.glob(f"{latest}.*.log"), key=_changed_at)[-max(1, lines) :]
+        paths.sort(key=_rank)
+        found = []
+        for path in paths:
+            said = tail(str(path), lines // len(paths), TAIL_BYTES // len(paths))
+            found += [f"[{_rank(path)}] {line}" for line in said] if len(paths) > 1 else said
+        return found
+
+    def prune(self, kept: Collection[Key]) -> None:
+        """Leaves the latest attempts of the latest jobs, and those that are kept now."""
+        numbers: dict[str, set[int]] = {}
+        for job_id, number in kept:
+            numbers.setdefault(file_name(job_id), set()).add(number)
+        folders = sorted(self._records.glob("*"), key=_changed_at, reverse=True)
+        for i, folder in enumerate(folders):
+            running = numbers.get(folder.name, set())
+            if i >= KEPT_JOBS and not running:
+                shutil.rmtree(self._logs / folder.name, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
+            for old in sorted(_numbers(folder))[:-KEPT_ATTEMPTS]:
+                if old not in running:
+                    self._remove(self._logs / folder.name, old)
+                    self._remove(folder, old)
+
+    def _remove(self, folder: Path, number: int) -> None:
+        for path in folder.glob(f"{number}.*"):
+            path.unlink(missing_ok=True)
+
+
+def file_name(job_id: str) -> str:
+    """A name without any other meaning to a file system, and no other job's."""
+    name = quote(job_id, safe="").replace(".", "%2E")
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 65]}~{sha256(job_id.encode()).hexdigest()}"
+
+
+def _numbers(folder: Path) -> set[int]:
+    if not folder.is_dir():
+        return set()
+    return {int(path.name.partition(".")[0]) for path in folder.iterdir() if path.name[0].isdecimal()}
+
+
+def _rank(log: Path) -> int:
+    return int(log.name.split(".")[1])
+
+
+def _changed_at(path: Path) -> float:
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def _started(path: Path) -> Started | None:
+    found = _read(path)
+    return None if found is None else Started((found["job"], found["attempt"]), Identity(*found["keeper"]))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return found

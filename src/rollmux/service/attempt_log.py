@@ -1,0 +1,100 @@
+"""What the ranks of an attempt print: written by its keeper, bounded; read by the controller, from the end.
+
+However much is printed, the latest of it is kept, in two files of which the older is thrown away. A full disk costs
+output, and never the job: it does not wait, and hears no error. Loaded by every keeper, so it imports next to nothing.
+"""
+
+import os
+from contextlib import suppress
+
+CHUNK = 2**16
+# As much as the largest pipe holds: what comes after was not printed by who has ended.
+_LAST_CHUNKS = 2**20 // CHUNK
+_LAST_BYTES = 4096
+_LAST_WORDS = 300
+_LINE = 4096
+
+
+class AttemptLog:
+    """The pipe that one rank prints into, and the files that it goes to."""
+
+    def __init__(self, path: str, most_bytes: int) -> None:
+        self.path, self._half = path, max(1, most_bytes // 2)
+        self._last = b""
+        self._file: int | None = None
+        self._bytes = 0
+        self._open()
+        self.pipe, self.end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.pipe, False)
+
+    def started(self) -> None:
+        """From now on the pipe is at its end when all that print into it have closed it."""
+        os.close(self.end)
+
+    def read(self) -> bool | None:
+        """Takes what has been printed: whether there was something, or None if nothing will come any more."""
+        try:
+            printed = os.read(self.pipe, CHUNK)
+        except BlockingIOError:
+            return False
+        if not printed:
+            return None
+        self._last = (self._last + printed[-_LAST_BYTES:])[-_LAST_BYTES:]
+        with suppress(OSError):
+            self._write(printed)
+        return True
+
+    def drain(self) -> None:
+        for _ in range(_LAST_CHUNKS):
+            if not self.read():
+                return
+
+    def last_words(self) -> str:
+        """The last line that says something."""
+        lines = [_plain(line).strip() for line in self._last.decode(errors="replace").splitlines()]
+        last = next((line for line in reversed(lines) if line), "")
+        return last if len(last) <= _LAST_WORDS else f"{last[: _LAST_WORDS - 1]}…"
+
+    def _write(self, printed: bytes) -> None:
+        # Cut at the half, so that the bound holds to the byte.
+        while printed:
+            if self._bytes >= self._half:
+                os.replace(self.path, f"{self.path}.1")
+                self._open()
+            if self._file is None:
+                return
+            written = os.write(self._file, printed[: self._half - self._bytes])
+            self._bytes += written
+            printed = printed[written:]
+
+    def _open(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        with suppress(OSError):
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._bytes = os.fstat(self._file).st_size
+
+
+def tail(path: str, lines: int, most_bytes: int) -> list[str]:
+    """The last lines of such a log, as far as they lie within the last bytes."""
+    found = b""
+    for name in (path, f"{path}.1"):
+        if len(found) < most_bytes:
+            found = _end(name, most_bytes - len(found)) + found
+    text = found.decode(errors="replace")
+    return [_plain(line)[:_LINE] for line in text.splitlines()[-lines:]] if lines > 0 else []
+
+
+def _end(path: str, most_bytes: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+            return file.read(most_bytes)
+    except FileNotFoundError:
+        return b""
+
+
+def _plain(line: str) -> str:
+    """Without what would move a reader's cursor."""
+    return "".join(char if char.isprintable() or char == "\t" else " " for char in line)

@@ -1,0 +1,347 @@
+"""The rules of the live service, without a clock, a socket or a disk: calls come in with their time, values go out.
+
+What the machine decides is kept in `pending` until the shell has made it durable; nothing that a caller is told may
+leave before that (I11). A call may come twice, late, or after the controller was started anew: the answer says what
+holds now.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rollmux.errors import IllegalEvent, RollmuxError
+from rollmux.mux import commands as cmd
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.job import PhaseKind
+from rollmux.mux.job_record import JobRecord
+from rollmux.mux.seat import Lane, Seat
+from rollmux.mux.transitions import Job, Phase
+from rollmux.protocol.job_file import Submission, job_data
+from rollmux.protocol.messages import (
+    Ask,
+    Attach,
+    Attached,
+    Done,
+    Heard,
+    Held,
+    Leave,
+    Listen,
+    Orders,
+    Profile,
+    Report,
+    Said,
+    Turn,
+)
+from rollmux.service.journal import Batch, Owned, Record, checksum
+
+# Commands that are carried out beside the jobs: by a launcher, or by whoever gets nodes.
+Errand = cmd.Launch | cmd.Stop | cmd.Provision | cmd.ReleaseNode
+
+# What frees nodes: it holds once every process of the job has said so. Where they differ, the first of these counts.
+_BY_ALL: dict[Said, Callable[[str, int], ev.Event]] = {
+    Said.FAILED: lambda job_id, epoch: ev.PhaseFailed(job_id, epoch, "a process of the job gave it up"),
+    Said.PAUSED: ev.PhasePaused,
+    Said.SHRUNK: ev.PhaseShrunk,
+    Said.OFFLOADED: ev.PhaseOffloaded,
+    Said.FINISHED: ev.PhaseFinished,
+}
+
+
+class NoSuchJob(RollmuxError):
+    """There is no such job, or it is not the caller's: which of the two is not said."""
+
+
+class Refused(RollmuxError):
+    """A job that can't be taken, for all these reasons."""
+
+    def __init__(self, reasons: tuple[str, ...]) -> None:
+        self.reasons = reasons
+        super().__init__("; ".join(reasons))
+
+
+@dataclass(slots=True)
+class Live:
+    """What the service knows of a job beside the machine. Only `submission` and `tenant` outlive the controller."""
+
+    submission: Submission
+    tenant: str
+    version: int = 0  # the latest event that led to a command to it
+    instances: dict[int, str] = field(default_factory=dict)  # which life of the script speaks for a rank
+    said: dict[int, dict[int, Said]] = field(default_factory=dict)  # of a lease's nodes, by each rank, till all have
+
+    def is_done(self, rank: int, epoch: int) -> bool:
+        """Whether this process works under the lease no more."""
+        return self.said.get(epoch, {}).get(rank) in (Said.FINISHED, Said.PAUSED, Said.FAILED)
+
+
+class Controller:
+    """Answers the calls of jobs and owners."""
+
+    def __init__(self, machine: ClusterMachine, owned: Iterable[tuple[str, Submission]] = ()) -> None:
+        self.machine = machine
+        self.jobs = {submission.job.id: Live(submission, tenant) for tenant, submission in owned}
+        self.pending: list[Record] = []  # not durable yet
+        self.owned: list[Owned] = []
+        self.errands: list[Errand] = []
+        self.woken: set[str] = set()  # jobs to which something new may be said
+        for live in self.jobs.values():
+            live.version = machine.state.ledger.seq
+
+    # -- what the shell does -----------------------------------------------------------------------------------------
+
+    def tell(self, now: float, event: ev.Event) -> tuple[cmd.Command, ...]:
+        """One event for the machine; it is to be made durable before anything that follows from it leaves."""
+        ledger = self.machine.state.ledger
+        before = ledger.seq
+        commands = self.machine.handle(now, event)
+        if ledger.seq != before:
+            self.pending.append(Record(ledger.seq, now, event, checksum(commands)))
+            self._route(commands)
+        return commands
+
+    def take(self) -> tuple[Batch, list[Errand], set[str]]:
+        """What is to be made durable, and what may go on once it is."""
+        batch = Batch(tuple(self.pending), tuple(self.owned))
+        errands, woken = self.errands, self.woken
+        self.pending, self.owned, self.errands, self.woken = [], [], [], set()
+        return batch, errands, woken
+
+    def _route(self, commands: Sequence[cmd.Command]) -> None:
+        seq = self.machine.state.ledger.seq
+        for command in commands:
+            if isinstance(command, Errand):
+                self.errands.append(command)
+            job_id = command.lease.job_id if isinstance(command, cmd.Grant) else getattr(command, "job_id", None)
+            if job_id in self.jobs:
+                self.jobs[job_id].version = seq
+                self.woken.add(job_id)
+
+    # -- what owners call --------------------------------------------------------------------------------------------
+
+    def submit(self, now: float, tenant: str, submission: Submission) -> None:
+        """Takes a job, or raises Refused. The same job may be submitted again by the same tenant."""
+        job_id = submission.job.id
+        known = self.jobs.get(job_id)
+        if known is not None and (known.tenant != tenant or known.submission != submission):
+            raise IllegalEvent(f"there has been a job {job_id!r}: give this one another name")
+        if known is None:
+            self.jobs[job_id] = Live(submission, tenant)
+        commands: tuple[cmd.Command, ...] = ()
+        try:
+            commands = self.tell(now, ev.JobSubmitted(submission.job))
+        finally:
+            refused = [c for c in commands if isinstance(c, cmd.Refuse) and c.job_id == job_id]
+            if known is None and (refused or not commands):
+                del self.jobs[job_id]
+        if refused:
+            raise Refused(refused[0].reasons)
+        if known is None:
+            self.owned.append(Owned(job_id, tenant, job_data(submission)))
+
+    def cancel(self, now: float, job_id: str) -> Done:
+        self.tell(now, ev.JobCancelled(job_id))
+        return Done()
+
+    def live(self, job_id: str, tenant: str | None = None) -> Live:
+        """The job; NoSuchJob where there is none that this tenant may see (None: all)."""
+        live = self.jobs.get(job_id)
+        if live is None or tenant not in (None, live.tenant):
+            raise NoSuchJob(f"there is no job {job_id!r}")
+        return live
+
+    # -- what a job's processes call ---------------------------------------------------------------------------------
+
+    def attach(self, now: float, job_id: str, call: Attach) -> Attached:
+        """A process is there. A job without a launcher starts with it; one that comes back has failed before."""
+        live, record = self.live(job_id), self._record(job_id)
+        if record is None:
+            how = self.machine.state.ended.get(job_id, "over")
+            raise IllegalEvent(f"job {job_id} has ended: {how}")
+        if call.attempt is not None and not record.is_current(call.attempt):
+            raise IllegalEvent(f"attempt {call.attempt} of job {job_id} is over: the present one is {record.attempt}")
+        launched = bool(live.submission.command)
+        known = live.instances.get(call.rank)
+        if not launched and record.state is Job.RUNNING and known not in (None, call.instance):
+            self.tell(now, ev.JobFailed(job_id, record.attempt, "its script was started again"))
+            live.instances.clear()
+        if not launched and record.state is Job.STARTING:
+            live.instances.clear()
+            self.tell(now, ev.JobStarted(job_id, record.attempt))
+        record = self._record(job_id)
+        if record is None or record.state is not Job.RUNNING or record.placement is None:
+            return Attached(0, reason=self._why_not_running(job_id))
+        live.instances[call.rank] = call.instance
+        where = record.placement
+        lease_s = self.machine.state.rules.timing.lease_s
+        return Attached(record.attempt, where.rollout, where.train, record.progress.synced, lease_s)
+
+    def ask(self, now: float, job_id: str, call: Ask) -> Turn:
+        """The lease for a phase, or why it is not there yet."""
+        live = self.live(job_id)
+        self._say(now, job_id, live, call.finished, call.rank)
+        seat = self._seat(job_id, call.attempt)
+        if call.iteration < seat.committed(call.kind):
+            return Turn(None, done=True)
+        mine = [lane for lane in seat.lanes.values() if lane.holding and live.is_done(call.rank, lane.epoch)]
+        if mine:
+            return Turn(None, reason=f"other processes of the job are not done with {mine[0]}")
+        lane = seat.lanes[call.kind]
+        asked_for = lane.state is Phase.WAITING and lane.iteration == call.iteration
+        if not asked_for:
+            self.tell(now, ev.PhaseRequested(job_id, call.attempt, call.kind, call.iteration))
+        if lane.holding and lane.iteration == call.iteration and not lane.wanted and lane.state is not Phase.FENCED:
+            return Turn(_held(lane))
+        return self._waiting(now, lane)
+
+    def report(self, now: float, job_id: str, call: Report) -> Heard:
+        """What has become of a lease; whether it counts."""
+        live = self.live(job_id)
+        lane = self._lane(job_id, call.epoch)
+        kind, iteration = (lane.kind, _iteration(lane)) if lane is not None else (None, -1)
+        if call.said is Said.PROGRESSED:
+            self.tell(now, ev.PhaseProgressed(job_id, call.epoch, call.done, call.total))
+        elif call.said is not Said.STARTED:
+            self._say(now, job_id, live, (call.epoch,), call.rank, call.said)
+        elif lane is not None:
+            self.tell(now, ev.PhaseStarted(job_id, call.epoch))
+        after = self._lane(job_id, call.epoch)
+        committed = kind is not None and self._committed(job_id, kind) > iteration
+        return Heard(after is not None and after.state is not Phase.FENCED, committed)
+
+    def listen(self, now: float, job_id: str, call: Listen) -> Orders:
+        """Signs of life for leases, and all that the job holds now."""
+        live = self.live(job_id)
+        record = self._record(job_id)
+        if record is None or not record.is_current(call.attempt):
+            why = "this attempt is over" if record else self.machine.state.ended.get(job_id, "the job is over")
+            return Orders(live.version, call.attempt, stop=why)
+        self._say(now, job_id, live, call.finished, call.rank)
+        for epoch in call.epochs:
+            self.tell(now, ev.Heartbeat(job_id, epoch))
+        return self.orders(job_id)
+
+    def orders(self, job_id: str) -> Orders:
+        """What a job is to do, as far as is known now."""
+        live, record = self.live(job_id), self._record(job_id)
+        if record is None:
+            return Orders(live.version, 0, stop=self.machine.state.ended.get(job_id, "the job is over"))
+        stop = "it is to end, or to go elsewhere" if record.state is Job.STOPPING else ""
+        weave = self.machine.state.weaves.get(record.group_id)
+        seat = weave.seats.get(job_id) if weave is not None else None
+        lanes = seat.lanes.values() if seat is not None else ()
+        held = tuple(_held(lane) for lane in lanes if lane.holding)
+        return Orders(live.version, record.attempt, held, stop)
+
+    def leave(self, now: float, job_id: str, call: Leave) -> Done:
+        """A process of the job ends. Where a launcher started it, that is what says when all of them are gone."""
+        live, record = self.live(job_id), self._record(job_id)
+        if record is not None and record.is_current(call.attempt) and not live.submission.command:
+            self.tell(now, gone(record, call.failed))
+        return Done()
+
+    def profile(self, now: float, job_id: str, call: Profile) -> Done:
+        self.live(job_id)
+        self.tell(now, ev.JobProfiled(job_id, call.attempt, call.rollout_s, call.train_s, call.sync_s))
+        return Done()
+
+    # -- what these share --------------------------------------------------------------------------------------------
+
+    def _record(self, job_id: str) -> JobRecord | None:
+        return self.machine.state.jobs.get(job_id)
+
+    def _seat(self, job_id: str, attempt: int) -> Seat:
+        record = self._record(job_id)
+        if record is None or not record.is_current(attempt) or record.state is not Job.RUNNING:
+            why = self._why_not_running(job_id)
+            raise IllegalEvent(f"attempt {attempt} of job {job_id} can't go on: {why}")
+        return self.machine.state.seat(record)
+
+    def _why_not_running(self, job_id: str) -> str:
+        state = self.machine.state
+        record = state.jobs.get(job_id)
+        if record is None:
+            return f"it has ended: {state.ended.get(job_id, 'long ago')}"
+        if record.told is not None:
+            return f"number {record.told.position} in line: {record.told.reason}"
+        return f"the job is {record.state.value}"
+
+    def _lane(self, job_id: str, epoch: int) -> Lane | None:
+        """The lane of the job that holds this lease now."""
+        record = self._record(job_id)
+        weave = self.machine.state.weaves.get(record.group_id) if record is not None else None
+        lane = weave.leases.get(epoch) if weave is not None else None
+        return lane if lane is not None and lane.seat.job.id == job_id else None
+
+    def _committed(self, job_id: str, kind: PhaseKind) -> int:
+        record = self._record(job_id)
+        if record is None:
+            return 0
+        progress = record.progress
+        return {
+            PhaseKind.ROLLOUT: progress.rolled,
+            PhaseKind.TRAIN: progress.trained,
+            PhaseKind.SYNC: progress.synced,
+        }[kind]
+
+    def _say(
+        self, now: float, job_id: str, live: Live, epochs: Iterable[int], rank: int, said: Said = Said.FINISHED
+    ) -> None:
+        """This process says what became of these leases; it holds once all processes of the job have said something."""
+        for epoch in epochs:
+            lane = self._lane(job_id, epoch)
+            if said is Said.FINISHED and lane is not None and lane.state in (Phase.PARKED, Phase.OFFLOADING):
+                continue  # it counts already, and this process has not heard of it: the others will not say it again
+            heard = live.said.setdefault(epoch, {})
+            if heard.get(rank) is not Said.FINISHED:
+                heard[rank] = said
+            if lane is None or len(heard) >= live.submission.processes:
+                counts = next(each for each in _BY_ALL if each in heard.values())
+                live.said[epoch] = {} if counts is not Said.SHRUNK else _finished(heard)
+                self.tell(now, _BY_ALL[counts](job_id, epoch))
+        for epoch in [each for each in live.said if not live.said[each] or self._lane(job_id, each) is None]:
+            del live.said[epoch]
+
+    def _waiting(self, now: float, lane: Lane) -> Turn:
+        """Who is before a phase that waits: those who hold its nodes."""
+        weave = self.machine.state.weaves[self.machine.state.jobs[lane.seat.job.id].group_id]
+        if lane.wanted:
+            return Turn(None, reason="its state is being moved off the nodes first", holders=(lane.seat.job.id,))
+        wanted = set(lane.nodes)
+        before = [held for held in weave.leases.values() if wanted & set(held.held) and held is not lane]
+        names = tuple(dict.fromkeys(held.seat.job.id for held in before))
+        reason = f"waits for {', '.join(str(held) for held in before)}" if before else "others are before it in line"
+        ends = [held.ends_at / 1000 - now for held in before if held.ends_at]
+        return Turn(None, reason=reason, holders=names, expected_s=max(0.0, *ends) if ends else None)
+
+
+def gone(record: JobRecord, failed: str) -> ev.Event:
+    """What the end of a job's processes means to the machine."""
+    if record.state is Job.STOPPING:
+        return ev.JobStopped(record.job.id, record.attempt)
+    if failed:
+        return ev.JobFailed(record.job.id, record.attempt, failed[:1000])
+    return ev.JobFinished(record.job.id, record.attempt)
+
+
+def _finished(heard: dict[int, Said]) -> dict[int, Said]:
+    """Of a tail that has moved together, those that are done go on being so."""
+    return {rank: said for rank, said in heard.items() if said is Said.FINISHED}
+
+
+def _iteration(lane: Lane) -> int:
+    """What its lease was granted for: one that must be moved off first may have been asked for the next already."""
+    return lane.iteration - lane.wanted
+
+
+def _held(lane: Lane) -> Held:
+    return Held(
+        lane.epoch,
+        lane.kind,
+        _iteration(lane),
+        lane.state.value,
+        lane.held,
+        lane.load,
+        lane.keep,
+        lane.resumed,
+        lane.freeing,
+    )

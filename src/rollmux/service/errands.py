@@ -1,0 +1,108 @@
+"""Carries out what the machine wants done beside the jobs: processes and nodes, each in its own time."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from rollmux.mux import commands as cmd
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.transitions import Job
+from rollmux.protocol.job_file import Submission
+from rollmux.service.controller import Errand, Live
+from rollmux.service.launcher import Attempt, Launcher, LaunchFailed
+
+log = logging.getLogger("rollmux.service")
+Tell = Callable[[ev.Event], Awaitable[object]]
+EnvOf = Callable[[str, int], Mapping[str, str]]
+
+# A stopped process has so long to end by itself.
+GRACE_S = 5.0
+
+
+class Errands:
+    """Launches and stops attempts. Nodes are slices of machines that are there: they join as soon as wanted."""
+
+    def __init__(self, machine: ClusterMachine, jobs: Mapping[str, Live], launcher: Launcher, env_of: EnvOf) -> None:
+        self.machine, self.jobs, self.launcher, self.env_of = machine, jobs, launcher, env_of
+        self._locks: dict[str, asyncio.Lock] = {}  # what is done for one job is done in order
+        self._tell: Tell | None = None
+
+    async def begin(self, tell: Tell, again: list[Errand]) -> list[Errand]:
+        """Who still runs goes on; who is gone, though it should run, has failed. The rest is to be done again."""
+        self._tell = tell
+        running = await self.launcher.begin(self._exited)
+        for record in list(self.machine.state.jobs.values()):
+            launched = bool(self.submission(record.job.id).command)
+            if launched and record.state is Job.RUNNING and (record.job.id, record.attempt) not in running:
+                await self._exited(record.job.id, record.attempt, "its processes were gone after a restart")
+        for pool in self.machine.state.cluster.pools:
+            if not pool.on_demand:
+                for i in range(pool.max_nodes or 0):
+                    await self._told(ev.NodeJoined(f"{pool.name}-{i}", pool.name))
+        return again
+
+    async def run(self, errand: Errand) -> None:
+        match errand:
+            case cmd.Launch():
+                await self._launch(errand)
+            case cmd.Stop():
+                await self._stop(errand)
+            case cmd.Provision():
+                await self._told(ev.NodeJoined(errand.node, errand.pool))
+            case cmd.ReleaseNode():
+                pass  # a slice of a machine stays where it is
+
+    async def close(self) -> None:
+        await self.launcher.close()
+
+    def submission(self, job_id: str) -> Submission:
+        return self.jobs[job_id].submission
+
+    async def _launch(self, errand: cmd.Launch) -> None:
+        submission = self.submission(errand.job_id)
+        if not submission.command:
+            return  # started by other means: it attaches
+        async with self._lock(errand.job_id):
+            if not self._is_current(errand.job_id, errand.attempt, Job.STARTING):
+                return
+            attempt = Attempt(submission, errand.attempt, errand.placement, self.env_of(errand.job_id, errand.attempt))
+            try:
+                await self.launcher.start(attempt)
+            except LaunchFailed as error:
+                await self._told(ev.JobFailed(errand.job_id, errand.attempt, str(error)))
+                return
+            await self._told(ev.JobStarted(errand.job_id, errand.attempt))
+
+    async def _stop(self, errand: cmd.Stop) -> None:
+        if not self.submission(errand.job_id).command:
+            return  # it hears of it, and leaves; else the machine goes on without it
+        async with self._lock(errand.job_id):
+            await self.launcher.stop(errand.job_id, errand.attempt, GRACE_S)
+            if self._is_current(errand.job_id, errand.attempt, Job.STOPPING):
+                await self._told(ev.JobStopped(errand.job_id, errand.attempt))
+
+    async def _exited(self, job_id: str, attempt: int, failed: str) -> None:
+        """An attempt's processes have ended by themselves."""
+        record = self.machine.state.jobs.get(job_id)
+        if record is None or record.attempt != attempt:
+            return
+        if record.state is Job.STOPPING:
+            await self._told(ev.JobStopped(job_id, attempt))
+        elif failed or record.state is not Job.RUNNING:
+            await self._told(ev.JobFailed(job_id, attempt, failed or "it ended before it had begun"))
+        else:
+            await self._told(ev.JobFinished(job_id, attempt))
+
+    def _is_current(self, job_id: str, attempt: int, state: Job) -> bool:
+        record = self.machine.state.jobs.get(job_id)
+        return record is not None and record.attempt == attempt and record.state is state
+
+    async def _told(self, event: ev.Event) -> None:
+        assert self._tell is not None
+        await self._tell(event)
+
+    def _lock(self, job_id: str) -> asyncio.Lock:
+        for other in [name for name, lock in self._locks.items() if name not in self.jobs and not lock.locked()]:
+            del self._locks[other]
+        return self._locks.setdefault(job_id, asyncio.Lock())

@@ -1,0 +1,200 @@
+"""Gives the controller time, a disk and hands: the one place of the service that waits.
+
+Invariant (I11): a reply, a wake-up or an errand leaves only after every event that it can have seen is durable. Calls
+that come while the disk writes share the next write.
+"""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from rollmux.errors import IllegalEvent, RollmuxError
+from rollmux.mux import commands as cmd
+from rollmux.mux import events as ev
+from rollmux.mux.image import image, to_json
+from rollmux.service.controller import Controller, Errand
+from rollmux.service.errands import Errands
+from rollmux.service.journal import Batch, Image, Journal
+
+log = logging.getLogger("rollmux.service")
+T = TypeVar("T")
+
+# How often leases are looked at that may have run out.
+TICK_S = 0.25
+# After so many records an image of the whole state is kept, so that a restart has no more than these to play again.
+IMAGE_EVERY = 5_000
+# A parked call is answered at the latest after so long, whatever it asked for: proxies end silent connections.
+LONGEST_PARK_S = 30.0
+
+
+class Unavailable(RollmuxError):
+    """The journal can't be written: what is there can be read, and nothing changes until somebody mends the disk."""
+
+
+class Host:
+    """Runs one controller on one event loop."""
+
+    def __init__(self, controller: Controller, journal: Journal, errands: Errands, begins_at: float) -> None:
+        self.controller, self.journal, self.errands = controller, journal, errands
+        self.broken = ""  # why nothing can be written any more
+        self._origin = begins_at - time.monotonic()
+        self._disk = ThreadPoolExecutor(1, "journal")
+        self._dirty = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
+        self._parked: dict[str, list[asyncio.Future[None]]] = defaultdict(list)  # calls that wait for news of a job
+        self._writing = False
+        self._imaged = controller.machine.state.ledger.seq
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def now(self) -> float:
+        """Machine time: monotonic, and going on from where the journal ends."""
+        return self._origin + time.monotonic()
+
+    async def start(self, again: list[Errand]) -> None:
+        """Takes up work; `again` are errands of which nobody knows if an earlier life has done them."""
+        self._spawn(self._write_forever())
+        self.controller.errands += await self.errands.begin(self.tell, again)
+        self._dirty.set()
+        self._spawn(self._tick_forever())
+
+    async def stop(self) -> None:
+        """No more changes; jobs run on, and find the next controller."""
+        await self._durable()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.errands.close()
+        if not self.broken:
+            self.journal.keep(self._image()())
+        self._disk.shutdown()
+        self.journal.close()
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    async def call(self, rule: Callable[[float], T]) -> T:
+        """What the rule answers, once all that it can have seen is durable."""
+        if self.broken:
+            raise Unavailable(self.broken)
+        try:
+            return rule(self.now)
+        finally:
+            await self._durable()
+
+    async def look(self, rule: Callable[[float], T]) -> T:
+        """What the rule sees, once it is durable; where nothing can be made so any more, what there is."""
+        return rule(self.now) if self.broken else await self.call(rule)
+
+    async def park(self, job_id: str, wait_s: float, rule: Callable[[float], T], settled: Callable[[T], bool]) -> T:
+        """The rule's answer as soon as it is settled, asked anew whenever there is news of the job; else the last."""
+        until = time.monotonic() + min(wait_s, LONGEST_PARK_S)
+        while True:
+            news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._parked[job_id].append(news)
+            try:
+                answer = await self.call(rule)
+                left = until - time.monotonic()
+                if settled(answer) or left <= 0:
+                    return answer
+                await asyncio.wait([news], timeout=left)
+            finally:
+                self._unpark(job_id, news)
+
+    async def tell(self, event: ev.Event) -> tuple[cmd.Command, ...]:
+        """An event from beside the calls: a process has ended, a node is there. What can't be now is only noted."""
+        try:
+            return await self.call(lambda now: self.controller.tell(now, event))
+        except IllegalEvent as error:
+            log.warning("%s was of no use: %s", type(event).__name__, error)
+            return ()
+
+    def _unpark(self, job_id: str, news: asyncio.Future[None]) -> None:
+        waiting = self._parked.get(job_id, [])
+        if news in waiting:
+            waiting.remove(news)
+        if not waiting:
+            self._parked.pop(job_id, None)
+
+    # -- durability --------------------------------------------------------------------------------------------------
+
+    async def _durable(self) -> None:
+        controller = self.controller
+        if not (controller.pending or controller.owned or controller.woken or controller.errands or self._writing):
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
+        self._dirty.set()
+        await asyncio.shield(done)
+
+    async def _write_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            batch, errands, woken = self.controller.take()
+            waiting, self._waiting = self._waiting, []
+            if batch != Batch():
+                self._writing = True
+                try:
+                    await loop.run_in_executor(self._disk, self.journal.append, batch)
+                except Exception as error:  # noqa: BLE001  whatever it is, nothing may leave that is not on disk
+                    self._break(error, waiting)
+                    return
+                finally:
+                    self._writing = False
+            for reply in waiting:
+                if not reply.done():
+                    reply.set_result(None)
+            self._wake(woken)
+            for errand in errands:
+                self._spawn(self.errands.run(errand))
+            if batch.records and batch.records[-1].seq - self._imaged >= IMAGE_EVERY:
+                await self._keep_image()
+
+    def _break(self, error: Exception, waiting: list[asyncio.Future[None]]) -> None:
+        self.broken = f"the journal can't be written ({error}): free its disk, then start the controller again"
+        log.critical(self.broken)
+        for reply in [*waiting, *self._waiting]:
+            if not reply.done():
+                reply.set_exception(Unavailable(self.broken))
+
+    def _wake(self, jobs: set[str]) -> None:
+        for job_id in jobs:
+            for news in self._parked.get(job_id, ()):
+                if not news.done():
+                    news.set_result(None)
+
+    def _image(self) -> Callable[[], Image]:
+        """The state is taken here, in no time; writing it out as data takes longer, and can be done beside."""
+        machine = self.controller.machine
+        self._imaged = seq = machine.state.ledger.seq
+        at, saved = machine.state.now, image(machine)
+        return lambda: Image(seq, at, to_json(saved))
+
+    async def _keep_image(self) -> None:
+        if not self.controller.pending:  # else it would hold more than is durable: after the next write
+            taken = self._image()
+            await asyncio.get_running_loop().run_in_executor(self._disk, lambda: self.journal.keep(taken()))
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            wake = self.controller.machine.next_wake()
+            if wake is not None and wake <= self.now:
+                await self.tell(ev.Tick())
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a part of the service ended", exc_info=task.exception())

@@ -1,0 +1,199 @@
+"""A small process that keeps the processes of one attempt: starts them, hears them, reaps them, says how they ended.
+
+It outlives the controller, and no process of the attempt outlives it unseen: orphans become its children, so that once
+it has no child, nothing of the attempt runs. Only then it writes how the attempt has ended, and ends itself. SIGTERM
+asks all processes to end, SIGUSR1 ends them. It imports little: it has to be up at once, many times over.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import time
+from contextlib import suppress
+
+from rollmux.service.attempt_log import CHUNK, AttemptLog
+from rollmux.service.durable import reserve, write
+from rollmux.service.process_tree import boot_id, descendants, look, send, ticks
+from rollmux.service.rank import Plan, how_ended, pin, start_rank, why_not
+
+# What is left of an attempt that failed or is over has so long to end by itself: nothing can come of it any more.
+LEFT_S = 1.0
+# What is being ended may start more meanwhile: so long until the next look, then twice as long, up to the last.
+ROUNDS_S = (0.02, 1.0)
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Keeper:
+    """The ranks of one attempt, and everything below them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.failed = plan, ""
+        self._ranks: dict[int, int] = {}  # by the number of the process
+        self._logs: list[AttemptLog] = []
+        self._pipes: dict[int, AttemptLog] = {}
+        self._poll = select.poll()
+        self._heard: set[int] = set()
+        self._ending = False
+        self._asked: set[tuple[int, int]] = set()
+        self._asked_at = 0
+        self._kill_at: float | None = None
+        self._round_s = ROUNDS_S[0]
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._wake = self._listen()
+
+    def start(self) -> None:
+        """All ranks, or none that lives on."""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))  # for the pipe and the log of each rank
+            if self.plan.cores:
+                pin(self.plan.cores)
+            for rank in range(self.plan.processes):
+                log = AttemptLog(f"{self.plan.log}.{rank}.log", self.plan.log_bytes)
+                self._logs.append(log)
+                self._ranks[start_rank(self.plan, rank, log.end, files)] = rank
+                log.started()
+                self._pipes[log.pipe] = log
+                self._poll.register(log.pipe, select.POLLIN)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            self.failed = why_not(error, self.plan)
+            self._end(0.0)
+
+    def run(self) -> None:
+        """Until nothing is left."""
+        while self._reap():
+            for descriptor, _ in self._poll.poll(self._wait_ms()):
+                self._hear(descriptor)
+            if signal.SIGCHLD in self._heard:
+                self._heard.discard(signal.SIGCHLD)
+                self._ask_orphans()
+            if signal.SIGTERM in self._heard:
+                self.failed = self.failed or "it was told to end from outside (SIGTERM)"
+                self._end(None)
+            if signal.SIGUSR1 in self._heard:
+                self._heard.discard(signal.SIGUSR1)
+                self._kill_at = time.monotonic()
+            if self._wait_ms() == 0:
+                self._signal(signal.SIGKILL)
+                self._kill_at = time.monotonic() + self._round_s
+                self._round_s = min(2 * self._round_s, ROUNDS_S[1])
+        for log in self._pipes.values():
+            log.drain()
+
+    def _listen(self) -> int:
+        """A descriptor that becomes readable with every signal."""
+        wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        # Handlers, since what is ignored here would be ignored by the ranks too.
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _: self._heard.add(number))
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._poll.register(wake, select.POLLIN)
+        return wake
+
+    def _hear(self, descriptor: int) -> None:
+        if descriptor == self._wake:
+            os.read(descriptor, CHUNK)
+        elif self._pipes[descriptor].read() is None:
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+            del self._pipes[descriptor]
+
+    def _reap(self) -> bool:
+        """Whether anything is left."""
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return True
+                if pid in self._ranks:
+                    self._ended(self._ranks.pop(pid), os.waitstatus_to_exitcode(status))
+        return False
+
+    def _ended(self, rank: int, code: int) -> None:
+        log = self._logs[rank]
+        if log.pipe in self._pipes:
+            log.drain()
+        if code != 0 and not self.failed:
+            last = log.last_words()
+            self.failed = f"rank {rank} {how_ended(code)}; " + (
+                f"its last line: {last}" if last else "it printed nothing"
+            )
+        if self.failed or not self._ranks:
+            self._end(LEFT_S)
+
+    def _end(self, grace_s: float | None) -> None:
+        """Asks everybody, once. Without a grace it is for who has asked to say when it is over."""
+        if not self._ending:
+            self._ending = True
+            self._kill_at = None if grace_s is None else time.monotonic() + grace_s
+            self._asked = set(self._signal(signal.SIGTERM))
+            self._asked_at = ticks()
+
+    def _ask_orphans(self) -> None:
+        """Who was being started while all were asked, by somebody who is gone now, may not have been seen.
+
+        What is started later, by those that save their work, is theirs to end.
+        """
+        if self._ending:
+            for process in descendants(os.getpid()):
+                known = (process.pid, process.start) in self._asked
+                if process.parent == os.getpid() and process.start <= self._asked_at and not known:
+                    self._asked.add((process.pid, process.start))
+                    send(process, signal.SIGTERM)
+
+    def _signal(self, number: int) -> list[tuple[int, int]]:
+        """Returns who was there: numbers and starts."""
+        found = descendants(os.getpid())
+        for process in found:
+            send(process, number)
+        return [(process.pid, process.start) for process in found]
+
+    def _wait_ms(self) -> int | None:
+        if self._kill_at is None:
+            return None
+        left_s = self._kill_at - time.monotonic()
+        return 0 if left_s <= 0 else int(left_s * 1e3) + 1
+
+
+def main() -> None:
+    """The plan comes by the standard input; that all is up, or why not, goes to the standard output."""
+    with open(0, encoding="utf-8", closefd=False) as file:
+        plan = Plan(**json.load(file))
+    _close(0)
+    started, ended = f"{plan.record}.started", f"{plan.record}.ended"
+    keeper = Keeper(plan)
+    process = look(os.getpid())
+    assert process is not None
+    identity = (process.pid, process.start, boot_id(), plan.marker)
+    write(started, {"job": plan.job, "attempt": plan.attempt, "keeper": identity})
+    reserve(ended)
+    # A controller that begins only now has seen the record; to one that had begun before, this keeper would be unknown.
+    if os.getppid() != plan.controller:
+        os.unlink(started)
+        return
+    keeper.start()
+    if not keeper.failed:
+        _reply("")
+    failed_at_once = keeper.failed
+    keeper.run()
+    write(ended, {"failed": keeper.failed})
+    if failed_at_once:
+        _reply(failed_at_once)
+
+
+def _reply(failed: str) -> None:
+    with suppress(OSError):  # the controller may be gone: its next life finds the record
+        os.write(1, json.dumps({"failed": failed}).encode())
+    _close(1)
+
+
+def _close(descriptor: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, descriptor)
+    os.close(nothing)

@@ -1,0 +1,101 @@
+"""The controller's end of a keeper: how one is started, and how its end is noticed.
+
+Only descriptors are used once it runs: they mean this keeper for ever, as its number does not.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import rollmux
+from rollmux.service.process_tree import Identity
+from rollmux.service.rank import Plan
+
+# Without site-packages and the variables of Python, which are the job's business: a keeper loads nothing of others.
+OPTIONS = ("-I", "-S", "-c")
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from rollmux.service.keeper import main; main()"
+ROOT = str(Path(rollmux.__file__).parents[1])
+
+
+@dataclass(slots=True)
+class Kept:
+    """An attempt whose keeper is watched. Nobody waits to hear of its end once that is `told`."""
+
+    keeper: Identity
+    descriptor: int
+    told: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def own_env() -> dict[str, str]:
+    """What processes get of the controller's environment: nothing that is about a RollMux above or beside it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+
+
+def spawn(plan: Plan) -> tuple[int, int]:
+    """Descriptors of a new keeper, and of where it will say that all is up. Secrets come to it by memory alone."""
+    heard, said = os.pipe2(os.O_CLOEXEC)
+    told = os.memfd_create("plan")
+    complaints = os.open(f"{plan.record}.keeper", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        with open(told, "w", encoding="ascii", closefd=False) as file:
+            json.dump(plan._asdict(), file)
+        os.lseek(told, 0, os.SEEK_SET)
+        command = [sys.executable, *OPTIONS, _PROGRAM, ROOT, "keeper", plan.job, str(plan.attempt)]
+        process = subprocess.Popen(
+            command, cwd="/", env=own_env(), stdin=told, stdout=said, stderr=complaints, start_new_session=True
+        )
+    except BaseException:
+        os.close(heard)
+        raise
+    finally:
+        for descriptor in (said, told, complaints):
+            os.close(descriptor)
+    process.returncode = 0  # it is to outlive this object: `wait_ended` reaps it
+    return os.pidfd_open(process.pid), heard
+
+
+async def answer(heard: int, wait_s: float) -> str | None:
+    """Why nothing has been started, or nothing if all is up; None where no word has come."""
+    try:
+        async with asyncio.timeout(wait_s):
+            await _readable(heard)
+        said = os.read(heard, 2**16)
+        return str(json.loads(said)["failed"]) if said else None
+    except TimeoutError:
+        return None
+    finally:
+        os.close(heard)
+
+
+async def wait_ended(descriptor: int) -> None:
+    """Until this process has ended; the descriptor is of no use afterwards."""
+    try:
+        await _readable(descriptor)
+        with suppress(ChildProcessError):  # started by an earlier life
+            os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
+    finally:
+        os.close(descriptor)
+
+
+def ask(descriptor: int, number: signal.Signals) -> None:
+    """A signal to a keeper, and that it should hear it, should somebody have halted it."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, number)
+        signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(descriptor, lambda: None if ready.done() else ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)

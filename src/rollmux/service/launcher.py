@@ -1,0 +1,57 @@
+"""The seam to whatever starts and ends the processes of jobs: this machine, or a cluster engine.
+
+A launcher keeps no promise but this one: `stop` returns when nothing of the attempt runs any more, and an attempt that
+ends by itself is reported once, even one that an earlier life of the controller has started.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollmux.errors import RollmuxError
+from rollmux.mux.placed import Placement
+from rollmux.protocol.job_file import Submission
+
+
+class LaunchFailed(RollmuxError):
+    """An attempt could not be started: the message is for the job's owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What is to be started: one process for each of `submission.processes`, with its rank in `ROLLMUX_RANK`.
+
+    `env` is what the job needs to find the controller; it comes beside what its owner wants.
+    """
+
+    submission: Submission
+    number: int
+    placement: Placement
+    env: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.submission.job.id, self.number
+
+
+# Told when all processes of an attempt have ended by themselves: job, attempt, and why if its work is not done.
+OnExit = Callable[[str, int, str], Awaitable[None]]
+
+
+class Launcher(Protocol):
+    """Starts and ends attempts."""
+
+    async def begin(self, on_exit: OnExit) -> set[tuple[str, int]]:
+        """Called once, before all else. Returns who still runs; those that ended meanwhile are reported."""
+
+    async def start(self, attempt: Attempt) -> None:
+        """Returns when its processes are up, or raises LaunchFailed. One that runs already is left alone."""
+
+    async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
+        """Asks its processes to end, ends them after `grace_s`, and returns when they are gone. Never raises."""
+
+    def log(self, job_id: str, lines: int) -> list[str]:
+        """The last lines that the job's latest attempt has printed; nothing where there is none."""
+
+    async def close(self) -> None:
+        """The controller goes. Attempts run on."""

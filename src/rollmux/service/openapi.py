@@ -1,0 +1,65 @@
+"""The description of the HTTP interface in OpenAPI, made from the table of routes."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rollmux import __version__
+from rollmux.protocol.messages import Refusal
+from rollmux.service.routes import EVERYBODY, Route
+
+_ERRORS = {
+    "400": "The body can't be read",
+    "401": "Who calls is not known",
+    "403": "The caller may not do this",
+    "404": "There is no such job for this caller",
+    "409": "This can't be now; a repeat won't help",
+    "413": "The body is too large",
+    "422": "The job can't be taken, for all these problems",
+    "429": "Too many calls",
+    "503": "Nothing can be changed now; try again later",
+}
+
+
+def description(routes: Sequence[Route]) -> dict[str, Any]:
+    """All routes, with the shapes of what they take and give."""
+    kinds = [kind for route in routes for kind in (route.takes, route.gives) if kind is not None] + [Refusal]
+    names = list(dict.fromkeys(kinds))
+    schemas, parts = msgspec.json.schema_components(names, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(names, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "RollMux controller", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": parts,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route, schema_of: dict[type, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": route.says,
+        "operationId": route.answer.__name__,
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"{(\w+)}", route.path)
+        ],
+        "responses": {"200": {"description": "The answer", **_json(schema_of[route.gives])}}
+        | {code: {"description": text, **_json(schema_of[Refusal])} for code, text in _ERRORS.items()},
+    }
+    if route.who is not EVERYBODY:
+        operation["security"] = [{"token": sorted(role.value for role in route.who)}]
+    if route.takes is not None:
+        operation["requestBody"] = {"required": True, **_json(schema_of[route.takes])}
+    return operation
+
+
+def _json(schema: Any) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}

@@ -1,0 +1,70 @@
+"""What a keeper is told to start for an attempt: with which environment, and within which bounds of this machine."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+from rollmux.service.attempt_files import AttemptFiles
+from rollmux.service.kept import own_env
+from rollmux.service.launcher import Attempt, LaunchFailed
+from rollmux.service.rank import Plan
+
+T = TypeVar("T")
+LEAST_LOG_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What jobs may have of this machine. `devices` and `cores` are those of each node, None where all share all.
+
+    `memory_bytes` is for the data of each process, `log_bytes` for all ranks of an attempt.
+    """
+
+    devices: Mapping[str, Sequence[str]] | None
+    cores: Mapping[str, Sequence[int]] | None
+    memory_bytes: int | None
+    log_bytes: int
+
+
+def plan_for(attempt: Attempt, bounds: Bounds, files: AttemptFiles) -> Plan:
+    """Or LaunchFailed, where it is plain already that this can't be started."""
+    submission, key = attempt.submission, attempt.key
+    if not submission.command:
+        raise LaunchFailed(f"job {key[0]!r} has no command: say what to start")
+    if not Path(submission.folder).is_absolute() or not Path(submission.folder).is_dir():
+        remedy = "name an existing folder by its whole path"
+        raise LaunchFailed(f"job {key[0]!r}: its folder {submission.folder!r} is not on this machine: {remedy}")
+    marker = uuid4().hex
+    return Plan(
+        job=key[0],
+        attempt=key[1],
+        command=list(submission.command),
+        folder=submission.folder,
+        env=_env(attempt, bounds) | {"ROLLMUX_KEEPER": marker},
+        processes=submission.processes,
+        record=str(files.record(key)),
+        log=str(files.log(key)),
+        log_bytes=max(LEAST_LOG_BYTES, bounds.log_bytes // submission.processes),
+        marker=f"ROLLMUX_KEEPER={marker}",
+        controller=os.getpid(),
+        cores=_union(bounds.cores or {}, attempt),
+        memory_bytes=bounds.memory_bytes,
+    )
+
+
+def _env(attempt: Attempt, bounds: Bounds) -> dict[str, str]:
+    env = own_env() | dict(attempt.submission.env) | dict(attempt.env)
+    env["ROLLMUX_PROCESSES"] = str(attempt.submission.processes)
+    env["ROLLMUX_ROLLOUT_NODES"] = ",".join(attempt.placement.rollout)
+    env["ROLLMUX_TRAIN_NODES"] = ",".join(attempt.placement.train)
+    if bounds.devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(_union(bounds.devices, attempt))
+    return env
+
+
+def _union(of_nodes: Mapping[str, Sequence[T]], attempt: Attempt) -> list[T]:
+    """What the nodes of a job have, each once."""
+    return list(dict.fromkeys(each for node in attempt.placement.all_nodes for each in of_nodes.get(node, ())))

@@ -1,0 +1,171 @@
+"""Jobs as processes of this machine, each attempt under a keeper of its own that outlives the controller.
+
+Why a keeper: somebody has to read what a job prints (a file alone can't be bounded), to be the parent of what it leaves
+behind, and to see exit codes, also while no controller is there. The launcher only watches keepers.
+An attempt runs at most once at a time: a keeper starts nothing before its record is on disk, nor if its controller is
+gone by then. When a keeper is gone without a word, all that it kept is ended before its end is told.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rollmux.service.attempt_files import AttemptFiles, Key, Started
+from rollmux.service.kept import Kept, answer, ask, spawn, wait_ended
+from rollmux.service.launcher import Attempt, LaunchFailed, OnExit
+from rollmux.service.plans import Bounds, plan_for
+from rollmux.service.process_tree import leftovers, send
+
+log = logging.getLogger("rollmux.service")
+
+# A keeper has so long to start all ranks: thousands of them, from a slow file system, take a while.
+START_S = 60.0
+# It has so long to end what nobody can refuse; after that it is taken to hang, and done without.
+KILL_S = 30.0
+ROUND_S = 0.02
+LOG_BYTES = 2**23
+VANISHED = "its processes vanished, killed from outside or the machine was restarted"
+
+
+class ProcessLauncher:
+    """Starts attempts on this machine, within the bounds that `Bounds` tells of."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        devices: Mapping[str, Sequence[str]] | None = None,
+        cores: Mapping[str, Sequence[int]] | None = None,
+        memory_bytes: int | None = None,
+        log_bytes: int = LOG_BYTES,
+    ) -> None:
+        self.files = AttemptFiles(folder)
+        self.bounds = Bounds(devices, cores, memory_bytes, log_bytes)
+        self._on_exit: OnExit | None = None
+        self._starting: dict[Key, asyncio.Task[None]] = {}
+        self._kept: dict[Key, Kept] = {}
+        self._watching: set[asyncio.Task[None]] = set()
+
+    async def begin(self, on_exit: OnExit) -> set[Key]:
+        """Those that ended meanwhile have been reported when this returns."""
+        self._on_exit = on_exit
+        away = [each for each in self.files.all_started() if not self._adopt(each) and not self.files.told(each.key)]
+        await asyncio.gather(*map(self._report_late, away))
+        return set(self._kept)
+
+    async def start(self, attempt: Attempt) -> None:
+        """Goes on to its end even if the caller waits no more: half a start would be nobody's."""
+        key = attempt.key
+        if key in self._kept:
+            return
+        if key not in self._starting:
+            self._starting[key] = asyncio.create_task(self._start(attempt))
+            self._starting[key].add_done_callback(lambda _: self._starting.pop(key))
+        await asyncio.shield(self._starting[key])
+
+    async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
+        key = job_id, attempt
+        if key in self._starting:
+            await asyncio.wait([self._starting[key]])
+        kept = self._kept.get(key)
+        if kept is None:
+            return
+        kept.told = True
+        self.files.tell(key)
+        for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGUSR1, KILL_S), (signal.SIGKILL, None)):
+            if not kept.gone.is_set():
+                ask(kept.descriptor, number)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await kept.gone.wait()
+
+    def log(self, job_id: str, lines: int) -> list[str]:
+        """Of several ranks each has its share of the lines, behind its number."""
+        return self.files.tail(job_id, lines)
+
+    async def close(self) -> None:
+        if self._starting:
+            await asyncio.wait(self._starting.values())
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+
+    async def _start(self, attempt: Attempt) -> None:
+        key = attempt.key
+        before = self.files.started(key)
+        if before is not None and self._adopt(before):
+            return
+        try:
+            # Beside the loop: many that start at once would hold up what others have to say.
+            descriptor, heard = await asyncio.to_thread(self._spawn, attempt, {*self._kept, *self._starting})
+        except OSError as error:
+            raise LaunchFailed(f"job {key[0]!r} could not be started: {error}") from error
+        failed = await answer(heard, START_S)
+        started = self.files.started(key)
+        if failed == "" and started is not None:
+            self._watch(key, Kept(started.keeper, descriptor))
+            return
+        if failed is None:
+            ask(descriptor, signal.SIGKILL)
+        await wait_ended(descriptor)
+        if started is not None:
+            await self._end_leftovers(started)
+        self.files.tell(key)
+        raise LaunchFailed(f"job {key[0]!r}: {failed or f'its keeper has failed: {self.files.complaint(key)}'}")
+
+    def _spawn(self, attempt: Attempt, kept: set[Key]) -> tuple[int, int]:
+        plan = plan_for(attempt, self.bounds, self.files)
+        self.files.prune(kept)
+        self.files.prepare(attempt.key)
+        return spawn(plan)
+
+    def _adopt(self, started: Started) -> bool:
+        """Whether it still runs: it is watched from now on."""
+        descriptor = started.keeper.open()
+        if descriptor is not None:
+            self._watch(started.key, Kept(started.keeper, descriptor, self.files.told(started.key)))
+        return descriptor is not None
+
+    def _watch(self, key: Key, kept: Kept) -> None:
+        self._kept[key] = kept
+        task = asyncio.create_task(self._see_off(key, kept))
+        self._watching.add(task)
+        task.add_done_callback(self._seen_off)
+
+    async def _see_off(self, key: Key, kept: Kept) -> None:
+        try:
+            await wait_ended(kept.descriptor)
+            await self._end_leftovers(Started(key, kept.keeper))
+        finally:
+            kept.gone.set()
+            del self._kept[key]
+        if not kept.told:
+            await self._report(key)
+
+    def _seen_off(self, task: asyncio.Task[None]) -> None:
+        self._watching.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error(
+                "the end of an attempt was not heard; the next controller will tell it", exc_info=task.exception()
+            )
+
+    async def _report_late(self, started: Started) -> None:
+        await self._end_leftovers(started)
+        await self._report(started.key)
+
+    async def _report(self, key: Key) -> None:
+        assert self._on_exit is not None, "begin comes before all else"
+        failed = self.files.ended(key)
+        await self._on_exit(*key, VANISHED if failed is None else failed)
+        self.files.tell(key)
+
+    async def _end_leftovers(self, started: Started) -> None:
+        """Nothing, where the keeper could say how all has ended."""
+        if self.files.ended(started.key) is None:
+            while found := await asyncio.to_thread(leftovers, started.keeper):
+                for process in found:
+                    send(process, signal.SIGKILL)
+                await asyncio.sleep(ROUND_S)

@@ -1,0 +1,28 @@
+"""How often somebody may call: a bucket that fills as fast as calls are allowed, and holds a burst."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+PER_S, BURST = 200.0, 400.0
+# Callers that are remembered: whoever has not called for longest is forgotten, with a full bucket.
+REMEMBERED = 20_000
+
+
+class Rates:
+    """One bucket for each caller."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def allow(self, caller: str) -> bool:
+        """Whether this caller may call now; it counts if so."""
+        now = self._clock()
+        left, since = self._left.pop(caller, (BURST, now))
+        left = min(BURST, left + (now - since) * PER_S)
+        allowed = left >= 1.0
+        self._left[caller] = (left - allowed, now)
+        if len(self._left) > REMEMBERED:
+            self._left.popitem(last=False)
+        return allowed

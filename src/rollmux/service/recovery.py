@@ -1,0 +1,119 @@
+"""A controller from its journal: the state as it was, and what must be done again because nobody knows if it was.
+
+Invariant (I11): what is played again leads to what it led to before, record by record; else nothing is gone on from.
+"""
+
+from typing import Any
+
+from rollmux.errors import IllegalEvent, RollmuxError
+from rollmux.mux import commands as cmd
+from rollmux.mux import image as images
+from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.cluster_state import Rules
+from rollmux.mux.codec import decode, encode
+from rollmux.mux.hardware import Cluster
+from rollmux.mux.job_record import JobRecord
+from rollmux.mux.node_book import NodeState
+from rollmux.mux.policies import Policy
+from rollmux.mux.transitions import Job
+from rollmux.protocol.job_file import read_job
+from rollmux.service.controller import Controller, Errand
+from rollmux.service.journal import VERSION, Image, Journal, JournalDamaged, Record, checksum
+
+
+def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> tuple[Controller, float]:
+    """The controller that goes on from this journal, and the machine time from which it does."""
+    head, wanted = journal.head(), _head(cluster, policy, rules)
+    if not head:
+        journal.begin(wanted)
+        head = journal.head()
+    _require_same(head, wanted)
+    played_by = decode(Rules, head["rules"])
+    machine, now = _play(journal, cluster, policy, played_by)
+    if played_by != rules:
+        machine = _under_new_rules(journal, machine, now, policy, rules)
+    known = machine.state.jobs.keys() | machine.state.ended.keys()
+    owned = [(each.tenant, read_job(each.data)) for each in journal.owned() if each.job_id in known]
+    return Controller(machine, owned), now
+
+
+def errands_after(controller: Controller) -> list[Errand]:
+    """Launches, stops and nodes that were wanted when the controller ended. Each may have been carried out already."""
+    state = controller.machine.state
+    nodes = [cmd.Provision(name, node.pool) for name, node in state.book.nodes.items() if _is_wanted(node.state)]
+    jobs = [errand for record in state.jobs.values() for errand in _errands_of(record)]
+    return [*nodes, *jobs]
+
+
+def _is_wanted(state: NodeState) -> bool:
+    """Asked for, and not heard of yet. One that was lost had come: it is not asked for twice."""
+    return state is NodeState.COMING
+
+
+def _errands_of(record: JobRecord) -> list[Errand]:
+    if record.state is Job.STARTING and record.placement is not None:
+        return [cmd.Launch(record.job.id, record.attempt, record.placement)]
+    if record.state is Job.STOPPING:
+        return [cmd.Stop(record.job.id, record.attempt, "it was to end before the controller was started anew")]
+    return []
+
+
+def _head(cluster: Cluster, policy: Policy, rules: Rules) -> dict[str, Any]:
+    """What a journal is of. Records lead to the same again only with the same of all these."""
+    return {
+        "journal": VERSION,
+        "cluster": encode(Cluster, cluster),
+        "policy": policy.name,
+        "rules": encode(Rules, rules),
+    }
+
+
+def _require_same(head: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """The rules may change from one start to the next, what they apply to may not."""
+    for name in ("journal", "cluster", "policy"):
+        if head.get(name) != wanted[name]:
+            raise RollmuxError(
+                f"the journal was begun with another {name}, {head.get(name)}, than the present {wanted[name]}: "
+                f"start with that {name} until all jobs have ended, or begin a new journal in another folder"
+            )
+
+
+def _play(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> tuple[ClusterMachine, float]:
+    """The latest image, and every record after it."""
+    saved = journal.image()
+    machine, seq, now = ClusterMachine(cluster, policy, rules), 0, 0.0
+    if saved is not None and saved.state.get("version") == images.VERSION:  # else all records: an image only saves time
+        machine, seq, now = images.restore(images.from_json(saved.state), cluster, policy, rules), saved.seq, saved.at
+    for record in journal.records(seq):
+        _again(machine, record)
+        now = record.at
+    return machine, now
+
+
+def _again(machine: ClusterMachine, record: Record) -> None:
+    try:
+        told = checksum(machine.handle(record.at, record.event))
+    except IllegalEvent as error:
+        raise _other_version(record, str(error)) from error
+    if machine.state.ledger.seq != record.seq:
+        raise _other_version(record, "here it changes nothing")
+    if told != record.told:
+        raise _other_version(record, "here it leads to something else")
+
+
+def _other_version(record: Record, why: str) -> JournalDamaged:
+    return JournalDamaged(
+        f"record {record.seq} of the journal, {type(record.event).__name__}, can't be played again ({why}): another "
+        "version of the program wrote it; start that version, and change it once all jobs have ended"
+    )
+
+
+def _under_new_rules(
+    journal: Journal, machine: ClusterMachine, now: float, policy: Policy, rules: Rules
+) -> ClusterMachine:
+    """The same state under other rules. Its image comes first, so that no older record is ever played under them."""
+    saved, cluster = images.image(machine), machine.state.cluster
+    if saved.seq:
+        journal.keep(Image(saved.seq, now, images.to_json(saved)))
+    journal.begin(_head(cluster, policy, rules))
+    return images.restore(saved, cluster, policy, rules)

@@ -1,0 +1,177 @@
+"""Every call that the controller answers, in one table: the server, its description and the tests of rights read it."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollmux import __version__
+from rollmux.mux import events as ev
+from rollmux.protocol import messages as msg
+from rollmux.protocol import views as view
+from rollmux.protocol.job_file import Submission, read_job
+from rollmux.service import views
+from rollmux.service.host import Host
+from rollmux.service.tokens import Caller, Role
+
+MOST_LINES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call as a handler gets it: its caller is known and entitled, its body is of the type that is wanted."""
+
+    host: Host
+    caller: Caller
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    body: Any
+
+    @property
+    def job(self) -> str:
+        return self.path["job"]
+
+    def number(self, name: str, usual: int, most: int) -> int:
+        text = self.query.get(name, "")
+        return max(1, min(int(text), most)) if text.isdecimal() and len(text) < 10 else usual
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+
+EVERYBODY: frozenset[Role] = frozenset()
+ALL = frozenset(Role)
+OWNERS = frozenset({Role.ADMIN, Role.TENANT})
+ADMINS = frozenset({Role.ADMIN})
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One call: who may make it, what it brings, what it gives, and what it is for."""
+
+    method: str
+    path: str
+    who: frozenset[Role]
+    takes: type | None
+    gives: type
+    says: str
+    answer: Handler
+    changes: bool = False  # worth a line in the audit log
+
+
+async def submit(call: Call) -> msg.Done:
+    submission = _submission(call)
+    await call.host.call(lambda now: call.host.controller.submit(now, _tenant(call), submission))
+    return msg.Done()
+
+
+async def quote(call: Call) -> view.Quote:
+    submission = _submission(call)
+    return views.quote(call.host.controller, submission)
+
+
+async def attach(call: Call) -> msg.Attached:
+    rule = call.host.controller.attach
+    return await call.host.park(
+        call.job, call.body.wait_s, lambda now: rule(now, call.job, call.body), lambda found: found.attempt > 0
+    )
+
+
+async def ask(call: Call) -> msg.Turn:
+    rule = call.host.controller.ask
+    return await call.host.park(
+        call.job,
+        call.body.wait_s,
+        lambda now: rule(now, call.job, call.body),
+        lambda found: found.done or found.lease is not None,
+    )
+
+
+async def report(call: Call) -> msg.Heard:
+    return await call.host.call(lambda now: call.host.controller.report(now, call.job, call.body))
+
+
+async def listen(call: Call) -> msg.Orders:
+    rule = call.host.controller.listen
+    return await call.host.park(
+        call.job,
+        call.body.wait_s,
+        lambda now: rule(now, call.job, call.body),
+        lambda found: found.version != call.body.seen or bool(found.stop),
+    )
+
+
+async def leave(call: Call) -> msg.Done:
+    return await call.host.call(lambda now: call.host.controller.leave(now, call.job, call.body))
+
+
+async def profile(call: Call) -> msg.Done:
+    return await call.host.call(lambda now: call.host.controller.profile(now, call.job, call.body))
+
+
+async def cancel(call: Call) -> msg.Done:
+    return await call.host.call(lambda now: call.host.controller.cancel(now, call.job))
+
+
+async def drain(call: Call) -> msg.Done:
+    await call.host.call(lambda now: call.host.controller.tell(now, ev.NodeCordoned(call.path["node"])))
+    return msg.Done()
+
+
+async def undrain(call: Call) -> msg.Done:
+    await call.host.call(lambda now: call.host.controller.tell(now, ev.NodeUncordoned(call.path["node"])))
+    return msg.Done()
+
+
+async def cluster(call: Call) -> view.ClusterView:
+    host = call.host
+    return await host.look(lambda now: views.cluster_view(host.controller, now, call.caller.sees, host.broken))
+
+
+async def job(call: Call) -> view.JobView:
+    return await call.host.look(lambda now: views.job_view(call.host.controller, now, call.job))
+
+
+async def why(call: Call) -> view.Text:
+    return await call.host.look(lambda now: view.Text(views.explained(call.host.controller, call.job)))
+
+
+async def story(call: Call) -> view.Text:
+    return await call.host.look(lambda now: view.Text(views.told(call.host.controller, call.job)))
+
+
+async def printed(call: Call) -> view.Text:
+    return view.Text(tuple(call.host.errands.launcher.log(call.job, call.number("lines", 100, MOST_LINES))))
+
+
+async def health(call: Call) -> view.Health:
+    host = call.host
+    return view.Health(True, __version__, host.controller.machine.state.ledger.seq, host.broken)
+
+
+def _submission(call: Call) -> Submission:
+    return read_job(call.body)
+
+
+def _tenant(call: Call) -> str:
+    """Whose a new job is. An admin's jobs are nobody else's."""
+    return call.caller.tenant or call.caller.name
+
+
+ROUTES = (
+    Route("POST", "/v1/jobs/{job}/ask", ALL, msg.Ask, msg.Turn, "Ask for a phase; parked until it is granted", ask),
+    Route("POST", "/v1/jobs/{job}/report", ALL, msg.Report, msg.Heard, "Say what has become of a lease", report),
+    Route("POST", "/v1/jobs/{job}/listen", ALL, msg.Listen, msg.Orders, "Show life; parked until orders come", listen),
+    Route("POST", "/v1/jobs/{job}/attach", ALL, msg.Attach, msg.Attached, "A process of the job is there", attach),
+    Route("POST", "/v1/jobs/{job}/profile", ALL, msg.Profile, msg.Done, "Say what phases really take", profile),
+    Route("POST", "/v1/jobs/{job}/leave", ALL, msg.Leave, msg.Done, "The job's processes end", leave, changes=True),
+    Route("POST", "/v1/jobs", OWNERS, dict, msg.Done, "Submit a job, as in its YAML file", submit, changes=True),
+    Route("POST", "/v1/quote", OWNERS, dict, view.Quote, "The place and the price that a job would get now", quote),
+    Route("POST", "/v1/jobs/{job}/cancel", OWNERS, None, msg.Done, "End a job", cancel, changes=True),
+    Route("POST", "/v1/nodes/{node}/drain", ADMINS, None, msg.Done, "Put no more jobs on a node", drain, changes=True),
+    Route("POST", "/v1/nodes/{node}/undrain", ADMINS, None, msg.Done, "Put jobs on it again", undrain, changes=True),
+    Route("GET", "/v1/cluster", OWNERS, None, view.ClusterView, "Jobs, nodes and prices", cluster),
+    Route("GET", "/v1/jobs/{job}", ALL, None, view.JobView, "One job", job),
+    Route("GET", "/v1/jobs/{job}/explain", OWNERS, None, view.Text, "Why a job is where it is", why),
+    Route("GET", "/v1/jobs/{job}/story", OWNERS, None, view.Text, "What has happened to a job, and why", story),
+    Route("GET", "/v1/jobs/{job}/log", OWNERS, None, view.Text, "The last `lines` lines that a job printed", printed),
+    Route("GET", "/healthz", EVERYBODY, None, view.Health, "Whether the controller lives", health),
+)

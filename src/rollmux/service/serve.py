@@ -1,0 +1,153 @@
+"""`rollmux serve`: one controller on this machine, from its folder's journal to its socket and back.
+
+The folder holds everything that outlives it: journal, tokens, secret, logs. It is for one controller at a time.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from rollmux.errors import RollmuxError
+from rollmux.mux.cluster_state import Rules
+from rollmux.mux.hardware import Cluster
+from rollmux.mux.policies import Policy
+from rollmux.service.app import app
+from rollmux.service.errands import Errands
+from rollmux.service.host import Host
+from rollmux.service.journal import Journal, SqliteJournal
+from rollmux.service.launcher import Launcher
+from rollmux.service.recovery import errands_after, recover
+from rollmux.service.tokens import Role, Tokens, write_private
+
+log = logging.getLogger("rollmux.service")
+
+# How long open calls may take to end when the controller goes.
+DRAIN_S = 5
+# An idle connection is kept for so long: a job says nothing for whole phases, but for its parked call.
+KEEP_S = 120
+
+
+class CantServe(RollmuxError):
+    """The controller can't start here, for a reason that somebody can mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a controller is started with."""
+
+    cluster: Cluster
+    policy: Policy
+    folder: Path
+    rules: Rules = field(default_factory=Rules)
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any that is free
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs the service."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Service:
+    """A controller that can be started and stopped within a running event loop."""
+
+    def __init__(self, wanted: Wanted, launcher: Launcher, journal: Callable[[Path], Journal] = SqliteJournal) -> None:
+        wanted.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.wanted = wanted
+        self.tokens = Tokens(wanted.folder, time.time)
+        self.journal = journal(wanted.folder / "journal.db")
+        self.controller, self._begins_at = recover(self.journal, wanted.cluster, wanted.policy, wanted.rules)
+        errands = Errands(self.controller.machine, self.controller.jobs, launcher, self._env_of)
+        self.host = Host(self.controller, self.journal, errands, self._begins_at)
+        self._socket = _bound(wanted.host, wanted.port)
+        self._server: uvicorn.Server | None = None
+
+    @property
+    def url(self) -> str:
+        host, port = self._socket.getsockname()[:2]
+        scheme = "https" if self.wanted.certificate else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def run(self, ready: asyncio.Event | None = None) -> None:
+        """Until somebody calls `end`."""
+        await self.host.start(errands_after(self.controller))
+        config = uvicorn.Config(
+            app(self.host, self.tokens),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=DRAIN_S,
+            timeout_keep_alive=KEEP_S,
+            ssl_certfile=self.wanted.certificate,
+            ssl_keyfile=self.wanted.key,
+        )
+        self._server = _Server(config)
+        log.info("ready at %s", self.url)
+        if ready is not None:
+            ready.set()
+        await self._server.serve([self._socket])
+        await self.host.stop()
+
+    def end(self) -> None:
+        """Takes no more calls, and goes. Jobs run on, and find the next controller."""
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def _env_of(self, job_id: str, attempt: int) -> Mapping[str, str]:
+        """What a launched job needs to find this controller."""
+        tenant = self.controller.jobs[job_id].tenant
+        return {
+            "ROLLMUX_URL": self.url,
+            "ROLLMUX_TOKEN": self.tokens.of_job(job_id, tenant),
+            "ROLLMUX_JOB": job_id,
+            "ROLLMUX_ATTEMPT": str(attempt),
+        }
+
+
+def admin_token(folder: Path, tokens: Tokens) -> str:
+    """The token for commands on this machine, in a file that its owner alone can read; made on first use."""
+    path = folder / "admin.token"
+    if not path.exists():
+        from_scratch = tokens.create("admin", Role.ADMIN)
+        write_private(path, from_scratch.encode())
+    return path.read_text(encoding="utf-8").strip()
+
+
+def run(service: Service) -> None:
+    """Until SIGTERM or Ctrl-C; a second one ends it at once."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, service.end)
+        await service.run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named TCP, so that event loops turn Nagle's algorithm off: each answer would take 40 ms with it.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise CantServe(f"can't listen at {host}:{port}: {error.strerror}; choose another --port") from error
+    return bound

@@ -1,0 +1,141 @@
+"""Who may call, and as whom. Tokens are kept as hashes; a job's own token follows from a secret and is kept nowhere.
+
+Invariant (I12): a caller that can't be made out is nobody, and nobody may do anything.
+"""
+
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path
+
+from rollmux.errors import RollmuxError
+
+
+class Role(Enum):
+    """What a caller may do: everything, all with its own jobs, or speak for one job."""
+
+    ADMIN = "admin"
+    TENANT = "tenant"
+    JOB = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls. `tenant` is empty for an admin, `job` for all but a job."""
+
+    role: Role
+    name: str
+    tenant: str = ""
+    job: str = ""
+
+    @property
+    def sees(self) -> str | None:
+        """Whose jobs it may see; None: everybody's."""
+        return None if self.role is Role.ADMIN else self.tenant
+
+
+class TokenExists(RollmuxError):
+    """There is a token of this name."""
+
+
+class Tokens:
+    """The tokens of one controller, in its folder: other programs of the same user may add and remove some."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        self.path, self._clock = folder / "tokens.json", clock
+        self._secret = _secret(folder / "secret")
+        self._seen: tuple[int, int] = (0, 0)
+        self._known: dict[str, dict[str, object]] = {}
+
+    def caller(self, token: str) -> Caller | None:
+        """Whose token this is, if anybody's."""
+        if token.startswith("job."):
+            return self._job(token)
+        self._refresh()
+        found = self._known.get(_hash(token))  # a hash tells nothing of how much of a guess was right
+        if found is None or _expired(found, self._clock()):
+            return None
+        return Caller(Role(found["role"]), str(found["name"]), str(found["tenant"]))
+
+    def of_job(self, job_id: str, tenant: str) -> str:
+        """The token of a job's own processes."""
+        claim = json.dumps([job_id, tenant]).encode().hex()
+        return f"job.{claim}.{self._sign(claim)}"
+
+    def create(self, name: str, role: Role, tenant: str = "", lasts_s: float | None = None) -> str:
+        """A new token. It is shown once: only its hash is kept."""
+        self._refresh()
+        if any(each["name"] == name for each in self._known.values()):
+            raise TokenExists(f"there is a token {name!r}: revoke it first, or choose another name")
+        token = f"rollmux_{secrets.token_urlsafe(32)}"
+        expires = None if lasts_s is None else self._clock() + lasts_s
+        self._known[_hash(token)] = {"name": name, "role": role.value, "tenant": tenant, "expires": expires}
+        self._write()
+        return token
+
+    def revoke(self, name: str) -> bool:
+        """Whether there was a token of this name."""
+        self._refresh()
+        kept = {key: each for key, each in self._known.items() if each["name"] != name}
+        found = len(kept) < len(self._known)
+        self._known = kept
+        self._write()
+        return found
+
+    def names(self) -> list[dict[str, object]]:
+        self._refresh()
+        return list(self._known.values())
+
+    def _job(self, token: str) -> Caller | None:
+        _, _, rest = token.partition(".")
+        claim, _, signature = rest.partition(".")
+        if not hmac.compare_digest(self._sign(claim).encode(), signature.encode()):
+            return None
+        job_id, tenant = json.loads(bytes.fromhex(claim))
+        return Caller(Role.JOB, f"job {job_id}", tenant, job_id)
+
+    def _sign(self, claim: str) -> str:
+        return hmac.new(self._secret, claim.encode(), sha256).hexdigest()
+
+    def _refresh(self) -> None:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            self._known, self._seen = {}, (0, 0)
+            return
+        seen = (found.st_mtime_ns, found.st_ino)
+        if seen != self._seen:
+            self._known, self._seen = json.loads(self.path.read_text(encoding="utf-8")), seen
+
+    def _write(self) -> None:
+        write_private(self.path, json.dumps(self._known, indent=1).encode())
+
+
+def _hash(token: str) -> str:
+    return sha256(token.encode()).hexdigest()
+
+
+def _expired(entry: dict[str, object], now: float) -> bool:
+    expires = entry["expires"]
+    return isinstance(expires, int | float) and expires <= now
+
+
+def _secret(path: Path) -> bytes:
+    if not path.exists():
+        write_private(path, secrets.token_bytes(32))
+    return path.read_bytes()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """For the owner's eyes only, and all of it or nothing."""
+    new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

@@ -1,0 +1,392 @@
+"""What the controller wants in the middle of a phase, what a stopped job hears, and how several ranks make one job."""
+
+from collections.abc import Callable
+from threading import Barrier, Condition, Event
+from time import sleep
+from typing import Any
+
+import pytest
+
+from rollmux.client import LeaseLost, Mux, Stopped, stint
+from rollmux.mux.job import PhaseKind
+from rollmux.protocol.messages import Report, Said
+from tests.client.world import Crowd, Engine, Floor, World, job_data, soon
+
+
+class Work:
+    """A body of many small steps, which can stand still between them."""
+
+    def __init__(self, mux: Mux) -> None:
+        self.turn = Condition()
+        self.stands = self.wanted = self.ended = False
+        self.steps = 0
+        self.calls: list[str] = []
+        mux.runtime_hook("pause")(self.pause)
+        mux.runtime_hook("resume")(self.resume)
+        mux.runtime_hook("lost")(self.lost)
+
+    def run(self, until: Callable[[], object]) -> None:
+        while not until():
+            with self.turn:
+                self.stands = self.wanted
+                self.turn.notify_all()
+                self.turn.wait_for(lambda: not self.wanted, 5.0)
+                self.stands = False
+                assert not self.ended, "it goes on without a lease"
+            self.steps += 1
+            sleep(0.002)
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+        with self.turn:
+            self.wanted = True
+            assert self.turn.wait_for(lambda: self.stands, 5.0)
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+        with self.turn:
+            self.wanted = False
+            self.turn.notify_all()
+
+    def lost(self, reason: str) -> None:
+        self.calls.append("lost")
+        with self.turn:
+            self.ended, self.wanted = True, False
+            self.turn.notify_all()
+
+
+def long_job(**more: Any) -> dict[str, Any]:
+    """Its phases are so long that the short job can't wait for their end."""
+    rollout = {"nodes": 1, "duration_s": 500.0, "pause_s": 5.0}
+    return job_data("long", rollout=rollout, train={**rollout, "duration_s": 100.0}, **more)
+
+
+def short_job() -> dict[str, Any]:
+    phase = {"nodes": 1, "duration_s": 40.0, "pause_s": 5.0}
+    return job_data("short", slo=2.5, rollout=phase, train=phase)
+
+
+@pytest.mark.parametrize("fate", ["", "lost", "unheard", "twice"])
+def test_a_phase_pauses_for_a_more_urgent_job_and_goes_on_afterwards(fate: str) -> None:
+    world, floor, engine, crowd = World(), Floor(), Engine(), Crowd()
+    left = [fate]
+    world.fate = lambda verb, message: (
+        left.pop() if left and isinstance(message, Report) and message.said is Said.PAUSED else ""
+    )
+    short_done, begun = Event(), Event()
+    with world.connect(long_job()) as mux, world.connect(short_job()) as other:
+        work = Work(mux)
+
+        def hurry() -> None:
+            assert begun.wait(3.0)
+            with other.phase("rollout", state=Engine()) as phase, floor.on(phase.nodes, "short"):
+                assert not engine.here
+                sleep(0.02)
+            short_done.set()
+
+        crowd.start(hurry)
+        began = world.now
+        with mux.phase("rollout", state=engine):
+            begun.set()
+            work.run(short_done.is_set)
+            soon(lambda: work.calls == ["pause", "resume"])
+            assert engine.here
+            before = work.steps
+            work.run(lambda: work.steps > before)
+        mux_s = world.now - began
+        crowd.join()
+        assert world.record("long").progress.rolled == world.record("short").progress.rolled == 1
+    assert engine.moves == ["load", "offload", "load", "offload"]
+    assert mux.timings.last[PhaseKind.ROLLOUT].body_s < mux_s - 0.02  # it did not work while the other did
+
+
+def test_a_job_without_a_hook_runs_on_to_the_end_of_its_phase() -> None:
+    world, crowd, begun = World(), Crowd(), Event()
+    with world.connect(long_job()) as mux, world.connect(short_job()) as other:
+
+        def hurry() -> None:
+            assert begun.wait(3.0)
+            with other.phase("rollout"):
+                pass
+
+        crowd.start(hurry)
+        with mux.phase("rollout"):
+            begun.set()
+            sleep(0.05)
+        crowd.join()
+        assert world.record("long").progress.rolled == 1
+    assert not world.said("long", Said.PAUSED)
+
+
+def test_a_phase_that_ends_while_it_is_to_pause_simply_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stint, "HOOK_GRACE_S", 0.05)
+    world, crowd, begun, hooked, resumed = World(), Crowd(), Event(), Event(), Event()
+    with world.connect(long_job()) as mux, world.connect(short_job()) as other:
+        finished = Event()
+
+        @mux.runtime_hook("pause")
+        def pause() -> None:
+            hooked.set()
+            assert finished.wait(3.0)  # no safe point comes any more
+
+        @mux.runtime_hook("resume")
+        def resume() -> None:
+            resumed.set()
+
+        def hurry() -> None:
+            assert begun.wait(3.0)
+            with other.phase("rollout"):
+                pass
+
+        crowd.start(hurry)
+        with mux.phase("rollout"):
+            begun.set()
+            assert hooked.wait(3.0)
+        finished.set()
+        crowd.join()
+        assert resumed.wait(3.0)
+        assert world.record("long").progress.rolled == 1
+    assert not world.said("long", Said.PAUSED)
+
+
+def test_a_job_that_is_cancelled_while_it_pauses_hears_that_its_work_is_lost() -> None:
+    world, crowd, begun = World(), Crowd(), Event()
+    with world.connect(short_job()) as other:
+
+        def hurry() -> None:
+            assert begun.wait(3.0)
+            with other.phase("rollout"):
+                soon(lambda: world.said("long", Said.PAUSED))
+                world.cancel("long")
+                soon(lambda: "lost" in work.calls)
+
+        mux = world.connect(long_job())
+        work = Work(mux)
+        crowd.start(hurry)
+
+        def roll() -> None:
+            with mux, mux.phase("rollout", state=Engine()):
+                begun.set()
+                work.run(lambda: False)
+
+        with pytest.raises(Stopped):
+            roll()
+        crowd.join()
+    assert work.calls == ["pause", "lost"]
+    assert world.ended("long") == "cancelled"
+
+
+WIDE = {"nodes": 2, "duration_s": 50.0}
+TAIL = {"requests": 10, "requests_per_node": 10, "bulk_s": 30.0}
+
+
+def test_a_tail_moves_together_and_a_rollout_that_began_beside_it_grows() -> None:
+    world, crowd = World(rollout=2), Crowd()
+    shrunk: list[Any] = []
+    extended: list[Any] = []
+    wide_over, grown = Event(), Event()
+    first, second = job_data("first", rollout=WIDE, tail=TAIL), job_data("second", rollout=WIDE, elastic_rollout=True)
+    with world.connect(first) as mux, world.connect(second) as other:
+
+        @mux.runtime_hook("shrink")
+        def shrink(keep: tuple[str, ...], free: tuple[str, ...]) -> None:
+            shrunk.append((keep, free))
+
+        @other.runtime_hook("extend")
+        def extend(nodes: tuple[str, ...], added: tuple[str, ...]) -> None:
+            extended.append((nodes, added))
+            grown.set()
+
+        def follow() -> None:
+            with other.phase("rollout") as phase:
+                assert len(phase.nodes) == 1
+                wide_over.set()
+                assert grown.wait(3.0)
+                assert len(phase.nodes) == 2
+
+        with mux.phase("rollout") as phase:
+            assert len(phase.nodes) == 2
+            crowd.start(follow)
+            mux.progress(4, 10)
+            mux.progress(9, 10)
+            assert wide_over.wait(3.0)
+            soon(lambda: len(phase.nodes) == 1)
+            (keep, free) = shrunk[0]
+            assert phase.nodes == keep
+        crowd.join()
+        assert world.record("first").progress.rolled == world.record("second").progress.rolled == 1
+    ((nodes, added),) = extended
+    assert (set(nodes), set(added)) == ({*keep, *free}, set(keep))
+    assert len(shrunk) == 1
+
+
+def test_progress_is_passed_on_now_and_then_and_at_last_and_never_fails() -> None:
+    world = World()
+    with world.connect(job_data("a")) as mux:
+        mux.progress(1, 2)  # outside of a rollout
+        with mux.phase("rollout"):
+            for done in range(1001):
+                mux.progress(done, 1000)
+            mux.progress(5, 0)
+            soon(lambda: [report.done for report in world.said("a", Said.PROGRESSED)][-1:] == [1000])
+        world.fate = lambda verb, message: "503" if verb == "report" and message.said is Said.PROGRESSED else ""
+    assert len(world.said("a", Said.PROGRESSED)) <= 3
+
+
+# -- jobs that are to end ------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_to_end_hears_it_when_it_asks_and_leaves_its_nodes_to_others() -> None:
+    world = World()
+    mux = world.connect(job_data("a"))
+
+    def script() -> None:
+        with mux:
+            for _ in mux.steps(10):
+                with mux.phase("rollout"):
+                    pass
+                world.cancel("a")
+                with mux.phase("train"):
+                    raise AssertionError("it was to end")
+
+    with pytest.raises(Stopped):
+        script()
+    assert world.ended("a") == "cancelled"
+
+
+def test_a_job_that_waits_for_its_turn_hears_that_it_is_to_end() -> None:
+    world, crowd = World(), Crowd()
+    with world.connect(job_data("b")) as other:
+        mux = world.connect(job_data("a"))
+
+        def wait() -> None:
+            with pytest.raises(Stopped), mux, mux.phase("rollout"):
+                raise AssertionError("it has no lease")
+
+        with other.phase("rollout"):
+            crowd.start(wait)
+            soon(lambda: [1 for job, verb, _ in list(world.heard) if (job, verb) == ("a", "ask")])
+            world.cancel("a")
+            crowd.join()
+    assert world.ended("a") == "cancelled"
+
+
+def test_what_a_job_does_after_it_was_told_to_end_does_not_count() -> None:
+    world = World()
+    mux = world.connect(job_data("a"))
+
+    def script() -> None:
+        with mux, mux.phase("rollout"):
+            world.cancel("a")
+            soon(lambda: mux.stop_reason)
+
+    with pytest.raises(Stopped):
+        script()
+    assert world.ended("a") == "cancelled"
+
+
+# -- several processes ---------------------------------------------------------------------------------------------
+
+
+def two_ranks(world: World, name: str = "a") -> tuple[Mux, Mux]:
+    first, second = (world.connect(job_data(name), rank=rank, processes=2) for rank in (0, 1))
+    return first, second
+
+
+def test_a_phase_is_done_when_all_ranks_are_and_each_step_counts_once() -> None:
+    world, crowd, floor = World(), Crowd(), Floor()
+
+    def work(mux: Mux, rank: int) -> None:
+        with mux:
+            for step in mux.steps(4):
+                for kind in ("rollout", "train", "sync"):
+                    with mux.phase(kind, state=Engine()):
+                        sleep(0.01 * rank)
+                    floor.done["a", kind, step] += 1
+
+    for rank, mux in enumerate(two_ranks(world)):
+        crowd.start(lambda mux=mux, rank=rank: work(mux, rank))  # type: ignore[misc]
+    crowd.join()
+    assert set(floor.done.values()) == {2}
+    assert world.ended("a") == "finished"
+
+
+def test_what_a_rank_has_finished_outlives_a_controller_that_forgets_it() -> None:
+    world, crowd, first_done = World(), Crowd(), Event()
+    first, second = two_ranks(world)
+
+    def quick() -> None:
+        with first.phase("rollout"):
+            pass
+        first_done.set()
+
+    with second.phase("rollout"):
+        crowd.start(quick)
+        soon(lambda: world.said("a", Said.FINISHED))
+        world.restart(0.02)
+        assert not first_done.wait(0.05)
+    crowd.join()
+    assert world.record("a").progress.rolled == 1
+    first.close()
+    second.close()
+
+
+def test_ranks_that_lose_their_lease_do_the_phase_again_together() -> None:
+    world, crowd = World(lease_s=0.2, drain_s=5.0), Crowd()
+    tries: list[int] = []
+    both_in = Barrier(2)
+
+    def work(mux: Mux, rank: int) -> None:
+        while True:
+            try:
+                with mux.phase("rollout"):
+                    tries.append(rank)
+                    if tries.count(rank) == 1:
+                        both_in.wait(3.0)
+                        world.fate = lambda verb, message: "lost"
+                        sleep(0.3)
+                        both_in.wait(3.0)
+                        world.fate = lambda verb, message: ""
+            except LeaseLost:
+                continue
+            return
+
+    both = two_ranks(world)
+    for rank, mux in enumerate(both):
+        crowd.start(lambda mux=mux, rank=rank: work(mux, rank))  # type: ignore[misc]
+    crowd.join()
+    assert sorted(tries) == [0, 0, 1, 1]
+    assert world.record("a").progress.rolled == 1
+    for mux in both:
+        mux.close()
+
+
+def test_ranks_pause_together_and_one_whose_work_was_done_has_nothing_left_to_do() -> None:
+    world, crowd, begun, short_done = World(), Crowd(), Event(), Event()
+    data = long_job()
+    both = [world.connect(data, rank=rank, processes=2) for rank in (0, 1)]
+    with world.connect(short_job()) as other:
+        work = Work(both[0])
+
+        def roll() -> None:
+            with both[0].phase("rollout", state=Engine()):
+                begun.set()
+                work.run(short_done.is_set)
+
+        def hurry() -> None:
+            with other.phase("rollout"):
+                assert world.said("long", Said.PAUSED)
+            short_done.set()
+
+        crowd.start(roll)
+        with both[1].phase("rollout"):
+            assert begun.wait(3.0)
+            crowd.start(hurry)
+            soon(lambda: world.said("long", Said.PAUSED))
+            world.restart(0.02)  # which forgets that one of the two has paused
+            assert not short_done.wait(0.05)
+        crowd.join()
+        assert work.calls == ["pause", "resume"]
+        assert world.record("long").progress.rolled == 1
+    for mux in both:
+        mux.close()

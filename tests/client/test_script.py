@@ -1,0 +1,306 @@
+"""A job's script: with and without a controller, from its connection to its end."""
+
+import asyncio
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event
+from time import sleep
+from typing import Any
+
+import httpx
+import pytest
+
+import rollmux
+from rollmux.client import AlreadyCommitted, CallRefused, Mux, Unreachable
+from rollmux.client.timings import Timing, Timings
+from rollmux.client.wire import read
+from rollmux.errors import InvalidSpec
+from rollmux.mux.job import PhaseKind
+from rollmux.protocol.messages import Attach, Attached, Held, Leave, Profile, Said, Turn
+from tests.client.world import Crowd, Engine, World, job_data, soon
+
+ROLLOUT, TRAIN, SYNC = PhaseKind
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("URL", "TOKEN", "JOB", "ATTEMPT", "RANK", "PROCESSES"):
+        monkeypatch.delenv(f"ROLLMUX_{name}", raising=False)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def script(mux: Mux, iterations: int) -> list[str]:
+    """What a researcher writes; returns what was done."""
+    done: list[str] = []
+
+    @mux.phase("rollout", state=Engine())
+    def rollout(step: int) -> list[int]:
+        mux.progress(1, 1)
+        return [step]
+
+    @mux.phase("train", state=[Engine(), object()])
+    async def train(batch: list[int]) -> int:
+        await asyncio.sleep(0)
+        return batch[0]
+
+    @mux.phase("sync")
+    def sync() -> None:
+        done.append("sync")
+
+    @mux.runtime_hook("pause")
+    def pause() -> None:
+        raise AssertionError("nobody wants it to")
+
+    for step in mux.steps(iterations):
+        done.append(f"train {asyncio.run(train(rollout(step)))}")
+        sync()
+    return done
+
+
+def test_the_same_script_runs_with_a_controller_and_straight_through_without() -> None:
+    expected = ["train 0", "sync", "train 1", "sync"]
+    with rollmux.connect() as alone:
+        assert script(alone, 2) == expected
+    world = World()
+    with world.connect(job_data("a")) as mux:
+        assert script(mux, 2) == expected
+        assert world.record("a").progress.synced == 2
+    assert world.ended("a") == "finished"
+
+
+def test_straight_through_nothing_is_moved_and_nothing_is_waited_for() -> None:
+    engine = Engine()
+    with rollmux.connect() as mux, mux.phase("rollout", state=engine) as phase:
+        assert (phase.nodes, phase.lost, mux.stop_reason) == ((), "", "")
+    assert engine.moves == []
+
+
+def test_planning_does_not_load_the_client() -> None:
+    code = "import sys, rollmux; assert 'httpx' not in sys.modules; rollmux.connect; assert 'httpx' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        rollmux.conect  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_launched_process_finds_all_it_needs_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    with world.lock:
+        world.submit(job_data("a", command=["python", "job.py"], processes=2))
+    given = {"URL": "http://controller", "TOKEN": "secret", "JOB": "a", "ATTEMPT": "1", "RANK": "1", "PROCESSES": "2"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"ROLLMUX_{name}", value)
+    with rollmux.connect(job=job_data("other"), transport=httpx.MockTransport(world.handle)):
+        (attach,) = [message for _, verb, message in world.heard if verb == "attach"]
+        assert (attach.attempt, attach.rank, attach.processes) == (1, 1, 2)
+    assert [verb for _, verb, _ in world.heard if verb in ("jobs", "leave")] == []  # its launcher speaks for it
+
+
+def test_ranks_are_found_where_torchrun_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with world.connect(job_data("a")):
+        (attach,) = [message for _, _, message in world.heard if isinstance(message, Attach)]
+        assert (attach.rank, attach.processes) == (1, 4)
+        assert world.controller.jobs["a"].submission.processes == 4
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(InvalidSpec, match="RANK = 'first'"):
+        rollmux.connect()
+
+
+def test_a_job_of_a_file_is_submitted_without_what_a_launcher_would_start(tmp_path: Path) -> None:
+    world, path = World(), tmp_path / "job.yaml"
+    path.write_text(
+        "name: filed\nslo: 4\nrollout: {nodes: 1, duration_s: 5}\ntrain: {nodes: 1, duration_s: 5}\ncommand: [python]\n"
+    )
+    with world.connect(str(path)):
+        assert world.controller.jobs["filed"].submission.command == ()
+
+
+def test_a_job_that_can_not_be_taken_is_refused_with_all_reasons() -> None:
+    world = World()
+    with pytest.raises(CallRefused, match=r"job\.slo = 0\.5") as raised:
+        world.connect(job_data("a", slo=0.5, iterations=0))
+    assert raised.value.status == 422
+    assert len(raised.value.problems) == 2
+    assert pickle.loads(pickle.dumps(raised.value)).problems == raised.value.problems
+    with pytest.raises(CallRefused, match="there is no job 'nobody'"):
+        world.connect("nobody")
+    with pytest.raises(InvalidSpec, match="a job with a name"):
+        world.connect({"slo": 1.5})
+
+
+def test_a_job_without_sync_phases_is_synced_by_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    with world.connect(job_data("a")) as mux:
+        for expected in range(3):
+            with mux.phase("rollout"):
+                assert world.record("a").progress.synced == expected
+            with mux.phase("train"):
+                pass
+        monkeypatch.setattr(world, "fate", lambda verb, message: "unheard" if verb == "leave" else "")
+        monkeypatch.setattr("rollmux.client.mux.LEAVE_PATIENCE_S", 0.05)
+        assert mux.synced == 2
+    assert world.ended("a") == "finished"
+
+
+def test_a_script_that_is_started_again_goes_on_after_its_last_sync() -> None:
+    world, steps = World(), list[int]()
+
+    def run(fails_at: int) -> None:
+        with world.connect(job_data("a")) as mux:
+            for step in mux.steps(4):
+                with mux.phase("rollout"):
+                    steps.append(step)
+                if step == fails_at:
+                    raise OSError("the disk is full")
+                with mux.phase("train"):
+                    pass
+
+    with pytest.raises(OSError, match="disk"):
+        run(2)
+    (leave,) = [message for _, _, message in world.heard if isinstance(message, Leave)]
+    assert leave.failed == "OSError: the disk is full"
+    run(9)
+    assert steps == [0, 1, 2, 2, 3]
+    assert world.ended("a") == "finished"
+
+
+def test_an_iteration_of_the_past_can_not_be_done_again() -> None:
+    world = World()
+    with world.connect(job_data("a")) as mux:
+        script(mux, 1)
+        with pytest.raises(AlreadyCommitted, match=r"rollout\(0\)"), mux.phase("rollout", iteration=0):
+            raise AssertionError("it has no lease")
+        with pytest.raises(CallRefused, match="phases of an iteration go in order") as raised, mux.phase("train"):
+            raise AssertionError("it has no lease")
+        assert raised.value.status == 409
+
+
+def test_a_generator_is_no_phase() -> None:
+    with rollmux.connect() as mux, pytest.raises(TypeError, match="it would run outside of its phase"):
+
+        @mux.phase("rollout")
+        def rollout() -> Any:
+            yield 1
+
+
+def test_hooks_and_phases_with_unknown_names_are_refused() -> None:
+    with rollmux.connect() as mux:
+        with pytest.raises(ValueError, match="there is no runtime hook 'paus'"):
+            mux.runtime_hook("paus")
+        with pytest.raises(ValueError, match="evaluate"):
+            mux.phase("evaluate")
+
+
+def test_a_task_that_is_cancelled_while_it_waits_gives_its_turn_to_others() -> None:
+    world, crowd, begun, over = World(), Crowd(), Event(), Event()
+    with world.connect(job_data("b")) as other, world.connect(job_data("a"), wait_s=0.05) as mux:
+
+        def hold() -> None:
+            with other.phase("rollout"):
+                begun.set()
+                assert over.wait(5.0)
+
+        async def wait() -> None:
+            async with mux.phase("rollout"):
+                raise AssertionError("it was cancelled")
+
+        async def give_up() -> None:
+            waiting = asyncio.create_task(wait())
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+        crowd.start(hold)
+        assert begun.wait(3.0)
+        asyncio.run(give_up())
+        over.set()
+        crowd.join()
+        with mux.phase("rollout"):
+            pass
+        assert world.record("a").progress.rolled == 1
+
+
+def test_phases_are_measured_and_the_longest_of_the_first_few_is_reported_once() -> None:
+    world = World()
+    with world.connect(job_data("a"), profile=2) as mux:
+        for step in mux.steps(5):
+            with mux.phase("rollout", state=Engine()):
+                sleep(0.2 if step == 0 else 0.03 if step == 1 else 0.01)
+            with mux.phase("train"):
+                pass
+        assert set(mux.timings.last) == set(PhaseKind)
+        soon(lambda: world.profiles("a"))
+        (profile,) = world.profiles("a")
+        assert 0.03 <= profile.rollout_s < 0.2
+        assert world.record("a").job.rollout.measured_s == profile.rollout_s
+
+
+def test_a_profile_holds_the_longest_after_the_first_iteration() -> None:
+    timings = Timings(2)
+    for body_s in (9.0, 2.0, 3.0):
+        assert timings.profile(1) is None
+        for kind in PhaseKind:
+            timings.add(kind, Timing(1.0, 0.0 if kind is TRAIN else body_s, 1.0))
+    assert timings.profile(7) == Profile(7, 3.0, 0.001, 3.0)
+
+
+def test_a_controller_that_never_answers_is_unreachable_after_a_while() -> None:
+    def nobody(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, text="<html>a proxy</html>")
+
+    with pytest.raises(Unreachable, match="is not an answer"):
+        rollmux.connect("http://controller", job="a", patience_s=0.2, transport=httpx.MockTransport(nobody))
+
+
+def test_what_a_newer_controller_says_beside_is_left_unread() -> None:
+    data = {"lease": None, "done": True, "new": 1}
+    assert read(Turn, data) == Turn(None, done=True)
+    held = {
+        "epoch": 1,
+        "kind": "rollout",
+        "iteration": 2,
+        "state": "newly",
+        "nodes": ["r"],
+        "load": True,
+        "keep": False,
+    }
+    lease = {**held, "resumed": False, "newer": {"a": 1}}
+    assert read(Turn, {"lease": lease, "later": 2}).lease == Held(1, ROLLOUT, 2, "newly", ("r",), True, False, False)
+    assert read(Attached, {"attempt": 1, "lease_s": "inf"}).lease_s == float("inf")
+
+
+def test_an_end_that_is_told_twice_is_told_once() -> None:
+    world = World()
+    mux = world.connect(job_data("a"))
+    mux.close()
+    mux.close()
+    assert len([1 for _, verb, _ in world.heard if verb == "leave"]) == 1
+
+
+def test_state_that_can_not_be_moved_in_gives_the_nodes_back() -> None:
+    class Broken:
+        def load(self) -> None:
+            raise MemoryError("too large")
+
+    world = World()
+    with world.connect(job_data("a")) as mux:
+        with pytest.raises(MemoryError), mux.phase("rollout", state=Broken()):
+            raise AssertionError("it was not loaded")
+        assert [report.reason for report in world.said("a", Said.FAILED)] == ["MemoryError: too large"]
+        with mux.phase("rollout"):
+            pass
+
+
+def test_the_job_s_log_is_not_filled_with_signs_of_life(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    world = World()
+    with world.connect(job_data("a")) as mux, mux.phase("rollout"):
+        httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200))).get("http://elsewhere/")
+    shown = [record.getMessage() for record in caplog.records if record.name == "httpx"]
+    assert ["elsewhere" in message for message in shown] == [True]

@@ -1,0 +1,226 @@
+"""Jobs that share nodes by the controller's word, over a wire on which anything may get lost."""
+
+import random
+from collections import Counter
+from threading import Event, Thread
+from time import sleep
+from typing import Any
+
+import pytest
+
+from rollmux.client import LeaseLost
+from rollmux.mux.job import PhaseKind
+from rollmux.protocol.messages import Ask, Listen, Report, Said
+from tests.client.world import Crowd, Engine, Fate, Floor, World, job_data, soon
+
+ROLLOUT = PhaseKind.ROLLOUT
+
+
+def walk_all(world: World, names: str, iterations: int) -> Floor:
+    """Jobs of these names, each in a thread, until all are done."""
+    floor, crowd = Floor(), Crowd()
+
+    def work(name: str) -> None:
+        with world.connect(job_data(name)) as mux:
+            floor.walk(mux, name, iterations)
+
+    for name in names:
+        crowd.start(lambda name=name: work(name))  # type: ignore[misc]
+    crowd.join()
+    return floor
+
+
+def each_once(names: str, iterations: int) -> Counter[tuple[str, str, int]]:
+    return Counter((name, kind, step) for name in names for kind in ("rollout", "train") for step in range(iterations))
+
+
+def test_three_jobs_on_the_same_nodes_never_meet_and_do_each_step_once() -> None:
+    world = World()
+    floor = walk_all(world, "abc", 6)
+    assert floor.done == each_once("abc", 6)
+    assert {world.ended(name) for name in "abc"} == {"finished"}
+
+
+def faulty(seed: int) -> Fate:
+    """One call in six meets with a fault."""
+    lots = random.Random(seed)
+    return lambda verb, message: (
+        lots.choice(["lost", "unheard", "twice", "late", "503"]) if lots.random() < 1 / 6 else ""
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_repeated_and_late_calls_change_nothing(seed: int) -> None:
+    world = World(lease_s=5.0)
+    world.fate = faulty(seed)
+    assert walk_all(world, "abc", 4).done == each_once("abc", 4)
+
+
+def test_jobs_go_on_under_a_controller_that_is_started_anew_again_and_again() -> None:
+    world, over = World(), Event()
+
+    def restart() -> None:
+        while not over.wait(0.15):
+            world.restart(0.02)
+
+    restarting = Thread(target=restart)
+    restarting.start()
+    try:
+        assert walk_all(world, "abc", 4).done == each_once("abc", 4)
+    finally:
+        over.set()
+        restarting.join()
+
+
+@pytest.mark.parametrize("said", [Said.STARTED, Said.FINISHED])
+@pytest.mark.parametrize("fate", ["lost", "unheard", "twice"])
+def test_a_phase_counts_once_whatever_becomes_of_one_of_its_reports(said: Said, fate: str) -> None:
+    world, left = World(), [fate]
+    world.fate = lambda verb, message: (
+        left.pop() if left and isinstance(message, Report) and message.said is said else ""
+    )
+    assert walk_all(world, "a", 2).done == each_once("a", 2)
+    assert world.ended("a") == "finished"
+
+
+def test_a_lease_that_came_with_a_lost_answer_is_kept_alive_until_it_is_asked_for_again() -> None:
+    world, lost = World(lease_s=0.3, drain_s=0.1), Event()
+
+    def fate(verb: str, message: Any) -> str:
+        if isinstance(message, Ask) and not lost.is_set():
+            lost.set()
+            return "unheard"
+        return "lost" if isinstance(message, Ask) and world.now < until else ""
+
+    with world.connect(job_data("a")) as mux:
+        until = world.now + 0.8  # far longer than a lease lasts
+        world.fate = fate
+        with mux.phase("rollout"):
+            assert world.record("a").attempt == 1
+    assert world.ended("a") == "finished"
+
+
+def test_what_was_done_after_the_lease_had_expired_does_not_count_and_can_be_done_again() -> None:
+    world, engine, reasons = World(lease_s=0.2, drain_s=5.0), Engine(), list[str]()
+    lost = Event()
+    with world.connect(job_data("a")) as mux:
+        rollout = mux.phase("rollout", state=engine)
+
+        @mux.runtime_hook("lost")
+        def stop(reason: str) -> None:
+            reasons.append(reason)
+            lost.set()
+
+        def roll_in_silence() -> None:
+            with rollout:
+                world.fate = lambda verb, message: "lost"
+                sleep(0.3)
+                world.fate = lambda verb, message: ""
+                assert lost.wait(3.0)
+
+        with pytest.raises(LeaseLost, match=r"rollout\(0\) of job a"):
+            roll_in_silence()
+        assert engine.moves == ["load", "offload"]
+        sleep(0.3)  # the next lease, which came in passing, waits for the job to begin again
+        with rollout:
+            assert engine.moves == ["load", "offload", "load"]
+            assert world.record("a").progress.rolled == 0
+        assert world.record("a").progress.rolled == 1
+        assert world.record("a").attempt == 1
+    assert len(reasons) == 1
+
+
+def test_work_that_breaks_off_because_its_lease_is_gone_raises_lease_lost() -> None:
+    world = World(lease_s=0.2, drain_s=5.0)
+    with world.connect(job_data("a")) as mux:
+        rollout = mux.phase("rollout")
+
+        def work() -> None:
+            with rollout:
+                world.fate = lambda verb, message: "lost"
+                sleep(0.3)
+                world.fate = lambda verb, message: ""
+                soon(lambda: rollout.lost)
+                raise KeyError("the engine was stopped")
+
+        with pytest.raises(LeaseLost) as raised:
+            work()
+        assert isinstance(raised.value.__cause__, KeyError)
+        with rollout:
+            pass
+
+
+def test_a_lease_that_expired_before_its_holder_knew_of_it_is_given_back_and_asked_for_again() -> None:
+    world = World(lease_s=0.15, drain_s=5.0)
+    with world.connect(job_data("a")) as mux:
+        lost = Event()
+
+        def fate(verb: str, message: Any) -> str:
+            if isinstance(message, Ask) and not lost.is_set():
+                lost.set()
+                return "unheard"
+            return "lost" if lost.is_set() and world.now < until and isinstance(message, Ask | Listen) else ""
+
+        until = world.now + 0.5
+        world.fate = fate
+        with mux.phase("rollout"):
+            pass
+        assert world.record("a").progress.rolled == 1
+    assert len(world.said("a", Said.FINISHED)) == 2
+
+
+def test_state_stays_where_nobody_else_is_and_leaves_when_somebody_comes() -> None:
+    world, engine = World(), Engine()
+    with world.connect(job_data("a")) as mux:
+        for _ in mux.steps(2):
+            with mux.phase("rollout", state=engine):
+                pass
+            with mux.phase("train"):
+                pass
+        assert engine.moves == ["load"]
+        with world.connect(job_data("b")) as other:
+            soon(lambda: not engine.here)
+            with other.phase("rollout"):
+                pass
+            with mux.phase("rollout", state=engine):
+                assert engine.here
+    assert engine.moves == ["load", "offload", "load", "offload"]
+
+
+def test_a_body_that_raises_gives_its_nodes_back_and_the_job_may_try_again() -> None:
+    world, engine = World(), Engine()
+    with world.connect(job_data("a")) as mux:
+
+        @mux.phase("rollout", state=engine)
+        def rollout(good: bool) -> str:
+            if not good:
+                raise ValueError("a bad prompt")
+            return "responses"
+
+        with pytest.raises(ValueError, match="a bad prompt"):
+            rollout(False)
+        assert [report.reason for report in world.said("a", Said.FAILED)] == ["ValueError: a bad prompt"]
+        assert not engine.here
+        assert rollout(True) == "responses"
+        assert world.record("a").progress.rolled == 1
+
+
+def test_the_owner_is_told_once_for_whom_the_job_waits(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    caplog.set_level("INFO", "rollmux")
+    holding, crowd = Event(), Crowd()
+    with world.connect(job_data("b"), wait_s=0.02) as other, world.connect(job_data("a"), wait_s=0.02) as mux:
+
+        def hold() -> None:
+            with other.phase("rollout"):
+                holding.set()
+                sleep(0.2)
+
+        crowd.start(hold)
+        assert holding.wait(3.0)
+        with mux.phase("rollout"):
+            pass
+        crowd.join()
+    said = [record.getMessage() for record in caplog.records if "waiting for nodes" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("waiting for nodes: waits for rollout(0) of job b (about ")

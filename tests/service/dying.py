@@ -1,0 +1,43 @@
+"""A real controller that is killed, as by SIGKILL, right before or right after every so many records of its journal."""
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.service.journal import Batch, SqliteJournal
+from rollmux.service.processes import ProcessLauncher
+from rollmux.service.serve import Service, Wanted, run
+from tests.service.serving import PAIR, RULES
+
+
+class DyingJournal(SqliteJournal):
+    """Ends its own process once it has been given so many records."""
+
+    left = 10**9
+    before = False
+
+    def append(self, batch: Batch) -> None:
+        DyingJournal.left -= len(batch.records)
+        if self.before and DyingJournal.left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().append(batch)
+        if DyingJournal.left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--records", type=int, default=10**9)
+    parser.add_argument("--before", action="store_true")
+    args = parser.parse_args()
+    DyingJournal.left, DyingJournal.before = args.records, args.before
+    wanted = Wanted(PAIR, RollmuxPolicy(), args.folder, RULES, port=args.port)
+    run(Service(wanted, ProcessLauncher(args.folder), DyingJournal))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Real attempts for tests: built in few words, heard when they end, and none left behind."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rollmux.mux.placed import Placement
+from rollmux.protocol.job_file import Submission
+from rollmux.service.launcher import Attempt
+from rollmux.service.process_tree import descendants, everything, send
+from rollmux.service.processes import ProcessLauncher
+from tests import builders
+
+PATIENCE_S = 10.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+# Lives in a session of its own and takes no hint, as a daemon would that a job has left behind.
+STUBBORN_DAEMON = f"""setsid {sys.executable} -c '
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("daemon", "w").write(str(os.getpid()))
+time.sleep(60)' & while [ ! -s daemon ]; do sleep 0.01; done"""
+
+
+class Exits:
+    """Hears of the ends of attempts."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int, str]] = []
+        self.running: set[tuple[str, int]] = set()
+
+    async def __call__(self, job_id: str, attempt: int, failed: str) -> None:
+        self.heard.append((job_id, attempt, failed))
+
+    async def next(self) -> str:
+        """Why the one that ends next has failed."""
+        count = len(self.heard)
+        await until(lambda: len(self.heard) > count)
+        return self.heard[count][2]
+
+
+@asynccontextmanager
+async def launching(folder: Path, **options: Any) -> AsyncIterator[tuple[ProcessLauncher, Exits]]:
+    """One life of a launcher with its state in this folder."""
+    launcher, exits = ProcessLauncher(folder / "state", **options), Exits()
+    exits.running = await launcher.begin(exits)
+    yield launcher, exits
+    await launcher.close()
+
+
+def shell(folder: Path, script: str, name: str = "a", number: int = 1, **more: Any) -> Attempt:
+    """An attempt to run this script in this folder; `more` is for its submission."""
+    submission = Submission(builders.job(name), ("sh", "-c", script), folder=str(folder), **more)
+    return Attempt(submission, number, Placement(("r0", "r1"), ("t0",)), {"ROLLMUX_JOB": name})
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end, "it has not come true"
+        await asyncio.sleep(0.01)
+
+
+def number_in(path: Path) -> int | None:
+    """The number that a process has written there, once it is all there."""
+    with suppress(FileNotFoundError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+async def written(path: Path) -> int:
+    await until(lambda: number_in(path) is not None)
+    return int(path.read_text())
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Whatever is started meanwhile is gone afterwards, and reaped: else it is ended now, and that is an error."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that no orphan gets away
+    before = set(_below())
+    yield
+    left = set(_below()) - before
+    told = [f"{pid}: {_command(pid)}" for pid, _ in left]
+    while more := [each for each in descendants(os.getpid()) if (each.pid, each.start) not in before]:
+        for process in more:
+            send(process, signal.SIGKILL)
+    for pid, _ in left:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+    assert told == []
+
+
+def be_init() -> None:
+    """Reaps the orphans that have come to this process, as on a machine its first process does."""
+    end = time.monotonic() + PATIENCE_S
+    with suppress(ChildProcessError):
+        while time.monotonic() < end:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)
+
+
+def _below() -> list[tuple[int, int]]:
+    """All that live below this process, and its own zombies."""
+    seen = list(everything())
+    mine = [each for each in seen if each.parent == os.getpid()]
+    return [(each.pid, each.start) for each in [*mine, *descendants(os.getpid(), seen)]]
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace") or "a zombie"
+    return "gone"

@@ -1,0 +1,215 @@
+"""What the controller answers over real HTTP: rights, limits, leases, and what is refused in which words."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollmux.service.routes import ADMINS, EVERYBODY, ROUTES, Route
+from rollmux.service.tokens import Role
+from tests.service.serving import PAIR, RULES, Served, job, served
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("controller")) as found:
+        found.post("/v1/jobs", job("mine"), token=found.service.tokens.create("alice", Role.TENANT, "alice"))
+        found.service.tokens.create("bob", Role.TENANT, "bob")
+        yield found
+
+
+def token(there: Served, tenant: str) -> str:
+    there.service.tokens.revoke(tenant)
+    return there.service.tokens.create(tenant, Role.TENANT, tenant)
+
+
+def filled(route: Route) -> str:
+    return route.path.replace("{job}", "mine").replace("{node}", "rollout-0")
+
+
+GUARDED = [route for route in ROUTES if route.who is not EVERYBODY]
+NAMES = [f"{route.method} {route.path}" for route in GUARDED]
+
+
+@pytest.mark.parametrize("route", GUARDED, ids=NAMES)
+@pytest.mark.parametrize("bearer", ["", "wrong", "job.00.00", "job.", "rollmux_" + "x" * 43])
+def test_without_a_good_token_no_call_is_answered(there: Served, route: Route, bearer: str) -> None:
+    seq = there.get("/healthz")["seq"]
+    answer = there.call(route.method, filled(route), {}, token=bearer)
+    assert answer.status_code == 401
+    assert there.get("/healthz")["seq"] == seq
+
+
+@pytest.mark.parametrize("route", GUARDED, ids=NAMES)
+def test_another_tenants_job_is_as_if_it_were_not_there(there: Served, route: Route) -> None:
+    if "{job}" not in route.path:
+        pytest.skip("speaks of no job")
+    bob = token(there, "bob")
+    found = there.call(route.method, filled(route), {}, token=bob)
+    missing = there.call(route.method, filled(route).replace("mine", "nowhere"), {}, token=bob)
+    assert found.status_code == missing.status_code == 404
+    assert found.text.replace("mine", "nowhere") == missing.text
+
+
+@pytest.mark.parametrize("route", GUARDED, ids=NAMES)
+def test_a_jobs_own_token_speaks_for_that_job_alone(there: Served, route: Route) -> None:
+    other = there.service.tokens.of_job("other", "alice")
+    answer = there.call(route.method, filled(route), {}, token=other)
+    allowed = Role.JOB in route.who
+    assert answer.status_code == (404 if allowed else 403)
+
+
+def test_nodes_are_an_admins_business(there: Served) -> None:
+    assert {route.path for route in ROUTES if route.who is ADMINS} == {
+        "/v1/nodes/{node}/drain",
+        "/v1/nodes/{node}/undrain",
+    }
+    assert there.call("POST", "/v1/nodes/rollout-0/drain", token=token(there, "bob")).status_code == 403
+
+
+def test_a_token_that_has_run_out_is_no_token(there: Served) -> None:
+    old = there.service.tokens.create("old", Role.TENANT, "alice", lasts_s=0.0)
+    assert there.call("GET", "/v1/cluster", token=old).status_code == 401
+
+
+def test_a_tenant_sees_its_own_jobs_and_no_name_of_another(there: Served) -> None:
+    seen = there.get("/v1/cluster", token=token(there, "bob"))
+    assert seen["jobs"] == []
+    assert "mine" not in json.dumps(seen)
+    assert [view["job"] for view in there.get("/v1/cluster", token=token(there, "alice"))["jobs"]] == ["mine"]
+
+
+def test_tokens_are_kept_as_hashes_for_their_owner_alone(there: Served) -> None:
+    text = there.service.tokens.path.read_text()
+    assert there.admin not in text
+    assert there.service.tokens.path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("route", [r for r in GUARDED if r.takes is not None], ids=lambda r: r.path)
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"nul", b'{"attempt": "x"}', b"\xff\xfe", b"[" * 5000])
+def test_what_can_not_be_read_is_refused_and_changes_nothing(there: Served, route: Route, body: bytes) -> None:
+    seq = there.get("/healthz")["seq"]
+    headers = {"Authorization": f"Bearer {there.admin}"}
+    answer = there.client.request(route.method, filled(route), content=body, headers=headers)
+    assert answer.status_code in (400, 422)
+    assert answer.json()["error"]
+    assert there.get("/healthz")["seq"] == seq
+
+
+def test_a_body_that_is_too_large_is_not_read(there: Served) -> None:
+    answer = there.call("POST", "/v1/jobs", job("big", env={"A": "x" * 2_000_000}))
+    assert answer.status_code == 413
+
+
+def test_a_bad_job_is_refused_with_all_that_is_wrong(there: Served) -> None:
+    bad = job("a/b", slo=0.5, priorty=3)
+    answer = there.call("POST", "/v1/jobs", bad)
+    assert answer.status_code == 422
+    problems = " ".join(answer.json()["problems"])
+    assert "the nearest is priority" in problems
+    assert "without a slash" in problems
+
+
+def test_the_same_job_may_be_submitted_again_but_no_other_of_its_name(there: Served) -> None:
+    alice = token(there, "alice")
+    there.post("/v1/jobs", job("mine"), token=alice)
+    assert there.call("POST", "/v1/jobs", job("mine", slo=2.0), token=alice).status_code == 409
+    assert there.call("POST", "/v1/jobs", job("mine"), token=token(there, "bob")).status_code == 409
+
+
+def test_a_quote_changes_nothing(there: Served) -> None:
+    seq = there.get("/healthz")["seq"]
+    quote = there.post("/v1/quote", job("asks"))
+    assert quote["limit_s"] == 6.0
+    assert quote["alone_usd_per_hour"] == pytest.approx(8 * (1.85 + 5.28))
+    assert there.get("/healthz")["seq"] == seq
+
+
+def test_the_description_names_every_route_and_every_shape(there: Served) -> None:
+    described = there.get("/openapi.json")
+    named = {(method.upper(), path) for path, ways in described["paths"].items() for method in ways}
+    assert named == {(route.method, route.path) for route in ROUTES}
+    shapes = set(described["components"]["schemas"])
+    assert {"Ask", "Turn", "Held", "Orders", "ClusterView", "Refusal"} <= shapes
+
+
+def phase(there: Served, name: str, attempt: int, kind: str, iteration: int) -> Any:
+    """Asks for a phase until it is granted, begins and ends it."""
+    ask = {"attempt": attempt, "kind": kind, "iteration": iteration, "wait_s": 5.0}
+    turn = there.post(f"/v1/jobs/{name}/ask", ask)
+    epoch = turn["lease"]["epoch"]
+    there.post(f"/v1/jobs/{name}/report", {"said": "started", "epoch": epoch})
+    heard = there.post(f"/v1/jobs/{name}/report", {"said": "finished", "epoch": epoch})
+    assert heard["committed"]
+    return turn["lease"]
+
+
+def test_a_job_goes_through_its_phases(there: Served) -> None:
+    there.post("/v1/jobs", job("goes", iterations=2))
+    attached = there.post("/v1/jobs/goes/attach", {"instance": "one", "wait_s": 5.0})
+    for iteration in range(2):
+        for kind in ("rollout", "train", "sync"):
+            lease = phase(there, "goes", attached["attempt"], kind, iteration)
+            assert (lease["kind"], lease["iteration"]) == (kind, iteration)
+    there.post("/v1/jobs/goes/leave", {"attempt": attached["attempt"]})
+    assert there.get("/v1/jobs/goes")["state"] == "ended"
+
+
+def test_who_asks_for_a_phase_that_is_done_is_told_so_and_one_out_of_order_is_refused(there: Served) -> None:
+    there.post("/v1/jobs", job("order"))
+    attempt = there.post("/v1/jobs/order/attach", {"instance": "one", "wait_s": 5.0})["attempt"]
+    phase(there, "order", attempt, "rollout", 0)
+    again = there.post("/v1/jobs/order/ask", {"attempt": attempt, "kind": "rollout", "iteration": 0})
+    assert again["done"]
+    answer = there.call("POST", "/v1/jobs/order/ask", {"attempt": attempt, "kind": "train", "iteration": 3})
+    assert answer.status_code == 409
+    assert "go in order" in answer.json()["error"]
+    there.post("/v1/jobs/order/leave", {"attempt": attempt})
+
+
+def test_a_parked_call_is_answered_the_moment_the_lease_is_free(tmp_path: Path) -> None:
+    with served(tmp_path, PAIR) as there:
+        attempts = {}
+        for name in ("a", "b"):
+            there.post("/v1/jobs", job(name))
+            attempts[name] = there.post(f"/v1/jobs/{name}/attach", {"instance": "one", "wait_s": 5.0})["attempt"]
+        ask = {"kind": "rollout", "iteration": 0, "wait_s": 10.0}
+        first = there.post("/v1/jobs/a/ask", {"attempt": attempts["a"], **ask})["lease"]
+        told = there.post("/v1/jobs/b/ask", {"attempt": attempts["b"], **ask, "wait_s": 0.0})
+        assert told["holders"] == ["a"]
+        assert "rollout(0) of job a" in told["reason"]
+        got: list[float] = []
+
+        def wait() -> None:
+            assert there.post("/v1/jobs/b/ask", {"attempt": attempts["b"], **ask})["lease"]
+            got.append(time.monotonic())
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        time.sleep(0.2)
+        freed = time.monotonic()
+        there.post("/v1/jobs/a/report", {"said": "finished", "epoch": first["epoch"]})
+        waiting.join(5)
+        assert got
+        assert got[0] - freed < 1.0
+
+
+def test_a_silent_holder_holds_nobody_up_for_longer_than_its_lease_and_drain(tmp_path: Path) -> None:
+    with served(tmp_path, PAIR) as there:
+        attempts = {}
+        for name in ("a", "b"):
+            there.post("/v1/jobs", job(name))
+            attempts[name] = there.post(f"/v1/jobs/{name}/attach", {"instance": "one", "wait_s": 5.0})["attempt"]
+        ask = {"kind": "rollout", "iteration": 0, "wait_s": 10.0}
+        first = there.post("/v1/jobs/a/ask", {"attempt": attempts["a"], **ask})["lease"]
+        began = time.monotonic()
+        second = there.post("/v1/jobs/b/ask", {"attempt": attempts["b"], **ask})["lease"]
+        assert time.monotonic() - began < RULES.timing.lease_s + RULES.timing.drain_s + 1.5
+        assert second["nodes"] == first["nodes"]
+        assert second["epoch"] > first["epoch"]
+        late = there.post("/v1/jobs/a/report", {"said": "finished", "epoch": first["epoch"]})
+        assert late == {"holds": False, "committed": False}

@@ -1,0 +1,149 @@
+"""The commands and the shipped examples, against a real controller with real processes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rollmux.cli import app
+from rollmux.protocol.cluster_file import read_cluster
+from rollmux.protocol.job_file import read_job_file
+from tests.service.serving import RULES, Served, served
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SCRIPT = """
+import rollmux
+with rollmux.connect() as mux:
+    for step in mux.steps(3):
+        with mux.phase("rollout"):
+            print("rolls out", step, flush=True)
+        with mux.phase("train"):
+            print("trains", step, flush=True)
+"""
+JOB = """
+name: {name}
+slo: 3
+iterations: 3
+rollout: {{nodes: 1, duration_s: 0.1}}
+train: {{nodes: 1, duration_s: 0.1}}
+command: ["{python}", "{script}"]
+"""
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    with served(tmp_path / "controller", read_cluster(EXAMPLES / "attach" / "cluster.yaml"), RULES) as found:
+        monkeypatch.setenv("ROLLMUX_URL", found.service.url)
+        monkeypatch.setenv("ROLLMUX_TOKEN", found.admin)
+        yield found
+
+
+def said(*words: str, fails: bool = False) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert (result.exit_code != 0) is fails, result.output
+    return result.output
+
+
+def data(*words: str) -> Any:
+    return json.loads(said(*words, "--json"))
+
+
+def until_ended(name: str, limit_s: float = 20.0) -> Any:
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        view = data("status", name)
+        if view["state"] == "ended":
+            return view
+        time.sleep(0.1)
+    raise AssertionError(f"{name} has not ended: {view}")
+
+
+def written(folder: Path, name: str, script: str = SCRIPT) -> str:
+    (folder / f"{name}.py").write_text(script)
+    file = folder / f"{name}.yaml"
+    file.write_text(JOB.format(name=name, python=sys.executable, script=f"{name}.py"))
+    return str(file)
+
+
+def test_submitted_jobs_run_to_their_end_and_what_they_print_is_kept(there: Served, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        assert f"Job {name}:" in said("submit", written(tmp_path, name))
+    for name in ("one", "two"):
+        assert until_ended(name)["reason"] == "finished"
+        printed = data("logs", name)["lines"]
+        assert printed == [f"{what} {step}" for step in range(3) for what in ("rolls out", "trains")]
+    assert "Launch one" in said("story", "one")
+    assert "group-0" in said("explain", "one")
+
+
+def test_a_dry_run_shows_the_place_and_the_price_and_submits_nothing(there: Served, tmp_path: Path) -> None:
+    file = written(tmp_path, "asks")
+    assert "would get rollout-0, train-0" in said("submit", file, "--dry-run")
+    assert data("submit", file, "--dry-run")["added_usd_per_hour"] == pytest.approx(7.13)
+    assert data("status")["jobs"] == []
+
+
+def test_a_script_that_fails_is_tried_again_and_its_owner_sees_why(there: Served, tmp_path: Path) -> None:
+    said("submit", written(tmp_path, "bad", "import sys\nprint('it is broken', flush=True)\nsys.exit(3)\n"))
+    view = until_ended("bad", 40.0)
+    assert "failed 3 times" in view["reason"]
+    assert "3" in view["reason"]
+    assert data("logs", "bad")["lines"] == ["it is broken"]
+
+
+def test_a_cancelled_job_ends_with_its_processes(there: Served, tmp_path: Path) -> None:
+    said("submit", written(tmp_path, "long", "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"))
+    end = time.monotonic() + 10
+    while not data("logs", "long")["lines"] and time.monotonic() < end:
+        time.sleep(0.1)
+    pid = int(data("logs", "long")["lines"][0])
+    said("cancel", "long")
+    assert until_ended("long")["reason"] == "cancelled"
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_drained_node_takes_no_jobs_until_it_is_undrained(there: Served, tmp_path: Path) -> None:
+    said("drain", "rollout-0")
+    assert "would have to wait" in said("submit", written(tmp_path, "waits"), "--dry-run")
+    said("undrain", "rollout-0")
+    assert "would get rollout-0" in said("submit", written(tmp_path, "waits"), "--dry-run")
+
+
+def test_commands_say_what_is_wrong(there: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "there is no job 'nobody'" in said("status", "nobody", fails=True)
+    (tmp_path / "bad.yaml").write_text("nam: x\n")
+    assert "the nearest is name" in said("submit", str(tmp_path / "bad.yaml"), fails=True)
+    assert "who calls is not known" in said("status", "--token", "wrong", fails=True)
+    assert "is `rollmux serve` running?" in said("status", "--url", "http://127.0.0.1:1", fails=True)
+    monkeypatch.delenv("ROLLMUX_URL")
+    assert "where is the controller?" in said("status", "--folder", str(tmp_path / "none"), fails=True)
+
+
+def test_two_copies_of_the_shipped_script_share_two_nodes(there: Served) -> None:
+    command = [sys.executable, str(EXAMPLES / "attach" / "job.py")]
+    copies = [
+        subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True, env=dict(os.environ)) for name in "ab"
+    ]
+    for name, copy in zip("ab", copies, strict=True):
+        printed, _ = copy.communicate(timeout=60)
+        assert copy.returncode == 0
+        assert printed.splitlines() == [f"{name}: step {step} is done" for step in range(5)]
+    assert {view["reason"] for view in data("status")["jobs"]} == {"finished"}
+
+
+def test_the_shipped_script_runs_straight_through_without_a_controller() -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+    command = [sys.executable, str(EXAMPLES / "attach" / "job.py"), "alone"]
+    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "alone: step 4 is done"
+
+
+def test_the_shipped_job_file_is_a_job() -> None:
+    assert read_job_file(EXAMPLES / "job.yaml").job.id == "arithmetic"

@@ -1,0 +1,247 @@
+"""Attempts as processes of this machine: started once, heard, bounded, and gone when they are said to be."""
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollmux.mux.placed import Placement
+from rollmux.protocol.job_file import Submission
+from rollmux.service.launcher import Attempt, LaunchFailed
+from rollmux.service.process_tree import look
+from tests import builders
+from tests.service.launching import STUBBORN_DAEMON, launching, nothing_left, shell, until, written
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+def end_of(folder: Path, script: str, processes: int = 1) -> str:
+    """What is told of the end of an attempt that runs this script."""
+
+    async def story() -> str:
+        async with launching(folder) as (launcher, exits):
+            await launcher.start(shell(folder, script, processes=processes))
+            failed = await exits.next()
+            await launcher.stop("a", 1, 0.0)
+            assert len(exits.heard) == 1
+            return failed
+
+    return asyncio.run(story())
+
+
+def test_an_attempt_whose_processes_all_exit_with_0_has_not_failed(tmp_path: Path) -> None:
+    assert end_of(tmp_path, "echo done", processes=2) == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "failed"),
+    [
+        ("echo hello; echo 'out of luck' >&2; exit 3", "rank 0 ended with exit code 3; its last line: out of luck"),
+        ("exit 1", "rank 0 ended with exit code 1; it printed nothing"),
+        ("kill -SEGV $$", "rank 0 was ended by SIGSEGV; it printed nothing"),
+        (
+            "kill -KILL $$",
+            "rank 0 was ended by SIGKILL (memory ran out, or it was killed from outside); it printed nothing",
+        ),
+        (
+            "sh -c 'kill -KILL $$'; exit $?",
+            "rank 0 ended with exit code 137 (SIGKILL of what it ran); its last line: Killed",
+        ),
+        ("kill -TERM 0", "rank 0 was ended by SIGTERM; it printed nothing"),
+        ("kill -40 $$", "rank 0 was ended by signal 40; it printed nothing"),
+        ("exec >&- 2>&-; sleep 0.1; exit 4", "rank 0 ended with exit code 4; it printed nothing"),
+        (r"printf 'a\033[1mb\377\n\n  \n'; exit 1", "rank 0 ended with exit code 1; its last line: a [1mb�"),
+        (
+            f"{sys.executable} -c 'print(\"x\" * 9999)'; exit 1",
+            f"rank 0 ended with exit code 1; its last line: {'x' * 299}…",
+        ),
+    ],
+)
+def test_the_owner_hears_how_and_with_what_last_line_a_process_ended(script: str, failed: str, tmp_path: Path) -> None:
+    assert end_of(tmp_path, script) == failed
+
+
+def test_if_one_rank_fails_the_others_are_ended_within_seconds(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    script = 'trap "" TERM; if [ $ROLLMUX_RANK = 1 ]; then echo oh; exit 7; fi; sleep 60; sleep 60'
+    assert end_of(tmp_path, script, processes=3) == "rank 1 ended with exit code 7; its last line: oh"
+    assert time.monotonic() - begun < 4
+
+
+def test_what_a_finished_job_leaves_behind_is_ended_too(tmp_path: Path) -> None:
+    assert end_of(tmp_path, STUBBORN_DAEMON) == ""
+    assert look(int((tmp_path / "daemon").read_text())) is None
+
+
+def test_stop_returns_when_all_is_gone_even_what_hides_and_takes_no_hint(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            await launcher.start(shell(tmp_path, f'trap "" TERM; {STUBBORN_DAEMON}; while :; do sleep 1; done'))
+            daemon = await written(tmp_path / "daemon")
+            begun = time.monotonic()
+            await launcher.stop("a", 1, 0.3)
+            assert look(daemon) is None
+            assert 0.3 <= time.monotonic() - begun < 3
+            assert exits.heard == []
+
+    asyncio.run(story())
+
+
+def test_a_stopped_process_has_its_grace_to_save_its_work(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            script = 'trap "sleep 0.3; echo 1 > saved; exit 0" TERM; echo 1 > up; while :; do sleep 0.02; done'
+            await launcher.start(shell(tmp_path, script))
+            await written(tmp_path / "up")
+            await launcher.stop("a", 1, 10.0)
+            assert (tmp_path / "saved").exists()
+            assert exits.heard == []
+
+    asyncio.run(story())
+
+
+def test_stopping_again_or_what_never_ran_does_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            await launcher.stop("nobody", 7, 5.0)
+            await launcher.start(shell(tmp_path, "sleep 60"))
+            await asyncio.gather(*(launcher.stop("a", 1, 5.0) for _ in range(3)))
+            await launcher.stop("a", 1, 5.0)
+            assert exits.heard == []
+
+    asyncio.run(story())
+
+
+def test_an_attempt_that_is_asked_for_often_is_started_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            attempt = shell(tmp_path, "echo $$ >> started; sleep 60")
+            impatient = asyncio.create_task(launcher.start(attempt))
+            await asyncio.sleep(0)
+            impatient.cancel()
+            await asyncio.gather(launcher.start(attempt), launcher.start(attempt))
+            await launcher.start(attempt)
+            await written(tmp_path / "started")
+            await asyncio.sleep(0.2)
+            await launcher.stop("a", 1, 5.0)
+            assert len((tmp_path / "started").read_text().split()) == 1
+
+    asyncio.run(story())
+
+
+def test_an_attempt_is_stopped_while_it_is_being_started(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            starting = asyncio.create_task(launcher.start(shell(tmp_path, "sleep 60")))
+            await asyncio.sleep(0)
+            await launcher.stop("a", 1, 5.0)
+            await starting
+            assert exits.heard == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("command", "folder", "said"),
+    [
+        (("no-such-program", "x"), "", "its command could not be started: 'no-such-program': No such file"),
+        (("./data",), "", "its command could not be started: './data': Permission denied"),
+        (("sh",), "missing", "missing' is not on this machine: name an existing folder"),
+        (("sh",), "data", "data' is not on this machine"),
+        ((), "", "job 'a' has no command"),
+        (("sh", "-c", "\ud800"), "", "its command could not be started: 'utf-8' codec can't encode"),
+    ],
+)
+def test_what_cant_be_started_is_refused_with_the_reason(
+    command: tuple[str, ...], folder: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data").write_text("no program")
+
+    async def story() -> None:
+        submission = Submission(builders.job(), command, folder=str(tmp_path / folder), processes=2)
+        async with launching(tmp_path) as (launcher, exits):
+            with pytest.raises(LaunchFailed) as failure:
+                await launcher.start(Attempt(submission, 1, Placement(("r0",), ("t0",)), {}))
+            assert said in str(failure.value)
+        async with launching(tmp_path) as (_, later):
+            assert (later.running, later.heard, exits.heard) == (set(), [], [])
+
+    asyncio.run(story())
+
+
+def test_a_process_gets_its_environment_and_no_word_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLMUX_SECRET", "of the controller")
+    monkeypatch.setenv("INHERITED", "yes")
+    program = "import json, os; print(json.dumps([dict(os.environ), os.getcwd(), os.sched_getaffinity(0) == {CORE}]))"
+    core = min(os.sched_getaffinity(0))
+
+    async def story() -> list[str]:
+        devices = {"r0": ["0", "1"], "r1": ["1", "2"], "t0": ["GPU-x"], "other": ["9"]}
+        async with launching(tmp_path, devices=devices, cores={"t0": [core]}) as (launcher, exits):
+            command = f"{sys.executable} -c '{program.replace('CORE', str(core))}'; cat"
+            await launcher.start(shell(tmp_path, command, env=(("HERS", "ü = ä"), ("ROLLMUX_JOB", "b")), processes=2))
+            assert await exits.next() == ""
+            return launcher.log("a", 2)
+
+    for rank, line in enumerate(asyncio.run(story())):
+        assert line.startswith(f"[{rank}] ")
+        env, folder, pinned = json.loads(line[4:])
+        ours = {name: env[name] for name in env if name.startswith("ROLLMUX_") and name != "ROLLMUX_KEEPER"}
+        assert ours == {
+            "ROLLMUX_JOB": "a",
+            "ROLLMUX_RANK": str(rank),
+            "ROLLMUX_PROCESSES": "2",
+            "ROLLMUX_ROLLOUT_NODES": "r0,r1",
+            "ROLLMUX_TRAIN_NODES": "t0",
+        }
+        assert (env["HERS"], env["INHERITED"], env["CUDA_VISIBLE_DEVICES"]) == ("ü = ä", "yes", "0,1,2,GPU-x")
+        assert (folder, pinned) == (str(tmp_path), True)
+
+
+def test_cores_that_the_machine_lacks_are_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path, cores={"t0": [1000]}) as (launcher, _):
+            with pytest.raises(LaunchFailed, match="no such cores"):
+                await launcher.start(shell(tmp_path, "true"))
+
+    asyncio.run(story())
+
+
+def test_a_process_that_wants_more_memory_than_it_may_have_fails_alone(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path, memory_bytes=2**28) as (launcher, exits):
+            await launcher.start(shell(tmp_path, "sleep 60", name="other"))
+            await launcher.start(shell(tmp_path, f"{sys.executable} -c 'x = bytearray(2**29)'"))
+            assert await exits.next() == "rank 0 ended with exit code 1; its last line: MemoryError"
+            await launcher.stop("other", 1, 5.0)
+
+    asyncio.run(story())
+
+
+def test_a_rank_may_signal_its_group_and_open_files_as_usual(tmp_path: Path) -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert end_of(tmp_path, f'trap "" TERM; kill 0; [ "$(ulimit -n)" = {limit} ]', processes=2) == ""
+
+
+def test_a_start_is_quick(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            begun = time.monotonic()
+            for number in range(5):
+                await launcher.start(shell(tmp_path, "true", name=f"j{number}"))
+            assert time.monotonic() - begun < 5
+            await until(lambda: len(exits.heard) == 5)
+
+    asyncio.run(story())

@@ -1,0 +1,248 @@
+"""Attempts outlive the controller that has started them, and the next one finds out what became of them."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollmux.service.kept import ask, spawn, wait_ended
+from rollmux.service.plans import plan_for
+from rollmux.service.process_tree import boot_id, look
+from rollmux.service.processes import VANISHED
+from tests.service.launching import STUBBORN_DAEMON, be_init, launching, nothing_left, number_in, shell, until, written
+
+ROOT = Path(__file__).parents[2]
+COUNTING = "i=0; while [ ! -e enough ]; do i=$((i + 1)); echo $i; echo $i > .new; mv .new count; sleep 0.01; done"
+CONTROLLER = f"""
+import asyncio, sys
+from pathlib import Path
+from tests.service.launching import launching, shell
+
+async def story(folder):
+    async with launching(folder) as (launcher, exits):
+        print("begun", flush=True)
+        await launcher.start(shell(folder, {COUNTING!r}))
+        print("up", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(story(Path(sys.argv[1])))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+def controller(folder: Path) -> "subprocess.Popen[str]":
+    """A process that starts an attempt which counts until there is a file `enough`."""
+    program = [sys.executable, "-c", CONTROLLER, str(folder)]
+    return subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def word(of: "subprocess.Popen[str]") -> str:
+    assert of.stdout is not None
+    return of.stdout.readline().strip()
+
+
+def count(folder: Path) -> int:
+    return number_in(folder / "count") or 0
+
+
+def started(folder: Path) -> Path:
+    return folder / "state" / "attempts" / "a" / "1.started"
+
+
+def keeper_of(folder: Path) -> int:
+    return int(json.loads(started(folder).read_text())["keeper"][0])
+
+
+def lives(pid: int) -> bool:
+    found = look(pid)
+    return found is not None and found.alive
+
+
+def kill_keeper(folder: Path) -> None:
+    keeper = keeper_of(folder)
+    os.kill(keeper, signal.SIGKILL)
+    while lives(keeper):
+        time.sleep(0.001)
+
+
+def test_a_job_goes_on_without_its_controller_and_is_adopted_by_the_next(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            assert exits.running == {("a", 1)}
+            await launcher.start(shell(tmp_path, "exit 1"))
+            (tmp_path / "enough").touch()
+            assert await exits.next() == ""
+            assert launcher.log("a", 1) == [str(count(tmp_path))]
+        async with launching(tmp_path) as (_, later):
+            assert (later.running, later.heard) == (set(), [])
+
+    with controller(tmp_path) as first:
+        assert (word(first), word(first)) == ("begun", "up")
+        first.kill()
+    reached = count(tmp_path)
+    asyncio.run(until(lambda: count(tmp_path) > reached + 5))
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.03, 0.06, 0.12])
+def test_a_controller_that_dies_while_it_starts_a_job_leaves_one_that_is_known_or_none(
+    after_s: float, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            await asyncio.sleep(0.2)  # what is not known by now would be seen by its count
+            assert ("a", 1) in exits.running or not count(tmp_path)
+            await launcher.stop("a", 1, 5.0)
+
+    with controller(tmp_path) as first:
+        word(first)
+        time.sleep(after_s)
+        first.kill()
+    asyncio.run(story())
+    be_init()
+
+
+def test_a_keeper_without_a_controller_starts_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            attempt = shell(tmp_path, "touch ran")
+            launcher.files.prepare(attempt.key)
+            plan = plan_for(attempt, launcher.bounds, launcher.files)._replace(controller=1)
+            descriptor, heard = spawn(plan)
+            await wait_ended(descriptor)
+            os.close(heard)
+            assert not started(tmp_path).exists()
+            assert not (tmp_path / "ran").exists()
+
+    asyncio.run(story())
+
+
+def test_what_ended_while_no_controller_was_there_is_reported_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            await launcher.start(shell(tmp_path, "sleep 0.2; echo bye; exit 5"))
+            await launcher.start(shell(tmp_path, "sleep 60", name="b"))
+        await until(lambda: not lives(keeper_of(tmp_path)))
+        async with launching(tmp_path) as (launcher, exits):
+            assert exits.running == {("b", 1)}
+            assert exits.heard == [("a", 1, "rank 0 ended with exit code 5; its last line: bye")]
+            await launcher.stop("b", 1, 5.0)
+        async with launching(tmp_path) as (_, exits):
+            assert (exits.running, exits.heard) == (set(), [])
+
+    asyncio.run(story())
+    be_init()
+
+
+def test_what_was_being_stopped_is_not_reported_by_the_next_controller(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            await launcher.start(shell(tmp_path, 'trap "exit 1" TERM; echo 1 > up; while :; do sleep 0.02; done'))
+            await written(tmp_path / "up")
+            stopping = asyncio.create_task(launcher.stop("a", 1, 5.0))
+            await asyncio.sleep(0)
+            stopping.cancel()
+        async with launching(tmp_path) as (_, exits):
+            await until((tmp_path / "state/attempts/a/1.ended").exists)
+            await asyncio.sleep(0.1)
+            assert exits.heard == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_if_a_keeper_is_killed_nothing_that_it_kept_goes_on(away: bool, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            await launcher.start(shell(tmp_path, f"{STUBBORN_DAEMON}; sleep 60 & sleep 60"))
+            daemon = await written(tmp_path / "daemon")
+            if not away:
+                kill_keeper(tmp_path)
+                assert await exits.next() == VANISHED
+        if away:
+            kill_keeper(tmp_path)
+            async with launching(tmp_path) as (_, exits):
+                assert exits.heard == [("a", 1, VANISHED)]
+        assert not lives(daemon)
+
+    asyncio.run(story())
+    be_init()
+
+
+@pytest.mark.parametrize("change", [{"start": -1}, {"boot": "another"}])
+def test_a_stranger_with_the_number_of_a_keeper_is_left_alone(change: dict[str, Any], tmp_path: Path) -> None:
+    async def story(stranger: int) -> None:
+        process = look(stranger)
+        assert process is not None
+        keeper = {"pid": stranger, "start": process.start, "boot": boot_id(), "marker": "ROLLMUX_KEEPER=0"} | change
+        started(tmp_path).parent.mkdir(parents=True)
+        record = {"job": "a", "attempt": 1, "keeper": list(keeper.values())}
+        started(tmp_path).write_text(json.dumps(record))
+        async with launching(tmp_path) as (launcher, exits):
+            assert (exits.running, exits.heard) == (set(), [("a", 1, VANISHED)])
+            await launcher.stop("a", 1, 0.0)
+
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as stranger:
+        asyncio.run(story(stranger.pid))
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_a_process_that_ends_is_noticed_within_a_second(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            await launcher.start(shell(tmp_path, "echo $$ > pid; sleep 60"))
+            pid = await written(tmp_path / "pid")
+        async with launching(tmp_path) as (_, exits):
+            begun = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            assert "SIGKILL" in await exits.next()
+            # The shell's sleep goes on at first, and is ended as well.
+            assert time.monotonic() - begun < 1
+
+    asyncio.run(story())
+
+
+def test_a_halted_keeper_is_stopped_all_the_same(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            await launcher.start(shell(tmp_path, "sleep 60"))
+            os.kill(keeper_of(tmp_path), signal.SIGSTOP)
+            await launcher.stop("a", 1, 5.0)
+
+    asyncio.run(story())
+
+
+def test_a_keeper_that_is_told_to_end_from_outside_ends_the_attempt_and_says_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            await launcher.start(shell(tmp_path, "sleep 60"))
+            os.kill(keeper_of(tmp_path), signal.SIGTERM)
+            assert await exits.next() == "it was told to end from outside (SIGTERM)"
+            for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal, say: not meant for it
+                await launcher.start(shell(tmp_path, "sleep 60", number=2))
+                descriptor = os.pidfd_open(int(json.loads(_second(tmp_path).read_text())["keeper"][0]))
+                ask(descriptor, number)
+                os.close(descriptor)
+            await asyncio.sleep(0.1)
+            assert len(exits.heard) == 1
+            await launcher.stop("a", 2, 5.0)
+
+    asyncio.run(story())
+
+
+def _second(folder: Path) -> Path:
+    return started(folder).with_name("2.started")

@@ -1,0 +1,137 @@
+"""Starting again from a journal: only with what it was begun with, and only where it leads to what it led to before."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollmux.errors import RollmuxError
+from rollmux.mux import commands as cmd
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_state import Rules
+from rollmux.mux.image import image, to_json
+from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
+from rollmux.mux.policies.paper import PaperPolicy
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.mux.weave import Timing
+from rollmux.protocol.job_file import Submission
+from rollmux.service.controller import Controller
+from rollmux.service.journal import Batch, Image, JournalDamaged
+from rollmux.service.recovery import errands_after, recover
+from tests.service.memory_journal import MemoryJournal
+from tests.service.world import CLUSTERS
+
+CLUSTER, RULES = CLUSTERS[0], Rules(timing=Timing(15.0, 10.0))
+JOB = Submission(JobSpec("A", PhaseSpec(20.0, 1), PhaseSpec(20.0, 1), 4.0, iterations=2), ("python", "a.py"))
+
+
+def again(journal: MemoryJournal, rules: Rules = RULES) -> tuple[Controller, float]:
+    return recover(journal, CLUSTER, RollmuxPolicy(), rules)
+
+
+def write(journal: MemoryJournal, controller: Controller) -> None:
+    batch, _, _ = controller.take()
+    journal.append(batch)
+
+
+def running(journal: MemoryJournal) -> Controller:
+    """One job with a lease, all of it durable."""
+    controller, _ = again(journal)
+    controller.submit(1.0, "team", JOB)
+    for node, record in list(controller.machine.state.book.nodes.items()):
+        controller.tell(2.0, ev.NodeJoined(node, record.pool))
+    controller.tell(3.0, ev.JobStarted("A", 1))
+    controller.tell(4.0, ev.PhaseRequested("A", 1, PhaseKind.ROLLOUT, 0))
+    write(journal, controller)
+    return controller
+
+
+def test_a_new_journal_begins_at_nothing_and_says_what_it_is_of() -> None:
+    journal = MemoryJournal()
+    controller, now = again(journal)
+    assert (now, controller.jobs, errands_after(controller)) == (0.0, {}, [])
+    assert journal.head().keys() == {"journal", "cluster", "policy", "rules"}
+
+
+def test_time_state_and_submissions_go_on() -> None:
+    journal = MemoryJournal()
+    before = running(journal)
+    after, now = again(journal)
+    assert now == 4.0
+    assert image(after.machine) == image(before.machine)
+    assert after.live("A", "team").submission == JOB
+    assert after.orders("A").version >= before.orders("A").version
+
+
+def test_an_image_of_another_version_is_passed_over() -> None:
+    journal = MemoryJournal()
+    before = running(journal)
+    journal.keep(Image(3, 2.0, {**to_json(image(before.machine)), "version": 0}))
+    assert image(again(journal)[0].machine) == image(before.machine)
+
+
+def test_another_cluster_or_policy_is_refused_by_name() -> None:
+    journal = MemoryJournal()
+    running(journal)
+    with pytest.raises(RollmuxError, match=r"another cluster.*new journal"):
+        recover(journal, CLUSTERS[1], RollmuxPolicy(), RULES)
+    with pytest.raises(RollmuxError, match="another policy, rollmux, than the present paper"):
+        recover(journal, CLUSTER, PaperPolicy(), RULES)
+
+
+def test_other_rules_hold_from_the_restart_on() -> None:
+    journal = MemoryJournal()
+    before = running(journal)
+    longer = replace(RULES, timing=Timing(100.0, 10.0))
+    after, now = again(journal, longer)
+    assert image(after.machine) == image(before.machine)
+    after.tell(now + 1.0, ev.Heartbeat("A", 1))
+    assert after.machine.next_wake() == now + 101.0
+    write(journal, after)
+    assert image(again(journal, longer)[0].machine) == image(after.machine)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [ev.Tick(), ev.JobStarted("B", 1), ev.PhaseRequested("A", 1, PhaseKind.TRAIN, 0), ev.NodeLost("rollout-0")],
+)
+def test_a_record_that_leads_elsewhere_is_named_and_not_gone_on_from(other: ev.Event) -> None:
+    journal = MemoryJournal()
+    before = running(journal)
+    before.tell(5.0, ev.PhaseStarted("A", 1))
+    record = before.take()[0].records[0]
+    journal.append(Batch((replace(record, event=other),)))
+    with pytest.raises(JournalDamaged, match=rf"record {record.seq} .*another version of the program"):
+        again(journal)
+
+
+def test_what_may_not_have_been_done_is_done_again() -> None:
+    journal = MemoryJournal()
+    controller, _ = again(journal)
+    controller.submit(1.0, "team", JOB)
+    write(journal, controller)
+    nodes = controller.machine.state.book.nodes
+    controller, _ = again(journal)
+    assert errands_after(controller) == [cmd.Provision(node, record.pool) for node, record in nodes.items()]
+    for node, record in list(nodes.items()):
+        controller.tell(2.0, ev.NodeJoined(node, record.pool))
+    placement = controller.machine.state.jobs["A"].placement
+    assert placement is not None
+    write(journal, controller)
+    controller, _ = again(journal)
+    assert errands_after(controller) == [cmd.Launch("A", 1, placement)]
+    controller.cancel(3.0, "A")
+    write(journal, controller)
+    (errand,) = errands_after(again(journal)[0])
+    assert isinstance(errand, cmd.Stop)
+    assert (errand.job_id, errand.attempt) == ("A", 1)
+
+
+def test_a_running_job_needs_nothing_again_and_one_that_ended_is_still_known() -> None:
+    journal = MemoryJournal()
+    controller = running(journal)
+    assert errands_after(again(journal)[0]) == []
+    controller.tell(5.0, ev.JobFinished("A", 1))
+    write(journal, controller)
+    after, _ = again(journal)
+    assert errands_after(after) == []
+    assert after.orders("A").stop == "finished"
