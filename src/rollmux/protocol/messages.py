@@ -119,7 +119,7 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """All that the job holds, and whether it is to end. `version` changes with every command to the job."""
+    """All that the job holds, and whether it is to end. `version` changes with every order, which a grant is not."""
 
     version: int
     attempt: int

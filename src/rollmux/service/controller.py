@@ -65,7 +65,7 @@ class Live:
 
     submission: Submission
     tenant: str
-    version: int = 0  # the latest event that led to a command to it
+    version: int = 0  # the latest event that led to an order to it
     instances: dict[int, str] = field(default_factory=dict)  # which life of the script speaks for a rank
     said: dict[int, dict[int, Said]] = field(default_factory=dict)  # of a lease's nodes, by each rank, till all have
 
@@ -113,8 +113,9 @@ class Controller:
                 self.errands.append(command)
             job_id = command.lease.job_id if isinstance(command, cmd.Grant) else getattr(command, "job_id", None)
             if job_id in self.jobs:
-                self.jobs[job_id].version = seq
                 self.woken.add(job_id)
+                if not isinstance(command, cmd.Grant):  # who asked hears of that
+                    self.jobs[job_id].version = seq
 
     # -- what owners call --------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Every call that the controller answers, in one table: the server, its description and the tests of rights read it."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollmux import __version__
@@ -90,12 +90,13 @@ async def report(call: Call) -> msg.Heard:
 
 
 async def listen(call: Call) -> msg.Orders:
-    rule = call.host.controller.listen
+    words = [replace(call.body, epochs=()), call.body]  # one sign of life, however often it is looked at anew
+
+    def rule(now: float) -> msg.Orders:
+        return call.host.controller.listen(now, call.job, words.pop() if len(words) > 1 else words[0])
+
     return await call.host.park(
-        call.job,
-        call.body.wait_s,
-        lambda now: rule(now, call.job, call.body),
-        lambda found: found.version != call.body.seen or bool(found.stop),
+        call.job, call.body.wait_s, rule, lambda found: found.version != call.body.seen or bool(found.stop)
     )
 
 
