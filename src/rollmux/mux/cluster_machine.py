@@ -355,10 +355,11 @@ class ClusterMachine:
                     reason = "it did not give its nodes back in time"
                     out.append(Stop(job_id, record.attempt, reason))
                     self._attempt_over(now, record, reason, out)
-        for record in [r for r in state.jobs.values() if r.state is Job.STOPPING and r.stop_by <= now]:
+        due = [r for r in state.jobs.values() if r.state is Job.STOPPING and r.stop_by <= now]
+        for record in due:
             if record.job.id in state.jobs:
                 self._gone(now, record, out)
-        return out or None
+        return out if out or due else None
 
 
 _HANDLERS: dict[type, Callable[..., Commands | None]] = {

@@ -236,10 +236,12 @@ def _restore_weave(state: ClusterState, saved: WeaveImage) -> None:
         seat = Seat(one.job, one.attempt, one.placement, one.number, progress, one.aim_ms)
         seat.due_ms = one.due_ms
         weave.seats[one.job.id] = seat
-        for lane_image in one.lanes:
-            lane = seat.lanes[lane_image.kind]
+        for lane in seat.lanes.values():
             if lane.nodes:
                 turns.enter(lane)
+    for one in saved.seats:  # only now: who enters may change those who are there
+        for lane_image in one.lanes:
+            lane = weave.seats[one.job.id].lanes[lane_image.kind]
             for name in LaneImage.__dataclass_fields__:
                 setattr(lane, name, getattr(lane_image, name))
             for node in lane.held:

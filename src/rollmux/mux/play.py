@@ -193,7 +193,8 @@ class _Play:
             self._hold(run)
         else:
             for holder in self.turns.to_pause(run, self.now):
-                self._make_way(holder)
+                if holder.pause is not None:  # else its tail has just moved, as another one's pause let it
+                    self._make_way(holder)
         self._move_tails()
 
     def _make_way(self, run: _Run) -> None:

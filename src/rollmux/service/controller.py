@@ -68,6 +68,19 @@ class Live:
     version: int = 0  # the latest event that led to an order to it
     instances: dict[int, str] = field(default_factory=dict)  # which life of the script speaks for a rank
     said: dict[int, dict[int, Said]] = field(default_factory=dict)  # of a lease's nodes, by each rank, till all have
+    heard: dict[int, float] = field(default_factory=dict)  # when each rank last showed life
+
+    def alive(self, now: float, rank: int, lease_s: float) -> bool:
+        """This rank shows life; whether all have done so lately. A rank that never has counts from the first one on."""
+        for each in range(self.submission.processes):
+            self.heard.setdefault(each, now)
+        self.heard[rank] = now
+        return now - min(self.heard.values()) <= lease_s
+
+    def require_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.submission.processes:
+            count = self.submission.processes
+            raise IllegalEvent(f"rank {rank} of a job that was submitted with {count} processes: ranks count from 0")
 
     def is_done(self, rank: int, epoch: int) -> bool:
         """Whether this process works under the lease no more."""
@@ -125,7 +138,10 @@ class Controller:
         known = self.jobs.get(job_id)
         if known is not None and (known.tenant != tenant or known.submission != submission):
             raise IllegalEvent(f"there has been a job {job_id!r}: give this one another name")
+        if known is not None and job_id in self.machine.state.ended:
+            return  # submitted twice, and done already
         if known is None:
+            self._forget_the_oldest()
             self.jobs[job_id] = Live(submission, tenant)
         commands: tuple[cmd.Command, ...] = ()
         try:
@@ -155,6 +171,10 @@ class Controller:
     def attach(self, now: float, job_id: str, call: Attach) -> Attached:
         """A process is there. A job without a launcher starts with it; one that comes back has failed before."""
         live, record = self.live(job_id), self._record(job_id)
+        live.require_rank(call.rank)
+        if call.processes != live.submission.processes:
+            count = live.submission.processes
+            raise IllegalEvent(f"job {job_id} was submitted with {count} processes, this one says {call.processes}")
         if record is None:
             how = self.machine.state.ended.get(job_id, "over")
             raise IllegalEvent(f"job {job_id} has ended: {how}")
@@ -172,6 +192,7 @@ class Controller:
         if record is None or record.state is not Job.RUNNING or record.placement is None:
             return Attached(0, reason=self._why_not_running(job_id))
         live.instances[call.rank] = call.instance
+        live.heard[call.rank] = now
         where = record.placement
         lease_s = self.machine.state.rules.timing.lease_s
         return Attached(record.attempt, where.rollout, where.train, record.progress.synced, lease_s)
@@ -179,6 +200,7 @@ class Controller:
     def ask(self, now: float, job_id: str, call: Ask) -> Turn:
         """The lease for a phase, or why it is not there yet."""
         live = self.live(job_id)
+        live.require_rank(call.rank)
         self._say(now, job_id, live, call.finished, call.rank)
         seat = self._seat(job_id, call.attempt)
         if call.iteration < seat.committed(call.kind):
@@ -197,6 +219,7 @@ class Controller:
     def report(self, now: float, job_id: str, call: Report) -> Heard:
         """What has become of a lease; whether it counts."""
         live = self.live(job_id)
+        live.require_rank(call.rank)
         lane = self._lane(job_id, call.epoch)
         kind, iteration = (lane.kind, _iteration(lane)) if lane is not None else (None, -1)
         if call.said is Said.PROGRESSED:
@@ -212,13 +235,15 @@ class Controller:
     def listen(self, now: float, job_id: str, call: Listen) -> Orders:
         """Signs of life for leases, and all that the job holds now."""
         live = self.live(job_id)
+        live.require_rank(call.rank)
         record = self._record(job_id)
         if record is None or not record.is_current(call.attempt):
             why = "this attempt is over" if record else self.machine.state.ended.get(job_id, "the job is over")
             return Orders(live.version, call.attempt, stop=why)
         self._say(now, job_id, live, call.finished, call.rank)
-        for epoch in call.epochs:
-            self.tell(now, ev.Heartbeat(job_id, epoch))
+        if live.alive(now, call.rank, self.machine.state.rules.timing.lease_s):
+            for epoch in call.epochs:
+                self.tell(now, ev.Heartbeat(job_id, epoch))
         return self.orders(job_id)
 
     def orders(self, job_id: str) -> Orders:
@@ -246,6 +271,13 @@ class Controller:
         return Done()
 
     # -- what these share --------------------------------------------------------------------------------------------
+
+    def _forget_the_oldest(self) -> None:
+        """What the machine remembers no more of jobs that are over, nobody does."""
+        state = self.machine.state
+        if len(self.jobs) > len(state.jobs) + len(state.ended):
+            for job_id in [each for each in self.jobs if each not in state.jobs and each not in state.ended]:
+                del self.jobs[job_id]
 
     def _record(self, job_id: str) -> JobRecord | None:
         return self.machine.state.jobs.get(job_id)

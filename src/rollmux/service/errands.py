@@ -36,6 +36,9 @@ class Errands:
             launched = bool(self.submission(record.job.id).command)
             if launched and record.state is Job.RUNNING and (record.job.id, record.attempt) not in running:
                 await self._exited(record.job.id, record.attempt, "its processes were gone after a restart")
+        for job_id, attempt in running:
+            if not self._is_current(job_id, attempt, *Job):  # it was to be stopped when the controller ended
+                await self.launcher.stop(job_id, attempt, GRACE_S)
         for pool in self.machine.state.cluster.pools:
             if not pool.on_demand:
                 for i in range(pool.max_nodes or 0):
@@ -94,9 +97,9 @@ class Errands:
         else:
             await self._told(ev.JobFinished(job_id, attempt))
 
-    def _is_current(self, job_id: str, attempt: int, state: Job) -> bool:
+    def _is_current(self, job_id: str, attempt: int, *states: Job) -> bool:
         record = self.machine.state.jobs.get(job_id)
-        return record is not None and record.attempt == attempt and record.state is state
+        return record is not None and record.attempt == attempt and record.state in states
 
     async def _told(self, event: ev.Event) -> None:
         assert self._tell is not None

@@ -153,7 +153,11 @@ class Host:
             for errand in errands:
                 self._spawn(self.errands.run(errand))
             if batch.records and batch.records[-1].seq - self._imaged >= IMAGE_EVERY:
-                await self._keep_image()
+                try:
+                    await self._keep_image()
+                except Exception as error:  # noqa: BLE001  the same: what can't be written is not gone on from
+                    self._break(error, [])
+                    return
 
     def _break(self, error: Exception, waiting: list[asyncio.Future[None]]) -> None:
         self.broken = f"the journal can't be written ({error}): free its disk, then start the controller again"
