@@ -15,7 +15,7 @@ from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.image import image
 from rollmux.mux.invariants import check_all
-from rollmux.mux.job import JobSpec
+from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.mux.plan import Decision
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
@@ -62,6 +62,18 @@ def test_state_that_was_to_stay_goes_at_the_end_of_the_phase_if_somebody_has_com
     assert world.ask("B", ROLLOUT) == ()
     assert world.tell(ev.PhaseFinished("A", lease.epoch)) == (cmd.Offload("A", lease.epoch, lease.nodes),)
     assert world.record("A").progress.rolled == 1
+    assert kinds(world.tell(ev.PhaseOffloaded("A", lease.epoch))) == [cmd.Grant]
+
+
+def test_a_rollout_whose_state_may_stay_is_not_told_to_shrink_for_it_could_not_park_then() -> None:
+    wide = {"rollout": PhaseSpec(50.0, 2), "tail": Tail(100, 50, 40.0), "slo": 8.0}
+    world = is_running(**wide)
+    lease = world.begin("A", ROLLOUT)
+    assert lease.keep
+    world.run(job("B", slo=8.0))
+    world.ask("B", ROLLOUT)
+    assert world.tell(ev.PhaseProgressed("A", lease.epoch, 90, 100)) == ()
+    assert world.tell(ev.PhaseFinished("A", lease.epoch)) == (cmd.Offload("A", lease.epoch, lease.nodes),)
     assert kinds(world.tell(ev.PhaseOffloaded("A", lease.epoch))) == [cmd.Grant]
 
 

@@ -215,7 +215,8 @@ class Weave:
         lane.deadline = now + self.timing.lease_s
         lane.done, lane.total = done, total
         tail = lane.seat.job.tail
-        ripe = tail is not None and lane.kind is PhaseKind.ROLLOUT and done >= tail.trigger * total
+        # One whose state may stay goes on to its end: nobody would hear when the state has left the freed nodes.
+        ripe = tail is not None and not lane.keep and lane.kind is PhaseKind.ROLLOUT and done >= tail.trigger * total
         if ripe and following is Phase.RUNNING and lane not in self.tails:
             self.tails.append(lane)
         return []

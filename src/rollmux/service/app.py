@@ -1,18 +1,15 @@
 """The controller over HTTP: who calls, whether they may, what they bring; then the answer, or why there is none.
 
-JSON only, and nothing is read that is larger than it may be.
+JSON only, and nothing is read that is larger than it may be. Plain ASGI: a framework would cost as much as the rest.
 """
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route as Path
 
 from rollmux.errors import IllegalEvent, InvalidSpec, RollmuxError
 from rollmux.protocol.messages import Refusal
@@ -29,6 +26,10 @@ audit = logging.getLogger("rollmux.audit")
 # The largest job description, and the largest of all other messages.
 MOST_BYTES, MOST_SUBMITTED_BYTES = 64 * 1024, 1024 * 1024
 
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
 _NOBODY = Caller(Role.TENANT, "nobody")
 _encode = msgspec.json.Encoder().encode
 
@@ -41,52 +42,44 @@ class Denied(RollmuxError):
         super().__init__(why)
 
 
-def app(host: Host, tokens: Tokens) -> Starlette:
-    """Everything that is served."""
-    server = _Server(host, tokens)
-    described = json.dumps(description(ROUTES)).encode()
-
-    async def openapi(request: Request) -> Response:
-        return Response(described, media_type="application/json")
-
-    paths = [Path(route.path, server.endpoint(route), methods=[route.method]) for route in ROUTES]
-    return Starlette(routes=[*paths, Path("/openapi.json", openapi)])
-
-
-class _Server:
-    """One endpoint for each route."""
+class App:
+    """The ASGI application: one endpoint for each route."""
 
     def __init__(self, host: Host, tokens: Tokens) -> None:
         self.host, self.tokens, self.rates = host, tokens, Rates()
+        self._routes = {_shape(route): _Endpoint(route) for route in ROUTES}
+        self._described = json.dumps(description(ROUTES)).encode()
 
-    def endpoint(self, route: Route) -> Callable[[Request], Awaitable[Response]]:
-        decoder: msgspec.json.Decoder[Any] | None = None
-        if route.takes is not None:
-            decoder = msgspec.json.Decoder(route.takes)
-        read = None if decoder is None else decoder.decode
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # uvicorn speaks of its own life too, which is not asked for
+        method, segments = scope["method"], scope["raw_path"].decode("latin-1").split("/")[1:]
+        if method == "GET" and segments == ["openapi.json"]:
+            await _send(send, 200, self._described)
+            return
+        endpoint = self._routes.get((method, *_statics(segments)))
+        caller = _NOBODY
+        try:
+            if endpoint is None:
+                raise Denied(404, f"there is no call {method} {scope['path']}")
+            path = {name: unquote(segments[place]) for place, name in endpoint.names}
+            caller = self._caller(scope, endpoint.route, path)
+            body = await endpoint.body(receive)
+            found = await endpoint.route.answer(Call(self.host, caller, path, _query(scope), body))
+            status, content = 200, _encode(found)
+        except Exception as error:  # noqa: BLE001  every call is answered, and what is not foreseen is logged
+            status, refusal = _refusal(error)
+            content = _encode(refusal)
+        if endpoint is not None and (endpoint.route.changes or status in (401, 403)):
+            _note(scope, caller, status)
+        await _send(send, status, content)
 
-        async def answer(request: Request) -> Response:
-            caller = _NOBODY
-            try:
-                caller = self._caller(request, route)
-                body = await _body(request, route, read)
-                found = await route.answer(Call(self.host, caller, request.path_params, request.query_params, body))
-            except ClientDisconnect:
-                return Response(status_code=499)
-            except Exception as error:  # noqa: BLE001  every call is answered, and what is not foreseen is logged
-                status, refusal = _refusal(error)
-                self._note(route, request, caller, status)
-                return Response(_encode(refusal), status, media_type="application/json")
-            self._note(route, request, caller, 200)
-            return Response(_encode(found), media_type="application/json")
-
-        return answer
-
-    def _caller(self, request: Request, route: Route) -> Caller:
+    def _caller(self, scope: Scope, route: Route, path: Mapping[str, str]) -> Caller:
         """Who calls, if they may."""
         if route.who is EVERYBODY:
             return _NOBODY
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, token = header.decode("latin-1").partition(" ")
         caller = self.tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
         if caller is None:
             raise Denied(
@@ -96,32 +89,67 @@ class _Server:
             raise Denied(403, f"a token with the role {caller.role.value} may not do this")
         if not self.rates.allow(caller.name):
             raise Denied(429, "too many calls: wait a second")
-        job = request.path_params.get("job")
+        job = path.get("job")
         if job is not None:
             if caller.role is Role.JOB and caller.job != job:
                 raise NoSuchJob(f"there is no job {job!r}")
             self.host.controller.live(job, caller.sees)
         return caller
 
-    def _note(self, route: Route, request: Request, caller: Caller, status: int) -> None:
-        """A line for each change, and for each that was not allowed."""
-        if route.changes or status in (401, 403):
-            where = request.client.host if request.client else ""
-            line = {"who": caller.name, "from": where, "call": f"{route.method} {request.url.path}", "status": status}
-            audit.info(json.dumps(line))
+
+class _Endpoint:
+    """One route, and how what it takes is read."""
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        segments = route.path.split("/")[1:]
+        self.names = tuple((place, part[1:-1]) for place, part in enumerate(segments) if part.startswith("{"))
+        self._most = MOST_SUBMITTED_BYTES if route.takes is dict else MOST_BYTES
+        self._decoder: msgspec.json.Decoder[Any] | None = None
+        if route.takes is not None:
+            self._decoder = msgspec.json.Decoder(route.takes)
+
+    async def body(self, receive: Receive) -> Any:
+        """What the call brings, as the route's type."""
+        if self._decoder is None:
+            return None
+        content, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Denied(499, "the caller is gone")
+            content += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(content) > self._most:
+                raise Denied(413, f"the body is larger than {self._most} bytes")
+        return self._decoder.decode(content)
 
 
-async def _body(request: Request, route: Route, read: Callable[[bytes], Any] | None) -> Any:
-    if read is None:
-        return None
-    most = MOST_SUBMITTED_BYTES if route.takes is dict else MOST_BYTES
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise Denied(413, f"the body is larger than {most} bytes")
-        parts.append(part)
-    return read(b"".join(parts))
+def _shape(route: Route) -> tuple[str, ...]:
+    return (route.method, *_statics(route.path.split("/")[1:]))
+
+
+def _statics(segments: Sequence[str]) -> Iterator[str]:
+    """A path with its variable parts left open: by our convention every second part after `/v1/KIND`."""
+    return (part if place != 2 or segments[0] != "v1" else "*" for place, part in enumerate(segments))
+
+
+def _query(scope: Scope) -> Mapping[str, str]:
+    text = scope["query_string"]
+    return dict(parse_qsl(text.decode("latin-1"))) if text else {}
+
+
+def _note(scope: Scope, caller: Caller, status: int) -> None:
+    """A line for each change, and for each that was not allowed."""
+    where = scope["client"][0] if scope.get("client") else ""
+    call = f"{scope['method']} {scope['path']}"
+    audit.info(json.dumps({"who": caller.name, "from": where, "call": call, "status": status}))
+
+
+async def _send(send: Send, status: int, content: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
 
 
 def _refusal(error: Exception) -> tuple[int, Refusal]:

@@ -27,6 +27,8 @@ T = TypeVar("T")
 TICK_S = 0.25
 # After so many records an image of the whole state is kept, so that a restart has no more than these to play again.
 IMAGE_EVERY = 5_000
+# Where calls come faster than one by one, those within so long share a write.
+GATHER_S = 0.001
 # A parked call is answered at the latest after so long, whatever it asked for: proxies end silent connections.
 LONGEST_PARK_S = 30.0
 
@@ -46,7 +48,7 @@ class Host:
         self._dirty = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
         self._parked: dict[str, list[asyncio.Future[None]]] = defaultdict(list)  # calls that wait for news of a job
-        self._writing = False
+        self._writing = self._crowded = False
         self._imaged = controller.machine.state.ledger.seq
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -134,9 +136,12 @@ class Host:
         loop = asyncio.get_running_loop()
         while True:
             await self._dirty.wait()
+            if self._crowded:
+                await asyncio.sleep(GATHER_S)
             self._dirty.clear()
             batch, errands, woken = self.controller.take()
             waiting, self._waiting = self._waiting, []
+            self._crowded = len(waiting) > 1
             if batch != Batch():
                 self._writing = True
                 try:

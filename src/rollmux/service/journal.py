@@ -84,7 +84,7 @@ class Journal(Protocol):
 
 def checksum(commands: Sequence[Command]) -> int:
     """Of what an event led to."""
-    return zlib.crc32(repr(commands).encode())
+    return zlib.crc32(repr(commands).encode()) if commands else 0
 
 
 def as_text(event: Event) -> str:

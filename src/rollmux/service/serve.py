@@ -20,7 +20,7 @@ from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.policies import Policy
-from rollmux.service.app import app
+from rollmux.service.app import App
 from rollmux.service.errands import Errands
 from rollmux.service.host import Host
 from rollmux.service.journal import Journal, SqliteJournal
@@ -86,9 +86,10 @@ class Service:
         """Until somebody calls `end`."""
         await self.host.start(errands_after(self.controller))
         config = uvicorn.Config(
-            app(self.host, self.tokens),
+            App(self.host, self.tokens),
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             lifespan="off",
             timeout_graceful_shutdown=DRAIN_S,
             timeout_keep_alive=KEEP_S,

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from rollmux.errors import RollmuxError
 
+MOST_REMEMBERED = 20_000
+
 
 class Role(Enum):
     """What a caller may do: everything, all with its own jobs, or speak for one job."""
@@ -50,12 +52,13 @@ class Tokens:
         self.path, self._clock = folder / "tokens.json", clock
         self._secret = _secret(folder / "secret")
         self._seen: tuple[int, int] = (0, 0)
+        self._jobs: dict[str, Caller] = {}  # good tokens, so that not every call takes their measure anew
         self._known: dict[str, dict[str, object]] = {}
 
     def caller(self, token: str) -> Caller | None:
         """Whose token this is, if anybody's."""
         if token.startswith("job."):
-            return self._job(token)
+            return self._jobs.get(token) or self._job(token)
         self._refresh()
         found = self._known.get(_hash(token))  # a hash tells nothing of how much of a guess was right
         if found is None or _expired(found, self._clock()):
@@ -97,7 +100,10 @@ class Tokens:
         if not hmac.compare_digest(self._sign(claim).encode(), signature.encode()):
             return None
         job_id, tenant = json.loads(bytes.fromhex(claim))
-        return Caller(Role.JOB, f"job {job_id}", tenant, job_id)
+        if len(self._jobs) >= MOST_REMEMBERED:
+            self._jobs.clear()
+        self._jobs[token] = caller = Caller(Role.JOB, f"job {job_id}", tenant, job_id)
+        return caller
 
     def _sign(self, claim: str) -> str:
         return hmac.new(self._secret, claim.encode(), sha256).hexdigest()
