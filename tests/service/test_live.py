@@ -27,6 +27,7 @@ with rollmux.connect() as mux:
         with mux.phase("train"):
             print("trains", step, flush=True)
 """
+PHASE = {"nodes": 1, "duration_s": 0.1}
 JOB = """
 name: {name}
 slo: 3
@@ -147,3 +148,30 @@ def test_the_shipped_script_runs_straight_through_without_a_controller() -> None
 
 def test_the_shipped_job_file_is_a_job() -> None:
     assert read_job_file(EXAMPLES / "job.yaml").job.id == "arithmetic"
+
+
+def test_a_journal_tells_all_that_happened_once_its_controller_has_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "controller"
+    with served(folder, read_cluster(EXAMPLES / "attach" / "cluster.yaml"), RULES) as there:
+        there.post("/v1/jobs", {"name": "a", "slo": 2, "rollout": PHASE, "train": PHASE})
+        there.post("/v1/jobs/a/attach", {"instance": "x", "wait_s": 5})
+        busy = said("journal", "verify", "--folder", str(folder), fails=True)
+        assert "another controller" in " ".join(busy.split())
+        there.post("/v1/jobs/a/cancel")
+    assert "all as they were; 1 jobs live" in said("journal", "verify", "--folder", str(folder))
+    assert "JobCancelled a" in said("journal", "story", "a", "--folder", str(folder))
+    lines = [json.loads(line) for line in said("journal", "replay", "--folder", str(folder)).splitlines()]
+    assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
+    assert lines[-1]["event"] == {"type": "JobCancelled", "job_id": "a"}
+    assert "knows no job" in said("journal", "story", "b", "--folder", str(folder), fails=True)
+
+
+def test_tokens_are_made_listed_and_revoked_while_the_controller_runs(there: Served) -> None:
+    folder = ("--folder", str(there.service.wanted.folder))
+    alice = said("token", "create", "alice", *folder).strip()
+    assert there.call("GET", "/v1/cluster", token=alice).status_code == 200
+    assert "alice: tenant of alice" in said("token", "list", *folder)
+    assert "there is a token" in said("token", "create", "alice", *folder, fails=True)
+    said("token", "revoke", "alice", *folder)
+    assert there.call("GET", "/v1/cluster", token=alice).status_code == 401
+    assert "there is no token" in said("token", "revoke", "alice", *folder, fails=True)

@@ -3,6 +3,8 @@
 Invariant (I11): what is played again leads to what it led to before, record by record; else nothing is gone on from.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from rollmux.errors import IllegalEvent, RollmuxError
@@ -35,6 +37,18 @@ def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) ->
     known = machine.state.jobs.keys() | machine.state.ended.keys()
     owned = [(each.tenant, read_job(each.data)) for each in journal.owned() if each.job_id in known]
     return Controller(machine, owned), now
+
+
+def replayed(journal: Journal, policy_of: Callable[[str], Policy]) -> ClusterMachine:
+    """A machine that has gone through every record there is, with all of them in its log."""
+    head = journal.head()
+    if not head:
+        raise JournalDamaged("the journal is empty: no controller has written to it")
+    rules = replace(decode(Rules, head["rules"]), log_limit=10**9)
+    machine = ClusterMachine(decode(Cluster, head["cluster"]), policy_of(head["policy"]), rules)
+    for record in journal.records():
+        _again(machine, record)
+    return machine
 
 
 def errands_after(controller: Controller) -> list[Errand]:
