@@ -26,7 +26,7 @@ T = TypeVar("T")
 # How often leases are looked at that may have run out.
 TICK_S = 0.25
 # After so many records an image of the whole state is kept, so that a restart has no more than these to play again.
-IMAGE_EVERY = 5_000
+IMAGE_EVERY = 20_000
 # Where calls come faster than one by one, those within so long share a write.
 GATHER_S = 0.001
 # A parked call is answered at the latest after so long, whatever it asked for: proxies end silent connections.
@@ -71,9 +71,9 @@ class Host:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.errands.close()
+        self._disk.shutdown()
         if not self.broken:
             self.journal.keep(self._image()())
-        self._disk.shutdown()
         self.journal.close()
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -157,12 +157,8 @@ class Host:
             self._wake(woken)
             for errand in errands:
                 self._spawn(self.errands.run(errand))
-            if batch.records and batch.records[-1].seq - self._imaged >= IMAGE_EVERY:
-                try:
-                    await self._keep_image()
-                except Exception as error:  # noqa: BLE001  the same: what can't be written is not gone on from
-                    self._break(error, [])
-                    return
+            if batch.records and batch.records[-1].seq - self._imaged >= IMAGE_EVERY and not self.controller.pending:
+                self._spawn(self._keep(self._image()))
 
     def _break(self, error: Exception, waiting: list[asyncio.Future[None]]) -> None:
         self.broken = f"the journal can't be written ({error}): free its disk, then start the controller again"
@@ -184,10 +180,14 @@ class Host:
         at, saved = machine.state.now, image(machine)
         return lambda: Image(seq, at, to_json(saved))
 
-    async def _keep_image(self) -> None:
-        if not self.controller.pending:  # else it would hold more than is durable: after the next write
-            taken = self._image()
-            await asyncio.get_running_loop().run_in_executor(self._disk, lambda: self.journal.keep(taken()))
+    async def _keep(self, taken: Callable[[], Image]) -> None:
+        """Beside all else; only its last step, which takes a moment, is in line with the writes."""
+        loop = asyncio.get_running_loop()
+        try:
+            kept = await loop.run_in_executor(None, taken)
+            await loop.run_in_executor(self._disk, self.journal.keep, kept)
+        except Exception as error:  # noqa: BLE001  a disk that can't be written is not gone on with
+            self._break(error, [])
 
     # -- time --------------------------------------------------------------------------------------------------------
 

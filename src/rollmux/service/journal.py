@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from rollmux.errors import RollmuxError
 from rollmux.mux.codec import decode, encode
 from rollmux.mux.commands import Command
@@ -88,7 +90,7 @@ def checksum(commands: Sequence[Command]) -> int:
 
 
 def as_text(event: Event) -> str:
-    return json.dumps(encode(Event, event), separators=(",", ":"))
+    return msgspec.json.encode(encode(Event, event)).decode()
 
 
 def as_event(text: str) -> Event:
@@ -164,7 +166,7 @@ class SqliteJournal:
                 raise
 
     def keep(self, image: Image) -> None:
-        state = zlib.compress(json.dumps(image.state, separators=(",", ":")).encode(), 1)
+        state = zlib.compress(msgspec.json.encode(image.state), 1)
         with closing(self._db.cursor()) as cursor:
             cursor.execute("BEGIN IMMEDIATE")
             total = _sum(image.seq, image.at, state)
