@@ -2,8 +2,8 @@
 
 A real `rollmux serve` on one core, with a real journal; its jobs are sockets of this process on another core. Each
 keeps a call parked that listens for orders, while phases are asked for, begun and finished at a fixed rate, whatever
-the answers take. Beside it, at the same rate and in the same pattern of calls, a server that only echoes: the price of
-HTTP.
+the answers take. No two share a node (their SLO is 1), so that no grant waits for another job. Beside it, at the same
+rate and in the same pattern of calls, a server that only echoes: the price of HTTP.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ async def ended(tasks: Sequence[asyncio.Task[None]], jobs: Sequence[Job]) -> Non
 async def granted(args: Namespace, port: int, folder: Path, pid: int) -> dict[str, float]:
     """Latencies of grants at the fixed rate."""
     count, seconds = (20, 2.0) if args.quick else (1000, args.seconds)
-    jobs = await submitted(count, port, folder, 2.0)
+    jobs = await submitted(count, port, folder, 1.0)
     tasks = listening(jobs)
     await at_rate(CHANGES_PER_S, seconds / 4, [job.change for job in jobs])
     used, began = cpu_s(pid), time.perf_counter()

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from rollmux.mux.cluster_state import Checks, Rules
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.weave import Timing
+from rollmux.service.journal import SqliteJournal
 from rollmux.service.processes import ProcessLauncher
 from rollmux.service.serve import Service, Wanted
 from rollmux.service.tokens import Role
@@ -71,10 +72,15 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, cluster: Cluster = SMALL, rules: Rules = RULES) -> Iterator[Served]:
+def served(
+    folder: Path,
+    cluster: Cluster = SMALL,
+    rules: Rules = RULES,
+    journal: Callable[[Path], SqliteJournal] = SqliteJournal,
+) -> Iterator[Served]:
     """A controller over this folder, as long as the block lasts."""
     wanted = Wanted(cluster, RollmuxPolicy(), folder, rules)
-    there = Served(Service(wanted, ProcessLauncher(folder)))
+    there = Served(Service(wanted, ProcessLauncher(folder), journal))
     try:
         yield there
     finally:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rollmux.service.journal import SqliteJournal
 from rollmux.service.routes import ADMINS, EVERYBODY, ROUTES, Route
 from rollmux.service.tokens import Role
 from tests.service.serving import PAIR, RULES, Served, job, served
@@ -213,3 +214,29 @@ def test_a_silent_holder_holds_nobody_up_for_longer_than_its_lease_and_drain(tmp
         assert second["epoch"] > first["epoch"]
         late = there.post("/v1/jobs/a/report", {"said": "finished", "epoch": first["epoch"]})
         assert late == {"holds": False, "committed": False}
+
+
+class SmallDisk(SqliteJournal):
+    """A journal on a disk that is nearly full."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._db.execute("PRAGMA max_page_count = 12")
+
+
+def test_with_a_full_disk_nothing_changes_any_more_and_everybody_is_told(tmp_path: Path) -> None:
+    taken = []
+    with served(tmp_path, journal=SmallDisk) as there:
+        for number in range(200):
+            answer = there.call("POST", "/v1/jobs", job(f"job-{number}", env={"TEXT": "x" * 500}))
+            if answer.status_code != 200:
+                break
+            taken.append(f"job-{number}")
+        assert answer.status_code == 503
+        assert "free its disk" in answer.json()["error"]
+        assert "disk is full" in there.get("/healthz")["broken"]
+        assert there.call("POST", "/v1/jobs/job-0/cancel").status_code == 503
+        assert "disk is full" in there.get("/v1/cluster")["broken"]
+        admin = there.admin
+    with served(tmp_path) as there:
+        assert [view["job"] for view in there.get("/v1/cluster", token=admin)["jobs"]] == taken

@@ -175,3 +175,21 @@ def test_tokens_are_made_listed_and_revoked_while_the_controller_runs(there: Ser
     said("token", "revoke", "alice", *folder)
     assert there.call("GET", "/v1/cluster", token=alice).status_code == 401
     assert "there is no token" in said("token", "revoke", "alice", *folder, fails=True)
+
+
+def test_an_image_is_kept_while_the_controller_works_and_the_next_one_begins_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollmux.service.host.REPLAY_S", 0.0)
+    monkeypatch.setattr("rollmux.service.host.REPLAY_PER_JOB_S", 0.0)
+    folder = tmp_path / "controller"
+    with served(folder, read_cluster(EXAMPLES / "attach" / "cluster.yaml"), RULES) as there:
+        there.post("/v1/jobs", {"name": "a", "slo": 2, "rollout": PHASE, "train": PHASE})
+        end = time.monotonic() + 10
+        while (kept := there.service.journal.image()) is None and time.monotonic() < end:
+            time.sleep(0.05)
+        assert kept is not None
+        assert kept.seq > 0
+        admin = there.admin
+    with served(folder, read_cluster(EXAMPLES / "attach" / "cluster.yaml"), RULES) as there:
+        assert [view["job"] for view in there.get("/v1/cluster", token=admin)["jobs"]] == ["a"]

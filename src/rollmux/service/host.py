@@ -25,8 +25,9 @@ T = TypeVar("T")
 
 # How often leases are looked at that may have run out.
 TICK_S = 0.25
-# After so many records an image of the whole state is kept, so that a restart has no more than these to play again.
-IMAGE_EVERY = 20_000
+# An image is kept once all that came after the last one took so long, for a restart has to do that again. Taking one
+# stops everything for a moment, longer with more jobs, so with more jobs it is done less often.
+REPLAY_S, REPLAY_PER_JOB_S = 0.5, 0.001
 # Where calls come faster than one by one, those within so long share a write.
 GATHER_S = 0.001
 # A parked call is answered at the latest after so long, whatever it asked for: proxies end silent connections.
@@ -40,7 +41,9 @@ class Unavailable(RollmuxError):
 class Host:
     """Runs one controller on one event loop."""
 
-    def __init__(self, controller: Controller, journal: Journal, errands: Errands, begins_at: float) -> None:
+    def __init__(
+        self, controller: Controller, journal: Journal, errands: Errands, begins_at: float, replayed_s: float
+    ) -> None:
         self.controller, self.journal, self.errands = controller, journal, errands
         self.broken = ""  # why nothing can be written any more
         self._origin = begins_at - time.monotonic()
@@ -49,8 +52,12 @@ class Host:
         self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
         self._parked: dict[str, list[asyncio.Future[None]]] = defaultdict(list)  # calls that wait for news of a job
         self._writing = self._crowded = False
-        self._imaged = controller.machine.state.ledger.seq
+        self._to_replay_s = replayed_s
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def _most_to_replay_s(self) -> float:
+        return REPLAY_S + REPLAY_PER_JOB_S * len(self.controller.machine.state.jobs)
 
     @property
     def now(self) -> float:
@@ -82,9 +89,11 @@ class Host:
         """What the rule answers, once all that it can have seen is durable."""
         if self.broken:
             raise Unavailable(self.broken)
+        began = time.perf_counter()
         try:
             return rule(self.now)
         finally:
+            self._to_replay_s += time.perf_counter() - began
             await self._durable()
 
     async def look(self, rule: Callable[[float], T]) -> T:
@@ -157,7 +166,7 @@ class Host:
             self._wake(woken)
             for errand in errands:
                 self._spawn(self.errands.run(errand))
-            if batch.records and batch.records[-1].seq - self._imaged >= IMAGE_EVERY and not self.controller.pending:
+            if self._to_replay_s > self._most_to_replay_s and not self.controller.pending:
                 self._spawn(self._keep(self._image()))
 
     def _break(self, error: Exception, waiting: list[asyncio.Future[None]]) -> None:
@@ -176,7 +185,8 @@ class Host:
     def _image(self) -> Callable[[], Image]:
         """The state is taken here, in no time; writing it out as data takes longer, and can be done beside."""
         machine = self.controller.machine
-        self._imaged = seq = machine.state.ledger.seq
+        self._to_replay_s = 0.0
+        seq = machine.state.ledger.seq
         at, saved = machine.state.now, image(machine)
         return lambda: Image(seq, at, to_json(saved))
 

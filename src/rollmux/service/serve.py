@@ -76,9 +76,10 @@ class Service:
         self.wanted = wanted
         self.tokens = Tokens(wanted.folder, time.time)
         self.journal = journal(wanted.folder / "journal.db")
-        self.controller, self._begins_at = recover(self.journal, wanted.cluster, wanted.policy, wanted.rules)
+        began = time.perf_counter()
+        self.controller, begins_at = recover(self.journal, wanted.cluster, wanted.policy, wanted.rules)
         errands = Errands(self.controller.machine, self.controller.jobs, launcher, self._env_of)
-        self.host = Host(self.controller, self.journal, errands, self._begins_at)
+        self.host = Host(self.controller, self.journal, errands, begins_at, time.perf_counter() - began)
         self._socket = _bound(wanted.host, wanted.port)
         self._server: uvicorn.Server | None = None
 
