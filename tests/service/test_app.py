@@ -240,3 +240,19 @@ def test_with_a_full_disk_nothing_changes_any_more_and_everybody_is_told(tmp_pat
         admin = there.admin
     with served(tmp_path) as there:
         assert [view["job"] for view in there.get("/v1/cluster", token=admin)["jobs"]] == taken
+
+
+def test_figures_for_prometheus_tell_of_calls_jobs_nodes_prices_and_writes(there: Served) -> None:
+    assert there.call("GET", "/metrics", token="").status_code == 401
+    assert there.call("GET", "/metrics", token=there.service.tokens.of_job("mine", "alice")).status_code == 403
+    there.get("/v1/cluster")
+    there.call("POST", "/v1/jobs", {})
+    text = there.call("GET", "/metrics").text
+    figures = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+    assert figures['rollmux_calls_total{call="cluster",status="200"}'] >= 1
+    assert figures['rollmux_calls_total{call="submit",status="422"}'] >= 1
+    assert figures["rollmux_records_total"] == there.get("/healthz")["seq"]
+    assert sum(value for name, value in figures.items() if name.startswith("rollmux_nodes{")) == 4
+    assert figures['rollmux_usd_per_hour{of="shared"}'] == there.get("/v1/cluster")["usd_per_hour"]
+    assert figures["rollmux_write_seconds_count"] > 0
+    assert figures["rollmux_broken"] == 0

@@ -15,9 +15,10 @@ from rollmux.errors import IllegalEvent, InvalidSpec, RollmuxError
 from rollmux.protocol.messages import Refusal
 from rollmux.service.controller import NoSuchJob, Refused
 from rollmux.service.host import Host, Unavailable
+from rollmux.service.metrics import Metrics
 from rollmux.service.openapi import description
 from rollmux.service.rates import Rates
-from rollmux.service.routes import EVERYBODY, ROUTES, Call, Route
+from rollmux.service.routes import EVERYBODY, OWNERS, ROUTES, Call, Route
 from rollmux.service.tokens import Caller, Role, Tokens
 
 log = logging.getLogger("rollmux.service")
@@ -49,6 +50,7 @@ class App:
         self.host, self.tokens, self.rates = host, tokens, Rates()
         self._routes = {_shape(route): _Endpoint(route) for route in ROUTES}
         self._described = json.dumps(description(ROUTES)).encode()
+        self.metrics = Metrics(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,6 +58,9 @@ class App:
         method, segments = scope["method"], scope["raw_path"].decode("latin-1").split("/")[1:]
         if method == "GET" and segments == ["openapi.json"]:
             await _send(send, 200, self._described)
+            return
+        if method == "GET" and segments == ["metrics"]:
+            await self._figures(scope, send)
             return
         endpoint = self._routes.get((method, *_statics(segments)))
         caller = _NOBODY
@@ -70,23 +75,26 @@ class App:
         except Exception as error:  # noqa: BLE001  every call is answered, and what is not foreseen is logged
             status, refusal = _refusal(error)
             content = _encode(refusal)
+        if endpoint is not None:
+            self.metrics.calls[endpoint.route.answer.__name__, status] += 1
         if endpoint is not None and (endpoint.route.changes or status in (401, 403)):
             _note(scope, caller, status)
         await _send(send, status, content)
+
+    async def _figures(self, scope: Scope, send: Send) -> None:
+        """For Prometheus, which knows no JSON; prices are nothing for strangers."""
+        try:
+            self._entitled(scope, OWNERS)
+        except Denied as error:
+            await _send(send, error.status, _encode(Refusal(str(error))))
+            return
+        await _send(send, 200, self.metrics.text(), b"text/plain; version=0.0.4; charset=utf-8")
 
     def _caller(self, scope: Scope, route: Route, path: Mapping[str, str]) -> Caller:
         """Who calls, if they may."""
         if route.who is EVERYBODY:
             return _NOBODY
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, token = header.decode("latin-1").partition(" ")
-        caller = self.tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
-        if caller is None:
-            raise Denied(
-                401, "who calls is not known: send the header `Authorization: Bearer TOKEN` with a valid token"
-            )
-        if caller.role not in route.who:
-            raise Denied(403, f"a token with the role {caller.role.value} may not do this")
+        caller = self._entitled(scope, route.who)
         if not self.rates.allow(caller.name):
             raise Denied(429, "too many calls: wait a second")
         job = path.get("job")
@@ -94,6 +102,18 @@ class App:
             if caller.role is Role.JOB and caller.job != job:
                 raise NoSuchJob(f"there is no job {job!r}")
             self.host.controller.live(job, caller.sees)
+        return caller
+
+    def _entitled(self, scope: Scope, who: frozenset[Role]) -> Caller:
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, token = header.decode("latin-1").partition(" ")
+        caller = self.tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
+        if caller is None:
+            raise Denied(
+                401, "who calls is not known: send the header `Authorization: Bearer TOKEN` with a valid token"
+            )
+        if caller.role not in who:
+            raise Denied(403, f"a token with the role {caller.role.value} may not do this")
         return caller
 
 
@@ -146,8 +166,8 @@ def _note(scope: Scope, caller: Caller, status: int) -> None:
     audit.info(json.dumps({"who": caller.name, "from": where, "call": call, "status": status}))
 
 
-async def _send(send: Send, status: int, content: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+async def _send(send: Send, status: int, content: bytes, kind: bytes = b"application/json") -> None:
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})
 

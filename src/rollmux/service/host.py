@@ -46,6 +46,7 @@ class Host:
     ) -> None:
         self.controller, self.journal, self.errands = controller, journal, errands
         self.broken = ""  # why nothing can be written any more
+        self.wrote: Callable[[float], object] = float  # hears how many seconds each write took
         self._origin = begins_at - time.monotonic()
         self._disk = ThreadPoolExecutor(1, "journal")
         self._dirty = asyncio.Event()
@@ -152,7 +153,7 @@ class Host:
             waiting, self._waiting = self._waiting, []
             self._crowded = len(waiting) > 1
             if batch != Batch():
-                self._writing = True
+                self._writing, began = True, time.perf_counter()
                 try:
                     await loop.run_in_executor(self._disk, self.journal.append, batch)
                 except Exception as error:  # noqa: BLE001  whatever it is, nothing may leave that is not on disk
@@ -160,6 +161,7 @@ class Host:
                     return
                 finally:
                     self._writing = False
+                self.wrote(time.perf_counter() - began)
             for reply in waiting:
                 if not reply.done():
                     reply.set_result(None)
