@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from rollmux.service.journal import Batch, Image, Owned, Record, as_event, as_text
+from rollmux.service.journal import Batch, Image, Owned, Packed, Record, as_event, as_text
 
 
 class DiskFull(OSError):
@@ -39,7 +39,8 @@ class MemoryJournal:
             self._records.append((record.seq, record.at, as_text(record.event), record.told))
         self._owned |= {each.job_id: each for each in batch.owned}
 
-    def keep(self, image: Image) -> None:
+    def keep(self, image: Image | Packed) -> None:
+        assert isinstance(image, Image)
         assert image.seq <= len(self._records), "an image holds more than is durable"
         self._images.append((image.seq, image.at, json.dumps(image.state, allow_nan=False)))
 

@@ -16,9 +16,10 @@ from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.image import image, to_json
+from rollmux.service.aside import Aside
 from rollmux.service.controller import Controller, Errand
 from rollmux.service.errands import Errands
-from rollmux.service.journal import Batch, Image, Journal
+from rollmux.service.journal import Batch, Image, Journal, Packed, packed
 
 log = logging.getLogger("rollmux.service")
 T = TypeVar("T")
@@ -81,7 +82,8 @@ class Host:
         await self.errands.close()
         self._disk.shutdown()
         if not self.broken:
-            self.journal.keep(self._image()())
+            state = self.controller.machine.state
+            self.journal.keep(Image(state.ledger.seq, state.now, to_json(image(self.controller.machine))))
         self.journal.close()
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -169,7 +171,10 @@ class Host:
             for errand in errands:
                 self._spawn(self.errands.run(errand))
             if self._to_replay_s > self._most_to_replay_s and not self.controller.pending:
-                self._spawn(self._keep(self._image()))
+                self._to_replay_s = 0.0
+                machine = self.controller.machine
+                aside = Aside(lambda: packed(to_json(image(machine))))  # noqa: B023  called at once, in a copy
+                self._spawn(self._keep(machine.state.ledger.seq, machine.state.now, aside))
 
     def _break(self, error: Exception, waiting: list[asyncio.Future[None]]) -> None:
         self.broken = f"the journal can't be written ({error}): free its disk, then start the controller again"
@@ -184,20 +189,11 @@ class Host:
                 if not news.done():
                     news.set_result(None)
 
-    def _image(self) -> Callable[[], Image]:
-        """The state is taken here, in no time; writing it out as data takes longer, and can be done beside."""
-        machine = self.controller.machine
-        self._to_replay_s = 0.0
-        seq = machine.state.ledger.seq
-        at, saved = machine.state.now, image(machine)
-        return lambda: Image(seq, at, to_json(saved))
-
-    async def _keep(self, taken: Callable[[], Image]) -> None:
-        """Beside all else; only its last step, which takes a moment, is in line with the writes."""
-        loop = asyncio.get_running_loop()
+    async def _keep(self, seq: int, at: float, aside: Aside) -> None:
+        """Only the last step, which takes a moment, is in line with the writes."""
         try:
-            kept = await loop.run_in_executor(None, taken)
-            await loop.run_in_executor(self._disk, self.journal.keep, kept)
+            kept = Packed(seq, at, await aside.result())
+            await asyncio.get_running_loop().run_in_executor(self._disk, self.journal.keep, kept)
         except Exception as error:  # noqa: BLE001  a disk that can't be written is not gone on with
             self._break(error, [])
 

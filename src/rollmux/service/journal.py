@@ -64,6 +64,15 @@ class Image:
     state: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An image as it is written: `packed(state)`."""
+
+    seq: int
+    at: float
+    content: bytes
+
+
 class Journal(Protocol):
     """Where records are kept. `append` returns when they would survive a power cut."""
 
@@ -73,7 +82,7 @@ class Journal(Protocol):
 
     def append(self, batch: Batch) -> None: ...
 
-    def keep(self, image: Image) -> None: ...
+    def keep(self, image: Image | Packed) -> None: ...
 
     def image(self) -> Image | None: ...
 
@@ -87,6 +96,11 @@ class Journal(Protocol):
 def checksum(commands: Sequence[Command]) -> int:
     """Of what an event led to."""
     return zlib.crc32(repr(commands).encode()) if commands else 0
+
+
+def packed(state: Any) -> bytes:
+    """A state as an image holds it."""
+    return zlib.compress(msgspec.json.encode(state), 1)
 
 
 def as_text(event: Event) -> str:
@@ -165,8 +179,8 @@ class SqliteJournal:
                     cursor.execute("ROLLBACK")
                 raise
 
-    def keep(self, image: Image) -> None:
-        state = zlib.compress(msgspec.json.encode(image.state), 1)
+    def keep(self, image: Image | Packed) -> None:
+        state = image.content if isinstance(image, Packed) else packed(image.state)
         with closing(self._db.cursor()) as cursor:
             cursor.execute("BEGIN IMMEDIATE")
             total = _sum(image.seq, image.at, state)
