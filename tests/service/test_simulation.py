@@ -51,7 +51,7 @@ def test_a_seed_is_a_run() -> None:
 
 def test_the_seeds_reach_what_they_are_for() -> None:
     """A simulation in which nothing goes wrong shows nothing."""
-    worlds = [live_through(seed) for seed in (4, 8, 14, 19, 28, 37)]
+    worlds = [live_through(seed) for seed in (2, 4, 8, 14, 19, 28, 37)]
     assert sum(world.host.life for world in worlds) > 3 * len(worlds)
     ends = [end for world in worlds for end in world.host.controller.machine.state.ended.values()]
     assert ends.count("finished") > len(ends) / 2
