@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.protocol.cluster_file import read_cluster
-from rollmux.protocol.job_file import read_job_file
 from tests.service.serving import RULES, Served, served
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -146,8 +145,11 @@ def test_the_shipped_script_runs_straight_through_without_a_controller() -> None
     assert done.stdout.splitlines()[-1] == "alone: step 4 is done"
 
 
-def test_the_shipped_job_file_is_a_job() -> None:
-    assert read_job_file(EXAMPLES / "job.yaml").job.id == "arithmetic"
+def test_the_shipped_job_file_runs(there: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}")
+    said("submit", str(EXAMPLES / "job.yaml"))
+    assert until_ended("arithmetic")["reason"] == "finished"
+    assert data("logs", "arithmetic")["lines"][-1] == "arithmetic: step 4 is done"
 
 
 def test_a_journal_tells_all_that_happened_once_its_controller_has_ended(tmp_path: Path) -> None:
