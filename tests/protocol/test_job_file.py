@@ -100,9 +100,9 @@ def test_what_is_as_it_would_be_anyway_is_left_out() -> None:
 
 def test_the_example_is_read() -> None:
     submission = read_job_file(EXAMPLES / "job.yaml")
-    assert (submission.job.id, submission.job.slo, submission.job.iterations) == ("arithmetic", 1.5, 20)
-    assert submission.job.rollout == PhaseSpec(3, 1, resident_bytes=10**9)
-    assert submission.command == ("python", "job.py")
+    assert (submission.job.id, submission.job.slo, submission.job.iterations) == ("arithmetic", 2.5, 5)
+    assert submission.job.rollout == PhaseSpec(0.3, 1, resident_bytes=10**9)
+    assert submission.command == ("python", "attach/job.py", "arithmetic")
     assert submission.folder == str(EXAMPLES.resolve())
     assert read_job(job_data(submission)) == submission
 
