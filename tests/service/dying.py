@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.service.journal import Batch, SqliteJournal
-from rollmux.service.processes import ProcessLauncher
+from rollmux.service.local.launcher import ProcessLauncher
 from rollmux.service.serve import Service, Wanted, run
 from tests.service.serving import PAIR, RULES
 

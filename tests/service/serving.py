@@ -14,7 +14,7 @@ from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.weave import Timing
 from rollmux.service.journal import SqliteJournal
-from rollmux.service.processes import ProcessLauncher
+from rollmux.service.local.launcher import ProcessLauncher
 from rollmux.service.serve import Service, Wanted
 from rollmux.service.tokens import Role
 

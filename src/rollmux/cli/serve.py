@@ -31,7 +31,7 @@ def serve(
 ) -> None:
     """Run the controller: jobs are submitted to it, share nodes by its leases, and survive its end."""
     from rollmux.service import serve as service  # noqa: PLC0415  other commands start faster without it
-    from rollmux.service.processes import ProcessLauncher  # noqa: PLC0415
+    from rollmux.service.local.launcher import ProcessLauncher  # noqa: PLC0415
 
     require_name("policy", policy, POLICIES)
     if (certificate is None) != (key is None):

@@ -28,8 +28,8 @@ class Errands:
         self._locks: dict[str, asyncio.Lock] = {}  # what is done for one job is done in order
         self._tell: Tell | None = None
 
-    async def begin(self, tell: Tell, again: list[Errand]) -> list[Errand]:
-        """Who still runs goes on; who is gone, though it should run, has failed. The rest is to be done again."""
+    async def begin(self, tell: Tell) -> None:
+        """Who still runs goes on; who is gone, though it should run, has failed."""
         self._tell = tell
         running = await self.launcher.begin(self._exited)
         for record in list(self.machine.state.jobs.values()):
@@ -43,7 +43,6 @@ class Errands:
             if not pool.on_demand:
                 for i in range(pool.max_nodes or 0):
                     await self._told(ev.NodeJoined(f"{pool.name}-{i}", pool.name))
-        return again
 
     async def run(self, errand: Errand) -> None:
         match errand:

@@ -16,9 +16,9 @@ from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.image import image, to_json
-from rollmux.service.aside import Aside
 from rollmux.service.controller import Controller, Errand
 from rollmux.service.errands import Errands
+from rollmux.service.forked import Forked
 from rollmux.service.journal import Batch, Image, Journal, Packed, packed
 
 log = logging.getLogger("rollmux.service")
@@ -53,7 +53,7 @@ class Host:
         self._dirty = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
         self._parked: dict[str, list[asyncio.Future[None]]] = defaultdict(list)  # calls that wait for news of a job
-        self._writing = self._crowded = False
+        self._writing = self._crowded = self._hurried = False
         self._to_replay_s = replayed_s
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -69,22 +69,31 @@ class Host:
     async def start(self, again: list[Errand]) -> None:
         """Takes up work; `again` are errands of which nobody knows if an earlier life has done them."""
         self._spawn(self._write_forever())
-        self.controller.errands += await self.errands.begin(self.tell, again)
+        await self.errands.begin(self.tell)
+        self.controller.errands += again
         self._dirty.set()
         self._spawn(self._tick_forever())
 
+    def hurry(self) -> None:
+        """Answers what is parked as it stands: nothing is to wait any more."""
+        self._hurried = True
+        self._wake(set(self._parked))
+
     async def stop(self) -> None:
         """No more changes; jobs run on, and find the next controller."""
-        await self._durable()
+        if not self.broken:
+            await self._durable()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.errands.close()
         self._disk.shutdown()
-        if not self.broken:
-            state = self.controller.machine.state
-            self.journal.keep(Image(state.ledger.seq, state.now, to_json(image(self.controller.machine))))
-        self.journal.close()
+        state = self.controller.machine.state
+        try:
+            if not self.broken:
+                self.journal.keep(Image(state.ledger.seq, state.now, to_json(image(self.controller.machine))))
+        finally:
+            self.journal.close()
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -92,11 +101,12 @@ class Host:
         """What the rule answers, once all that it can have seen is durable."""
         if self.broken:
             raise Unavailable(self.broken)
-        began = time.perf_counter()
+        began, seq = time.perf_counter(), self.controller.machine.state.ledger.seq
         try:
             return rule(self.now)
         finally:
-            self._to_replay_s += time.perf_counter() - began
+            if self.controller.machine.state.ledger.seq != seq:
+                self._to_replay_s += time.perf_counter() - began
             await self._durable()
 
     async def look(self, rule: Callable[[float], T]) -> T:
@@ -112,7 +122,7 @@ class Host:
             try:
                 answer = await self.call(rule)
                 left = until - time.monotonic()
-                if settled(answer) or left <= 0:
+                if settled(answer) or left <= 0 or self._hurried:
                     return answer
                 await asyncio.wait([news], timeout=left)
             finally:
@@ -172,9 +182,7 @@ class Host:
                 self._spawn(self.errands.run(errand))
             if self._to_replay_s > self._most_to_replay_s and not self.controller.pending:
                 self._to_replay_s = 0.0
-                machine = self.controller.machine
-                aside = Aside(lambda: packed(to_json(image(machine))))  # noqa: B023  called at once, in a copy
-                self._spawn(self._keep(machine.state.ledger.seq, machine.state.now, aside))
+                self._begin_image()
 
     def _break(self, error: Exception, waiting: list[asyncio.Future[None]]) -> None:
         self.broken = f"the journal can't be written ({error}): free its disk, then start the controller again"
@@ -189,13 +197,23 @@ class Host:
                 if not news.done():
                     news.set_result(None)
 
-    async def _keep(self, seq: int, at: float, aside: Aside) -> None:
+    def _begin_image(self) -> None:
+        """Of what is durable now. Without one nothing is lost but time: the next may succeed."""
+        machine = self.controller.machine
+        try:
+            copy = Forked(lambda: packed(to_json(image(machine))))
+        except OSError as error:
+            log.warning("no image of the state: %s", error)
+        else:
+            self._spawn(self._keep(machine.state.ledger.seq, machine.state.now, copy))
+
+    async def _keep(self, seq: int, at: float, copy: Forked) -> None:
         """Only the last step, which takes a moment, is in line with the writes."""
         try:
-            kept = Packed(seq, at, await aside.result())
+            kept = Packed(seq, at, await copy.result())
             await asyncio.get_running_loop().run_in_executor(self._disk, self.journal.keep, kept)
-        except Exception as error:  # noqa: BLE001  a disk that can't be written is not gone on with
-            self._break(error, [])
+        except Exception as error:  # noqa: BLE001  whatever it is, what counts is in the records
+            log.warning("no image of the state: %s", error)
 
     # -- time --------------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ async def submit(call: Call) -> msg.Done:
 
 async def quote(call: Call) -> view.Quote:
     submission = _submission(call)
-    return views.quote(call.host.controller, submission)
+    return await call.host.look(lambda _: views.quote(call.host.controller, submission))
 
 
 async def attach(call: Call) -> msg.Attached:
@@ -140,7 +140,8 @@ async def story(call: Call) -> view.Text:
 
 
 async def printed(call: Call) -> view.Text:
-    return view.Text(tuple(call.host.errands.launcher.log(call.job, call.number("lines", 100, MOST_LINES))))
+    lines = call.number("lines", 100, MOST_LINES)
+    return await call.host.look(lambda _: view.Text(tuple(call.host.errands.launcher.log(call.job, lines))))
 
 
 async def health(call: Call) -> view.Health:

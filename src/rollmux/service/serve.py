@@ -111,9 +111,12 @@ class Service:
         await self.host.stop()
 
     def end(self) -> None:
-        """Takes no more calls, and goes. Jobs run on, and find the next controller."""
+        """Takes no more calls, and goes; a second time: without an answer to those that are open. Jobs run on, and find
+        the next controller."""
         if self._server is not None:
+            self._server.force_exit = self._server.should_exit
             self._server.should_exit = True
+            self.host.hurry()
 
     def _env_of(self, job_id: str, attempt: int) -> Mapping[str, str]:
         """What a launched job needs to find this controller."""
@@ -136,7 +139,7 @@ def admin_token(folder: Path, tokens: Tokens) -> str:
 
 
 def run(service: Service) -> None:
-    """Until SIGTERM or Ctrl-C; a second one ends it at once."""
+    """Until SIGTERM or Ctrl-C; a second one waits for no open call."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

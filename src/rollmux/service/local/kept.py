@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rollmux
-from rollmux.service.process_tree import Identity
-from rollmux.service.rank import Plan
+from rollmux.service.local.process_tree import Identity
+from rollmux.service.local.rank import Plan
 
 # Without site-packages and the variables of Python, which are the job's business: a keeper loads nothing of others.
 OPTIONS = ("-I", "-S", "-c")
-_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from rollmux.service.keeper import main; main()"
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from rollmux.service.local.keeper import main; main()"
 ROOT = str(Path(rollmux.__file__).parents[1])
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
-from rollmux.service.attempt_files import AttemptFiles
-from rollmux.service.kept import own_env
 from rollmux.service.launcher import Attempt, LaunchFailed
-from rollmux.service.rank import Plan
+from rollmux.service.local.attempt_files import AttemptFiles
+from rollmux.service.local.kept import own_env
+from rollmux.service.local.rank import Plan
 
 T = TypeVar("T")
 LEAST_LOG_BYTES = 2**16

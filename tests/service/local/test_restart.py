@@ -13,18 +13,27 @@ from typing import Any
 
 import pytest
 
-from rollmux.service.kept import ask, spawn, wait_ended
-from rollmux.service.plans import plan_for
-from rollmux.service.process_tree import boot_id, look
-from rollmux.service.processes import VANISHED
-from tests.service.launching import STUBBORN_DAEMON, be_init, launching, nothing_left, number_in, shell, until, written
+from rollmux.service.local.kept import ask, spawn, wait_ended
+from rollmux.service.local.launcher import VANISHED
+from rollmux.service.local.plans import plan_for
+from rollmux.service.local.process_tree import boot_id, look
+from tests.service.local.launching import (
+    STUBBORN_DAEMON,
+    be_init,
+    launching,
+    nothing_left,
+    number_in,
+    shell,
+    until,
+    written,
+)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COUNTING = "i=0; while [ ! -e enough ]; do i=$((i + 1)); echo $i; echo $i > .new; mv .new count; sleep 0.01; done"
 CONTROLLER = f"""
 import asyncio, sys
 from pathlib import Path
-from tests.service.launching import launching, shell
+from tests.service.local.launching import launching, shell
 
 async def story(folder):
     async with launching(folder) as (launcher, exits):

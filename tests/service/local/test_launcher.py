@@ -14,9 +14,9 @@ import pytest
 from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
 from rollmux.service.launcher import Attempt, LaunchFailed
-from rollmux.service.process_tree import look
+from rollmux.service.local.process_tree import look
 from tests import builders
-from tests.service.launching import STUBBORN_DAEMON, launching, nothing_left, shell, until, written
+from tests.service.local.launching import STUBBORN_DAEMON, launching, nothing_left, shell, until, written
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from typing import Any
 from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
 from rollmux.service.launcher import Attempt
-from rollmux.service.process_tree import descendants, everything, send
-from rollmux.service.processes import ProcessLauncher
+from rollmux.service.local.launcher import ProcessLauncher
+from rollmux.service.local.process_tree import descendants, everything, send
 from tests import builders
 
 PATIENCE_S = 10.0

@@ -16,15 +16,21 @@ class CopyFailed(RollmuxError):
     """The copy ended without a result."""
 
 
-class Aside:
+class Forked:
     """One piece of work, begun when this is made. It must not touch files, sockets or locks of the process."""
 
     def __init__(self, work: Callable[[], bytes]) -> None:
         self._from, to = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _run(work, to)
-        os.close(to)
+        try:
+            self._pid = os.fork()
+        except OSError:
+            os.close(self._from)
+            raise
+        else:
+            if self._pid == 0:
+                _run(work, to)
+        finally:
+            os.close(to)
 
     async def result(self) -> bytes:
         """What the work came to."""

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmux.mux.validation import MAX_ID_LENGTH
-from rollmux.service.attempt_files import KEPT_ATTEMPTS, KEPT_JOBS, AttemptFiles, file_name
-from rollmux.service.durable import write
-from rollmux.service.kept import OPTIONS, ROOT
-from tests.service.launching import launching, nothing_left, shell, until
+from rollmux.service.local.attempt_files import KEPT_ATTEMPTS, KEPT_JOBS, AttemptFiles, file_name
+from rollmux.service.local.durable import write
+from rollmux.service.local.kept import OPTIONS, ROOT
+from tests.service.local.launching import launching, nothing_left, shell, until
 
 NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=MAX_ID_LENGTH)
 ODD_NAMES = ["../../out", "..", ".", "a/b", "/etc", "%2E", "a b*[?]", "é" * MAX_ID_LENGTH, "𝄞" * MAX_ID_LENGTH]
@@ -125,7 +125,7 @@ def test_a_keeper_loads_little() -> None:
     program = """
 import sys
 sys.path.append(sys.argv[1])
-import rollmux.service.keeper
+import rollmux.service.local.keeper
 print(*sorted(name for name in sys.modules if name.startswith("rollmux")))
 print(*sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names))
 print(*sorted({"asyncio", "dataclasses", "pathlib", "inspect", "logging"} & set(sys.modules)))
@@ -133,6 +133,7 @@ print(*sorted({"asyncio", "dataclasses", "pathlib", "inspect", "logging"} & set(
     command = [sys.executable, *OPTIONS, program, ROOT]
     ours, others, heavy = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     parts = ("attempt_log", "durable", "keeper", "process_tree", "rank")
-    assert ours.split() == ["rollmux", "rollmux.service", *(f"rollmux.service.{part}" for part in parts)]
+    packages = ["rollmux", "rollmux.service", "rollmux.service.local"]
+    assert ours.split() == [*packages, *(f"rollmux.service.local.{part}" for part in parts)]
     assert set(others.split()) <= {"__main__", "rollmux"}
     assert heavy == ""

@@ -15,10 +15,10 @@ import subprocess
 import time
 from contextlib import suppress
 
-from rollmux.service.attempt_log import CHUNK, AttemptLog
-from rollmux.service.durable import reserve, write
-from rollmux.service.process_tree import boot_id, descendants, look, send, ticks
-from rollmux.service.rank import Plan, how_ended, pin, start_rank, why_not
+from rollmux.service.local.attempt_log import CHUNK, AttemptLog
+from rollmux.service.local.durable import reserve, write
+from rollmux.service.local.process_tree import boot_id, descendants, look, send, ticks
+from rollmux.service.local.rank import Plan, how_ended, pin, start_rank, why_not
 
 # What is left of an attempt that failed or is over has so long to end by itself: nothing can come of it any more.
 LEFT_S = 1.0

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rollmux.service.attempt_log import tail
-from rollmux.service.process_tree import Identity
+from rollmux.service.local.attempt_log import tail
+from rollmux.service.local.process_tree import Identity
 
 KEPT_ATTEMPTS = 5
 KEPT_JOBS = 200

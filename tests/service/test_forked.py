@@ -5,14 +5,14 @@ import os
 
 import pytest
 
-from rollmux.service.aside import Aside, CopyFailed
+from rollmux.service.forked import CopyFailed, Forked
 
 
 def test_the_work_sees_the_state_of_the_moment_at_which_it_began() -> None:
     state = [1]
 
     async def main() -> bytes:
-        aside = Aside(lambda: bytes(state) * 1_000_000)  # more than a pipe holds
+        aside = Forked(lambda: bytes(state) * 1_000_000)  # more than a pipe holds
         state[0] = 2
         return await aside.result()
 
@@ -25,7 +25,7 @@ def test_work_that_fails_is_told_and_leaves_no_process_behind() -> None:
 
     async def main() -> None:
         for work in (broken, lambda: os._exit(3)):
-            aside = Aside(work)
+            aside = Forked(work)
             with pytest.raises(CopyFailed):
                 await aside.result()
             with pytest.raises(ChildProcessError):

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rollmux.service.attempt_files import AttemptFiles, Key, Started
-from rollmux.service.kept import Kept, answer, ask, spawn, wait_ended
 from rollmux.service.launcher import Attempt, LaunchFailed, OnExit
-from rollmux.service.plans import Bounds, plan_for
-from rollmux.service.process_tree import leftovers, send
+from rollmux.service.local.attempt_files import AttemptFiles, Key, Started
+from rollmux.service.local.kept import Kept, answer, ask, spawn, wait_ended
+from rollmux.service.local.plans import Bounds, plan_for
+from rollmux.service.local.process_tree import leftovers, send
 
 log = logging.getLogger("rollmux.service")
 

@@ -1,0 +1,1 @@
+"""Jobs as processes of this machine: `launcher` watches keepers, `keeper` is what runs beside an attempt."""
