@@ -256,11 +256,13 @@ class Histories(RuleBasedStateMachine):
 
     # -- trouble -----------------------------------------------------------------------------------------------
 
-    @rule(passes=st.sampled_from([0.0, 4.0, 11.0, 16.0]), alive=st.booleans())
-    def time_passes(self, passes: float, alive: bool) -> None:
+    @rule(passes=st.sampled_from([0.0, 4.0, 11.0, 16.0]), alive=st.booleans(), together=st.booleans())
+    def time_passes(self, passes: float, alive: bool, together: bool) -> None:
         self.now += passes
         if alive:
-            for lane in self.lanes:
+            if together:
+                self.tell(ev.Heartbeats(tuple(ev.Heartbeat(lane.seat.job.id, lane.epoch) for lane in self.lanes)))
+            for lane in [] if together else self.lanes:
                 self.tell(ev.Heartbeat(lane.seat.job.id, lane.epoch))
         self.tell(ev.Tick())
 

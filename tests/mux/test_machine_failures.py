@@ -285,6 +285,17 @@ def test_a_sign_of_life_renews_a_lease_and_silence_ends_it() -> None:
     assert world.machine.next_wake() == world.now + 10.0
 
 
+def test_signs_of_life_that_come_together_count_for_the_leases_that_are_there() -> None:
+    world = leased()
+    over = ev.Heartbeat("A", world.begin("A", ROLLOUT).epoch)
+    world.tell(ev.PhaseFinished("A", over.epoch))
+    mine = ev.Heartbeat("A", world.begin("A", TRAIN).epoch)
+    strangers = (over, ev.Heartbeat("B", mine.epoch), ev.Heartbeat("A", 99), ev.Heartbeat("nobody", mine.epoch))
+    world.ignores(ev.Heartbeats(strangers))
+    assert world.tell(ev.Heartbeats((*strangers, mine)), 9.0) == ()
+    assert world.machine.next_wake() == world.now + 15.0
+
+
 def test_without_expiry_nobody_has_to_be_woken() -> None:
     world = is_running()
     world.begin("A", ROLLOUT)

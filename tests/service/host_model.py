@@ -151,9 +151,11 @@ class HostModel:
             self._write_soon()
 
     def _tick(self) -> None:
-        wake = self.controller.machine.next_wake()
-        if wake is not None and wake <= self.now:
-            self.tell(ev.Tick())
+        if not self.read_only:
+            self.controller.tick(self.now)
+            self.world.watch.step(self.controller)
+            if self.controller.pending:
+                self._write_soon()
         self.later(0.5, self._tick)
 
     # -- durability --------------------------------------------------------------------------------------------------

@@ -57,5 +57,5 @@ def test_the_seeds_reach_what_they_are_for() -> None:
     assert ends.count("finished") > len(ends) / 2
     assert "cancelled" in ends
     events = {type(record.event).__name__ for world in worlds for record in world.journal.records()}
-    assert events >= {"PhasePaused", "PhaseShrunk", "PhaseOffloaded", "PhaseFailed", "PhaseProgressed", "Heartbeat"}
+    assert events >= {"PhasePaused", "PhaseShrunk", "PhaseOffloaded", "PhaseFailed", "PhaseProgressed", "Heartbeats"}
     assert events >= {"JobFailed", "JobStopped", "JobCancelled", "NodeLost", "Tick"}

@@ -17,7 +17,7 @@ from rollmux.protocol.messages import Held, Orders, Turn
 from rollmux.service.controller import Controller
 from rollmux.service.journal import Batch
 
-RENEWING = (ev.Heartbeat, ev.PhaseStarted, ev.PhaseProgressed, ev.PhaseShrunk)
+RENEWING = (ev.PhaseStarted, ev.PhaseProgressed, ev.PhaseShrunk)
 KINDS = (PhaseKind.ROLLOUT, PhaseKind.TRAIN, PhaseKind.SYNC)
 
 
@@ -101,6 +101,8 @@ class Watch:
         for record in batch.records:
             if isinstance(record.event, RENEWING):
                 self.renewed[record.event.epoch] = record.at - origin
+            elif isinstance(record.event, ev.Heartbeats):
+                self.renewed |= {beat.epoch: record.at - origin for beat in record.event.of}
         first = batch.records[0].seq if batch.records else 1
         for entry in reversed(log):
             if entry.seq < first:

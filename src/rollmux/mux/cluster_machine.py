@@ -271,6 +271,19 @@ class ClusterMachine:
             self._cause = lane.granted_by
         return weave.handle(now, event)
 
+    def _heartbeats(self, now: float, event: ev.Heartbeats) -> Commands | None:
+        heard = False
+        out: Commands = []
+        for beat in event.of:
+            record = self.state.jobs.get(beat.job_id)
+            weave = self.state.weaves.get(record.group_id) if record is not None else None
+            lane = weave.leases.get(beat.epoch) if weave is not None else None
+            if weave is not None and lane is not None and lane.seat.job.id == beat.job_id:
+                commands = weave.handle(now, beat)
+                heard = heard or commands is not None
+                out += commands or []
+        return out if heard else None
+
     def _phase_finished(self, now: float, event: ev.PhaseFinished) -> Commands | None:
         record = self.state.jobs.get(event.job_id)
         if record is None:
@@ -379,6 +392,7 @@ _HANDLERS: dict[type, Callable[..., Commands | None]] = {
     ev.PhaseFailed: ClusterMachine._phase,
     ev.PhaseOffloaded: ClusterMachine._phase,
     ev.Heartbeat: ClusterMachine._phase,
+    ev.Heartbeats: ClusterMachine._heartbeats,
     ev.NodeJoined: ClusterMachine._node_joined,
     ev.NodeLost: ClusterMachine._node_lost,
     ev.NodeCordoned: ClusterMachine._node_cordoned,

@@ -144,6 +144,13 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Heartbeats:
+    """Signs of life that came together. Those for leases that are over count for nothing."""
+
+    of: tuple[Heartbeat, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeJoined:
     """A node is ready for use."""
 
@@ -190,4 +197,4 @@ PhaseEvent = (
 )
 JobEvent = JobSubmitted | JobStarted | JobProfiled | JobFinished | JobFailed | JobStopped | JobCancelled
 NodeEvent = NodeJoined | NodeLost | NodeCordoned | NodeUncordoned
-Event = JobEvent | PhaseEvent | NodeEvent | Tick
+Event = JobEvent | PhaseEvent | Heartbeats | NodeEvent | Tick

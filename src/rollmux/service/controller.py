@@ -97,6 +97,7 @@ class Controller:
         self.owned: list[Owned] = []
         self.errands: list[Errand] = []
         self.woken: set[str] = set()  # jobs to which something new may be said
+        self.beats: dict[int, ev.Heartbeat] = {}  # signs of life since the last tick, by lease
         for live in self.jobs.values():
             live.version = machine.state.ledger.seq
 
@@ -111,6 +112,15 @@ class Controller:
             self.pending.append(Record(ledger.seq, now, event, checksum(commands)))
             self._route(commands)
         return commands
+
+    def tick(self, now: float) -> None:
+        """Time has passed. Signs of life count from here on, all in one record; then leases that have run out end."""
+        if self.beats:
+            beats, self.beats = tuple(self.beats.values()), {}
+            self.tell(now, ev.Heartbeats(beats))
+        wake = self.machine.next_wake()
+        if wake is not None and wake <= now:
+            self.tell(now, ev.Tick())
 
     def take(self) -> tuple[Batch, list[Errand], set[str]]:
         """What is to be made durable, and what may go on once it is."""
@@ -243,7 +253,11 @@ class Controller:
         self._say(now, job_id, live, call.finished, call.rank)
         if live.alive(now, call.rank, self.machine.state.rules.timing.lease_s):
             for epoch in call.epochs:
-                self.tell(now, ev.Heartbeat(job_id, epoch))
+                beat = ev.Heartbeat(job_id, epoch)
+                if self._lane(job_id, epoch) is None:
+                    self.tell(now, beat)
+                else:
+                    self.beats[epoch] = beat
         return self.orders(job_id)
 
     def orders(self, job_id: str) -> Orders:

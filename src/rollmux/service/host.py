@@ -24,7 +24,7 @@ from rollmux.service.journal import Batch, Image, Journal, Packed, packed
 log = logging.getLogger("rollmux.service")
 T = TypeVar("T")
 
-# How often leases are looked at that may have run out.
+# How often leases are looked at that may have run out, and signs of life are written down.
 TICK_S = 0.25
 # An image is kept once all that came after the last one took so long, for a restart has to do that again. Taking one
 # stops everything for a moment, longer with more jobs, so with more jobs it is done less often.
@@ -115,16 +115,18 @@ class Host:
 
     async def park(self, job_id: str, wait_s: float, rule: Callable[[float], T], settled: Callable[[T], bool]) -> T:
         """The rule's answer as soon as it is settled, asked anew whenever there is news of the job; else the last."""
-        until = time.monotonic() + min(wait_s, LONGEST_PARK_S)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + min(wait_s, LONGEST_PARK_S)
         while True:
-            news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            news: asyncio.Future[None] = loop.create_future()
             self._parked[job_id].append(news)
             try:
                 answer = await self.call(rule)
-                left = until - time.monotonic()
-                if settled(answer) or left <= 0 or self._hurried:
+                if settled(answer) or loop.time() >= until or self._hurried:
                     return answer
-                await asyncio.wait([news], timeout=left)
+                over = loop.call_at(until, _settle, news)
+                await news
+                over.cancel()
             finally:
                 self._unpark(job_id, news)
 
@@ -175,8 +177,7 @@ class Host:
                     self._writing = False
                 self.wrote(time.perf_counter() - began)
             for reply in waiting:
-                if not reply.done():
-                    reply.set_result(None)
+                _settle(reply)
             self._wake(woken)
             for errand in errands:
                 self._spawn(self.errands.run(errand))
@@ -194,8 +195,7 @@ class Host:
     def _wake(self, jobs: set[str]) -> None:
         for job_id in jobs:
             for news in self._parked.get(job_id, ()):
-                if not news.done():
-                    news.set_result(None)
+                _settle(news)
 
     def _begin_image(self) -> None:
         """Of what is durable now. Without one nothing is lost but time: the next may succeed."""
@@ -218,11 +218,9 @@ class Host:
     # -- time --------------------------------------------------------------------------------------------------------
 
     async def _tick_forever(self) -> None:
-        while True:
+        while not self.broken:
             await asyncio.sleep(TICK_S)
-            wake = self.controller.machine.next_wake()
-            if wake is not None and wake <= self.now:
-                await self.tell(ev.Tick())
+            await self.call(self.controller.tick)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -233,3 +231,8 @@ class Host:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a part of the service ended", exc_info=task.exception())
+
+
+def _settle(waited_for: asyncio.Future[None]) -> None:
+    if not waited_for.done():
+        waited_for.set_result(None)
