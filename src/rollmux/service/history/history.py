@@ -1,0 +1,343 @@
+"""Hears every event that the machine has taken, and keeps what it means for phases, bills and nodes.
+
+Invariant: the same events lead to the same history, whether they are heard as they happen or in a replay. It changes
+nothing of the machine, and each event costs a few microseconds: only what the event touches is looked at.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from rollmux.mux import commands as cmd
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_state import ClusterState
+from rollmux.mux.group import Group
+from rollmux.mux.job import PhaseKind
+from rollmux.mux.job_record import JobRecord
+from rollmux.mux.seat import Lane
+from rollmux.mux.transitions import Job, Phase
+from rollmux.protocol.history import Change, News
+from rollmux.service.history.books import Account, Books, shares
+from rollmux.service.history.spans import BUSY, LOST, MOST_SPANS, Open, Span, Spans
+
+VERSION = 1
+OFFLOAD = "offload"
+# Records whose news are kept for those who follow: some seconds of a very busy cluster, an hour of a calm one.
+MOST_NEWS = 8192
+
+
+class Saved(msgspec.Struct):
+    """A history as an image holds it."""
+
+    version: int
+    over: list[Span]
+    open: list[Open]
+    waits: list[tuple[str, str, float]]
+    books: Books
+
+
+class History:
+    """Spans, books and news of one cluster."""
+
+    def __init__(self, state: ClusterState, saved: Any = None) -> None:
+        self.state = state
+        self.news: deque[News] = deque(maxlen=MOST_NEWS)
+        self.news_after = state.ledger.seq  # of all later records the news are here
+        self._changes: list[Change] = []
+        self._records = dict(state.jobs)
+        self._groups: dict[str, Group] = {}
+        self._nodes: dict[str, tuple[str, bool, str]] = {}
+        self._pools = {PhaseKind.ROLLOUT: state.cluster.rollout.name, PhaseKind.TRAIN: state.cluster.train.name}
+        if isinstance(saved, dict) and saved.get("version") == VERSION:
+            self._restore(msgspec.convert(saved, Saved))
+        else:
+            self._begin(max(0.0, state.now))
+
+    def _restore(self, saved: Saved) -> None:
+        self.books = saved.books
+        self.spans = Spans(self.books.used)
+        self.spans.over.extend(saved.over)
+        self.spans.open = {span.epoch: span for span in saved.open}
+        self.spans.waits = {(job, kind): since for job, kind, since in saved.waits}
+        self._groups = dict(self.state.groups)
+        self._see_nodes()
+        self._changes.clear()
+
+    def _begin(self, now: float) -> None:
+        """With what there is at this moment."""
+        self.books = Books.begun(self.state.cluster, now)
+        self.spans = Spans(self.books.used)
+        for record in self.state.jobs.values():
+            account = self._account(record)
+            account.counted_to, account.state = now, record.state.value
+        for weave in self.state.weaves.values():
+            for lane in weave.leases.values():
+                if lane.state is not Phase.PARKED:
+                    self._take_up(lane, now)
+        self._see_groups(now)
+        self._see_nodes()
+        self.books.nodes_are(now, self.state.book.nodes.values())
+        self._changes.clear()
+
+    def _take_up(self, lane: Lane, now: float) -> None:
+        span = self._open(lane.lease(), OFFLOAD if lane.state is Phase.OFFLOADING else lane.kind.value, now, 0.0)
+        span.started = lane.started_at
+        if lane.state is Phase.FENCED:
+            span.does = LOST
+        elif lane.started_at is not None and lane.state is not Phase.OFFLOADING:
+            span.does = BUSY
+
+    def saved(self) -> Any:
+        """All of it but the news, as plain data."""
+        waits = [(job, kind, since) for (job, kind), since in self.spans.waits.items()]
+        return msgspec.to_builtins(
+            Saved(VERSION, list(self.spans.over), list(self.spans.open.values()), waits, self.books)
+        )
+
+    @property
+    def whole_from_s(self) -> float:
+        """Every phase that ended since then is remembered."""
+        over = self.spans.over
+        return over[0].ended if len(over) == MOST_SPANS else self.books.since
+
+    # -- what is heard -----------------------------------------------------------------------------------------------
+
+    def heard(self, now: float, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
+        """The machine has taken this event, and answers with these commands."""
+        hear = _HEARD.get(type(event), History._beside)
+        if hear is None and not commands:
+            return
+        if hear is not None:
+            hear(self, now, event)
+        for command in commands:
+            answer = _ANSWERED.get(type(command))
+            if answer is not None:
+                answer(self, now, command)
+        if hear is History._beside:
+            self._look_around(now)
+        if self._changes:
+            if len(self.news) == MOST_NEWS:
+                self.news_after = self.news[0].seq
+            self.news.append(News(self.state.ledger.seq, now, tuple(self._changes)))
+            self._changes.clear()
+
+    def _beside(self, now: float, event: ev.Event) -> None:
+        """No phase's own event: whatever was held may be held no more."""
+        if isinstance(event, ev.JobSubmitted):
+            self._submitted(event)
+        live = {epoch for weave in self.state.weaves.values() for epoch in weave.leases}
+        for epoch in [epoch for epoch in self.spans.open if epoch not in live]:
+            self._end(epoch, "gone", now)
+
+    def _submitted(self, event: ev.JobSubmitted) -> None:
+        record = self.state.jobs.get(event.job.id)
+        if record is not None and record.job.id not in self.books.accounts:
+            self._records[record.job.id] = record
+            self._account(record)
+            self._tell("submitted", record.job.id)
+
+    def _requested(self, now: float, event: ev.PhaseRequested) -> None:
+        self._lines_up(now, event.job_id, event.kind)
+
+    def _lines_up(self, now: float, job_id: str, kind: PhaseKind) -> None:
+        lane = self.state.seat(self.state.jobs[job_id]).lanes[kind]
+        if lane.state is Phase.WAITING or lane.wanted:
+            self.spans.asked(job_id, kind.value, now)
+            self._tell("waiting", job_id, kind=kind.value, iteration=lane.iteration, nodes=lane.nodes)
+
+    def _started(self, now: float, event: ev.PhaseStarted) -> None:
+        span = self.spans.open.get(event.epoch)
+        if span is not None and span.started is None:
+            self.spans.does(span, BUSY, now)
+            span.started = now
+            self._tell_of("started", span)
+
+    def _paused(self, now: float, event: ev.PhasePaused) -> None:
+        span = self._end(event.epoch, "paused", now)
+        if span is not None:
+            self._lines_up(now, event.job_id, PhaseKind(span.kind))
+
+    def _shrunk(self, now: float, event: ev.PhaseShrunk) -> None:
+        self._holds(now, event.job_id, event.epoch)
+
+    def _finished(self, now: float, event: ev.PhaseFinished) -> None:
+        span = self._end(event.epoch, "finished", now)
+        synced = span is not None and span.kind == PhaseKind.SYNC.value
+        if synced and self._groups != self.state.groups:  # between iterations jobs may be told to move
+            self._look_around(now)
+
+    def _failed(self, now: float, event: ev.PhaseFailed) -> None:
+        self._end(event.epoch, "failed", now)
+
+    def _offloaded(self, now: float, event: ev.PhaseOffloaded) -> None:
+        self._end(event.epoch, "finished", now)
+
+    # -- what is answered --------------------------------------------------------------------------------------------
+
+    def _granted(self, now: float, command: cmd.Grant) -> None:
+        lease = command.lease
+        if lease.epoch in self.spans.open:
+            return  # the same lease again
+        kind = lease.kind.value
+        span = self._open(lease, kind, now, self.spans.waited(lease.job_id, kind, now))
+        self._tell_of("granted", span)
+
+    def _extended(self, now: float, command: cmd.Extend) -> None:
+        self._holds(now, command.job_id, command.epoch)
+
+    def _revoked(self, now: float, command: cmd.Revoke) -> None:
+        span = self.spans.open.get(command.epoch)
+        if span is not None:
+            self.spans.does(span, LOST, now)
+            self._tell_of("fenced", span, reason=command.reason)
+
+    def _evicted(self, now: float, command: cmd.Offload) -> None:
+        lane = self._lane(command.job_id, command.epoch)
+        if lane is not None:
+            self._tell_of("offloading", self._open(lane.lease(), OFFLOAD, now, 0.0))
+
+    def _stopped(self, now: float, command: cmd.Stop) -> None:
+        self.spans.forget_waits(command.job_id)
+        self._see_job(command.job_id)
+
+    def _moved(self, now: float, command: cmd.Admit | cmd.Launch) -> None:
+        self._see_job(command.job_id)
+
+    # -- what these share --------------------------------------------------------------------------------------------
+
+    def _lane(self, job_id: str, epoch: int) -> Lane | None:
+        record = self.state.jobs.get(job_id)
+        weave = self.state.weaves.get(record.group_id) if record is not None else None
+        return weave.leases.get(epoch) if weave is not None else None
+
+    def _open(self, lease: cmd.Lease, kind: str, now: float, waited_s: float) -> Open:
+        group = self.state.jobs[lease.job_id].group_id
+        span = Open.of(lease, kind, group, self._pools.get(lease.kind, ""), now, waited_s)
+        self.spans.begin(span)
+        return span
+
+    def _end(self, epoch: int, how: str, now: float) -> Span | None:
+        span = self.spans.end(epoch, how, now)
+        if span is not None:
+            self._tell("ended", span.job, kind=span.kind, iteration=span.iteration, epoch=epoch, state=span.how)
+        return span
+
+    def _holds(self, now: float, job_id: str, epoch: int) -> None:
+        lane, span = self._lane(job_id, epoch), self.spans.open.get(epoch)
+        if lane is not None and span is not None and self.spans.holds(span, lane.held, now):
+            self._tell_of("nodes", span)
+
+    def _account(self, record: JobRecord) -> Account:
+        account = Account(record.job.id, record.submitted_at, counted_to=record.submitted_at)
+        self.books.accounts[record.job.id] = account
+        return account
+
+    def _tell(self, what: str, job_id: str = "", **more: Any) -> None:
+        self._changes.append(Change(what, job_id, **more))
+
+    def _tell_of(self, what: str, span: Open, reason: str = "") -> None:
+        self._changes.append(
+            Change(
+                what,
+                span.job,
+                span.kind,
+                span.iteration,
+                span.epoch,
+                span.group,
+                tuple(span.nodes),
+                reason=reason,
+                waited_s=span.waited_s,
+                attempt=span.attempt,
+                load=span.load,
+                resumed=span.resumed,
+            )
+        )
+
+    # -- what is looked for ------------------------------------------------------------------------------------------
+
+    def _look_around(self, now: float) -> None:
+        for job_id in self.state.jobs:
+            self._see_job(job_id)
+        for job_id in [job_id for job_id in self._records if job_id not in self.state.jobs]:
+            self._ended(now, job_id)
+        self._see_groups(now)
+        self._see_nodes()
+        self.books.nodes_are(now, self.state.book.nodes.values())
+        self._forget_the_oldest()
+
+    def _see_job(self, job_id: str) -> None:
+        record, account = self._records[job_id], self.books.accounts[job_id]
+        if account.state != record.state.value and record.state is not Job.ENDED:
+            account.state = record.state.value
+            reason = record.told.reason if record.told is not None else record.moving_because if record.target else ""
+            self._tell("job", job_id, state=account.state, group=record.group_id, reason=reason, attempt=record.attempt)
+
+    def _ended(self, now: float, job_id: str) -> None:
+        account = self.books.accounts[job_id]
+        account.follow(self._records.pop(job_id), self.state.cluster)
+        account.state, account.ended, account.how = "ended", now, self.state.ended.get(job_id, "")
+        self.spans.forget_waits(job_id)
+        self._tell("job", job_id, state="ended", reason=account.how)
+
+    def _see_groups(self, now: float) -> None:
+        """Who is pinned where, and what that costs."""
+        groups, cluster = self.state.groups, self.state.cluster
+        if self._groups == groups:
+            return
+        for group_id, before in self._groups.items():
+            if group_id not in groups:
+                self.books.pinned(now, group_id, {}, _jobs(before))
+        for group_id, group in groups.items():
+            known = self._groups.get(group_id)
+            if known is not group:
+                self.books.pinned(now, group_id, shares(group, cluster), _jobs(known))
+        self._groups = dict(groups)
+        self.books.costs(now, self.state.usd_per_hour())
+
+    def _forget_the_oldest(self) -> None:
+        """Jobs that the machine remembers no more."""
+        state, accounts = self.state, self.books.accounts
+        if len(accounts) > len(state.jobs) + len(state.ended):
+            for job_id in [each for each in accounts if each not in state.jobs and each not in state.ended]:
+                self.books.forget(job_id)
+
+    def _see_nodes(self) -> None:
+        nodes = self.state.book.nodes
+        for name, record in nodes.items():
+            seen = (record.state.value, record.cordoned, record.group_id or "")
+            if self._nodes.get(name) != seen:
+                self._nodes[name] = seen
+                state, cordoned, group = seen
+                self._tell("node", nodes=(name,), state=state, group=group, pool=record.pool, cordoned=cordoned)
+        for name in [name for name in self._nodes if name not in nodes]:
+            del self._nodes[name]
+            self._tell("gone", nodes=(name,))
+
+
+def _jobs(group: Group | None) -> list[str]:
+    return [member.job.id for member in group.members] if group is not None else []
+
+
+# None: only its commands are of interest; what is not here is no phase's own event.
+_HEARD: dict[type, Callable[..., None] | None] = {
+    ev.PhaseRequested: History._requested,
+    ev.PhaseStarted: History._started,
+    ev.PhaseProgressed: None,
+    ev.PhasePaused: History._paused,
+    ev.PhaseShrunk: History._shrunk,
+    ev.PhaseFinished: History._finished,
+    ev.PhaseFailed: History._failed,
+    ev.PhaseOffloaded: History._offloaded,
+    ev.Heartbeat: None,
+}
+_ANSWERED: dict[type, Callable[..., None]] = {
+    cmd.Admit: History._moved,
+    cmd.Launch: History._moved,
+    cmd.Stop: History._stopped,
+    cmd.Grant: History._granted,
+    cmd.Extend: History._extended,
+    cmd.Revoke: History._revoked,
+    cmd.Offload: History._evicted,
+}
