@@ -6,6 +6,8 @@ tenant's jobs are called.
 
 from dataclasses import dataclass
 
+import msgspec
+
 ANOTHERS = "another tenant's job"
 
 
@@ -140,9 +142,8 @@ class BillView:
     jobs: tuple[JobBill, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One thing that has changed.
+class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One thing that has changed. Made at every event, so it is cheap to make; what is as usual is not sent.
 
     `what` is submitted, job (its `state`, and why), waiting, granted, started, nodes (those that a phase holds from now
     on), fenced, ended (`state` says how), offloading, node (its `state`), or gone (a node).
@@ -165,8 +166,7 @@ class Change:
     cordoned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(msgspec.Struct, frozen=True, gc=False):
     """What one record of the journal changed. Sent only once that is durable."""
 
     seq: int

@@ -11,7 +11,6 @@ import msgspec
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.job_record import JobRecord
-from rollmux.mux.node_book import NodeRecord
 from rollmux.service.history.spans import BUSY, LOST, SWITCH
 
 HOUR_S = 3600.0
@@ -124,16 +123,12 @@ class Books(msgspec.Struct):
     def usd_at(self, now: float) -> float:
         return self.usd + self.usd_per_hour * (now - self.counted_to) / HOUR_S
 
-    def nodes_are(self, now: float, nodes: Iterable[NodeRecord]) -> None:
-        """From now on there are these nodes."""
-        there, pinned = dict.fromkeys(self.pools, 0), dict.fromkeys(self.pools, 0)
-        for record in nodes:
-            there[record.pool] += 1
-            pinned[record.pool] += record.group_id is not None
-        for name, book in self.pools.items():
-            if (book.nodes, book.pinned) != (there[name], pinned[name]):
-                book.settle(now)
-                book.nodes, book.pinned = there[name], pinned[name]
+    def node_is(self, now: float, pool: str, there: int, pinned: int) -> None:
+        """So many nodes more, or less, are there and pinned from now on."""
+        book = self.pools[pool]
+        book.settle(now)
+        book.nodes += there
+        book.pinned += pinned
 
     def forget(self, job_id: str) -> None:
         self.forgotten_usd += self.accounts.pop(job_id).usd

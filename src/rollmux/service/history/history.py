@@ -5,8 +5,8 @@ nothing of the machine, and each event costs a few microseconds: only what the e
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,8 +16,9 @@ from rollmux.mux.cluster_state import ClusterState
 from rollmux.mux.group import Group
 from rollmux.mux.job import PhaseKind
 from rollmux.mux.job_record import JobRecord
+from rollmux.mux.node_book import NodeRecord
 from rollmux.mux.seat import Lane
-from rollmux.mux.transitions import Job, Phase
+from rollmux.mux.transitions import Phase
 from rollmux.protocol.history import Change, News
 from rollmux.service.history.books import Account, Books, shares
 from rollmux.service.history.spans import BUSY, LOST, MOST_SPANS, Open, Span, Spans
@@ -38,6 +39,15 @@ class Saved(msgspec.Struct):
     books: Books
 
 
+class _Node(NamedTuple):
+    """What was told of a node last."""
+
+    pool: str
+    state: str
+    cordoned: bool
+    group: str
+
+
 class History:
     """Spans, books and news of one cluster."""
 
@@ -48,7 +58,8 @@ class History:
         self._changes: list[Change] = []
         self._records = dict(state.jobs)
         self._groups: dict[str, Group] = {}
-        self._nodes: dict[str, tuple[str, bool, str]] = {}
+        self._usd_per_hour: dict[str, float] = {}  # by group
+        self._nodes: dict[str, _Node] = {}
         self._pools = {PhaseKind.ROLLOUT: state.cluster.rollout.name, PhaseKind.TRAIN: state.cluster.train.name}
         if isinstance(saved, dict) and saved.get("version") == VERSION:
             self._restore(msgspec.convert(saved, Saved))
@@ -62,8 +73,8 @@ class History:
         self.spans.open = {span.epoch: span for span in saved.open}
         self.spans.waits = {(job, kind): since for job, kind, since in saved.waits}
         self._groups = dict(self.state.groups)
-        self._see_nodes()
-        self._changes.clear()
+        self._usd_per_hour = {name: group.usd_per_hour(self.state.cluster) for name, group in self._groups.items()}
+        self._nodes = {name: _seen(record) for name, record in self.state.book.nodes.items()}
 
     def _begin(self, now: float) -> None:
         """With what there is at this moment."""
@@ -77,8 +88,7 @@ class History:
                 if lane.state is not Phase.PARKED:
                     self._take_up(lane, now)
         self._see_groups(now)
-        self._see_nodes()
-        self.books.nodes_are(now, self.state.book.nodes.values())
+        self._see_nodes(now, self.state.book.nodes)
         self._changes.clear()
 
     def _take_up(self, lane: Lane, now: float) -> None:
@@ -106,37 +116,52 @@ class History:
 
     def heard(self, now: float, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
         """The machine has taken this event, and answers with these commands."""
-        hear = _HEARD.get(type(event), History._beside)
-        if hear is None and not commands:
-            return
+        hear = _HEARD[type(event)]
         if hear is not None:
             hear(self, now, event)
         for command in commands:
             answer = _ANSWERED.get(type(command))
             if answer is not None:
                 answer(self, now, command)
-        if hear is History._beside:
-            self._look_around(now)
+        if hear in _AROUND:
+            self._see_groups(now)
+            self._forget_the_oldest()
         if self._changes:
             if len(self.news) == MOST_NEWS:
                 self.news_after = self.news[0].seq
             self.news.append(News(self.state.ledger.seq, now, tuple(self._changes)))
             self._changes.clear()
 
-    def _beside(self, now: float, event: ev.Event) -> None:
-        """No phase's own event: whatever was held may be held no more."""
-        if isinstance(event, ev.JobSubmitted):
-            self._submitted(event)
+    def _of_job(self, now: float, event: ev.JobStarted | ev.JobProfiled | ev.JobCancelled) -> None:
+        self._see_job(now, event.job_id)
+
+    def _over(self, now: float, event: ev.JobFinished | ev.JobFailed | ev.JobStopped) -> None:
+        """An attempt is gone, and with it whatever it held."""
+        for epoch in [epoch for epoch, span in self.spans.open.items() if span.job == event.job_id]:
+            if self._lane(event.job_id, epoch) is None:
+                self._end(epoch, "gone", now)
+        self._see_job(now, event.job_id)
+
+    def _of_node(self, now: float, event: ev.NodeEvent) -> None:
+        self._see_nodes(now, (event.node,))
+
+    def _of_all(self, now: float, event: ev.NodeLost | ev.Tick) -> None:
+        """It may concern any job."""
         live = {epoch for weave in self.state.weaves.values() for epoch in weave.leases}
         for epoch in [epoch for epoch in self.spans.open if epoch not in live]:
             self._end(epoch, "gone", now)
+        for job_id in list(self._records):
+            self._see_job(now, job_id)
+        if isinstance(event, ev.NodeLost):
+            self._see_nodes(now, (event.node,))
 
-    def _submitted(self, event: ev.JobSubmitted) -> None:
+    def _submitted(self, now: float, event: ev.JobSubmitted) -> None:
         record = self.state.jobs.get(event.job.id)
         if record is not None and record.job.id not in self.books.accounts:
             self._records[record.job.id] = record
             self._account(record)
             self._tell("submitted", record.job.id)
+            self._see_job(now, record.job.id)
 
     def _requested(self, now: float, event: ev.PhaseRequested) -> None:
         self._lines_up(now, event.job_id, event.kind)
@@ -166,7 +191,7 @@ class History:
         span = self._end(event.epoch, "finished", now)
         synced = span is not None and span.kind == PhaseKind.SYNC.value
         if synced and self._groups != self.state.groups:  # between iterations jobs may be told to move
-            self._look_around(now)
+            self._see_groups(now)
 
     def _failed(self, now: float, event: ev.PhaseFailed) -> None:
         self._end(event.epoch, "failed", now)
@@ -200,10 +225,13 @@ class History:
 
     def _stopped(self, now: float, command: cmd.Stop) -> None:
         self.spans.forget_waits(command.job_id)
-        self._see_job(command.job_id)
+        self._see_job(now, command.job_id)
 
-    def _moved(self, now: float, command: cmd.Admit | cmd.Launch) -> None:
-        self._see_job(command.job_id)
+    def _moved(self, now: float, command: cmd.Admit | cmd.Queue | cmd.Launch) -> None:
+        self._see_job(now, command.job_id)
+
+    def _changed(self, now: float, command: cmd.Provision | cmd.ReleaseNode) -> None:
+        self._see_nodes(now, (command.node,))
 
     # -- what these share --------------------------------------------------------------------------------------------
 
@@ -257,44 +285,42 @@ class History:
 
     # -- what is looked for ------------------------------------------------------------------------------------------
 
-    def _look_around(self, now: float) -> None:
-        for job_id in self.state.jobs:
-            self._see_job(job_id)
-        for job_id in [job_id for job_id in self._records if job_id not in self.state.jobs]:
-            self._ended(now, job_id)
-        self._see_groups(now)
-        self._see_nodes()
-        self.books.nodes_are(now, self.state.book.nodes.values())
-        self._forget_the_oldest()
-
-    def _see_job(self, job_id: str) -> None:
-        record, account = self._records[job_id], self.books.accounts[job_id]
-        if account.state != record.state.value and record.state is not Job.ENDED:
+    def _see_job(self, now: float, job_id: str) -> None:
+        record = self._records.get(job_id)
+        if record is None:
+            return
+        account = self.books.accounts[job_id]
+        if job_id not in self.state.jobs:
+            del self._records[job_id]
+            account.follow(record, self.state.cluster)
+            account.state, account.ended, account.how = "ended", now, self.state.ended.get(job_id, "")
+            self.spans.forget_waits(job_id)
+            self._tell("job", job_id, state="ended", reason=account.how)
+        elif account.state != record.state.value:
             account.state = record.state.value
             reason = record.told.reason if record.told is not None else record.moving_because if record.target else ""
             self._tell("job", job_id, state=account.state, group=record.group_id, reason=reason, attempt=record.attempt)
-
-    def _ended(self, now: float, job_id: str) -> None:
-        account = self.books.accounts[job_id]
-        account.follow(self._records.pop(job_id), self.state.cluster)
-        account.state, account.ended, account.how = "ended", now, self.state.ended.get(job_id, "")
-        self.spans.forget_waits(job_id)
-        self._tell("job", job_id, state="ended", reason=account.how)
 
     def _see_groups(self, now: float) -> None:
         """Who is pinned where, and what that costs."""
         groups, cluster = self.state.groups, self.state.cluster
         if self._groups == groups:
             return
-        for group_id, before in self._groups.items():
-            if group_id not in groups:
-                self.books.pinned(now, group_id, {}, _jobs(before))
+        touched: dict[str, None] = {}
+        for group_id in [group_id for group_id in self._groups if group_id not in groups]:
+            before = self._groups[group_id]
+            self.books.pinned(now, group_id, {}, _jobs(before))
+            touched.update(dict.fromkeys(before.nodes))
+            del self._usd_per_hour[group_id]
         for group_id, group in groups.items():
             known = self._groups.get(group_id)
             if known is not group:
                 self.books.pinned(now, group_id, shares(group, cluster), _jobs(known))
+                touched.update(dict.fromkeys((*(known.nodes if known is not None else ()), *group.nodes)))
+                self._usd_per_hour[group_id] = group.usd_per_hour(cluster)
         self._groups = dict(groups)
-        self.books.costs(now, self.state.usd_per_hour())
+        self.books.costs(now, sum(self._usd_per_hour.values()))
+        self._see_nodes(now, touched)
 
     def _forget_the_oldest(self) -> None:
         """Jobs that the machine remembers no more."""
@@ -303,25 +329,47 @@ class History:
             for job_id in [each for each in accounts if each not in state.jobs and each not in state.ended]:
                 self.books.forget(job_id)
 
-    def _see_nodes(self) -> None:
-        nodes = self.state.book.nodes
-        for name, record in nodes.items():
-            seen = (record.state.value, record.cordoned, record.group_id or "")
-            if self._nodes.get(name) != seen:
-                self._nodes[name] = seen
-                state, cordoned, group = seen
-                self._tell("node", nodes=(name,), state=state, group=group, pool=record.pool, cordoned=cordoned)
-        for name in [name for name in self._nodes if name not in nodes]:
-            del self._nodes[name]
-            self._tell("gone", nodes=(name,))
+    def _see_nodes(self, now: float, names: Iterable[str]) -> None:
+        for name in names:
+            before, record = self._nodes.get(name), self.state.book.nodes.get(name)
+            after = _seen(record) if record is not None else None
+            if before == after:
+                continue
+            for node, more in ((before, -1), (after, 1)):
+                if node is not None:
+                    self.books.node_is(now, node.pool, more, more * bool(node.group))
+            if after is None:
+                del self._nodes[name]
+                self._tell("gone", nodes=(name,))
+            else:
+                self._nodes[name] = after
+                self._tell(
+                    "node",
+                    nodes=(name,),
+                    state=after.state,
+                    group=after.group,
+                    pool=after.pool,
+                    cordoned=after.cordoned,
+                )
+
+
+def _seen(record: NodeRecord) -> "_Node":
+    return _Node(record.pool, record.state.value, record.cordoned, record.group_id or "")
 
 
 def _jobs(group: Group | None) -> list[str]:
     return [member.job.id for member in group.members] if group is not None else []
 
 
-# None: only its commands are of interest; what is not here is no phase's own event.
+# None: only its commands are of interest.
 _HEARD: dict[type, Callable[..., None] | None] = {
+    ev.JobSubmitted: History._submitted,
+    ev.JobStarted: History._of_job,
+    ev.JobProfiled: History._of_job,
+    ev.JobCancelled: History._of_job,
+    ev.JobFinished: History._over,
+    ev.JobFailed: History._over,
+    ev.JobStopped: History._over,
     ev.PhaseRequested: History._requested,
     ev.PhaseStarted: History._started,
     ev.PhaseProgressed: None,
@@ -331,13 +379,29 @@ _HEARD: dict[type, Callable[..., None] | None] = {
     ev.PhaseFailed: History._failed,
     ev.PhaseOffloaded: History._offloaded,
     ev.Heartbeat: None,
+    ev.NodeJoined: History._of_node,
+    ev.NodeLost: History._of_all,
+    ev.NodeCordoned: History._of_node,
+    ev.NodeUncordoned: History._of_node,
+    ev.Tick: History._of_all,
+}
+# After these jobs may be pinned elsewhere.
+_AROUND = {
+    History._submitted,
+    History._of_job,
+    History._over,
+    History._of_node,
+    History._of_all,
 }
 _ANSWERED: dict[type, Callable[..., None]] = {
     cmd.Admit: History._moved,
+    cmd.Queue: History._moved,
     cmd.Launch: History._moved,
     cmd.Stop: History._stopped,
     cmd.Grant: History._granted,
     cmd.Extend: History._extended,
     cmd.Revoke: History._revoked,
     cmd.Offload: History._evicted,
+    cmd.Provision: History._changed,
+    cmd.ReleaseNode: History._changed,
 }

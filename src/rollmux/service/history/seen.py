@@ -1,8 +1,9 @@
 """The history as values to show to one caller: its own jobs by name, others' without. Nothing here changes anything."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import takewhile
+
+from msgspec import structs
 
 from rollmux.mux.transitions import Phase
 from rollmux.protocol.history import (
@@ -144,7 +145,8 @@ def _told(change: Change, name: Names) -> Change | None:
         return change
     if not change.epoch:
         return None
-    return replace(change, job=ANOTHERS, iteration=-1, attempt=0, reason="", waited_s=0.0)
+    hidden = {"job": ANOTHERS, "iteration": -1, "attempt": 0, "reason": "", "waited_s": 0.0}
+    return structs.replace(change, **hidden)
 
 
 def _as_of_now(controller: Controller, account: Account) -> Account:
