@@ -15,7 +15,6 @@ from typing import TypeVar
 from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
-from rollmux.mux.image import image, to_json
 from rollmux.service.controller import Controller, Errand
 from rollmux.service.errands import Errands
 from rollmux.service.forked import Forked
@@ -53,7 +52,10 @@ class Host:
         self._dirty = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
         self._parked: dict[str, list[asyncio.Future[None]]] = defaultdict(list)  # calls that wait for news of a job
-        self._writing = self._crowded = self._hurried = False
+        self.durable = controller.machine.state.ledger.seq  # the last record that is on disk
+        self.hurried = False  # it is about to end
+        self._followers: list[asyncio.Future[None]] = []  # streams that wait for the next record
+        self._writing = self._crowded = False
         self._to_replay_s = replayed_s
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -76,8 +78,9 @@ class Host:
 
     def hurry(self) -> None:
         """Answers what is parked as it stands: nothing is to wait any more."""
-        self._hurried = True
+        self.hurried = True
         self._wake(set(self._parked))
+        self._tell_followers()
 
     async def stop(self) -> None:
         """No more changes; jobs run on, and find the next controller."""
@@ -91,7 +94,7 @@ class Host:
         state = self.controller.machine.state
         try:
             if not self.broken:
-                self.journal.keep(Image(state.ledger.seq, state.now, to_json(image(self.controller.machine))))
+                self.journal.keep(Image(state.ledger.seq, state.now, self.controller.image()))
         finally:
             self.journal.close()
 
@@ -122,7 +125,7 @@ class Host:
             self._parked[job_id].append(news)
             try:
                 answer = await self.call(rule)
-                if settled(answer) or loop.time() >= until or self._hurried:
+                if settled(answer) or loop.time() >= until or self.hurried:
                     return answer
                 over = loop.call_at(until, _settle, news)
                 await news
@@ -137,6 +140,25 @@ class Host:
         except IllegalEvent as error:
             log.warning("%s was of no use: %s", type(event).__name__, error)
             return ()
+
+    async def news(self, after: int, gone: "asyncio.Future[None]", within_s: float) -> bool:
+        """Waits for a record after this one to be durable; whether there is one, or no more to wait for."""
+        if self.durable > after or self.hurried:
+            return True
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._followers.append(news)
+        try:
+            done, _ = await asyncio.wait([news, gone], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            return bool(done)
+        finally:
+            if news in self._followers:
+                self._followers.remove(news)
+
+    def _tell_followers(self) -> None:
+        followers, self._followers = self._followers, []
+        for news in followers:
+            if not news.done():
+                news.set_result(None)
 
     def _unpark(self, job_id: str, news: asyncio.Future[None]) -> None:
         waiting = self._parked.get(job_id, [])
@@ -176,6 +198,9 @@ class Host:
                 finally:
                     self._writing = False
                 self.wrote(time.perf_counter() - began)
+                if batch.records:
+                    self.durable = batch.records[-1].seq
+                    self._tell_followers()
             for reply in waiting:
                 _settle(reply)
             self._wake(woken)
@@ -201,7 +226,7 @@ class Host:
         """Of what is durable now. Without one nothing is lost but time: the next may succeed."""
         machine = self.controller.machine
         try:
-            copy = Forked(lambda: packed(to_json(image(machine))))
+            copy = Forked(lambda: packed(self.controller.image()))
         except OSError as error:
             log.warning("no image of the state: %s", error)
         else:
