@@ -154,6 +154,11 @@ class HostModel:
         wake = self.controller.machine.next_wake()
         if wake is not None and wake <= self.now:
             self.tell(ev.Tick())
+        if not self.read_only:
+            self.controller.end_the_silent(self.now)
+            self.world.watch.step(self.controller)
+            if self.controller.pending:
+                self._write_soon()
         self.later(0.5, self._tick)
 
     # -- durability --------------------------------------------------------------------------------------------------

@@ -223,6 +223,8 @@ class Host:
             wake = self.controller.machine.next_wake()
             if wake is not None and wake <= self.now:
                 await self.tell(ev.Tick())
+            if not self.broken:
+                await self.call(self.controller.end_the_silent)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
