@@ -361,6 +361,45 @@ def test_ranks_that_lose_their_lease_do_the_phase_again_together() -> None:
         mux.close()
 
 
+def test_a_rank_hears_at_once_that_another_has_given_the_phase_up() -> None:
+    world, crowd, both_in, reasons = World(), Crowd(), Barrier(2), list[str]()
+    first, second = two_ranks(world)
+    broken = Event()
+
+    @first.runtime_hook("lost")
+    def stop(reason: str) -> None:
+        reasons.append(reason)
+        broken.set()
+
+    @first.phase("rollout")
+    def long_work() -> None:
+        if not broken.is_set():
+            both_in.wait(3.0)
+            assert broken.wait(5.0)
+            raise RuntimeError("broken off")
+
+    @second.phase("rollout")
+    def raises() -> None:
+        if not broken.is_set():
+            both_in.wait(3.0)
+            raise ValueError("no reward")
+
+    def twice(work: Callable[[], None], error: type[Exception]) -> None:
+        with pytest.raises(error):
+            work()
+        work()
+
+    crowd.start(lambda: twice(long_work, LeaseLost))
+    crowd.start(lambda: twice(raises, ValueError))
+    crowd.join()
+    assert reasons == ["process 1 of the job has given it up: ValueError: no reward"]
+    assert world.record("a").progress.rolled == 1
+    first.close()
+    assert world.ended("a") == ""
+    second.close()
+    assert world.ended("a") == "finished"
+
+
 def test_ranks_pause_together_and_one_whose_work_was_done_has_nothing_left_to_do() -> None:
     world, crowd, begun, short_done = World(), Crowd(), Event(), Event()
     data = long_job()

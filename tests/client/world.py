@@ -136,9 +136,7 @@ class World:
 
     def _pass(self, now: float) -> None:
         """Time goes by, and what the machine wants done is done: nodes come, processes of launched jobs are up."""
-        wake = self.machine.next_wake()
-        if wake is not None and wake <= now:
-            self.controller.tell(now, ev.Tick())
+        self.controller.tick(now)
         for errand in self.controller.take()[1]:
             if isinstance(errand, cmd.Provision):
                 self.controller.tell(now, ev.NodeJoined(errand.node, errand.pool))

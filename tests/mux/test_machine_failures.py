@@ -1,6 +1,7 @@
 """The whole machine when jobs fail, nodes go and leases run out."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -8,11 +9,13 @@ from hypothesis import strategies as st
 
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
+from rollmux.mux.cluster_machine import OVERDUE
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.job import JobSpec, PhaseSpec
+from rollmux.mux.order import Order
 from rollmux.mux.placed import Placement
 from rollmux.mux.policies.rollmux import RollmuxPolicy
-from rollmux.mux.transitions import Job
+from rollmux.mux.transitions import Job, Phase
 from rollmux.mux.weave import Timing
 from tests.mux.world import (
     CANCELLED,
@@ -28,6 +31,7 @@ from tests.mux.world import (
     ROLLOUT,
     STARTED,
     STOPPED,
+    SYNC,
     TRAIN,
     World,
     is_cancelled,
@@ -347,6 +351,78 @@ def test_a_holder_that_never_answers_uses_up_its_attempts() -> None:
     assert kinds(world.tell(ev.Tick(), 15.0)) == [cmd.Revoke]
     assert kinds(world.tell(ev.Tick(), 10.0)) == [cmd.Stop, *RELEASE]
     assert world.machine.state.ended["A"].startswith("failed 2 times")
+
+
+def both_held(**more: Any) -> tuple[World, cmd.Lease, cmd.Lease]:
+    """A job that trains and rolls out ahead, another that waits for both; the training's holder is overdue by now."""
+    world = leased(job("A", staleness=1, slo=8.0, **more), job("B", slo=8.0))
+    world.do("A", ROLLOUT)
+    world.do("B", ROLLOUT)
+    train = world.begin("A", TRAIN)
+    rollout = world.begin("A", ROLLOUT, 1)
+    assert world.ask("B", TRAIN) == ()
+    assert world.tell(ev.Heartbeat("A", rollout.epoch), 14.0) == ()
+    assert kinds(world.tell(ev.Tick(), 1.0)) == [cmd.Revoke]
+    assert world.tell(ev.Heartbeat("A", rollout.epoch), 9.0) == ()
+    return world, train, rollout
+
+
+def test_what_else_an_overdue_attempt_holds_is_nobodys_before_it_is_gone() -> None:
+    world, train, rollout = both_held()
+    revoke, stop, grant = world.tell(ev.Tick(), 1.0)
+    assert revoke == cmd.Revoke("A", rollout.epoch, OVERDUE)
+    assert stop == cmd.Stop("A", 1, OVERDUE)
+    assert isinstance(grant, cmd.Grant)
+    assert (grant.lease.job_id, grant.lease.nodes) == ("B", train.nodes)  # it has been waited for long enough
+    assert world.state("A") is Job.STOPPING
+    assert world.record("A").failures == 0
+    world.ignores(ev.Tick())
+    world.refuses(ev.PhaseRequested("A", 1, TRAIN, 0))
+    assert world.tell(STOPPED) == (cmd.Launch("A", 2, HOME),)
+    assert (world.state("A"), world.record("A").failures) == (Job.STARTING, 1)
+
+
+def test_an_overdue_attempt_that_nobody_can_stop_is_over_after_the_drain() -> None:
+    world, _, _ = both_held()
+    assert kinds(world.tell(ev.Tick(), 1.0)) == [cmd.Revoke, cmd.Stop, cmd.Grant]
+    world.ignores(ev.Tick())
+    assert world.machine.next_wake() == world.now + 10.0
+    assert world.tell(ev.Tick(), 10.0) == (cmd.Launch("A", 2, HOME),)
+
+
+def test_an_overdue_attempt_that_is_cancelled_while_it_is_stopped_is_the_last() -> None:
+    world, _, _ = both_held()
+    world.tell(ev.Tick(), 1.0)
+    assert world.tell(CANCELLED) == ()
+    world.tell(STOPPED)
+    assert world.machine.state.ended == {"A": "cancelled"}
+
+
+def test_an_overdue_attempt_whose_node_is_lost_while_it_is_stopped_starts_elsewhere() -> None:
+    world, _, _ = both_held()
+    world.tell(ev.Tick(), 1.0)
+    assert cmd.Launch("A", 2, HOME) not in world.tell(LOST)
+    assert kinds(world.tell(STOPPED))[-1] is cmd.Admit
+    placement = world.record("A").placement
+    assert placement is not None
+    assert "train-0" not in placement.all_nodes
+
+
+def test_in_a_strict_order_a_fenced_holder_that_asked_ahead_has_had_its_turn() -> None:
+    world = World(rules=Rules(timing=LEASES), policy=RollmuxPolicy(order=Order.ROUND_ROBIN))
+    world.run(job("A", iterations=9))
+    world.do("A", ROLLOUT)  # its state stays on the node
+    world.do("A", TRAIN)
+    world.do("A", SYNC)
+    world.run(job("B"))
+    assert world.ask("A", ROLLOUT, 1) == ()  # granted once it is moved off
+    lane = world.machine.state.seat(world.record("A")).lanes[ROLLOUT]
+    rounds, epoch = lane.rounds, lane.epoch
+    world.tell(ev.Tick(), 10.0)
+    assert lane.state is Phase.FENCED
+    world.refuses(ev.PhaseRequested("A", 1, ROLLOUT, 1))
+    world.tell(ev.PhaseOffloaded("A", epoch))
+    assert lane.rounds == rounds
 
 
 def wait_for(world: World, job_id: str) -> float:

@@ -147,6 +147,17 @@ def is_cancelled() -> World:
     return world
 
 
+def is_overdue(**more: Any) -> World:
+    """It is being stopped, as it trains no more; its rollout's state is still on the node."""
+    world = World(rules=Rules(timing=LEASES))
+    world.run(job("A", **more))
+    world.do("A", ROLLOUT)
+    world.begin("A", TRAIN)
+    world.tell(ev.Tick(), LEASES.lease_s)
+    world.tell(ev.Tick(), LEASES.drain_s)
+    return world
+
+
 def waits_behind_another() -> World:
     world = World(CAPPED, policy=RollmuxPolicy(max_group=1))
     world.tell(ev.JobSubmitted(job("B")))

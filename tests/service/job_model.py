@@ -30,11 +30,12 @@ class Process:
         rank: int,
         launched_as: int | None,
         ended: Callable[["Process", str], None],
+        life: str = "",
     ) -> None:
         self.world, self.submission, self.rank, self.launched_as = world, submission, rank, launched_as
         self.job_id = submission.job.id
         self.instance = world.name_instance(self.job_id)
-        self.owner = (self.job_id, self.instance if launched_as is None else f"attempt {launched_as}")
+        self.owner = (self.job_id, life if launched_as is None else f"attempt {launched_as}")
         self._ended = ended
         self.alive = True
         self.silent_until = self.cut_until = 0.0
@@ -130,7 +131,7 @@ class Process:
 
     def step(self) -> None:
         if self.iteration >= (self.submission.job.iterations or 0) and not self.finished:
-            self.say(msg.Leave(self.attempt), self.main(lambda _: self.end("")))
+            self.say(msg.Leave(self.attempt, rank=self.rank), self.main(lambda _: self.end("")))
             return
         if self.iteration >= (self.submission.job.iterations or 0):
             self._back()
@@ -147,7 +148,11 @@ class Process:
             self._forget()
             self._advance()
             self.step()
-        elif answer.lease is None or answer.lease.epoch in self.void | self.finished.keys():
+        elif answer.lease is None or answer.lease.epoch in self.finished:
+            self.soon(self.step)
+        elif answer.lease.epoch in self.void:  # a new controller has not heard that
+            if not answer.lease.resumed:
+                self.say(msg.Report(Said.FAILED, answer.lease.epoch, self.rank), lambda _: None)
             self.soon(self.step)
         else:
             self._forget()
@@ -180,7 +185,19 @@ class Process:
             done, total = round(0.8 * job.tail.requests), job.tail.requests
             progress = msg.Report(Said.PROGRESSED, lease.epoch, self.rank, done, total)
             self.later(0.6 * left_s, lambda: self.say(progress, lambda _: None))
-        self.soon(lambda: self._done(lease), left_s)
+        if self.world.faults and self.world.rng.random() < 0.05:
+            self.soon(lambda: self._raises(lease.epoch), left_s * self.world.rng.random())
+        else:
+            self.soon(lambda: self._done(lease), left_s)
+
+    def _raises(self, epoch: int) -> None:
+        """The job's own code fails: it tries the phase again, or the process ends."""
+        if self.world.rng.random() < 0.7:
+            self._give_up(epoch, Said.FAILED, keeps=False)
+        else:
+            self.stop_work()
+            leave = msg.Leave(self.attempt, "raised ValueError", self.rank)
+            self.say(leave, self.main(lambda _: self.end("raised ValueError")))
 
     def _done(self, lease: msg.Held) -> None:
         self.world.watch.did[lease.epoch].add(self.rank)
@@ -231,6 +248,8 @@ class Process:
         if working is not None and held.state in ("granted", "running"):
             kept = {node for node in held.nodes if (held.epoch, node) not in self.freed}
             self.world.watch.works_on(working, kept)
+        if working is not None and held.given_up:
+            self._give_up(held.epoch, Said.FAILED, keeps=False)
         elif held.state == "pausing" and held.epoch not in self.finished:
             self._give_up(held.epoch, Said.PAUSED, keeps=True)
         elif held.state == "fenced":
@@ -260,7 +279,7 @@ class Process:
     def _told_to_stop(self) -> None:
         self.stop_work()
         if self.world.rng.random() < 0.5:
-            self.say(msg.Leave(self.attempt), self.main(lambda _: self.end("")))
+            self.say(msg.Leave(self.attempt, "told to stop", self.rank), self.main(lambda _: self.end("")))
         else:
             self.end("")
 

@@ -113,6 +113,7 @@ class Owner:
     def __init__(self, world: "World", job_id: str) -> None:
         self.world, self.job_id = world, job_id
         self.accepted = False
+        self.ranks: list[Process] = []
 
     def submit(self) -> None:
         submission = self.world.submissions[self.job_id]
@@ -139,9 +140,26 @@ class Owner:
     def _run(self) -> None:
         """A new life of the script, unless it would be in vain."""
         if self.job_id not in self.world.host.controller.machine.state.ended:
-            process = Process(self.world, self.world.submissions[self.job_id], 0, None, lambda *_: self._again())
-            self.world.scripts[self.job_id] = process
-            process.start()
+            submission, life = self.world.submissions[self.job_id], self.world.name_instance(self.job_id)
+            ranks = range(submission.processes)
+            self.ranks = [Process(self.world, submission, rank, None, self._ended, life) for rank in ranks]
+            for process in self.ranks:
+                process.start()
+
+    def _ended(self, process: Process, failed: str) -> None:
+        """If a rank fails, the others are ended too."""
+        ranks = self.ranks
+        if failed:
+            self.world.after(self.world.rng.uniform(0.0, 1.0), lambda: self._end(ranks))
+        elif not any(each.alive for each in ranks):
+            self._end(ranks)
+
+    def _end(self, ranks: list[Process]) -> None:
+        if ranks is self.ranks:
+            self.ranks = []
+            for process in ranks:
+                process.end(STOPPED, tell=False)
+            self._again()
 
     def _again(self) -> None:
         self.world.after(self.world.rng.uniform(0.5, 8.0), self._run)

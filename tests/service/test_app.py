@@ -34,6 +34,7 @@ def filled(route: Route) -> str:
 
 GUARDED = [route for route in ROUTES if route.who is not EVERYBODY]
 NAMES = [f"{route.method} {route.path}" for route in GUARDED]
+OF_JOBS = [route for route in GUARDED if "{job}" in route.path]
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=NAMES)
@@ -45,10 +46,8 @@ def test_without_a_good_token_no_call_is_answered(there: Served, route: Route, b
     assert there.get("/healthz")["seq"] == seq
 
 
-@pytest.mark.parametrize("route", GUARDED, ids=NAMES)
+@pytest.mark.parametrize("route", OF_JOBS, ids=lambda route: f"{route.method} {route.path}")
 def test_another_tenants_job_is_as_if_it_were_not_there(there: Served, route: Route) -> None:
-    if "{job}" not in route.path:
-        pytest.skip("speaks of no job")
     bob = token(there, "bob")
     found = there.call(route.method, filled(route), {}, token=bob)
     missing = there.call(route.method, filled(route).replace("mine", "nowhere"), {}, token=bob)

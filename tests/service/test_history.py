@@ -24,8 +24,8 @@ from rollmux.service.history import spans as kept
 from rollmux.service.journal import Image
 from rollmux.service.recovery import recover
 from tests.service.memory_journal import MemoryJournal
+from tests.service.seeds import live_through
 from tests.service.test_recovery import CLUSTER, JOB, RULES, again, running, write
-from tests.service.test_simulation import live_through
 from tests.service.world import World
 
 HOUR_S = 3600.0

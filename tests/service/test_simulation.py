@@ -6,27 +6,10 @@ promise is checked after every event (`watch.py`). Then nothing fails any more, 
 
 import pytest
 
-from rollmux.errors import RollmuxError
 from rollmux.mux.image import image
-from tests.service.world import SAFETY_S, World
+from tests.service.seeds import all_of, live_through, summary
 
 BLOCK = 25
-
-
-def live_through(seed: int) -> World:
-    """The safety phase, then the liveness phase; any breach says which seed it is."""
-    world = World(seed)
-    try:
-        world.run(SAFETY_S)
-        world.heal()
-        world.run(world.now + world.bound_s, world.over)
-        assert world.over(), f"L1: {world.bound_s:g} s after the last fault there is still {world.left()}"
-    except (AssertionError, RollmuxError) as error:
-        raise AssertionError(
-            f"seed {seed}, {world.now:.3f} s, life {world.host.life}: {type(error).__name__}: {error}\n"
-            f'run it alone: python -c "from tests.service.test_simulation import *; live_through({seed})"'
-        ) from error
-    return world
 
 
 @pytest.mark.parametrize("first", range(0, 200, BLOCK))
@@ -36,10 +19,13 @@ def test_no_fault_breaks_a_promise_and_every_job_ends(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 10_000, 500))
-def test_ten_thousand_seeds_break_no_promise(first: int) -> None:
-    for seed in range(first, first + 500):
-        live_through(seed)
+def test_ten_thousand_seeds_break_no_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    found: list[str] = []
+    for done, found in all_of(range(10_000)):
+        if done % 1000 == 0:
+            with capsys.disabled():
+                print(f"\n{summary(done, found)}", end="")
+    assert not found, "\n\n".join(found)
 
 
 def test_a_seed_is_a_run() -> None:
@@ -51,7 +37,7 @@ def test_a_seed_is_a_run() -> None:
 
 def test_the_seeds_reach_what_they_are_for() -> None:
     """A simulation in which nothing goes wrong shows nothing."""
-    worlds = [live_through(seed) for seed in (2, 4, 8, 14, 19, 28, 37)]
+    worlds = [live_through(seed) for seed in (8, 14, 19, 28, 37, 41, 47)]
     assert sum(world.host.life for world in worlds) > 3 * len(worlds)
     ends = [end for world in worlds for end in world.host.controller.machine.state.ended.values()]
     assert ends.count("finished") > len(ends) / 2

@@ -135,8 +135,6 @@ class Watch:
             assert lease.epoch in self.renewed, f"I11: {job_id} hears of lease {lease.epoch} before it is durable"
             meant = (job_id, lease.kind.value, lease.iteration)
             known = self.owners.setdefault(lease.epoch, meant)
-            if lease.state == "fenced":  # only to be given back: what for is of no account any more
-                meant = (*meant[:2], known[2])
             assert known == meant, f"F2: epoch {lease.epoch} was granted for {known} and for {meant}"
 
     # -- what really happens -----------------------------------------------------------------------------------------

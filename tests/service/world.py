@@ -24,6 +24,7 @@ from rollmux.protocol.job_file import Submission
 from rollmux.service.controller import Controller
 from rollmux.service.history import History
 from rollmux.service.journal import checksum
+from rollmux.service.live import SILENT_S
 from tests.service.host_model import HostModel
 from tests.service.job_model import Process
 from tests.service.memory_journal import MemoryJournal
@@ -48,6 +49,7 @@ STANDING = {
     "train-1": "train",
 }
 SAFETY_S = 200.0
+FOR_EVER_S = 1e6
 
 
 class World:
@@ -67,7 +69,7 @@ class World:
         self.policy: Callable[[], Policy] = lambda: make(order=order)
         self.submissions = {f"job{i}": _submission(rng, f"job{i}") for i in range(rng.randint(2, 5))}
         self.watch = Watch(TIMING, {name: each.processes for name, each in self.submissions.items()})
-        self.journal, self.scripts = MemoryJournal(), dict[str, Process]()
+        self.journal = MemoryJournal()
         self.follower = ClusterMachine(self.cluster, self.policy(), self.rules)  # plays all records, never an image
         self.history = History(self.follower.state)
         self.launcher, self.provider = Launcher(self), Provider(self)
@@ -138,7 +140,8 @@ class World:
 
     def _processes(self) -> list[Process]:
         known = [process for ranks in self.launcher.runs.values() for process in ranks]
-        return [process for process in [*known, *self.scripts.values()] if process.alive]
+        started = [process for owner in self.owners for process in owner.ranks]
+        return [process for process in [*known, *started] if process.alive]
 
     def _anyone(self) -> Process | None:
         alive = self._processes()
@@ -151,7 +154,7 @@ class World:
     def _hang(self) -> None:
         """All ranks of a job stop, as those do that wait for one another."""
         if (process := self._anyone()) is not None:
-            until = self.now + self.rng.choice([8.0, 30.0, 70.0, 1e6 if process.launched_as else 70.0])
+            until = self.now + self.rng.choice([8.0, 30.0, 70.0, FOR_EVER_S])
             for rank in self._ranks(process):
                 rank.hang(until)
 
@@ -162,7 +165,9 @@ class World:
                 rank.cut_until = until
 
     def _ranks(self, process: Process) -> list[Process]:
-        return self.launcher.runs.get((process.job_id, process.launched_as or 0), [process])
+        if process.launched_as is None:
+            return next(owner.ranks for owner in self.owners if process in owner.ranks)
+        return self.launcher.runs.get((process.job_id, process.launched_as), [process])
 
     def _disk_fills(self) -> None:
         self.journal.full = True
@@ -201,12 +206,14 @@ class World:
         self.after(30.0, self._wake)
 
     def _wake(self) -> None:
-        """A job that hangs and holds no lease that could run out is in nobody's way: its owner must look after it."""
+        """A job that hangs and holds no lease that could run out is in nobody's way: its owner must look after it. The
+        controller looks after one that it has no launcher for.
+        """
         weaves = self.host.controller.machine.state.weaves.values()
         leases = [lane for weave in weaves for lane in weave.leases.values()]
         found = {lane.seat.job.id for lane in leases if lane.deadline < inf}
         for process in self._processes():
-            if process.job_id not in found:
+            if process.launched_as is not None and process.job_id not in found:
                 process.wake()
         self.after(30.0, self._wake)
 
@@ -219,7 +226,8 @@ class World:
             + 2 * give_up_s
             for job in (submission.job for submission in self.submissions.values())
         ]
-        return 120.0 + 2 * sum(each)
+        alone = [submission.job for submission in self.submissions.values() if not submission.command]
+        return 120.0 + 2 * sum(each) + sum(job.max_attempts * (SILENT_S + 10.0) for job in alone)
 
     def over(self) -> bool:
         """Every job was taken and has ended, and what was rented is given back."""
@@ -249,7 +257,7 @@ def _submission(rng: Random, name: str) -> Submission:
         priority=rng.choice([0, 0, 1]),
         max_attempts=8,
     )
-    return Submission(job, ("python", "job.py") if launched else (), processes=rng.randint(1, 3) if launched else 1)
+    return Submission(job, ("python", "job.py") if launched else (), processes=rng.randint(1, 3))
 
 
 def _phase(rng: Random) -> PhaseSpec:

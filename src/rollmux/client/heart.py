@@ -67,6 +67,8 @@ class Heart(Thread):
             now = held.get(epoch)
             if now is not None and now.state != "fenced":
                 heed(stint, now)
+                if now.given_up:
+                    lose(stint, now.given_up)
             elif (now is not None or epoch in asked_of) and not stint.paused:
                 lose(stint, orders.stop or "there was no sign of life from it for too long")
         if orders.stop:

@@ -143,8 +143,9 @@ class Mux:
         try:
             if not failed and not link.stop:
                 self._sync_if_due()
-            if self._owner and (failed or link.rank == 0):
-                link.send("leave", Leave(link.attempt, failed[:1000]), Done, patience_s=LEAVE_PATIENCE_S)
+            if self._owner:
+                leave = Leave(link.attempt, failed[:1000], link.rank)
+                link.send("leave", leave, Done, patience_s=LEAVE_PATIENCE_S)
         except RollmuxError as error:
             log.warning("job %s could not take its leave: %s", link.job, error)
         finally:

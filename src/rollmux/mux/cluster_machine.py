@@ -23,6 +23,9 @@ from rollmux.mux.seat import Seat
 from rollmux.mux.transitions import Job, JobOn, next_job
 from rollmux.mux.validation import job_problems
 
+# Why an attempt was ended whose holder had been silent for too long.
+OVERDUE = "it did not give its nodes back in time"
+
 
 class Entry(NamedTuple):
     """One line of the log: an event, what it led to, and the earlier entry that it answers (0: none)."""
@@ -231,6 +234,9 @@ class ClusterMachine:
             record.move(then)
             self.mover.end(now, record, "cancelled", out)
             return
+        if then is JobOn.RESTART:
+            self._attempt_over(now, record, OVERDUE, out)
+            return
         state.leave_weave(now, record, out)
         record.attempt += 1
         if then is JobOn.GONE_MOVE and record.target is not None:
@@ -340,8 +346,11 @@ class ClusterMachine:
                 state.requeue(record, JobOn.DISPLACE, out)
                 state.unpin(record.job.id, left, out)
                 departed.append(left)
+                continue
+            then = JobOn.GONE_REPLACE if record.target is None else JobOn.GONE_MOVE
+            if record.then is JobOn.RESTART:
+                record.then = then  # not on these nodes
             elif record.state is not Job.STOPPING:
-                then = JobOn.GONE_REPLACE if record.target is None else JobOn.GONE_MOVE
                 state.stop(now, record, then, f"node {node} is lost", out)
         self.mover.after_departure(now, departed, out)
         return out
@@ -363,16 +372,24 @@ class ClusterMachine:
             commands, overdue = weave.expire(now)
             out += commands
             for job_id in overdue:
-                record = state.jobs[job_id]
-                if record.state is Job.RUNNING:
-                    reason = "it did not give its nodes back in time"
-                    out.append(Stop(job_id, record.attempt, reason))
-                    self._attempt_over(now, record, reason, out)
+                self._is_overdue(now, state.jobs[job_id], out)
         due = [r for r in state.jobs.values() if r.state is Job.STOPPING and r.stop_by <= now]
         for record in due:
             if record.job.id in state.jobs:
                 self._gone(now, record, out)
         return out if out or due else None
+
+    def _is_overdue(self, now: float, record: JobRecord, out: Commands) -> None:
+        """A holder is given up for lost. What else its attempt holds is nobody's before the attempt is stopped."""
+        state = self.state
+        weave = state.weaves[record.group_id]
+        if record.state is Job.RUNNING and weave.holds_more(now, record.job.id):
+            state.stop(now, record, JobOn.RESTART, OVERDUE, out)
+        elif record.state is Job.RUNNING:
+            out.append(Stop(record.job.id, record.attempt, OVERDUE))
+            self._attempt_over(now, record, OVERDUE, out)
+            return
+        out += weave.give_up(now, record.job.id)
 
 
 _HANDLERS: dict[type, Callable[..., Commands | None]] = {

@@ -231,11 +231,13 @@ class ClusterState:
         self.backlog.append(record.job.id)
 
     def stop(self, now: float, record: JobRecord, then: JobOn, reason: str, out: Commands) -> None:
-        """Ends a job's processes; its nodes are free once they are gone, or after the drain time."""
+        """Ends a job's processes; its nodes are free once they are gone, or after the drain time.
+
+        A holder that was fenced before is waited for no longer than it would have been.
+        """
         record.move(JobOn.STOP)
         record.then, record.stop_by = then, now + self.rules.timing.drain_s
         weave = self.weaves[record.group_id]
         if record.job.id in weave.seats:
             out += weave.fence(now, record.job.id, reason)
-            record.stop_by = min([record.stop_by, *weave.fenced_until(record.job.id)])
         out.append(Stop(record.job.id, record.attempt, reason))

@@ -137,6 +137,8 @@ JOBS: dict[tuple[Job, JobOn], Job] = {
     (Job.RUNNING, JobOn.RESTART): Job.STARTING,
     (Job.RUNNING, JobOn.GIVE_UP): Job.ENDED,
     (Job.STOPPING, JobOn.FINISH): Job.ENDED,
+    (Job.STOPPING, JobOn.RESTART): Job.STARTING,
+    (Job.STOPPING, JobOn.GIVE_UP): Job.ENDED,
     (Job.STOPPING, JobOn.GONE_MOVE): Job.PROVISIONING,
     (Job.STOPPING, JobOn.GONE_REPLACE): Job.QUEUED,
     (Job.STOPPING, JobOn.GONE_END): Job.ENDED,

@@ -104,10 +104,6 @@ class Weave:
         self._move_tails(out)
         return out
 
-    def fenced_until(self, job_id: str) -> list[float]:
-        """When the fenced phases of a job must be gone: a dead holder is waited for once, not anew."""
-        return [lane.deadline for lane in self.seats[job_id].lanes.values() if lane.state is Phase.FENCED]
-
     def expire(self, now: float) -> tuple[Commands, list[str]]:
         """Fences holders that have been silent too long; returns the jobs that did not vanish in time either."""
         out: Commands = []
@@ -118,6 +114,19 @@ class Weave:
             else:
                 self._fence(now, lane, "no sign of life from its holder", out)
         return out, list(dict.fromkeys(overdue))
+
+    def holds_more(self, now: float, job_id: str) -> bool:
+        """Whether a job holds anything for which it has been waited for not long enough yet."""
+        return any(lane.holding and not _is_overdue(lane, now) for lane in self.seats[job_id].lanes.values())
+
+    def give_up(self, now: float, job_id: str) -> Commands:
+        """Nobody waits any longer for the phases of a job that should long be gone: others get their nodes."""
+        out: Commands = []
+        for lane in self.seats[job_id].lanes.values():
+            if _is_overdue(lane, now):
+                self._give_back(now, lane, out)
+        self._move_tails(out)
+        return out
 
     def handle(self, now: float, event: PhaseEvent) -> Commands | None:
         """What follows from a message of a running job; None if it changes nothing."""
@@ -143,9 +152,9 @@ class Weave:
         if 0 <= iteration < seat.committed(kind):
             return None  # done before: a late repeat
         state = lane.state
+        if state is Phase.FENCED:
+            raise IllegalEvent(f"{lane} has lost its lease {lane.epoch}: give back its nodes before asking again")
         if state in HOLDING and state is not Phase.PARKED and iteration == lane.iteration and not lane.wanted:
-            if state is Phase.FENCED or state is Phase.OFFLOADING:
-                raise IllegalEvent(f"{lane} has lost its lease {lane.epoch}: give back its nodes before asking again")
             return [Grant(lane.lease())]  # the same lease again: the first answer was lost
         if iteration == lane.iteration and (state is Phase.WAITING or lane.wanted):
             return None
@@ -342,6 +351,7 @@ class Weave:
     def _fence(self, now: float, lane: Lane, reason: str, out: Commands) -> None:
         epoch = lane.epoch
         lane.state = next_phase(lane.state, On.EXPIRE, lane)
+        lane.iteration -= lane.wanted  # what the lease was granted for: that is done, and its turn is taken
         lane.wanted, lane.pause, lane.pausing = False, None, False
         self._forget_tail(lane)
         lane.deadline = now + self.timing.drain_s
@@ -379,6 +389,10 @@ class Weave:
                 lane.freeing = freed
                 keep = tuple(node for node in lane.held if node not in freed)
                 out.append(Shrink(lane.seat.job.id, lane.epoch, keep, freed))
+
+
+def _is_overdue(lane: Lane, now: float) -> bool:
+    return lane.state is Phase.FENCED and lane.deadline <= now
 
 
 _RENEWABLE = frozenset({Phase.GRANTED, Phase.RUNNING, Phase.PAUSING, Phase.SHRINKING, Phase.TAIL})

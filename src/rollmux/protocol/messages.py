@@ -72,6 +72,7 @@ class Held:
     keep: bool  # it may stay when the phase ends
     resumed: bool  # the phase goes on where it has paused
     free: tuple[str, ...] = ()  # nodes that a rollout is to free, where it shrinks
+    given_up: str = ""  # why the phase is not going to count: another process of the job has given it up
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +130,11 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The job's processes end: `failed` says why where its work is not done."""
+    """A process of the job ends: `failed` says why where its work is not done. Without a rank it speaks for all."""
 
     attempt: int
     failed: str = ""
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ holds now.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from rollmux.errors import IllegalEvent, RollmuxError
@@ -36,7 +35,10 @@ from rollmux.protocol.messages import (
 )
 from rollmux.service.history import History
 from rollmux.service.journal import Batch, Owned, Record, checksum
+from rollmux.service.live import Live
 
+# How often jobs are looked for that have gone silent.
+LOOK_S = 5.0
 # Where an image holds the history, beside the machine's state.
 HISTORY = "history"
 
@@ -53,6 +55,10 @@ _BY_ALL: dict[Said, Callable[[str, int], ev.Event]] = {
 }
 
 
+# Of what a process says of its failure, so many characters are passed on.
+MOST_REASON = 1000
+
+
 class NoSuchJob(RollmuxError):
     """There is no such job, or it is not the caller's: which of the two is not said."""
 
@@ -63,34 +69,6 @@ class Refused(RollmuxError):
     def __init__(self, reasons: tuple[str, ...]) -> None:
         self.reasons = reasons
         super().__init__("; ".join(reasons))
-
-
-@dataclass(slots=True)
-class Live:
-    """What the service knows of a job beside the machine. Only `submission` and `tenant` outlive the controller."""
-
-    submission: Submission
-    tenant: str
-    version: int = 0  # the latest event that led to an order to it
-    instances: dict[int, str] = field(default_factory=dict)  # which life of the script speaks for a rank
-    said: dict[int, dict[int, Said]] = field(default_factory=dict)  # of a lease's nodes, by each rank, till all have
-    heard: dict[int, float] = field(default_factory=dict)  # when each rank last showed life
-
-    def alive(self, now: float, rank: int, lease_s: float) -> bool:
-        """This rank shows life; whether all have done so lately. A rank that never has counts from the first one on."""
-        for each in range(self.submission.processes):
-            self.heard.setdefault(each, now)
-        self.heard[rank] = now
-        return now - min(self.heard.values()) <= lease_s
-
-    def require_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.submission.processes:
-            count = self.submission.processes
-            raise IllegalEvent(f"rank {rank} of a job that was submitted with {count} processes: ranks count from 0")
-
-    def is_done(self, rank: int, epoch: int) -> bool:
-        """Whether this process works under the lease no more."""
-        return self.said.get(epoch, {}).get(rank) in (Said.FINISHED, Said.PAUSED, Said.FAILED)
 
 
 class Controller:
@@ -110,8 +88,9 @@ class Controller:
         self.errands: list[Errand] = []
         self.woken: set[str] = set()  # jobs to which something new may be said
         self.beats: dict[int, ev.Heartbeat] = {}  # signs of life since the last tick, by lease
+        self._next_look = 0.0  # for jobs that have gone silent
         for live in self.jobs.values():
-            live.version = machine.state.ledger.seq
+            live.version = machine.state.ledger.seq + 1  # above whatever an earlier life has told
 
     # -- what the shell does -----------------------------------------------------------------------------------------
 
@@ -134,6 +113,9 @@ class Controller:
         wake = self.machine.next_wake()
         if wake is not None and wake <= now:
             self.tell(now, ev.Tick())
+        if now >= self._next_look:
+            self._next_look = now + LOOK_S
+            self._end_the_silent(now)
 
     def image(self) -> Any:
         """Everything that a restart would have to make anew from the records, as plain data."""
@@ -147,15 +129,38 @@ class Controller:
         return batch, errands, woken
 
     def _route(self, commands: Sequence[cmd.Command]) -> None:
-        seq = self.machine.state.ledger.seq
+        ordered = dict[str, None]()
         for command in commands:
             if isinstance(command, Errand):
                 self.errands.append(command)
-            job_id = command.lease.job_id if isinstance(command, cmd.Grant) else getattr(command, "job_id", None)
+            if isinstance(command, cmd.Grant):
+                self.woken.add(command.lease.job_id)  # who asked hears of that
+                continue
+            job_id = getattr(command, "job_id", None)
             if job_id in self.jobs:
-                self.woken.add(job_id)
-                if not isinstance(command, cmd.Grant):  # who asked hears of that
-                    self.jobs[job_id].version = seq
+                ordered[job_id] = None
+                if isinstance(command, cmd.Launch):
+                    self.jobs[job_id].begin_anew()
+        for job_id in ordered:
+            self._order(job_id)
+
+    def _order(self, job_id: str) -> None:
+        """There is something else to tell the job than before."""
+        live = self.jobs[job_id]
+        live.version = max(live.version + 1, self.machine.state.ledger.seq)
+        self.woken.add(job_id)
+
+    def _end_the_silent(self, now: float) -> None:
+        """Where no launcher watches a job's processes, nobody else notices that they are gone and hold nothing."""
+        timing = self.machine.state.rules.timing
+        for job_id, record in list(self.machine.state.jobs.items()):
+            live = self.jobs[job_id]
+            if live.submission.command or record.state not in (Job.STARTING, Job.RUNNING):
+                continue
+            why = live.is_gone(now, timing)
+            if why:
+                done = record.state is Job.RUNNING and record.remaining == 0 and not live.failed
+                self.tell(now, gone(record, "" if done else why))
 
     # -- what owners call --------------------------------------------------------------------------------------------
 
@@ -208,18 +213,16 @@ class Controller:
         if call.attempt is not None and not record.is_current(call.attempt):
             raise IllegalEvent(f"attempt {call.attempt} of job {job_id} is over: the present one is {record.attempt}")
         launched = bool(live.submission.command)
-        known = live.instances.get(call.rank)
-        if not launched and record.state is Job.RUNNING and known not in (None, call.instance):
+        if not launched and record.state is Job.RUNNING and live.is_another(call, record.progress):
             self.tell(now, ev.JobFailed(job_id, record.attempt, "its script was started again"))
-            live.instances.clear()
         if not launched and record.state is Job.STARTING:
-            live.instances.clear()
             self.tell(now, ev.JobStarted(job_id, record.attempt))
         record = self._record(job_id)
         if record is None or record.state is not Job.RUNNING or record.placement is None:
             return Attached(0, reason=self._why_not_running(job_id))
         live.instances[call.rank] = call.instance
-        live.heard[call.rank] = now
+        live.alive(now, call.rank, 0.0)
+        live.left.discard(call.rank)
         where = record.placement
         lease_s = self.machine.state.rules.timing.lease_s
         return Attached(record.attempt, where.rollout, where.train, record.progress.synced, lease_s)
@@ -252,7 +255,7 @@ class Controller:
         if call.said is Said.PROGRESSED:
             self.tell(now, ev.PhaseProgressed(job_id, call.epoch, call.done, call.total))
         elif call.said is not Said.STARTED:
-            self._say(now, job_id, live, (call.epoch,), call.rank, call.said)
+            self._say(now, job_id, live, (call.epoch,), call.rank, call.said, call.reason)
         elif lane is not None:
             self.tell(now, ev.PhaseStarted(job_id, call.epoch))
         after = self._lane(job_id, call.epoch)
@@ -282,18 +285,28 @@ class Controller:
         live, record = self.live(job_id), self._record(job_id)
         if record is None:
             return Orders(live.version, 0, stop=self.machine.state.ended.get(job_id, "the job is over"))
-        stop = "it is to end, or to go elsewhere" if record.state is Job.STOPPING else ""
+        stop = "it is to end, or to go elsewhere" if record.state is Job.STOPPING else live.failed
         weave = self.machine.state.weaves.get(record.group_id)
         seat = weave.seats.get(job_id) if weave is not None else None
         lanes = seat.lanes.values() if seat is not None else ()
-        held = tuple(_held(lane) for lane in lanes if lane.holding)
+        held = tuple(_held(lane, live.given_up.get(lane.epoch, "")) for lane in lanes if lane.holding)
         return Orders(live.version, record.attempt, held, stop)
 
     def leave(self, now: float, job_id: str, call: Leave) -> Done:
-        """A process of the job ends. Where a launcher started it, that is what says when all of them are gone."""
+        """A process of the job ends. Where a launcher started it, that is what says when all of them are gone; else
+        the last one does. Where one has failed the others are told to end too.
+        """
         live, record = self.live(job_id), self._record(job_id)
+        if call.rank is not None:
+            live.require_rank(call.rank)
         if record is not None and record.is_current(call.attempt) and not live.submission.command:
-            self.tell(now, gone(record, call.failed))
+            ranks = set(range(live.submission.processes))
+            live.left |= ranks if call.rank is None else {call.rank}
+            if call.failed and not live.failed:
+                live.failed = call.failed
+                self._order(job_id)
+            if live.left >= ranks:
+                self.tell(now, gone(record, live.failed))
         return Done()
 
     def profile(self, now: float, job_id: str, call: Profile) -> Done:
@@ -348,7 +361,14 @@ class Controller:
         }[kind]
 
     def _say(
-        self, now: float, job_id: str, live: Live, epochs: Iterable[int], rank: int, said: Said = Said.FINISHED
+        self,
+        now: float,
+        job_id: str,
+        live: Live,
+        epochs: Iterable[int],
+        rank: int,
+        said: Said = Said.FINISHED,
+        reason: str = "",
     ) -> None:
         """This process says what became of these leases; it holds once all processes of the job have said something."""
         for epoch in epochs:
@@ -358,12 +378,16 @@ class Controller:
             heard = live.said.setdefault(epoch, {})
             if heard.get(rank) is not Said.FINISHED:
                 heard[rank] = said
+            if said is Said.FAILED and lane is not None and epoch not in live.given_up:
+                live.given_up[epoch] = f"process {rank} of the job has given it up: {reason[:MOST_REASON]}"
+                self._order(job_id)
             if lane is None or len(heard) >= live.submission.processes:
                 counts = next(each for each in _BY_ALL if each in heard.values())
                 live.said[epoch] = {} if counts is not Said.SHRUNK else _finished(heard)
                 self.tell(now, _BY_ALL[counts](job_id, epoch))
         for epoch in [each for each in live.said if not live.said[each] or self._lane(job_id, each) is None]:
             del live.said[epoch]
+            live.given_up.pop(epoch, None)
 
     def waiting(self, now: float, lane: Lane, name: Callable[[str], str] = str) -> Turn:
         """Who is before a phase that waits: those who hold its nodes. `name` is what may be said of a job."""
@@ -384,7 +408,7 @@ def gone(record: JobRecord, failed: str) -> ev.Event:
     if record.state is Job.STOPPING:
         return ev.JobStopped(record.job.id, record.attempt)
     if failed:
-        return ev.JobFailed(record.job.id, record.attempt, failed[:1000])
+        return ev.JobFailed(record.job.id, record.attempt, failed[:MOST_REASON])
     return ev.JobFinished(record.job.id, record.attempt)
 
 
@@ -403,7 +427,7 @@ def _iteration(lane: Lane) -> int:
     return lane.iteration - lane.wanted
 
 
-def _held(lane: Lane) -> Held:
+def _held(lane: Lane, given_up: str = "") -> Held:
     return Held(
         lane.epoch,
         lane.kind,
@@ -414,4 +438,5 @@ def _held(lane: Lane) -> Held:
         lane.keep,
         lane.resumed,
         lane.freeing,
+        given_up,
     )

@@ -9,8 +9,9 @@ from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.transitions import Job
 from rollmux.protocol.job_file import Submission
-from rollmux.service.controller import Errand, Live
+from rollmux.service.controller import Errand
 from rollmux.service.launcher import Attempt, Launcher, LaunchFailed
+from rollmux.service.live import Live
 
 log = logging.getLogger("rollmux.service")
 Tell = Callable[[ev.Event], Awaitable[object]]

@@ -8,7 +8,8 @@ from rollmux.mux.story import story
 from rollmux.mux.transitions import Phase
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView, Quote
-from rollmux.service.controller import Controller, Live
+from rollmux.service.controller import Controller
+from rollmux.service.live import Live
 
 
 def cluster_view(controller: Controller, now: float, tenant: str | None, broken: str = "") -> ClusterView:

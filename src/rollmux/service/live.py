@@ -1,0 +1,77 @@
+"""What the service knows of a job beside the machine: who speaks for it, what each process has said, who shows life.
+
+All but the submission and its owner is of one life of the controller: jobs say again what is needed of it.
+"""
+
+from dataclasses import dataclass, field
+
+from rollmux.errors import IllegalEvent
+from rollmux.mux.seat import Progress
+from rollmux.mux.weave import Timing
+from rollmux.protocol.job_file import Submission
+from rollmux.protocol.messages import Attach, Said
+
+# A job without a launcher that shows no life for so many leases, and for so long, is gone.
+SILENT_LEASES, SILENT_S = 10, 600.0
+
+
+@dataclass(slots=True)
+class Live:
+    """One job. Only `submission` and `tenant` outlive the controller."""
+
+    submission: Submission
+    tenant: str
+    version: int = 0  # the latest event that led to an order to it
+    instances: dict[int, str] = field(default_factory=dict)  # which life of the script speaks for a rank
+    said: dict[int, dict[int, Said]] = field(default_factory=dict)  # of a lease's nodes, by each rank, till all have
+    given_up: dict[int, str] = field(default_factory=dict)  # leases under which a process works no more, and why
+    heard: dict[int, float] = field(default_factory=dict)  # when each rank last showed life
+    since: float | None = None  # when the first of them did, or was looked for in vain
+    left: set[int] = field(default_factory=set)  # ranks that are gone
+    failed: str = ""  # why the first of them was, where its work was not done
+
+    def alive(self, now: float, rank: int, lease_s: float) -> bool:
+        """This rank shows life; whether all have done so lately. A rank that never has counts from the first one on."""
+        self.heard[rank] = now
+        since = self._since(now)
+        return all(now - self.heard.get(each, since) <= lease_s for each in range(self.submission.processes))
+
+    def silent_for(self, now: float) -> float:
+        """How long no rank has shown life that is not done; where none ever has, since this was asked first."""
+        heard = [at for rank, at in self.heard.items() if rank not in self.left]
+        return now - max(heard, default=self._since(now))
+
+    def is_gone(self, now: float, timing: Timing) -> str:
+        """Why its processes are given up for lost, if they are. Once one has failed the others get little time."""
+        patience_s = timing.lease_s + timing.drain_s if self.failed else max(SILENT_LEASES * timing.lease_s, SILENT_S)
+        silent_s = self.silent_for(now)
+        if silent_s <= patience_s:
+            return ""
+        return self.failed or f"none of its processes has shown life for {silent_s:.0f} s"
+
+    def is_another(self, call: Attach, progress: Progress) -> bool:
+        """Whether this is another life of the script than the one that the attempt began with.
+
+        A controller that was started anew knows by what is done: who has rolled out and not synced has attached before.
+        """
+        known = self.instances.get(call.rank)
+        return progress.rolled > progress.synced if known is None else known != call.instance
+
+    def _since(self, now: float) -> float:
+        self.since = now if self.since is None else self.since
+        return self.since
+
+    def begin_anew(self) -> None:
+        """Another attempt: what was heard of the one before is of no account."""
+        self.failed, self.since = "", None
+        for heard in (self.instances, self.heard, self.left):
+            heard.clear()
+
+    def require_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.submission.processes:
+            count = self.submission.processes
+            raise IllegalEvent(f"rank {rank} of a job that was submitted with {count} processes: ranks count from 0")
+
+    def is_done(self, rank: int, epoch: int) -> bool:
+        """Whether this process works under the lease no more."""
+        return self.said.get(epoch, {}).get(rank) in (Said.FINISHED, Said.PAUSED, Said.FAILED)

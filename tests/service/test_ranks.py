@@ -1,0 +1,196 @@
+"""Jobs whose processes nobody watches: who leaves, gives up, was started again, or is never heard again."""
+
+import pytest
+
+from rollmux.errors import IllegalEvent
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_state import Checks, Rules
+from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.mux.transitions import Job
+from rollmux.mux.weave import Timing
+from rollmux.protocol.job_file import Submission
+from rollmux.protocol.messages import Ask, Attach, Attached, Held, Leave, Listen, Report, Said
+from rollmux.service.controller import LOOK_S, Controller
+from rollmux.service.live import SILENT_LEASES, SILENT_S
+from rollmux.service.recovery import recover
+from tests.service.memory_journal import MemoryJournal
+from tests.service.world import CLUSTERS
+
+ROLLOUT = PhaseKind.ROLLOUT
+PHASE = PhaseSpec(20.0, 1)
+
+
+class Alone:
+    """One job of several ranks without a launcher, and a controller that can be started anew."""
+
+    def __init__(self, processes: int = 2, lease_s: float = 15.0, iterations: int = 2, max_attempts: int = 3) -> None:
+        self.rules = Rules(timing=Timing(lease_s, 10.0), checks=Checks.ALL)
+        self.journal, self.now = MemoryJournal(), 0.0
+        self.controller = self._recovered()
+        spec = JobSpec("a", PHASE, PHASE, 4.0, iterations=iterations, max_attempts=max_attempts)
+        self.controller.submit(0.0, "team", Submission(spec, processes=processes))
+        for node, record in list(self.controller.machine.state.book.nodes.items()):
+            self.controller.tell(0.0, ev.NodeJoined(node, record.pool))
+        self.processes = processes
+
+    def _recovered(self) -> Controller:
+        return recover(self.journal, CLUSTERS[0], RollmuxPolicy(), self.rules)[0]
+
+    def restart(self) -> None:
+        self.journal.append(self.controller.take()[0])
+        self.controller = self._recovered()
+
+    def state(self) -> Job:
+        record = self.controller.machine.state.jobs.get("a")
+        return Job.ENDED if record is None else record.state
+
+    @property
+    def ended(self) -> str:
+        return self.controller.machine.state.ended.get("a", "")
+
+    def attach(self, life: str = "one") -> list[Attached]:
+        ranks = range(self.processes)
+        return [self.controller.attach(self.now, "a", Attach(f"{life}-{r}", r, self.processes)) for r in ranks]
+
+    def ask(self, rank: int = 0, attempt: int = 1, kind: PhaseKind = ROLLOUT) -> Held:
+        lease = self.controller.ask(self.now, "a", Ask(attempt, kind, 0, rank)).lease
+        assert lease is not None
+        return lease
+
+    def say(self, said: Said, epoch: int, rank: int, reason: str = "") -> None:
+        self.controller.report(self.now, "a", Report(said, epoch, rank, reason=reason))
+
+    def leave(self, rank: int | None, failed: str = "", attempt: int = 1) -> None:
+        self.controller.leave(self.now, "a", Leave(attempt, failed, rank))
+
+    def passes(self, seconds: float, *alive: int, epochs: tuple[int, ...] = ()) -> None:
+        """Time, in which these ranks listen every now and then."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 1.0
+            for rank in alive:
+                record = self.controller.machine.state.jobs.get("a")
+                if record is not None:
+                    self.controller.listen(self.now, "a", Listen(record.attempt, epochs, rank))
+            self.controller.tick(self.now)
+
+
+def test_a_job_has_finished_when_its_last_rank_has_left() -> None:
+    job = Alone(3)
+    job.attach()
+    for rank in (2, 0, 0, 2):
+        job.leave(rank)
+        assert job.state() is Job.RUNNING
+    job.leave(1)
+    assert job.ended == "finished"
+
+
+def test_who_leaves_without_a_rank_speaks_for_all_as_older_clients_do() -> None:
+    job = Alone(3)
+    job.attach()
+    job.leave(None)
+    assert job.ended == "finished"
+
+
+def test_a_rank_that_fails_ends_the_attempt_once_the_others_have_heard_of_it_and_left() -> None:
+    job = Alone()
+    job.attach()
+    lease = job.ask(1)
+    seen = job.controller.orders("a").version
+    job.leave(0, "ValueError: nan")
+    told = job.controller.listen(job.now, "a", Listen(1, (lease.epoch,), 1, seen=seen))
+    assert (told.stop, told.version > seen) == ("ValueError: nan", True)
+    assert job.state() is Job.RUNNING  # rank 1 may still be at work
+    job.leave(1, "Stopped: ValueError: nan")
+    assert job.state() is Job.STARTING
+    assert [each.attempt for each in job.attach("two")] == [2, 2]
+    assert job.controller.orders("a").stop == ""
+
+
+def test_a_rank_that_fails_does_not_wait_long_for_one_that_hangs() -> None:
+    job = Alone()
+    job.attach()
+    job.leave(0, "ValueError: nan")
+    job.passes(24.0)
+    assert job.state() is Job.RUNNING
+    job.passes(2.0)
+    assert job.state() is Job.STARTING
+
+
+def test_the_others_hear_that_a_rank_has_given_a_phase_up() -> None:
+    job = Alone()
+    job.attach()
+    lease = job.ask(0)
+    assert job.ask(1) == lease
+    seen = job.controller.orders("a").version
+    job.controller.take()
+    job.say(Said.FAILED, lease.epoch, 1, "RuntimeError: out of memory")
+    assert job.controller.take()[2] == {"a"}  # parked calls are looked at anew
+    told = job.controller.listen(job.now, "a", Listen(1, (lease.epoch,), 0, seen=seen))
+    assert told.version != seen
+    assert told.held[0].given_up == "process 1 of the job has given it up: RuntimeError: out of memory"
+    job.say(Said.FINISHED, lease.epoch, 0)
+    again = job.ask(1)
+    assert (again.epoch > lease.epoch, again.given_up) == (True, "")
+    assert job.controller.machine.state.jobs["a"].progress.rolled == 0
+
+
+def test_a_script_that_was_started_again_while_the_controller_was_away_begins_anew() -> None:
+    job = Alone(1)
+    job.attach()
+    job.say(Said.FINISHED, job.ask().epoch, 0)
+    job.restart()
+    assert job.attach("two")[0].attempt == 2
+    assert job.ask(attempt=2).iteration == 0
+
+
+def test_ranks_that_attach_only_after_a_restart_join_the_attempt_that_there_is() -> None:
+    job = Alone(2)
+    assert job.controller.attach(job.now, "a", Attach("one-0", 0, 2)).attempt == 1
+    lease = job.ask(0)
+    job.restart()
+    assert job.controller.attach(job.now, "a", Attach("one-1", 1, 2)).attempt == 1
+    assert job.ask(1) == lease
+
+
+def test_a_job_that_holds_nothing_and_is_never_heard_again_fails_its_attempts_one_by_one() -> None:
+    job = Alone(max_attempts=2)
+    job.attach()
+    job.passes(2 * SILENT_S, 1)  # one of its processes is enough
+    assert job.state() is Job.RUNNING
+    job.passes(SILENT_S)
+    assert job.state() is Job.RUNNING
+    job.passes(LOOK_S + 2.0)
+    assert job.state() is Job.STARTING
+    job.passes(SILENT_S + LOOK_S + 2.0)  # nobody starts it again
+    assert job.ended.startswith("failed 2 times, at last: none of its processes has shown life for 60")
+
+
+def test_patience_is_counted_in_leases_where_they_are_long_and_anew_after_a_restart() -> None:
+    job = Alone(lease_s=100.0)
+    job.attach()
+    job.passes(SILENT_LEASES * 100.0 - 5.0)
+    assert job.state() is Job.RUNNING
+    job.restart()
+    job.passes(SILENT_LEASES * 100.0 - 5.0)
+    assert job.state() is Job.RUNNING
+    job.passes(LOOK_S + 10.0)
+    assert job.state() is Job.STARTING
+
+
+def test_a_job_with_nothing_left_to_do_that_is_never_heard_again_has_finished() -> None:
+    job = Alone(1, iterations=1)
+    job.attach()
+    for kind in PhaseKind:
+        lease = job.ask(kind=kind)
+        job.say(Said.FINISHED, lease.epoch, 0)
+    job.passes(SILENT_S + LOOK_S + 2.0)
+    assert job.ended == "finished"
+
+
+def test_a_rank_that_the_job_does_not_have_can_not_leave() -> None:
+    job = Alone(2)
+    job.attach()
+    with pytest.raises(IllegalEvent, match="rank 2"):
+        job.leave(2)
