@@ -201,7 +201,9 @@ class HostModel:
         machine = self.controller.machine
         seq = machine.state.ledger.seq
         if not self.controller.pending and seq - self.imaged >= IMAGE_EVERY:
+            self.world.follow()
             self.world.journal.keep(Image(seq, machine.state.now, to_json(image(machine))))
+            self.world.journal.trim()
             self.imaged = seq
         if self.controller.pending or self.outbox or self.controller.errands:
             self._write_soon()

@@ -22,7 +22,7 @@ from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.weave import Timing
 from rollmux.protocol.job_file import Submission
 from rollmux.service.controller import Controller
-from rollmux.service.journal import checksum
+from rollmux.service.journal import Record, checksum
 from tests.service.host_model import HostModel
 from tests.service.job_model import Process
 from tests.service.memory_journal import MemoryJournal
@@ -47,6 +47,7 @@ STANDING = {
     "train-1": "train",
 }
 SAFETY_S = 200.0
+KEEPS = (0, 200, 10**6)  # records that a journal keeps
 
 
 class World:
@@ -66,7 +67,8 @@ class World:
         self.policy: Callable[[], Policy] = lambda: make(order=order)
         self.submissions = {f"job{i}": _submission(rng, f"job{i}") for i in range(rng.randint(2, 5))}
         self.watch = Watch(TIMING, {name: each.processes for name, each in self.submissions.items()})
-        self.journal, self.scripts = MemoryJournal(), dict[str, Process]()
+        self.journal, self.scripts = MemoryJournal(KEEPS[seed % len(KEEPS)]), dict[str, Process]()
+        self.played: list[Record] = []  # all that became durable
         self.follower = ClusterMachine(self.cluster, self.policy(), self.rules)  # plays all records, never an image
         self.launcher, self.provider = Launcher(self), Provider(self)
         self.host = HostModel(self)
@@ -182,11 +184,16 @@ class World:
     def replays_to(self, controller: Controller) -> None:
         """I11: the journal leads to the state that was, with images or without them."""
         machine = controller.machine
-        for record in self.journal.records(self.follower.state.ledger.seq):
-            told = checksum(self.follower.handle(record.at, record.event))
-            assert (self.follower.state.ledger.seq, told) == (record.seq, record.told), f"I11: {record} leads elsewhere"
+        self.follow()
         if machine.state.ledger.seq == self.follower.state.ledger.seq:
             assert image(machine) == image(self.follower), "I11: the journal leads elsewhere than what happened"
+
+    def follow(self) -> None:
+        """Plays what is durable, before the journal may let go of it."""
+        for record in self.journal.records(self.follower.state.ledger.seq):
+            self.played.append(record)
+            told = checksum(self.follower.handle(record.at, record.event))
+            assert (self.follower.state.ledger.seq, told) == (record.seq, record.told), f"I11: {record} leads elsewhere"
 
     def heal(self) -> None:
         """From here on nothing fails. What is dead stays so, and who hangs and holds a lease hangs for ever."""
