@@ -145,6 +145,8 @@ class Cable:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        with suppress(OSError):  # it is closed already
+            self._listens.shutdown(socket.SHUT_RDWR)
         self._listens.close()
 
     def _accept(self) -> None:
@@ -153,12 +155,12 @@ class Cable:
                 here, _ = self._listens.accept()
                 there = socket.socket(socket.AF_UNIX)
                 there.connect(self._there)
-                threading.Thread(target=self._carry, args=(here, there, lambda: self.to_server()), daemon=True).start()
-                threading.Thread(target=self._carry, args=(there, here, lambda: self.to_client()), daemon=True).start()
+                threading.Thread(target=self._carry, args=(here, there, False), daemon=True).start()
+                threading.Thread(target=self._carry, args=(there, here, True), daemon=True).start()
 
-    def _carry(self, one: socket.socket, other: socket.socket, pulled: Callable[[], bool]) -> None:
+    def _carry(self, one: socket.socket, other: socket.socket, back: bool) -> None:
         with suppress(OSError):
-            while (said := one.recv(2**16)) and not pulled():
+            while (said := one.recv(2**16)) and not (self.to_client if back else self.to_server)():
                 other.sendall(said)
         for end in (one, other):
             with suppress(OSError):

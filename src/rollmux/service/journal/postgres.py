@@ -109,7 +109,7 @@ class PostgresJournal(TableJournal):
         try:
             self._db = self._connected()
         except psycopg.Error as error:
-            raise JournalAway(f"{self.name}: {error}") from error
+            raise JournalAway(f"{self.name}: {_line(error)}") from error
         try:
             if reads_only:
                 self._look()
@@ -118,7 +118,7 @@ class PostgresJournal(TableJournal):
                 self._last = self._end()
         except psycopg.Error as error:
             self._db.close()
-            raise JournalAway(f"{self.name}: {error}") from error
+            raise JournalAway(f"{self.name}: {_line(error)}") from error
         except BaseException:
             self._db.close()
             raise
@@ -130,7 +130,7 @@ class PostgresJournal(TableJournal):
         except psycopg.Error as error:
             if not self._db.closed:
                 raise
-            log.warning("%s: the connection is lost (%s)", self.name, error)
+            log.warning("%s: the connection is lost (%s)", self.name, _line(error))
             self._append_again(batch, records, owned)
         self._last = records[-1][0] if records else self._last
 
@@ -161,7 +161,7 @@ class PostgresJournal(TableJournal):
                     self._db.close()  # it may be without the lock
                     raise
                 if time.monotonic() > until:
-                    raise JournalAway(f"{self.name}: lost for {self._again_s:g} s ({error})") from error
+                    raise JournalAway(f"{self.name}: lost for {self._again_s:g} s ({_line(error)})") from error
                 time.sleep(PAUSE_S)
             except BaseException:
                 self._db.close()
@@ -265,7 +265,7 @@ class PostgresJournal(TableJournal):
             yield from self._db.execute(_translated(query), values).fetchall()
         except psycopg.Error as error:
             kind = JournalDamaged if (error.sqlstate or "").startswith("XX") else JournalAway
-            raise kind(f"{self.name}: {error}") from error
+            raise kind(f"{self.name}: {_line(error)}") from error
 
 
 class _Writes:
@@ -288,3 +288,8 @@ def _translated(statement: str) -> bytes:
 def _columns(rows: Sequence[Sequence[object]], width: int) -> list[list[object]]:
     """Rows as one array for each column."""
     return [[row[place] for row in rows] for place in range(width)]
+
+
+def _line(error: Exception) -> str:
+    """What libpq says in several lines."""
+    return " ".join(str(error).split())
