@@ -94,6 +94,8 @@ class Host:
         try:
             if not self.broken:
                 self.journal.keep(Image(state.ledger.seq, state.now, to_json(image(self.controller.machine))))
+        except Exception as error:  # noqa: BLE001  whatever it is, what counts is in the records
+            log.warning("no image of the state: %s", error)
         finally:
             self.journal.close()
 
