@@ -19,10 +19,11 @@ from rollmux.service.journal import KEPT_IMAGES, Batch, Image, Journal, JournalD
 from rollmux.service.journal.place import FILE
 from tests.service.journals import Place, batch, begun, durable, record
 
+TEXT = "a 'quoted' \"ü\" \\ \\u0000 \0 \n ? % %s %(a)s {}"
 JOB = JobSpec(
     "job ü", PhaseSpec(50.5, 2, resident_bytes=10**15, pause_s=0.0), PhaseSpec(1e-3, gpus=8), 1.5, tail=Tail(10, 2, 1.0)
 )
-SAMPLES: dict[Any, Any] = {str: "a 'quoted' ü\n", int: 7, float: 0.1 + 0.2, JobSpec: JOB, PhaseKind: PhaseKind.SYNC}
+SAMPLES: dict[Any, Any] = {str: TEXT, int: 7, float: 0.1 + 0.2, JobSpec: JOB, PhaseKind: PhaseKind.SYNC}
 EVENTS = [kind(*(SAMPLES[get_type_hints(kind)[f.name]] for f in fields(kind))) for kind in get_args(ev.Event)]
 
 
@@ -62,10 +63,10 @@ def test_a_new_journal_says_nothing_and_then_what_it_was_begun_with(place: Place
 
 
 def test_submissions_are_kept_beside_their_records(place: Place, journal: Journal) -> None:
-    first, second = Owned("B", "team", {"name": "B", "slo": 1.5}), Owned("A", "team", {"name": "A"})
+    first, second = Owned("B ü'\"\\?%s", "team", {"name": TEXT, "slo": 1.5}), Owned("A", "team", {"name": "A"})
     journal.append(Batch((record(1),), (first,)))
     journal.append(Batch((record(2),), (second,)))
-    assert {each.job_id: each for each in journal.owned()} == {"A": second, "B": first}
+    assert {each.job_id: each for each in journal.owned()} == {"A": second, first.job_id: first}
 
 
 def test_a_batch_is_there_as_a_whole_or_not_at_all(place: Place, journal: Journal) -> None:

@@ -113,7 +113,7 @@ def test_a_controller_whose_journal_was_taken_changes_nothing_any_more_and_says_
     url = server.url()
     with served(tmp_path, journal=opened(url)) as there:
         there.post("/v1/jobs", job("a"))
-        server.admin("UPDATE writer SET generation = generation + 1, who = 'b'", address(url).schema)
+        server.admin("UPDATE writer SET generation = generation + 1, token = 'b', who = 'b'", address(url).schema)
         answer = there.call("POST", "/v1/jobs", job("b"))
         assert answer.status_code == 503
         assert "another controller writes it (b)" in answer.json()["error"]
