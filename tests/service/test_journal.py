@@ -110,6 +110,13 @@ def test_a_changed_submission_is_noticed(place: Place, journal: Journal) -> None
         list(again.owned())
 
 
+def test_a_damaged_head_is_noticed(place: Place, journal: Journal) -> None:
+    journal.begin({"cluster": 1})
+    edit(place, journal, "UPDATE head SET value = '{' WHERE name = 'cluster'")
+    with pytest.raises(JournalDamaged, match="what it was begun with"), closing(begun(place)) as again:
+        again.head()
+
+
 def test_a_missing_record_is_named(place: Place, journal: Journal) -> None:
     journal.append(batch(1, 5))
     edit(place, journal, "DELETE FROM records WHERE seq = 3")
