@@ -6,25 +6,28 @@ import signal
 from pathlib import Path
 
 from rollmux.mux.policies.rollmux import RollmuxPolicy
-from rollmux.service.journal import Batch, SqliteJournal
+from rollmux.service.journal import Batch, Journal
+from rollmux.service.journal.place import opened
 from rollmux.service.local.launcher import ProcessLauncher
 from rollmux.service.serve import Service, Wanted, run
 from tests.service.serving import PAIR, RULES
 
 
-class DyingJournal(SqliteJournal):
+def dying(journal: Journal, left: int, before: bool) -> Journal:
     """Ends its own process once it has been given so many records."""
+    append = journal.append
 
-    left = 10**9
-    before = False
+    def append_and_die(batch: Batch) -> None:
+        nonlocal left
+        left -= len(batch.records)
+        if before and left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        append(batch)
+        if left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def append(self, batch: Batch) -> None:
-        DyingJournal.left -= len(batch.records)
-        if self.before and DyingJournal.left <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().append(batch)
-        if DyingJournal.left <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+    journal.append = append_and_die  # type: ignore[method-assign]
+    return journal
 
 
 def main() -> None:
@@ -33,10 +36,11 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("--records", type=int, default=10**9)
     parser.add_argument("--before", action="store_true")
+    parser.add_argument("--journal", default="")
     args = parser.parse_args()
-    DyingJournal.left, DyingJournal.before = args.records, args.before
+    place = opened(args.journal)
     wanted = Wanted(PAIR, RollmuxPolicy(), args.folder, RULES, port=args.port)
-    run(Service(wanted, ProcessLauncher(args.folder), DyingJournal))
+    run(Service(wanted, ProcessLauncher(args.folder), lambda path: dying(place(path), args.records, args.before)))
 
 
 if __name__ == "__main__":

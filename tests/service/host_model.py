@@ -202,7 +202,9 @@ class HostModel:
         machine = self.controller.machine
         seq = machine.state.ledger.seq
         if not self.controller.pending and seq - self.imaged >= IMAGE_EVERY:
+            self.world.follow()
             self.world.journal.keep(Image(seq, machine.state.now, self.controller.image()))
+            self.world.journal.trim()
             self.imaged = seq
         if self.controller.pending or self.outbox or self.controller.errands:
             self._write_soon()

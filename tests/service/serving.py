@@ -13,7 +13,7 @@ from rollmux.mux.cluster_state import Checks, Rules
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.weave import Timing
-from rollmux.service.journal import SqliteJournal
+from rollmux.service.journal import Journal, SqliteJournal
 from rollmux.service.local.launcher import ProcessLauncher
 from rollmux.service.serve import Service, Wanted
 from rollmux.service.tokens import Role
@@ -76,7 +76,7 @@ def served(
     folder: Path,
     cluster: Cluster = SMALL,
     rules: Rules = RULES,
-    journal: Callable[[Path], SqliteJournal] = SqliteJournal,
+    journal: Callable[[Path], Journal] = SqliteJournal,
 ) -> Iterator[Served]:
     """A controller over this folder, as long as the block lasts."""
     wanted = Wanted(cluster, RollmuxPolicy(), folder, rules)

@@ -79,7 +79,7 @@ def played(request: pytest.FixtureRequest) -> Played:
     machine = ClusterMachine(world.cluster, world.policy(), world.rules)
     controller = Controller(machine, [(each.tenant, world.submissions[each.job_id]) for each in world.journal.owned()])
     integrals, now = Integrals(), 0.0
-    for record in world.journal.records():
+    for record in world.played:
         integrals.pass_by(machine.state, record.at - now)
         now = record.at
         controller.tell(now, record.event)

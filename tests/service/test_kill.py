@@ -16,9 +16,9 @@ import pytest
 import rollmux
 from rollmux.client.mux import Mux
 from rollmux.mux.policies.rollmux import RollmuxPolicy
-from rollmux.service.journal import SqliteJournal
 from rollmux.service.recovery import recover
 from rollmux.service.tokens import Role, Tokens
+from tests.service.journals import Place, begun
 from tests.service.serving import PAIR, RULES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,9 +59,11 @@ def script(name: str, url: str, token: str, witness: Witness) -> None:
 
 
 @contextmanager
-def lives(folder: Path, port: int, records: int, before: bool) -> Iterator[list[int]]:
+def lives(place: Place, port: int, records: int, before: bool) -> Iterator[list[int]]:
     """A controller that is started anew whenever it has died; yields how each life ended."""
+    folder = place.folder
     command = [sys.executable, "-m", "tests.service.dying", str(folder), str(port), "--records", str(records)]
+    command += ["--journal", place.url]
     endings: list[int] = []
     over = threading.Event()
     running: list[subprocess.Popen[bytes]] = []
@@ -92,25 +94,25 @@ def lives(folder: Path, port: int, records: int, before: bool) -> Iterator[list[
     ],
     ids=["after every 12th record", "after every record", "before every second record", "before every fifth record"],
 )
-def test_a_controller_that_is_killed_all_the_time_loses_nothing(tmp_path: Path, records: int, before: bool) -> None:
+def test_a_controller_that_is_killed_all_the_time_loses_nothing(place: Place, records: int, before: bool) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    token = Tokens(tmp_path, time.time).create("admin", Role.ADMIN)
+    token = Tokens(place.folder, time.time).create("admin", Role.ADMIN)
     witness, url = Witness(), f"http://127.0.0.1:{port}"
-    with lives(tmp_path, port, records, before) as endings:
+    with lives(place, port, records, before) as endings:
         scripts = [threading.Thread(target=script, args=(name, url, token, witness)) for name in ("a", "b")]
         for each in scripts:
             each.start()
         for each in scripts:
             each.join(LIMIT_S)
-            assert not each.is_alive(), (tmp_path / "log").read_text()[-2000:]
+            assert not each.is_alive(), (place.folder / "log").read_text()[-2000:]
     assert endings.count(-9) >= 2
     assert witness.wrong == []
     assert sorted(witness.done) == sorted(
         (name, kind, step) for name in ("a", "b") for kind in ("rollout", "train") for step in range(STEPS)
     )
-    journal = SqliteJournal(tmp_path / "journal.db")
+    journal = begun(place)
     controller, _ = recover(journal, PAIR, RollmuxPolicy(), RULES)
     assert controller.machine.state.ended == {"a": "finished", "b": "finished"}
     journal.close()

@@ -23,7 +23,7 @@ from rollmux.mux.weave import Timing
 from rollmux.protocol.job_file import Submission
 from rollmux.service.controller import Controller
 from rollmux.service.history import History
-from rollmux.service.journal import checksum
+from rollmux.service.journal import Record, checksum
 from rollmux.service.live import SILENT_S
 from tests.service.host_model import HostModel
 from tests.service.job_model import Process
@@ -50,6 +50,7 @@ STANDING = {
 }
 SAFETY_S = 200.0
 FOR_EVER_S = 1e6
+KEEPS = (0, 200, 10**6)  # records that a journal keeps
 
 
 class World:
@@ -69,7 +70,8 @@ class World:
         self.policy: Callable[[], Policy] = lambda: make(order=order)
         self.submissions = {f"job{i}": _submission(rng, f"job{i}") for i in range(rng.randint(2, 5))}
         self.watch = Watch(TIMING, {name: each.processes for name, each in self.submissions.items()})
-        self.journal = MemoryJournal()
+        self.journal = MemoryJournal(KEEPS[seed % len(KEEPS)])
+        self.played: list[Record] = []  # all that became durable
         self.follower = ClusterMachine(self.cluster, self.policy(), self.rules)  # plays all records, never an image
         self.history = History(self.follower.state)
         self.launcher, self.provider = Launcher(self), Provider(self)
@@ -189,14 +191,19 @@ class World:
     def replays_to(self, controller: Controller) -> None:
         """I11: the journal leads to the state that was, with images or without them."""
         machine = controller.machine
+        self.follow()
+        if machine.state.ledger.seq == self.follower.state.ledger.seq:
+            assert image(machine) == image(self.follower), "I11: the journal leads elsewhere than what happened"
+            assert controller.history.saved() == self.history.saved(), "the history depends on how it was heard"
+
+    def follow(self) -> None:
+        """Plays what is durable, before the journal may let go of it."""
         for record in self.journal.records(self.follower.state.ledger.seq):
+            self.played.append(record)
             commands = self.follower.handle(record.at, record.event)
             self.history.heard(record.at, record.event, commands)
             told = checksum(commands)
             assert (self.follower.state.ledger.seq, told) == (record.seq, record.told), f"I11: {record} leads elsewhere"
-        if machine.state.ledger.seq == self.follower.state.ledger.seq:
-            assert image(machine) == image(self.follower), "I11: the journal leads elsewhere than what happened"
-            assert controller.history.saved() == self.history.saved(), "the history depends on how it was heard"
 
     def heal(self) -> None:
         """From here on nothing fails. What is dead stays so, and who hangs and holds a lease hangs for ever."""

@@ -13,6 +13,16 @@ ClusterFile = Annotated[
 ]
 EndedBy = Annotated[Accounting, typer.Option(help="What ends a job: its work, or its time alone.")]
 Hours = Annotated[float | None, typer.Option(help="Over how many hours they arrive.")]
+JournalUrl = Annotated[
+    str,
+    typer.Option(
+        "--journal",
+        metavar="URL",
+        envvar="ROLLMUX_JOURNAL",
+        show_default=False,
+        help="A journal on a server, as postgresql://user@host/db; otherwise a file in the folder.",
+    ),
+]
 MaxGroup = Annotated[int, typer.Option(min=0, max=16, help="The most jobs in a group; 0 for each policy's own.")]
 MoveS = Annotated[float, typer.Option(min=0.0, help="Work that a move loses.")]
 PauseS = Annotated[

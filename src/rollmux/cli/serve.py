@@ -28,9 +28,14 @@ def serve(
     drain_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="How long it then has to vanish.")] = 10.0,
     certificate: Annotated[Path | None, typer.Option(help="For TLS: a file with the certificate.")] = None,
     key: Annotated[Path | None, typer.Option(help="For TLS: a file with its key.")] = None,
+    journal: options.JournalUrl = "",
+    keep_records: Annotated[
+        int, typer.Option(min=0, help="So many of the last events are kept for `rollmux journal`, and some more.")
+    ] = 1_000_000,
 ) -> None:
     """Run the controller: jobs are submitted to it, share nodes by its leases, and survive its end."""
     from rollmux.service import serve as service  # noqa: PLC0415  other commands start faster without it
+    from rollmux.service.journal.place import opened  # noqa: PLC0415
     from rollmux.service.local.launcher import ProcessLauncher  # noqa: PLC0415
 
     require_name("policy", policy, POLICIES)
@@ -50,7 +55,7 @@ def serve(
         key,
     )
     try:
-        running = service.Service(wanted, ProcessLauncher(place))
+        running = service.Service(wanted, ProcessLauncher(place), opened(journal, keep_records))
     except RollmuxError as error:
         raise typer.BadParameter(str(error)) from error
     service.admin_token(place, running.tokens)

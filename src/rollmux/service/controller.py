@@ -6,6 +6,7 @@ holds now.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from rollmux.errors import IllegalEvent, RollmuxError
@@ -45,6 +46,9 @@ HISTORY = "history"
 # Commands that are carried out beside the jobs: by a launcher, or by whoever gets nodes.
 Errand = cmd.Launch | cmd.Stop | cmd.Provision | cmd.ReleaseNode
 
+# Submissions of forgotten jobs that are removed with one batch: it is not to take longer for them.
+FORGET_AT_ONCE = 50
+
 # What frees nodes: it holds once every process of the job has said so. Where they differ, the first of these counts.
 _BY_ALL: dict[Said, Callable[[str, int], ev.Event]] = {
     Said.FAILED: lambda job_id, epoch: ev.PhaseFailed(job_id, epoch, "a process of the job gave it up"),
@@ -79,12 +83,14 @@ class Controller:
         machine: ClusterMachine,
         owned: Iterable[tuple[str, Submission]] = (),
         history: History | None = None,
+        forgotten: Iterable[str] = (),
     ) -> None:
         self.machine = machine
         self.history = history or History(machine.state)
         self.jobs = {submission.job.id: Live(submission, tenant) for tenant, submission in owned}
         self.pending: list[Record] = []  # not durable yet
         self.owned: list[Owned] = []
+        self.forgotten = dict.fromkeys(forgotten)  # their submissions are of no use any more
         self.errands: list[Errand] = []
         self.woken: set[str] = set()  # jobs to which something new may be said
         self.beats: dict[int, ev.Heartbeat] = {}  # signs of life since the last tick, by lease
@@ -123,7 +129,10 @@ class Controller:
 
     def take(self) -> tuple[Batch, list[Errand], set[str]]:
         """What is to be made durable, and what may go on once it is."""
-        batch = Batch(tuple(self.pending), tuple(self.owned))
+        forgotten = tuple(islice(self.forgotten, FORGET_AT_ONCE))
+        for job_id in forgotten:
+            del self.forgotten[job_id]
+        batch = Batch(tuple(self.pending), tuple(self.owned), forgotten)
         errands, woken = self.errands, self.woken
         self.pending, self.owned, self.errands, self.woken = [], [], [], set()
         return batch, errands, woken
@@ -174,6 +183,7 @@ class Controller:
             return  # submitted twice, and done already
         if known is None:
             self._forget_the_oldest()
+            self.forgotten.pop(job_id, None)
             self.jobs[job_id] = Live(submission, tenant)
         commands: tuple[cmd.Command, ...] = ()
         try:
@@ -322,6 +332,7 @@ class Controller:
         if len(self.jobs) > len(state.jobs) + len(state.ended):
             for job_id in [each for each in self.jobs if each not in state.jobs and each not in state.ended]:
                 del self.jobs[job_id]
+                self.forgotten[job_id] = None
 
     def _record(self, job_id: str) -> JobRecord | None:
         return self.machine.state.jobs.get(job_id)

@@ -28,6 +28,8 @@ TICK_S = 0.25
 # An image is kept once all that came after the last one took so long, for a restart has to do that again. Taking one
 # stops everything for a moment, longer with more jobs, so with more jobs it is done less often.
 REPLAY_S, REPLAY_PER_JOB_S = 0.5, 0.001
+# Between two portions of old records that are removed, so that writes go on meanwhile.
+TRIM_PAUSE_S = 0.05
 # Where calls come faster than one by one, those within so long share a write.
 GATHER_S = 0.001
 # A parked call is answered at the latest after so long, whatever it asked for: proxies end silent connections.
@@ -95,6 +97,8 @@ class Host:
         try:
             if not self.broken:
                 self.journal.keep(Image(state.ledger.seq, state.now, self.controller.image()))
+        except Exception as error:  # noqa: BLE001  whatever it is, what counts is in the records
+            log.warning("no image of the state: %s", error)
         finally:
             self.journal.close()
 
@@ -211,7 +215,8 @@ class Host:
                 self._begin_image()
 
     def _break(self, error: Exception, waiting: list[asyncio.Future[None]]) -> None:
-        self.broken = f"the journal can't be written ({error}): free its disk, then start the controller again"
+        mend = "free its disk, or mend what else is wrong, then start the controller again"
+        self.broken = f"the journal can't be written ({error}): {mend}"
         log.critical(self.broken)
         for reply in [*waiting, *self._waiting]:
             if not reply.done():
@@ -233,10 +238,13 @@ class Host:
             self._spawn(self._keep(machine.state.ledger.seq, machine.state.now, copy))
 
     async def _keep(self, seq: int, at: float, copy: Forked) -> None:
-        """Only the last step, which takes a moment, is in line with the writes."""
+        """Only the last step, which takes a moment, is in line with the writes, and each portion of what is too old."""
         try:
             kept = Packed(seq, at, await copy.result())
-            await asyncio.get_running_loop().run_in_executor(self._disk, self.journal.keep, kept)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._disk, self.journal.keep, kept)
+            while await loop.run_in_executor(self._disk, self.journal.trim):
+                await asyncio.sleep(TRIM_PAUSE_S)
         except Exception as error:  # noqa: BLE001  whatever it is, what counts is in the records
             log.warning("no image of the state: %s", error)
 

@@ -36,18 +36,30 @@ def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) ->
     if played_by != rules:
         machine, history = _under_new_rules(journal, machine, history, now, policy, rules)
     known = machine.state.jobs.keys() | machine.state.ended.keys()
-    owned = [(each.tenant, read_job(each.data)) for each in journal.owned() if each.job_id in known]
-    return Controller(machine, owned, history), now
+    owned, forgotten = [], []
+    for each in journal.owned():
+        if each.job_id in known:
+            owned.append((each.tenant, read_job(each.data)))
+        else:
+            forgotten.append(each.job_id)
+    return Controller(machine, owned, history, forgotten), now
 
 
 def replayed(journal: Journal, policy_of: Callable[[str], Policy]) -> ClusterMachine:
-    """A machine that has gone through every record there is, with all of them in its log."""
+    """A machine that has gone through the history as far as it is kept, with every record of it in its log."""
     head = journal.head()
     if not head:
         raise JournalDamaged("the journal is empty: no controller has written to it")
     rules = replace(decode(Rules, head["rules"]), log_limit=10**9)
-    machine = ClusterMachine(decode(Cluster, head["cluster"]), policy_of(head["policy"]), rules)
-    for record in journal.records():
+    cluster, policy, begins = decode(Cluster, head["cluster"]), policy_of(head["policy"]), journal.begins()
+    machine = ClusterMachine(cluster, policy, rules)
+    if begins:
+        saved = journal.image(begins)
+        if saved is None:
+            raise JournalDamaged(f"the image after record {begins}, with which the history begins, can't be read")
+        _require_version(saved)
+        machine = images.restore(images.from_json(saved.state), cluster, policy, rules)
+    for record in journal.records(begins):
         _again(machine, record)
     return machine
 
@@ -89,7 +101,7 @@ def _require_same(head: dict[str, Any], wanted: dict[str, Any]) -> None:
         if head.get(name) != wanted[name]:
             raise RollmuxError(
                 f"the journal was begun with another {name}, {head.get(name)}, than the present {wanted[name]}: "
-                f"start with that {name} until all jobs have ended, or begin a new journal in another folder"
+                f"start with that {name} until all jobs have ended, or begin a new journal in another folder or schema"
             )
 
 
@@ -97,6 +109,8 @@ def _play(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> t
     """The latest image, and every record after it. An image without a history has its books begin where it was made."""
     saved = journal.image()
     machine, seq, now, kept = ClusterMachine(cluster, policy, rules), 0, 0.0, None
+    if saved is not None and journal.begins():
+        _require_version(saved)
     if saved is not None and saved.state.get("version") == images.VERSION:  # else all records: an image only saves time
         kept = saved.state.pop(HISTORY, None)
         machine, seq, now = images.restore(images.from_json(saved.state), cluster, policy, rules), saved.seq, saved.at
@@ -105,6 +119,14 @@ def _play(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> t
         history.heard(record.at, record.event, _again(machine, record))
         now = record.at
     return machine, history, now
+
+
+def _require_version(saved: Image) -> None:
+    if (version := saved.state.get("version")) != images.VERSION:
+        raise JournalDamaged(
+            f"the image after record {saved.seq} is of version {version}, this program reads {images.VERSION}, and the "
+            "records before it are not kept: start the version that wrote it, and change it once all jobs have ended"
+        )
 
 
 def _again(machine: ClusterMachine, record: Record) -> tuple[cmd.Command, ...]:
@@ -130,10 +152,10 @@ def _other_version(record: Record, why: str) -> JournalDamaged:
 def _under_new_rules(
     journal: Journal, machine: ClusterMachine, history: History, now: float, policy: Policy, rules: Rules
 ) -> tuple[ClusterMachine, History]:
-    """The same state under other rules. Its image comes first, so that no older record is ever played under them."""
+    """The same state under other rules. The journal begins anew with it: older records are never played under them."""
     saved, cluster, kept = images.image(machine), machine.state.cluster, history.saved()
     if saved.seq:
         journal.keep(Image(saved.seq, now, {**images.to_json(saved), HISTORY: kept}))
-    journal.begin(_head(cluster, policy, rules))
+    journal.begin(_head(cluster, policy, rules), saved.seq)
     again = images.restore(saved, cluster, policy, rules)
     return again, History(again.state, kept)

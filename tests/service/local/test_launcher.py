@@ -183,6 +183,7 @@ def test_a_process_gets_its_environment_and_no_word_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROLLMUX_SECRET", "of the controller")
+    monkeypatch.setenv("PGPASSWORD", "of its journal")
     monkeypatch.setenv("INHERITED", "yes")
     program = "import json, os; print(json.dumps([dict(os.environ), os.getcwd(), os.sched_getaffinity(0) == {CORE}]))"
     core = min(os.sched_getaffinity(0))
@@ -206,6 +207,7 @@ def test_a_process_gets_its_environment_and_no_word_for_another(
             "ROLLMUX_ROLLOUT_NODES": "r0,r1",
             "ROLLMUX_TRAIN_NODES": "t0",
         }
+        assert "PGPASSWORD" not in env
         assert (env["HERS"], env["INHERITED"], env["CUDA_VISIBLE_DEVICES"]) == ("ü = ä", "yes", "0,1,2,GPU-x")
         assert (folder, pinned) == (str(tmp_path), True)
 

@@ -34,8 +34,9 @@ class Kept:
 
 
 def own_env() -> dict[str, str]:
-    """What processes get of the controller's environment: nothing that is about a RollMux above or beside it."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+    """What processes get of the controller's environment: nothing of a RollMux above or beside it,
+    and no password."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "PGPASS"))}
 
 
 def spawn(plan: Plan) -> tuple[int, int]:

@@ -1,0 +1,44 @@
+"""Where a journal on a server is: a PostgreSQL URL that may name a schema, and how to speak of it."""
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from rollmux.service.journal.values import JournalAway
+
+# Where the URL names none: one schema for each cluster.
+SCHEMA = "rollmux"
+_A_SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`parameters` are those of libpq, password and all; `shown` is what anybody may read."""
+
+    parameters: dict[str, str | int] = field(repr=False)
+    schema: str
+    shown: str
+
+
+def address(url: str) -> Address:
+    """JournalAway, without a word of what the URL says, where it can't be read."""
+    try:
+        parts = urlsplit(url)
+        asked = [part for part in parts.query.split("&") if part]
+        schemas = [unquote(part.partition("=")[2]) for part in asked if part.startswith("schema=")]
+        rest = "&".join(part for part in asked if not part.startswith("schema="))
+        found = conninfo_to_dict(urlunsplit(parts._replace(query=rest)))
+    except (ValueError, psycopg.Error):
+        # Neither as a cause: what they say quotes parts of the URL.
+        raise JournalAway("the journal's URL can't be read: it should be as postgresql://user@host:5432/db") from None
+    parameters = {name: value for name, value in found.items() if value is not None}
+    schema = schemas[-1] if schemas else SCHEMA
+    if not _A_SCHEMA.fullmatch(schema):
+        raise JournalAway(f"a journal's schema is a name of small letters, digits and _, not {schema[:80]!r}")
+    user, host = (f"{parameters.get(name) or ''}" for name in ("user", "host"))
+    port, base = (f"{parameters.get(name) or ''}" for name in ("port", "dbname"))
+    place = f"{user}{'@' if user else ''}{host}{':' if port else ''}{port}/{base}"
+    return Address(parameters, schema, f"journal {schema} at postgresql://{place}")

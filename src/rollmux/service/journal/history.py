@@ -1,0 +1,30 @@
+"""How much of the past is kept: from which image on the records stay, and which images are of use.
+
+A restart needs the last image and the records after it, and the one before should the last be damaged. All that is
+older is there to be read (`rollmux journal`), and can only be played from an image: so it ends at one.
+"""
+
+from collections.abc import Sequence
+
+# Images that a restart may need.
+KEPT_IMAGES = 2
+# Records that are kept to be read: some 300 MB, and half a minute to play again.
+KEEP_RECORDS = 1_000_000
+# Older images lie at least so far apart, as a part of the records that are kept.
+PARTS = 8
+# Records that are removed in one transaction: a write waits for one such at most.
+PORTION = 500
+
+
+def history(images: Sequence[int], begins: int, keep: int) -> tuple[int, list[int]]:
+    """After which record the history is to begin, and the images to keep, of all those there are (by their numbers)."""
+    latest = images[-KEPT_IMAGES:]
+    if len(latest) == KEPT_IMAGES:
+        oldest = min(latest[-1] - keep, latest[0])
+        begins = max([begins, *(seq for seq in images if seq <= oldest)])
+    kept: list[int] = []
+    for seq in images:
+        far = seq - (kept[-1] if kept else begins) >= max(1, keep // PARTS)
+        if seq >= begins and (seq == begins or far or seq in latest):
+            kept.append(seq)
+    return begins, kept

@@ -1,0 +1,74 @@
+"""A journal in one SQLite file, written by one process at a time."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollmux.service.journal.history import KEEP_RECORDS
+from rollmux.service.journal.tables import TableJournal
+from rollmux.service.journal.values import Batch, JournalDamaged
+from rollmux.service.journal.written import owned_rows, record_rows
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS head (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (
+    seq INTEGER PRIMARY KEY, at REAL NOT NULL, wall_s REAL NOT NULL, event TEXT NOT NULL, told INTEGER NOT NULL,
+    sum INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS images (
+    seq INTEGER PRIMARY KEY, at REAL NOT NULL, state BLOB NOT NULL, sum INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS owned (
+    job_id TEXT PRIMARY KEY, tenant TEXT NOT NULL, data TEXT NOT NULL, sum INTEGER NOT NULL
+);
+"""
+
+
+class SqliteJournal(TableJournal):
+    """The lock of the file is what keeps a second controller away."""
+
+    def __init__(self, path: str | Path, keep_records: int = KEEP_RECORDS) -> None:
+        super().__init__(keep_records)
+        self.path = Path(path)
+        self.name = f"journal {self.path}"
+        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=1.0)
+        try:
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second controller is told so at once
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_TABLES)
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise JournalDamaged(f"{self.name}: {error}; is another controller using it?") from error
+
+    def append(self, batch: Batch) -> None:
+        rows, owned = record_rows(batch), owned_rows(batch)
+        with self._writing() as writes:
+            writes.executemany("DELETE FROM owned WHERE job_id = ?", [(job_id,) for job_id in batch.forgotten])
+            writes.executemany("INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?)", owned)
+            writes.executemany("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Cursor]:
+        with closing(self._db.cursor()) as cursor:
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                yield cursor
+                cursor.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    cursor.execute("ROLLBACK")
+                raise
+
+    def _rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._db.execute(query, values)
+        except sqlite3.DatabaseError as error:
+            raise JournalDamaged(f"{self.name}: {error}; go on from a copy of it") from error

@@ -1,0 +1,327 @@
+"""The journal on a server: no two write it, and no fault of the connection or the server loses or doubles anything."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from random import Random
+
+import psycopg
+import pytest
+
+from rollmux.mux import events as ev
+from rollmux.service.journal import Batch, Image, JournalAway, JournalDamaged, JournalTaken, Owned, Record, postgres
+from rollmux.service.journal.address import address
+from rollmux.service.journal.postgres import PostgresJournal
+from tests.service.journals import batch, record
+from tests.service.postgres_server import Cable, Server, running
+
+OWNED = Owned("A", "team", {"name": "A"})
+SOON_S = 20.0
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return server.url()
+
+
+@pytest.fixture
+def cable(server: Server) -> Iterator[Cable]:
+    with closing(Cable(server)) as found:
+        yield found
+
+
+def durable(url: str) -> list[Record]:
+    with closing(PostgresJournal(url, reads_only=True)) as journal:
+        return list(journal.records())
+
+
+def wait_for_blocked(server: Server) -> None:
+    """Until somebody waits for a lock."""
+    until = time.monotonic() + SOON_S
+    while not server.admin("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+# -- who writes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_controller_is_told_who_writes_and_the_first_goes_on(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "LOCK_WAIT_S", 0.3)
+    with closing(PostgresJournal(url)) as first:
+        with pytest.raises(JournalTaken, match=r"another controller writes it \(.+, process \d+\)"):
+            PostgresJournal(url)
+        first.append(batch(1, 2))
+    with closing(PostgresJournal(url)) as next_one:
+        next_one.append(batch(3, 3))
+    assert durable(url) == [record(seq) for seq in (1, 2, 3)]
+
+
+def test_clusters_in_one_database_know_nothing_of_each_other(server: Server) -> None:
+    one, other = server.url(), server.url()
+    with closing(PostgresJournal(one)) as a, closing(PostgresJournal(other)) as b:
+        a.append(Batch((record(1),), (OWNED,)))
+        b.append(batch(1, 3))
+        assert list(b.owned()) == []
+    assert [len(durable(one)), len(durable(other))] == [1, 3]
+
+
+def test_what_reads_sees_one_state_beside_the_writer_and_can_not_write(url: str) -> None:
+    with pytest.raises(JournalAway, match="there is no journal"):
+        PostgresJournal(url, reads_only=True)
+    with closing(PostgresJournal(url)) as writer:
+        writer.append(batch(1, 3))
+        with closing(PostgresJournal(url, reads_only=True)) as reader:
+            assert len(list(reader.records())) == 3
+            writer.append(batch(4, 9))
+            assert len(list(reader.records())) == 3
+            with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+                reader.append(batch(4, 4))
+        writer.append(batch(10, 10))
+    assert len(durable(url)) == 10
+
+
+WRITES: dict[str, Callable[[PostgresJournal], object]] = {
+    "append": lambda journal: journal.append(Batch((record(3),), (OWNED,), ("B",))),
+    "keep": lambda journal: journal.keep(Image(2, 1.0, {})),
+    "begin": lambda journal: journal.begin({"cluster": 1}),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_with_a_later_generation_there_nothing_is_written_any_more(
+    server: Server, url: str, write: Callable[[PostgresJournal], object]
+) -> None:
+    """As where the server was replaced by another, which knows nothing of locks."""
+    with closing(PostgresJournal(url)) as journal:
+        journal.append(batch(1, 2))
+        server.admin("UPDATE writer SET generation = generation + 1, token = 'another'", address(url).schema)
+        with pytest.raises(JournalTaken, match="another controller writes it"):
+            write(journal)
+        with pytest.raises(JournalTaken, match="another controller writes it"):
+            journal.append(batch(3, 3))
+    with closing(PostgresJournal(url)) as journal:
+        assert (journal.head(), journal.image(), list(journal.owned())) == ({}, None, [])
+        assert list(journal.records()) == [record(1), record(2)]
+
+
+# -- lost connections ------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_connection_is_made_anew_and_nothing_is_written_twice(
+    server: Server, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(PostgresJournal(url)) as journal:
+        for seq in range(1, 6):
+            journal.append(Batch((record(seq),), (OWNED,)))
+            assert server.cut_off() == 1
+        with pytest.raises(JournalAway):
+            journal.keep(Image(5, 1.0, {"seq": 5}))
+        journal.append(batch(6, 6))
+        journal.keep(Image(6, 2.0, {"seq": 6}))
+        assert journal.image() == Image(6, 2.0, {"seq": 6})
+        assert list(journal.owned()) == [OWNED]
+    assert durable(url) == [record(seq) for seq in range(1, 7)]
+    assert {level for _, level, _ in caplog.record_tuples} == {logging.WARNING}
+    assert not any("\n" in text for _, _, text in caplog.record_tuples)
+
+
+def test_who_lost_the_connection_and_then_the_journal_writes_nothing(server: Server, url: str) -> None:
+    with closing(PostgresJournal(url)) as first:
+        first.append(batch(1, 2))
+        server.cut_off()
+        with closing(PostgresJournal(url)) as second:
+            second.append(Batch((record(3, ev.Tick()),)))
+            for _ in range(2):
+                with pytest.raises(JournalTaken, match="another controller writes it"):
+                    first.append(batch(3, 3))
+        with pytest.raises(JournalTaken):
+            first.append(batch(4, 4))  # nor when nobody holds it any more
+    assert durable(url) == [record(1), record(2), record(3, ev.Tick())]
+
+
+@pytest.mark.parametrize("owned", [(), (OWNED,)])
+@pytest.mark.parametrize("heard", [True, False], ids=["its reply is lost", "it is lost itself"])
+def test_an_append_of_unknown_end_is_written_once(
+    server: Server, cable: Cable, heard: bool, owned: tuple[Owned, ...]
+) -> None:
+    url = server.url_by(cable.port)
+    there: list[int] = []
+
+    def pulled() -> bool:
+        if not there:
+            there.extend(server.admin("SELECT count(*) FROM records", address(url).schema)[0])
+            return True
+        return False
+
+    with closing(PostgresJournal(url)) as journal:
+        journal.append(batch(1, 2))
+        setattr(cable, "to_client" if heard else "to_server", pulled)
+        journal.append(Batch(batch(3, 5).records, owned))
+        assert there == [5 if heard else 2]
+        journal.append(batch(6, 6))
+        assert tuple(journal.owned()) == owned
+        assert list(journal.records()) == [record(seq) for seq in range(1, 7)]
+
+
+def test_a_connection_that_is_lost_again_and_again_while_it_is_made_anew_gives_nothing_up(
+    server: Server, cable: Cable
+) -> None:
+    """Whichever answer of the server is lost: also that which gives the journal back."""
+    for answers in range(1, 25):
+        heard = 0
+
+        def pulled(answers: int = answers) -> bool:
+            nonlocal heard
+            heard += 1
+            return heard == answers
+
+        with closing(PostgresJournal(url := server.url_by(cable.port))) as journal:
+            journal.append(batch(1, 1))
+            server.cut_off()
+            cable.to_client = pulled
+            journal.append(batch(2, 3))
+            cable.to_client = lambda: False
+            assert list(journal.records()) == [record(seq) for seq in (1, 2, 3)], url
+
+
+def test_a_server_that_has_lost_what_was_durable_is_not_written_to(server: Server, url: str) -> None:
+    with closing(PostgresJournal(url)) as journal:
+        journal.append(batch(1, 5))
+        server.admin("DELETE FROM records WHERE seq > 3", address(url).schema)
+        server.cut_off()
+        for _ in range(2):
+            with pytest.raises(JournalDamaged, match="ends with record 3, though 5 was durable"):
+                journal.append(batch(6, 6))
+    assert len(durable(url)) == 3
+
+
+def test_somebody_else_s_record_is_not_taken_for_one_s_own(server: Server, url: str) -> None:
+    with closing(PostgresJournal(url)) as journal:
+        journal.append(batch(1, 2))
+        server.cut_off()
+        other = "INSERT INTO records SELECT 3, at, wall_s, event, told, sum FROM records WHERE seq = 2"
+        server.admin(other, address(url).schema)
+        with pytest.raises(JournalDamaged):
+            journal.append(batch(3, 3))
+
+
+def test_whatever_is_cut_what_was_called_durable_is_there_and_the_history_does_not_fork(
+    server: Server, url: str
+) -> None:
+    """Three controllers want one journal while their sessions are ended at random."""
+    over, acknowledged = threading.Event(), []
+    rng = Random(7)
+
+    def controller(name: str) -> int:
+        lives = 0
+        while not over.is_set():
+            with suppress(JournalTaken, JournalAway), closing(PostgresJournal(url)) as journal:
+                lives += 1
+                last = max([each.seq for each in journal.records()], default=0)
+                for seq in range(last + 1, last + 60):
+                    mine = record(seq, ev.JobCancelled(name))
+                    journal.append(Batch((mine,)))
+                    acknowledged.append(mine)
+        return lives
+
+    with ThreadPoolExecutor(3) as pool:
+        running_ones = [pool.submit(controller, name) for name in "abc"]
+        cut, until = 0, time.monotonic() + 60
+        while (len(acknowledged) < 100 or cut < 30) and time.monotonic() < until:
+            time.sleep(rng.uniform(0.0, 0.15))
+            cut += server.cut_off()
+        over.set()
+        assert sum(each.result() for each in running_ones) > 3
+    found = durable(url)
+    assert len(found) >= 100
+    assert [each.seq for each in found] == list(range(1, len(found) + 1))
+    assert sorted(acknowledged, key=lambda each: each.seq) == [each for each in found if each in acknowledged]
+
+
+# -- servers that fail -----------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_dies_amid_an_append_and_comes_back_has_it_once() -> None:
+    with running() as server, closing(PostgresJournal(url := server.url())) as journal, ThreadPoolExecutor(1) as pool:
+        journal.append(batch(1, 2))
+        with closing(server.connect(address(url).schema)) as other:
+            other.execute("BEGIN; LOCK TABLE records IN SHARE MODE")
+            appended = pool.submit(journal.append, batch(3, 5))
+            wait_for_blocked(server)
+            server.stop()
+        server.start()
+        appended.result(SOON_S)
+        journal.append(batch(6, 6))
+        assert list(journal.records()) == [record(seq) for seq in range(1, 7)]
+
+
+def test_a_server_that_stays_away_is_given_up_and_what_was_durable_is_there() -> None:
+    with running() as server:
+        url = server.url()
+        with closing(PostgresJournal(url, again_s=0.5)) as journal:
+            journal.append(batch(1, 2))
+            server.stop()
+            for _ in range(2):
+                with pytest.raises(JournalAway, match=r"lost for 0\.5 s"):
+                    journal.append(batch(3, 3))
+            with pytest.raises(JournalAway):
+                PostgresJournal(url)
+            server.start()
+            journal.append(batch(3, 3))
+        assert durable(url) == [record(seq) for seq in (1, 2, 3)]
+
+
+def test_a_statement_that_takes_too_long_is_undone_and_raises(server: Server, url: str) -> None:
+    with closing(PostgresJournal(url, statement_s=0.3)) as journal:
+        journal.append(batch(1, 1))
+        with server.connect(address(url).schema) as other:
+            other.execute("BEGIN; LOCK TABLE records IN SHARE MODE")
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                journal.append(Batch((record(2),), (OWNED,)))
+        assert list(journal.owned()) == []
+        journal.append(batch(2, 2))
+    assert durable(url) == [record(1), record(2)]
+
+
+def test_a_server_that_does_not_sync_its_disk_is_refused() -> None:
+    with running(fsync="off") as server, pytest.raises(JournalAway, match="fsync off"):
+        PostgresJournal(server.url())
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_message_tells_a_password(
+    server: Server, cable: Cable, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "LOCK_WAIT_S", 0.3)
+    url = server.url_by(cable.port, "s3cr%65t")
+    said = []
+    with closing(PostgresJournal(url, again_s=0.3)) as journal:
+        assert f"@127.0.0.1:{cable.port}/postgres" in journal.name
+        said.append(repr(vars(journal)))
+        with pytest.raises(JournalTaken) as refused:
+            PostgresJournal(url)
+        cable.close()
+        server.cut_off()
+        with pytest.raises(JournalAway) as away:
+            journal.append(batch(1, 1))
+        said += [str(refused.value), str(away.value), caplog.text]
+    for wrong in (
+        "postgresql://me:s3cret%ZZ@host/db",
+        "postgresql://me:s3cret@host/db?nonsense=1",
+        "postgresql://me:s3cret@[host/db",
+        "postgresql://me:s3cret@host/db?schema=S;DROP",
+        "postgresql://me:s3cret@host/db?schema=pg_x",
+        "postgresql://me@127.0.0.1:1/db?password=s3cret",
+    ):
+        with pytest.raises(JournalAway) as unread:
+            PostgresJournal(wrong)
+        said += [str(unread.value), repr(unread.value.__cause__)]
+    assert [text for text in said if "s3cret" in text or "s3cr%65t" in text] == []

@@ -1,0 +1,133 @@
+"""The journal in a file on a real disk: what damage, power cuts and full disks leave of it."""
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rollmux.service.journal import Image, JournalDamaged, Record, SqliteJournal
+from tests.service.journals import batch, record
+
+
+def durable(path: Path) -> list[Record]:
+    with closing(SqliteJournal(path)) as again:
+        return list(again.records())
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[SqliteJournal]:
+    with closing(SqliteJournal(tmp_path / "journal.db")) as opened:
+        yield opened
+
+
+def test_no_damage_of_the_file_gives_other_records(tmp_path: Path) -> None:
+    with closing(SqliteJournal(tmp_path / "journal.db")) as journal:
+        journal.append(batch(1, 300))
+    whole = (tmp_path / "journal.db").read_bytes()
+    written, refused = [record(seq) for seq in range(1, 301)], 0
+    for place in range(0, len(whole), len(whole) // 97):
+        damaged = bytearray(whole)
+        damaged[place : place + 40] = bytes(40)
+        (tmp_path / "damaged.db").write_bytes(damaged)
+        try:
+            found = durable(tmp_path / "damaged.db")
+            assert found == written[: len(found)]
+        except JournalDamaged:
+            refused += 1
+    assert refused > 50
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "journal.db").write_text("something else " * 1000)
+    with pytest.raises(JournalDamaged, match="not a database"):
+        SqliteJournal(tmp_path / "journal.db")
+
+
+def test_a_second_opener_is_refused_and_the_first_goes_on(journal: SqliteJournal) -> None:
+    with pytest.raises(JournalDamaged, match="is another controller using it"):
+        SqliteJournal(journal.path)
+    journal.append(batch(1, 1))
+
+
+def test_a_torn_tail_loses_whole_batches_and_nothing_else(tmp_path: Path) -> None:
+    """Copies of the files as a power cut may leave them: the log of writes cut at any byte."""
+    sizes = [3, 1, 40, 2, 7]
+    whole = {sum(sizes[:count]) for count in range(len(sizes) + 1)}
+    (tmp_path / "live").mkdir()
+    with closing(SqliteJournal(tmp_path / "live" / "journal.db")) as journal:
+        for number, size in enumerate(sizes):
+            journal.append(batch(sum(sizes[:number]) + 1, sum(sizes[:number]) + size))
+        shutil.copytree(tmp_path / "live", tmp_path / "copy")
+    log = (tmp_path / "copy" / "journal.db-wal").read_bytes()
+    seen = set()
+    for cut in [*range(0, len(log), max(1, len(log) // 60)), len(log) - 1, len(log)]:
+        (tmp_path / "copy" / "journal.db-wal").write_bytes(log[:cut])
+        torn = tmp_path / f"torn{cut}"
+        shutil.copytree(tmp_path / "copy", torn)
+        found = durable(torn / "journal.db")
+        assert found == [record(seq) for seq in range(1, len(found) + 1)]
+        assert len(found) in whole
+        seen.add(len(found))
+    assert max(whole) in seen
+    assert len(seen) > 3
+
+
+def test_flipped_bytes_in_the_log_lose_whole_batches_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "live").mkdir()
+    with closing(SqliteJournal(tmp_path / "live" / "journal.db")) as journal:
+        for seq in range(1, 9):
+            journal.append(batch(seq, seq))
+        shutil.copytree(tmp_path / "live", tmp_path / "copy")
+    log = (tmp_path / "copy" / "journal.db-wal").read_bytes()
+    for place in range(len(log) // 2, len(log), max(1, len(log) // 40)):
+        damaged = bytearray(log)
+        damaged[place] ^= 0xFF
+        (tmp_path / "copy" / "journal.db-wal").write_bytes(damaged)
+        torn = tmp_path / f"torn{place}"
+        shutil.copytree(tmp_path / "copy", torn)
+        found = durable(torn / "journal.db")
+        assert found == [record(seq) for seq in range(1, len(found) + 1)]
+
+
+def test_a_full_disk_raises_and_what_was_durable_stays(journal: SqliteJournal) -> None:
+    journal.append(batch(1, 5))
+    pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        journal.append(batch(6, 2_000))
+    assert [each.seq for each in journal.records()] == [1, 2, 3, 4, 5]
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        journal.keep(Image(5, 1.0, list(range(100_000))))
+    assert journal.image() is None
+    journal._db.execute("PRAGMA max_page_count = 1000000")
+    journal.append(batch(6, 2_000))
+    assert len(list(journal.records())) == 2_000
+
+
+LIMITED = """
+import resource, signal, sqlite3, sys
+from rollmux.service.journal import SqliteJournal
+from tests.service.journals import batch
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+journal, last = SqliteJournal(sys.argv[1]), 0
+try:
+    while True:
+        journal.append(batch(last + 1, last + 10))
+        last += 10
+except sqlite3.OperationalError as error:
+    print(last, len(list(journal.records())), error)
+"""
+
+
+def test_a_file_that_may_not_grow_raises_and_what_was_durable_is_found_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "journal.db")]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split(maxsplit=2)
+    assert told[0] == told[1]
+    assert int(told[0]) > 0
+    assert durable(tmp_path / "journal.db") == [record(seq) for seq in range(1, int(told[0]) + 1)]
