@@ -115,7 +115,8 @@ class TableJournal(ABC):
                 raise JournalDamaged(f"{self.name}: {error}") from error
 
     def _head(self) -> dict[str, Any]:
+        rows = list(self._rows("SELECT name, value FROM head"))
         try:
-            return {name: json.loads(value) for name, value in self._rows("SELECT name, value FROM head")}
+            return {name: json.loads(value) for name, value in rows}
         except ValueError as error:
             raise JournalDamaged(f"{self.name}: what it was begun with is not as it was written") from error
