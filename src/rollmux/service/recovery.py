@@ -58,7 +58,8 @@ def replayed(journal: Journal, policy_of: Callable[[str], Policy]) -> ClusterMac
         if saved is None:
             raise JournalDamaged(f"the image after record {begins}, with which the history begins, can't be read")
         _require_version(saved)
-        machine = images.restore(images.from_json(saved.state), cluster, policy, rules)
+        state, _ = _parts(saved)
+        machine = images.restore(state, cluster, policy, rules)
     for record in journal.records(begins):
         _again(machine, record)
     return machine
@@ -112,13 +113,20 @@ def _play(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> t
     if saved is not None and journal.begins():
         _require_version(saved)
     if saved is not None and saved.state.get("version") == images.VERSION:  # else all records: an image only saves time
-        kept = saved.state.pop(HISTORY, None)
-        machine, seq, now = images.restore(images.from_json(saved.state), cluster, policy, rules), saved.seq, saved.at
+        state, kept = _parts(saved)
+        machine, seq, now = images.restore(state, cluster, policy, rules), saved.seq, saved.at
     history = History(machine.state, kept)
     for record in journal.records(seq):
         history.heard(record.at, record.event, _again(machine, record))
         now = record.at
     return machine, history, now
+
+
+def _parts(saved: Image) -> tuple[images.MachineImage, Any]:
+    """The machine, and the history beside it, if there is one."""
+    state = dict(saved.state)
+    kept = state.pop(HISTORY, None)
+    return images.from_json(state), kept
 
 
 def _require_version(saved: Image) -> None:
