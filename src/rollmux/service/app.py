@@ -5,6 +5,7 @@ JSON only, and nothing is read that is larger than it may be. Plain ASGI: a fram
 
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -63,7 +64,7 @@ class App:
             await self._figures(scope, send)
             return
         endpoint = self._routes.get((method, *_statics(segments)))
-        caller = _NOBODY
+        caller, began = _NOBODY, time.perf_counter()
         try:
             if endpoint is None:
                 raise Denied(404, f"there is no call {method} {scope['path']}")
@@ -77,6 +78,8 @@ class App:
             content = _encode(refusal)
         if endpoint is not None:
             self.metrics.calls[endpoint.route.answer.__name__, status] += 1
+            if not endpoint.parks:
+                self.metrics.answered_s(time.perf_counter() - began)
         if endpoint is not None and (endpoint.route.changes or status in (401, 403)):
             _note(scope, caller, status)
         await _send(send, status, content)
@@ -121,7 +124,7 @@ class _Endpoint:
     """One route, and how what it takes is read."""
 
     def __init__(self, route: Route) -> None:
-        self.route = route
+        self.route, self.parks = route, route.parks
         segments = route.path.split("/")[1:]
         self.names = tuple((place, part[1:-1]) for place, part in enumerate(segments) if part.startswith("{"))
         self._most = MOST_SUBMITTED_BYTES if route.takes is dict else MOST_BYTES
@@ -163,7 +166,7 @@ def _note(scope: Scope, caller: Caller, status: int) -> None:
     """A line for each change, and for each that was not allowed."""
     where = scope["client"][0] if scope.get("client") else ""
     call = f"{scope['method']} {scope['path']}"
-    audit.info(json.dumps({"who": caller.name, "from": where, "call": call, "status": status}))
+    audit.info("call", extra={"fields": {"who": caller.name, "from": where, "call": call, "status": status}})
 
 
 async def _send(send: Send, status: int, content: bytes, kind: bytes = b"application/json") -> None:

@@ -97,6 +97,7 @@ class Controller:
         self.owned: list[Owned] = []
         self.errands: list[Errand] = []
         self.woken: set[str] = set()  # jobs to which something new may be said
+        self.noted: Callable[[float, ev.Event, Sequence[cmd.Command]], object] = _unheard  # hears what changes
         for live in self.jobs.values():
             live.version = machine.state.ledger.seq
 
@@ -110,6 +111,7 @@ class Controller:
         if ledger.seq != before:
             self.pending.append(Record(ledger.seq, now, event, checksum(commands)))
             self._route(commands)
+            self.noted(now, event, commands)
         return commands
 
     def take(self) -> tuple[Batch, list[Errand], set[str]]:
@@ -345,6 +347,10 @@ class Controller:
         reason = f"waits for {', '.join(str(held) for held in before)}" if before else "others are before it in line"
         ends = [held.ends_at / 1000 - now for held in before if held.ends_at]
         return Turn(None, reason=reason, holders=names, expected_s=max(0.0, *ends) if ends else None)
+
+
+def _unheard(now: float, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
+    """Nobody counts what happens."""
 
 
 def gone(record: JobRecord, failed: str) -> ev.Event:
