@@ -2,46 +2,63 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from rollmux.cli.remote import Folder, folder_of
+from rollmux.cli.outputs import show
+from rollmux.cli.remote import AsJson, Folder, folder_of
 from rollmux.errors import RollmuxError
-from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.cluster_machine import ClusterMachine, Entry
 from rollmux.mux.codec import encode
 from rollmux.mux.commands import Command
 from rollmux.mux.events import Event
 from rollmux.mux.story import story as told
+from rollmux.protocol.views import Text
 from rollmux.sim.policies import CONTENDERS
 
 journal_app = typer.Typer(no_args_is_help=True, help="Read the journal of a controller that does not run.")
 
 
 @journal_app.command()
-def verify(folder: Folder = None) -> None:
+def verify(as_json: AsJson = False, folder: Folder = None) -> None:
     """Play every record again and say whether each leads to what it led to."""
     machine = _played(folder)
-    jobs, ended = len(machine.state.jobs), len(machine.state.ended)
-    typer.echo(f"{machine.state.ledger.seq} records, all as they were; {jobs} jobs live, {ended} have ended.")
+    found = {
+        "records": machine.state.ledger.seq,
+        "jobs_live": len(machine.state.jobs),
+        "jobs_ended": len(machine.state.ended),
+    }
+    says = "{records} records, all as they were; {jobs_live} jobs live, {jobs_ended} have ended."
+    show(found, as_json, says.format(**found))
 
 
 @journal_app.command()
-def story(job: Annotated[str, typer.Argument(metavar="JOB")], folder: Folder = None) -> None:
+def story(job: Annotated[str, typer.Argument(metavar="JOB")], as_json: AsJson = False, folder: Folder = None) -> None:
     """Tell what happened to a job and why, from its submission on."""
     lines = told(_played(folder).log, job)
     if not lines:
         raise typer.BadParameter(f"the journal knows no job {job!r}")
-    typer.echo("\n".join(lines))
+    show(Text(tuple(lines)), as_json, "\n".join(lines))
 
 
 @journal_app.command()
-def replay(folder: Folder = None) -> None:
+def replay(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one list instead of a line for each.")] = False,
+    folder: Folder = None,
+) -> None:
     """Print every event and what it led to, as JSON lines."""
-    for entry in _played(folder).log:
-        commands = [encode(Command, command) for command in entry.commands]
-        line = {"seq": entry.seq, "at": entry.at, "event": encode(Event, entry.event), "commands": commands}
+    lines = [_line(entry) for entry in _played(folder).log]
+    if as_json:
+        show(lines, as_json)
+        return
+    for line in lines:
         typer.echo(json.dumps(line))
+
+
+def _line(entry: Entry) -> dict[str, Any]:
+    commands = [encode(Command, command) for command in entry.commands]
+    return {"seq": entry.seq, "at": entry.at, "event": encode(Event, entry.event), "commands": commands}
 
 
 def _played(folder: Path | None) -> ClusterMachine:

@@ -14,6 +14,8 @@ class LaneView:
     nodes: tuple[str, ...]
     epoch: int
     for_s: float | None = None  # since when its work has gone on
+    waits_for: tuple[str, ...] = ()  # jobs that hold what it needs
+    expected_s: float | None = None  # for how long yet, if that can be told
 
 
 @dataclass(frozen=True, slots=True)

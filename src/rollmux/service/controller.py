@@ -216,7 +216,7 @@ class Controller:
             self.tell(now, ev.PhaseRequested(job_id, call.attempt, call.kind, call.iteration))
         if lane.holding and lane.iteration == call.iteration and not lane.wanted and lane.state is not Phase.FENCED:
             return Turn(_held(lane))
-        return self._waiting(now, lane)
+        return self.waiting(now, lane)
 
     def report(self, now: float, job_id: str, call: Report) -> Heard:
         """What has become of a lease; whether it counts."""
@@ -336,7 +336,7 @@ class Controller:
         for epoch in [each for each in live.said if not live.said[each] or self._lane(job_id, each) is None]:
             del live.said[epoch]
 
-    def _waiting(self, now: float, lane: Lane) -> Turn:
+    def waiting(self, now: float, lane: Lane) -> Turn:
         """Who is before a phase that waits: those who hold its nodes."""
         weave = self.machine.state.weaves[self.machine.state.jobs[lane.seat.job.id].group_id]
         if lane.wanted:

@@ -134,7 +134,7 @@ async def cluster(call: Call) -> view.ClusterView:
 
 
 async def job(call: Call) -> view.JobView:
-    return await call.host.look(lambda now: views.job_view(call.host.controller, now, call.job))
+    return await call.host.look(lambda now: views.job_view(call.host.controller, now, call.job, call.caller.sees))
 
 
 async def why(call: Call) -> view.Text:
