@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from rollmux.errors import IllegalEvent
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
-from rollmux.mux.image import image, to_json
 from rollmux.mux.transitions import Job
 from rollmux.protocol import messages as msg
 from rollmux.protocol.job_file import Submission
@@ -201,7 +200,7 @@ class HostModel:
         machine = self.controller.machine
         seq = machine.state.ledger.seq
         if not self.controller.pending and seq - self.imaged >= IMAGE_EVERY:
-            self.world.journal.keep(Image(seq, machine.state.now, to_json(image(machine))))
+            self.world.journal.keep(Image(seq, machine.state.now, self.controller.image()))
             self.imaged = seq
         if self.controller.pending or self.outbox or self.controller.errands:
             self._write_soon()

@@ -22,6 +22,7 @@ from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.weave import Timing
 from rollmux.protocol.job_file import Submission
 from rollmux.service.controller import Controller
+from rollmux.service.history import History
 from rollmux.service.journal import checksum
 from tests.service.host_model import HostModel
 from tests.service.job_model import Process
@@ -68,6 +69,7 @@ class World:
         self.watch = Watch(TIMING, {name: each.processes for name, each in self.submissions.items()})
         self.journal, self.scripts = MemoryJournal(), dict[str, Process]()
         self.follower = ClusterMachine(self.cluster, self.policy(), self.rules)  # plays all records, never an image
+        self.history = History(self.follower.state)
         self.launcher, self.provider = Launcher(self), Provider(self)
         self.host = HostModel(self)
         self.owners = [Owner(self, name) for name in self.submissions]
@@ -183,10 +185,13 @@ class World:
         """I11: the journal leads to the state that was, with images or without them."""
         machine = controller.machine
         for record in self.journal.records(self.follower.state.ledger.seq):
-            told = checksum(self.follower.handle(record.at, record.event))
+            commands = self.follower.handle(record.at, record.event)
+            self.history.heard(record.at, record.event, commands)
+            told = checksum(commands)
             assert (self.follower.state.ledger.seq, told) == (record.seq, record.told), f"I11: {record} leads elsewhere"
         if machine.state.ledger.seq == self.follower.state.ledger.seq:
             assert image(machine) == image(self.follower), "I11: the journal leads elsewhere than what happened"
+            assert controller.history.saved() == self.history.saved(), "the history depends on how it was heard"
 
     def heal(self) -> None:
         """From here on nothing fails. What is dead stays so, and who hangs and holds a lease hangs for ever."""

@@ -7,11 +7,13 @@ holds now.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.image import image, to_json
 from rollmux.mux.job import PhaseKind
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Lane, Seat
@@ -32,7 +34,11 @@ from rollmux.protocol.messages import (
     Said,
     Turn,
 )
+from rollmux.service.history import History
 from rollmux.service.journal import Batch, Owned, Record, checksum
+
+# Where an image holds the history, beside the machine's state.
+HISTORY = "history"
 
 # Commands that are carried out beside the jobs: by a launcher, or by whoever gets nodes.
 Errand = cmd.Launch | cmd.Stop | cmd.Provision | cmd.ReleaseNode
@@ -90,8 +96,14 @@ class Live:
 class Controller:
     """Answers the calls of jobs and owners."""
 
-    def __init__(self, machine: ClusterMachine, owned: Iterable[tuple[str, Submission]] = ()) -> None:
+    def __init__(
+        self,
+        machine: ClusterMachine,
+        owned: Iterable[tuple[str, Submission]] = (),
+        history: History | None = None,
+    ) -> None:
         self.machine = machine
+        self.history = history or History(machine.state)
         self.jobs = {submission.job.id: Live(submission, tenant) for tenant, submission in owned}
         self.pending: list[Record] = []  # not durable yet
         self.owned: list[Owned] = []
@@ -111,8 +123,13 @@ class Controller:
         if ledger.seq != before:
             self.pending.append(Record(ledger.seq, now, event, checksum(commands)))
             self._route(commands)
+            self.history.heard(now, event, commands)
             self.noted(now, event, commands)
         return commands
+
+    def image(self) -> Any:
+        """Everything that a restart would have to make anew from the records, as plain data."""
+        return {**to_json(image(self.machine)), HISTORY: self.history.saved()}
 
     def take(self) -> tuple[Batch, list[Errand], set[str]]:
         """What is to be made durable, and what may go on once it is."""
@@ -336,15 +353,16 @@ class Controller:
         for epoch in [each for each in live.said if not live.said[each] or self._lane(job_id, each) is None]:
             del live.said[epoch]
 
-    def waiting(self, now: float, lane: Lane) -> Turn:
-        """Who is before a phase that waits: those who hold its nodes."""
+    def waiting(self, now: float, lane: Lane, name: Callable[[str], str] = str) -> Turn:
+        """Who is before a phase that waits: those who hold its nodes. `name` is what may be said of a job."""
         weave = self.machine.state.weaves[self.machine.state.jobs[lane.seat.job.id].group_id]
         if lane.wanted:
             return Turn(None, reason="its state is being moved off the nodes first", holders=(lane.seat.job.id,))
         wanted = set(lane.nodes)
         before = [held for held in weave.leases.values() if wanted & set(held.held) and held is not lane]
-        names = tuple(dict.fromkeys(held.seat.job.id for held in before))
-        reason = f"waits for {', '.join(str(held) for held in before)}" if before else "others are before it in line"
+        names = tuple(dict.fromkeys(name(held.seat.job.id) for held in before))
+        holders = ", ".join(_said_of(held, name) for held in before)
+        reason = f"waits for {holders}" if before else "others are before it in line"
         ends = [held.ends_at / 1000 - now for held in before if held.ends_at]
         return Turn(None, reason=reason, holders=names, expected_s=max(0.0, *ends) if ends else None)
 
@@ -360,6 +378,11 @@ def gone(record: JobRecord, failed: str) -> ev.Event:
     if failed:
         return ev.JobFailed(record.job.id, record.attempt, failed[:1000])
     return ev.JobFinished(record.job.id, record.attempt)
+
+
+def _said_of(lane: Lane, name: Callable[[str], str]) -> str:
+    job_id = lane.seat.job.id
+    return str(lane) if name(job_id) == job_id else f"a {lane.kind.value} of {name(job_id)}"
 
 
 def _finished(heard: dict[int, Said]) -> dict[int, Said]:

@@ -15,7 +15,6 @@ from typing import TypeVar
 from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
-from rollmux.mux.image import image, to_json
 from rollmux.protocol.views import Standing
 from rollmux.service.controller import Controller, Errand
 from rollmux.service.errands import Errands
@@ -103,7 +102,7 @@ class Host:
         state = self.controller.machine.state
         try:
             if not self.broken:
-                self.journal.keep(Image(state.ledger.seq, state.now, to_json(image(self.controller.machine))))
+                self.journal.keep(Image(state.ledger.seq, state.now, self.controller.image()))
         finally:
             self.journal.close()
 
@@ -213,7 +212,7 @@ class Host:
         """Of what is durable now. Without one nothing is lost but time: the next may succeed."""
         machine = self.controller.machine
         try:
-            copy = Forked(lambda: packed(to_json(image(machine))))
+            copy = Forked(lambda: packed(self.controller.image()))
         except OSError as error:
             log.warning("no image of the state: %s", error)
         else:

@@ -19,7 +19,8 @@ from rollmux.mux.node_book import NodeState
 from rollmux.mux.policies import Policy
 from rollmux.mux.transitions import Job
 from rollmux.protocol.job_file import read_job
-from rollmux.service.controller import Controller, Errand
+from rollmux.service.controller import HISTORY, Controller, Errand
+from rollmux.service.history import History
 from rollmux.service.journal import VERSION, Image, Journal, JournalDamaged, Record, checksum
 
 
@@ -31,12 +32,12 @@ def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) ->
         head = journal.head()
     _require_same(head, wanted)
     played_by = decode(Rules, head["rules"])
-    machine, now = _play(journal, cluster, policy, played_by)
+    machine, history, now = _play(journal, cluster, policy, played_by)
     if played_by != rules:
-        machine = _under_new_rules(journal, machine, now, policy, rules)
+        machine, history = _under_new_rules(journal, machine, history, now, policy, rules)
     known = machine.state.jobs.keys() | machine.state.ended.keys()
     owned = [(each.tenant, read_job(each.data)) for each in journal.owned() if each.job_id in known]
-    return Controller(machine, owned), now
+    return Controller(machine, owned, history), now
 
 
 def replayed(journal: Journal, policy_of: Callable[[str], Policy]) -> ClusterMachine:
@@ -92,27 +93,31 @@ def _require_same(head: dict[str, Any], wanted: dict[str, Any]) -> None:
             )
 
 
-def _play(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> tuple[ClusterMachine, float]:
-    """The latest image, and every record after it."""
+def _play(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> tuple[ClusterMachine, History, float]:
+    """The latest image, and every record after it. An image without a history has its books begin where it was made."""
     saved = journal.image()
-    machine, seq, now = ClusterMachine(cluster, policy, rules), 0, 0.0
+    machine, seq, now, kept = ClusterMachine(cluster, policy, rules), 0, 0.0, None
     if saved is not None and saved.state.get("version") == images.VERSION:  # else all records: an image only saves time
+        kept = saved.state.pop(HISTORY, None)
         machine, seq, now = images.restore(images.from_json(saved.state), cluster, policy, rules), saved.seq, saved.at
+    history = History(machine.state, kept)
     for record in journal.records(seq):
-        _again(machine, record)
+        history.heard(record.at, record.event, _again(machine, record))
         now = record.at
-    return machine, now
+    return machine, history, now
 
 
-def _again(machine: ClusterMachine, record: Record) -> None:
+def _again(machine: ClusterMachine, record: Record) -> tuple[cmd.Command, ...]:
     try:
-        told = checksum(machine.handle(record.at, record.event))
+        commands = machine.handle(record.at, record.event)
+        told = checksum(commands)
     except IllegalEvent as error:
         raise _other_version(record, str(error)) from error
     if machine.state.ledger.seq != record.seq:
         raise _other_version(record, "here it changes nothing")
     if told != record.told:
         raise _other_version(record, "here it leads to something else")
+    return commands
 
 
 def _other_version(record: Record, why: str) -> JournalDamaged:
@@ -123,11 +128,12 @@ def _other_version(record: Record, why: str) -> JournalDamaged:
 
 
 def _under_new_rules(
-    journal: Journal, machine: ClusterMachine, now: float, policy: Policy, rules: Rules
-) -> ClusterMachine:
+    journal: Journal, machine: ClusterMachine, history: History, now: float, policy: Policy, rules: Rules
+) -> tuple[ClusterMachine, History]:
     """The same state under other rules. Its image comes first, so that no older record is ever played under them."""
-    saved, cluster = images.image(machine), machine.state.cluster
+    saved, cluster, kept = images.image(machine), machine.state.cluster, history.saved()
     if saved.seq:
-        journal.keep(Image(saved.seq, now, images.to_json(saved)))
+        journal.keep(Image(saved.seq, now, {**images.to_json(saved), HISTORY: kept}))
     journal.begin(_head(cluster, policy, rules))
-    return images.restore(saved, cluster, policy, rules)
+    again = images.restore(saved, cluster, policy, rules)
+    return again, History(again.state, kept)

@@ -7,10 +7,12 @@ from typing import Any
 
 from rollmux import __version__
 from rollmux.mux import events as ev
+from rollmux.protocol import history as past
 from rollmux.protocol import messages as msg
 from rollmux.protocol import views as view
 from rollmux.protocol.job_file import Submission, read_job
 from rollmux.service import views
+from rollmux.service.history import seen
 from rollmux.service.host import Host, Unavailable
 from rollmux.service.tokens import Caller, Role
 
@@ -133,6 +135,16 @@ async def cluster(call: Call) -> view.ClusterView:
     return await host.look(lambda now: views.cluster_view(host.controller, now, call.caller.sees, host.broken))
 
 
+async def history(call: Call) -> past.HistoryView:
+    controller, since_s = call.host.controller, call.number("since_s", 3600, 100_000)
+    most = call.number("most", seen.MOST_SHOWN, seen.MOST_SHOWN)
+    return await call.host.look(lambda now: seen.history_view(controller, now, call.caller.sees, since_s, most))
+
+
+async def bill(call: Call) -> past.BillView:
+    return await call.host.look(lambda now: seen.bill_view(call.host.controller, now, call.caller.sees))
+
+
 async def job(call: Call) -> view.JobView:
     return await call.host.look(lambda now: views.job_view(call.host.controller, now, call.job, call.caller.sees))
 
@@ -185,6 +197,8 @@ ROUTES = (
     Route("POST", "/v1/nodes/{node}/drain", ADMINS, None, msg.Done, "Put no more jobs on a node", drain, changes=True),
     Route("POST", "/v1/nodes/{node}/undrain", ADMINS, None, msg.Done, "Put jobs on it again", undrain, changes=True),
     Route("GET", "/v1/cluster", OWNERS, None, view.ClusterView, "Jobs, nodes and prices", cluster),
+    Route("GET", "/v1/history", OWNERS, None, past.HistoryView, "Phases of the last `since_s` seconds", history),
+    Route("GET", "/v1/bill", OWNERS, None, past.BillView, "What jobs have cost, and would have alone", bill),
     Route("GET", "/v1/jobs/{job}", ALL, None, view.JobView, "One job", job),
     Route("GET", "/v1/jobs/{job}/explain", OWNERS, None, view.Text, "Why a job is where it is", why),
     Route("GET", "/v1/jobs/{job}/story", OWNERS, None, view.Text, "What has happened to a job, and why", story),

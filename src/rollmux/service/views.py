@@ -8,12 +8,11 @@ from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Lane
 from rollmux.mux.story import story
 from rollmux.mux.transitions import Phase
+from rollmux.protocol.history import ANOTHERS
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView, Quote
 from rollmux.service.controller import Controller, Live
-
-# A job whose name is nobody else's business.
-OTHERS = "another tenant's job"
+from rollmux.service.history.seen import names_for
 
 
 def cluster_view(controller: Controller, now: float, tenant: str | None, broken: str = "") -> ClusterView:
@@ -114,9 +113,8 @@ def _lane(controller: Controller, lane: Lane, now: float, tenant: str | None) ->
     view = LaneView(lane.kind.value, lane.state.value, lane.iteration, nodes, lane.epoch, for_s)
     if lane.state is not Phase.WAITING:
         return view
-    turn = controller.waiting(now, lane)
-    holders = [name if tenant in (None, controller.jobs[name].tenant) else OTHERS for name in turn.holders]
-    return replace(view, waits_for=tuple(dict.fromkeys(holders)), expected_s=turn.expected_s)
+    turn = controller.waiting(now, lane, names_for(controller, tenant))
+    return replace(view, waits_for=turn.holders, expected_s=turn.expected_s)
 
 
 def _nodes(controller: Controller, visible: set[str]) -> tuple[NodeView, ...]:
@@ -126,7 +124,7 @@ def _nodes(controller: Controller, visible: set[str]) -> tuple[NodeView, ...]:
         for lane in weave.leases.values():
             for node in lane.held:
                 job_id = lane.seat.job.id
-                holders.setdefault(node, []).append(job_id if job_id in visible else OTHERS)
+                holders.setdefault(node, []).append(job_id if job_id in visible else ANOTHERS)
     return tuple(
         NodeView(name, node.pool, node.state.value, node.cordoned, node.group_id or "", tuple(holders.get(name, ())))
         for name, node in state.book.nodes.items()

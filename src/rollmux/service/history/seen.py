@@ -1,0 +1,232 @@
+"""The history as values to show to one caller: its own jobs by name, others' without. Nothing here changes anything."""
+
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+
+from msgspec import structs
+
+from rollmux.mux.transitions import Phase
+from rollmux.protocol.history import (
+    ANOTHERS,
+    BillView,
+    Change,
+    HeldView,
+    HistoryView,
+    JobBill,
+    News,
+    PoolView,
+    SpanView,
+    UseView,
+    WaitView,
+)
+from rollmux.service.controller import Controller
+from rollmux.service.history.books import HOUR_S, Account
+from rollmux.service.history.spans import BUSY, LOST, SWITCH, Open, Span
+
+# Phases that one answer holds at most: it is made in one go, in a few hundredths of a second.
+MOST_SHOWN = 8_000
+
+Names = Callable[[str], str]
+
+
+def names_for(controller: Controller, tenant: str | None) -> Names:
+    """What this tenant (None: everybody) hears of a job's name."""
+
+    def name(job_id: str) -> str:
+        live = controller.jobs.get(job_id)
+        return job_id if tenant is None or (live is not None and live.tenant == tenant) else ANOTHERS
+
+    return name
+
+
+def history_view(
+    controller: Controller, now: float, tenant: str | None, since_s: float, most: int = MOST_SHOWN
+) -> HistoryView:
+    """Phases under way at any time in the last `since_s` seconds."""
+    history, name = controller.history, names_for(controller, tenant)
+    first = now - since_s
+    lately = list(takewhile(lambda span: span.ended >= first, reversed(history.spans.over)))
+    shown = lately[:most][::-1]
+    whole_from_s = shown[0].ended if shown and len(shown) < len(lately) else history.whole_from_s
+    over = tuple(_over(span, name(span.job)) for span in shown)
+    under_way = tuple(_under_way(span, name(span.job)) for span in history.spans.open.values())
+    return HistoryView(
+        now,
+        controller.machine.state.ledger.seq,
+        first,
+        whole_from_s,
+        over + under_way,
+        _waits(controller, now, name),
+        pools(controller, now),
+    )
+
+
+def bill_view(controller: Controller, now: float, tenant: str | None) -> BillView:
+    """The bills of this tenant's jobs (None: of all)."""
+    books = controller.history.books
+    mine = [account for account in books.accounts.values() if _is_mine(controller, account.job, tenant)]
+    under_way: dict[str, list[Open]] = {}
+    for span in controller.history.spans.open.values():
+        under_way.setdefault(span.job, []).append(span)
+    return BillView(
+        now,
+        controller.machine.state.ledger.seq,
+        books.since,
+        books.usd_at(now),
+        books.usd_per_hour,
+        books.forgotten_usd,
+        tuple(job_bill(controller, account, now, under_way.get(account.job, ())) for account in mine),
+    )
+
+
+def job_bill(controller: Controller, account: Account, now: float, under_way: Iterable[Open]) -> JobBill:
+    """What one job has come to, with its phases under way."""
+    state, live = controller.machine.state, controller.jobs.get(account.job)
+    if account.job in state.jobs:
+        account = _as_of_now(controller, account)
+    alone_usd = account.done * account.solo_s / HOUR_S * account.alone_usd_per_hour
+    return JobBill(
+        account.job,
+        live.tenant if live is not None else "",
+        account.state,
+        account.how,
+        account.submitted,
+        account.ended,
+        account.done,
+        account.iterations,
+        account.usd_at(now),
+        account.usd_per_hour,
+        alone_usd,
+        account.alone_usd_per_hour,
+        _held(controller, account, now, under_way),
+        account.slowdown,
+        account.slo,
+    )
+
+
+def pools(controller: Controller, now: float) -> tuple[PoolView, ...]:
+    """Where the node-seconds of each pool went."""
+    history = controller.history
+    found = []
+    for pool in controller.machine.state.cluster.pools:
+        book = history.books.pools[pool.name]
+        used = dict(book.used_s)
+        for span in history.spans.open.values():
+            if span.pool == pool.name:
+                used[span.does] += len(span.nodes) * (now - span.counted_to)
+        since_s = now - book.counted_to
+        there_s, pinned_s = book.there_s + book.nodes * since_s, book.pinned_s + book.pinned * since_s
+        kind = pool.node_type
+        idle_s = max(0.0, pinned_s - sum(used.values()))
+        found.append(
+            PoolView(
+                pool.name,
+                book.nodes,
+                kind.gpus,
+                kind.usd_per_hour,
+                used[BUSY],
+                used[SWITCH],
+                used[LOST],
+                idle_s,
+                there_s - pinned_s,
+            )
+        )
+    return tuple(found)
+
+
+def news_for(news: News, name: Names) -> News:
+    """What a caller may hear of it: of others' jobs only which nodes they hold, and when."""
+    changes = [_told(change, name) for change in news.changes]
+    return News(news.seq, news.at, tuple(change for change in changes if change is not None))
+
+
+def _told(change: Change, name: Names) -> Change | None:
+    if not change.job or name(change.job) == change.job:
+        return change
+    if not change.epoch:
+        return None
+    hidden = {"job": ANOTHERS, "iteration": -1, "attempt": 0, "reason": "", "waited_s": 0.0}
+    return structs.replace(change, **hidden)
+
+
+def _as_of_now(controller: Controller, account: Account) -> Account:
+    """The account of a job that lives, as of now."""
+    copy = Account(account.job, account.submitted, account.usd, account.parts, account.counted_to, account.node_s)
+    copy.state = account.state
+    copy.follow(controller.machine.state.jobs[account.job], controller.machine.state.cluster)
+    return copy
+
+
+def _held(controller: Controller, account: Account, now: float, under_way: Iterable[Open]) -> tuple[HeldView, ...]:
+    node_s = dict(account.node_s)
+    for span in under_way:
+        if span.nodes:
+            node_s[span.pool] = node_s.get(span.pool, 0.0) + len(span.nodes) * (now - span.counted_to)
+    pools = {pool.name: pool for pool in controller.machine.state.cluster.pools}
+    return tuple(
+        HeldView(name, seconds / HOUR_S, seconds / HOUR_S * pools[name].node_type.gpus)
+        for name, seconds in node_s.items()
+    )
+
+
+def _is_mine(controller: Controller, job_id: str, tenant: str | None) -> bool:
+    live = controller.jobs.get(job_id)
+    return tenant is None or (live is not None and live.tenant == tenant)
+
+
+def _over(span: Span, job: str) -> SpanView:
+    mine = job == span.job
+    return SpanView(
+        span.epoch,
+        job,
+        span.group,
+        span.kind,
+        span.iteration if mine else -1,
+        span.attempt if mine else 0,
+        tuple(UseView(*use) for use in span.uses),
+        span.waited_s if mine else 0.0,
+        span.began,
+        span.started,
+        span.ended,
+        span.load,
+        span.resumed,
+        span.how,
+        span.fenced,
+    )
+
+
+def _under_way(span: Open, job: str) -> SpanView:
+    mine = job == span.job
+    gone = [UseView(*use) for use in span.given_back]
+    return SpanView(
+        span.epoch,
+        job,
+        span.group,
+        span.kind,
+        span.iteration if mine else -1,
+        span.attempt if mine else 0,
+        (*gone, *(UseView(node, since, None) for node, since in span.nodes.items())),
+        span.waited_s if mine else 0.0,
+        span.began,
+        span.started,
+        None,
+        span.load,
+        span.resumed,
+        "",
+        span.does == LOST,
+    )
+
+
+def _waits(controller: Controller, now: float, name: Names) -> tuple[WaitView, ...]:
+    state, found = controller.machine.state, []
+    for (job_id, kind), since in controller.history.spans.waits.items():
+        record = state.jobs.get(job_id)
+        weave = state.weaves.get(record.group_id) if record is not None else None
+        seat = weave.seats.get(job_id) if weave is not None else None
+        if seat is None or name(job_id) != job_id:
+            continue
+        lane = next(lane for lane in seat.lanes.values() if lane.kind.value == kind)
+        if lane.state is Phase.WAITING or lane.wanted:
+            turn = controller.waiting(now, lane, name)
+            found.append(WaitView(job_id, kind, lane.iteration, since, turn.reason, turn.holders, turn.expected_s))
+    return tuple(found)
