@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from rollmux.cli.demo import POLICIES, as_data, play_demo, show
+from rollmux.cli.doctor import doctor
 from rollmux.cli.job_sim import job_sim
 from rollmux.cli.jobs import COMMANDS
 from rollmux.cli.journal import journal_app
@@ -29,7 +30,7 @@ app.add_typer(workload_app, name="workload")
 app.add_typer(token_app, name="token")
 app.add_typer(journal_app, name="journal")
 app.command()(serve)
-for command in (env, *COMMANDS, top):
+for command in (env, *COMMANDS, top, doctor):
     app.command()(command)
 
 

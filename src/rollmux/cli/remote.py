@@ -27,6 +27,9 @@ Folder = Annotated[
     Path | None,
     typer.Option("--folder", envvar="ROLLMUX_FOLDER", help="The controller's folder [default: ~/.rollmux]."),
 ]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, envvar="ROLLMUX_PORT", help="The controller's port; 0 takes one that is free.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
 
 TIMEOUT_S = 30.0
@@ -72,8 +75,8 @@ class Remote:
     def _call(self, method: str, path: str, **what: Any) -> dict[str, Any]:
         answer = self._answer(method, path, **what)
         try:
-            data: dict[str, Any] = answer.json()
-        except ValueError as error:
+            data: dict[str, Any] = dict(answer.json())
+        except (ValueError, TypeError) as error:
             raise CallRefused(f"{self.url} is no RollMux controller: it answered {answer.status_code}") from error
         if answer.is_error:
             problems = "".join(f"\n  {problem}" for problem in data.get("problems", ()))
@@ -83,7 +86,7 @@ class Remote:
     def _answer(self, method: str, path: str, **what: Any) -> httpx.Response:
         """Every call may be repeated, so that one which comes too early is."""
         send = self.client.request if self.client is not None else httpx.request
-        headers = {"Authorization": f"Bearer {self.token}"}
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         give_up = time.monotonic() + self.starting_s
         while True:
             try:
@@ -103,7 +106,7 @@ def remote(url: str, token: str, folder: Path | None, **how: Any) -> Remote:
     found = url or _written(place / "url")
     if not found:
         raise typer.BadParameter(f"where is the controller? Give --url, or start one here: no {place / 'url'}")
-    return Remote(found.rstrip("/"), token or _written(place / "admin.token"), **how)
+    return Remote(found.rstrip("/"), token.strip() or _written(place / "admin.token"), **how)
 
 
 def env(

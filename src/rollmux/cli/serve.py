@@ -10,7 +10,7 @@ import typer
 from rollmux.cli import options
 from rollmux.cli.inputs import load_cluster
 from rollmux.cli.refusals import require_name
-from rollmux.cli.remote import Folder, folder_of
+from rollmux.cli.remote import Folder, Port, folder_of
 from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.weave import Timing
@@ -31,9 +31,7 @@ def serve(
     policy: Annotated[str, typer.Option(help=f"Where jobs go: {', '.join(POLICIES)}.")] = "rollmux",
     folder: Folder = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, envvar="ROLLMUX_PORT", help="The port; 0 takes one that is free.")
-    ] = 8421,
+    port: Port = 8421,
     advertise: Annotated[
         str,
         typer.Option(metavar="URL", help="Where jobs find it [default: the host; its name if that is 0.0.0.0 or ::]."),
