@@ -11,7 +11,7 @@ import msgspec
 ANOTHERS = "another tenant's job"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: thousands are made in one go
 class UseView:
     """One node while a lease held it; a tail gives some back early, an elastic rollout gets some late."""
 
@@ -20,7 +20,7 @@ class UseView:
     ended_s: float | None  # None: it is held
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: thousands are made in one go
 class SpanView:
     """One phase under one lease: granted, begun once its state was loaded, ended.
 

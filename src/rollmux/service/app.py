@@ -3,12 +3,15 @@
 JSON only, and nothing is read that is larger than it may be. Plain ASGI: a framework would cost as much as the rest.
 """
 
+import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from contextlib import aclosing
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -18,8 +21,11 @@ from rollmux.service.controller import NoSuchJob, Refused
 from rollmux.service.host import Host, Unavailable
 from rollmux.service.metrics import Metrics
 from rollmux.service.openapi import description
+from rollmux.service.page import page
+from rollmux.service.paths import Paths
 from rollmux.service.rates import Rates
 from rollmux.service.routes import EVERYBODY, OWNERS, ROUTES, Call, Route
+from rollmux.service.stream import Follower
 from rollmux.service.tokens import Caller, Role, Tokens
 
 log = logging.getLogger("rollmux.service")
@@ -31,6 +37,14 @@ MOST_BYTES, MOST_SUBMITTED_BYTES = 64 * 1024, 1024 * 1024
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+JSON = (b"content-type", b"application/json")
+KIND_OF_FIGURES = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+# Streams that are open at a time, in all and of one caller; who takes nothing for so long is cut off.
+MOST_STREAMS, MOST_STREAMS_EACH, SLOW_S = 200, 20, 15.0
 
 _NOBODY = Caller(Role.TENANT, "nobody")
 _encode = msgspec.json.Encoder().encode
@@ -49,30 +63,36 @@ class App:
 
     def __init__(self, host: Host, tokens: Tokens) -> None:
         self.host, self.tokens, self.rates = host, tokens, Rates()
-        self._routes = {_shape(route): _Endpoint(route) for route in ROUTES}
-        self._described = json.dumps(description(ROUTES)).encode()
+        self._paths = Paths((route.method, route.path, _Endpoint(route)) for route in ROUTES)
+        self._pages = {
+            ("GET", b"/"): (page.content(), page.HEADERS),
+            ("GET", b"/openapi.json"): (json.dumps(description(ROUTES)).encode(), ()),
+        }
         self.metrics = Metrics(host)
+        self._readers: Counter[str] = Counter()  # of streams, by caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # uvicorn speaks of its own life too, which is not asked for
-        method, segments = scope["method"], scope["raw_path"].decode("latin-1").split("/")[1:]
-        if method == "GET" and segments == ["openapi.json"]:
-            await _send(send, 200, self._described)
+        method, raw_path = scope["method"], scope["raw_path"]
+        found = self._paths.find(method, raw_path.decode("latin-1"))
+        if found is None and (method, raw_path) in self._pages:
+            await _send(send, 200, *self._pages[method, raw_path])
             return
-        if method == "GET" and segments == ["metrics"]:
+        if found is None and (method, raw_path) == ("GET", b"/metrics"):
             await self._figures(scope, send)
             return
-        endpoint = self._routes.get((method, *_statics(segments)))
-        caller, began = _NOBODY, time.perf_counter()
+        endpoint, path = found or (None, {})
+        caller, answer, began = _NOBODY, None, time.perf_counter()
         try:
             if endpoint is None:
                 raise Denied(404, f"there is no call {method} {scope['path']}")
-            path = {name: unquote(segments[place]) for place, name in endpoint.names}
             caller = self._caller(scope, endpoint.route, path)
             body = await endpoint.body(receive)
-            found = await endpoint.route.answer(Call(self.host, caller, path, _query(scope), body))
-            status, content = 200, _encode(found)
+            answer = await endpoint.route.answer(Call(self.host, caller, path, _query(scope), body))
+            if endpoint.route.streams:
+                self._require_room(caller)
+            status, content = 200, b"" if endpoint.route.streams else _encode(answer)
         except Exception as error:  # noqa: BLE001  every call is answered, and what is not foreseen is logged
             status, refusal = _refusal(error)
             content = _encode(refusal)
@@ -82,7 +102,33 @@ class App:
                 self.metrics.answered_s(time.perf_counter() - began)
         if endpoint is not None and (endpoint.route.changes or status in (401, 403)):
             _note(scope, caller, status)
-        await _send(send, status, content)
+        if status == 200 and isinstance(answer, Follower):
+            await self._stream(scope, receive, send, caller, answer)
+        else:
+            await _send(send, status, content)
+
+    def _require_room(self, caller: Caller) -> None:
+        if self._readers[caller.name] >= MOST_STREAMS_EACH or self._readers.total() >= MOST_STREAMS:
+            raise Denied(429, "too many streams are open: close one, or read a page that is open already")
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send, caller: Caller, follower: Follower) -> None:
+        """Until nobody reads any more. Who does not take what is sent within a time is cut off."""
+        self._readers[caller.name] += 1
+        gone = asyncio.ensure_future(_left(receive))
+        chunks = follower.chunks(gone, lambda: self._bearer(scope) == caller)
+        try:
+            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    message = {"type": "http.response.body", "body": chunk, "more_body": True}
+                    await asyncio.wait_for(send(message), SLOW_S)
+            await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), SLOW_S)
+        except TimeoutError:
+            log.warning("a reader of %s was too slow, and is cut off", caller.name)
+        finally:
+            gone.cancel()
+            self._readers -= Counter((caller.name,))
 
     async def _figures(self, scope: Scope, send: Send) -> None:
         """For Prometheus, which knows no JSON; prices are nothing for strangers."""
@@ -91,7 +137,7 @@ class App:
         except Denied as error:
             await _send(send, error.status, _encode(Refusal(str(error))))
             return
-        await _send(send, 200, self.metrics.text(), b"text/plain; version=0.0.4; charset=utf-8")
+        await _send(send, 200, self.metrics.text(), (KIND_OF_FIGURES,))
 
     def _caller(self, scope: Scope, route: Route, path: Mapping[str, str]) -> Caller:
         """Who calls, if they may."""
@@ -108,9 +154,7 @@ class App:
         return caller
 
     def _entitled(self, scope: Scope, who: frozenset[Role]) -> Caller:
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, token = header.decode("latin-1").partition(" ")
-        caller = self.tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
+        caller = self._bearer(scope)
         if caller is None:
             raise Denied(
                 401, "who calls is not known: send the header `Authorization: Bearer TOKEN` with a valid token"
@@ -119,14 +163,16 @@ class App:
             raise Denied(403, f"a token with the role {caller.role.value} may not do this")
         return caller
 
+    def _bearer(self, scope: Scope) -> Caller | None:
+        scheme, _, token = _header(scope, b"authorization").partition(" ")
+        return self.tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
+
 
 class _Endpoint:
     """One route, and how what it takes is read."""
 
     def __init__(self, route: Route) -> None:
         self.route, self.parks = route, route.parks
-        segments = route.path.split("/")[1:]
-        self.names = tuple((place, part[1:-1]) for place, part in enumerate(segments) if part.startswith("{"))
         self._most = MOST_SUBMITTED_BYTES if route.takes is dict else MOST_BYTES
         self._decoder: msgspec.json.Decoder[Any] | None = None
         if route.takes is not None:
@@ -148,18 +194,23 @@ class _Endpoint:
         return self._decoder.decode(content)
 
 
-def _shape(route: Route) -> tuple[str, ...]:
-    return (route.method, *_statics(route.path.split("/")[1:]))
+def _header(scope: Scope, wanted: bytes) -> str:
+    value: bytes = next((value for name, value in scope["headers"] if name == wanted), b"")
+    return value.decode("latin-1")
 
 
-def _statics(segments: Sequence[str]) -> Iterator[str]:
-    """A path with its variable parts left open: by our convention every second part after `/v1/KIND`."""
-    return (part if place != 2 or segments[0] != "v1" else "*" for place, part in enumerate(segments))
+async def _left(receive: Receive) -> None:
+    """Returns once the caller is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _query(scope: Scope) -> Mapping[str, str]:
+    """What the query says. A browser that comes back to a stream says in a header where it was."""
     text = scope["query_string"]
-    return dict(parse_qsl(text.decode("latin-1"))) if text else {}
+    said = dict(parse_qsl(text.decode("latin-1"))) if text else {}
+    last = _header(scope, b"last-event-id") if scope["method"] == "GET" else ""
+    return {**said, "after": last} if last else said
 
 
 def _note(scope: Scope, caller: Caller, status: int) -> None:
@@ -169,8 +220,8 @@ def _note(scope: Scope, caller: Caller, status: int) -> None:
     audit.info("call", extra={"fields": {"who": caller.name, "from": where, "call": call, "status": status}})
 
 
-async def _send(send: Send, status: int, content: bytes, kind: bytes = b"application/json") -> None:
-    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
+async def _send(send: Send, status: int, content: bytes, more: Headers = ()) -> None:
+    headers = [*(more or (JSON,)), (b"content-length", b"%d" % len(content))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})
 

@@ -53,7 +53,10 @@ class Host:
         self._dirty = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
         self._parked: dict[str, list[asyncio.Future[None]]] = defaultdict(list)  # calls that wait for news of a job
-        self._writing = self._crowded = self._hurried = False
+        self.durable = controller.machine.state.ledger.seq  # the last record that is on disk
+        self.hurried = False  # it is about to end
+        self._followers: list[asyncio.Future[None]] = []  # streams that wait for the next record
+        self._writing = self._crowded = False
         self._to_replay_s = replayed_s
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -87,8 +90,9 @@ class Host:
 
     def hurry(self) -> None:
         """Answers what is parked as it stands: nothing is to wait any more."""
-        self._hurried = True
+        self.hurried = True
         self._wake(set(self._parked))
+        self._tell_followers()
 
     async def stop(self) -> None:
         """No more changes; jobs run on, and find the next controller."""
@@ -133,7 +137,7 @@ class Host:
             try:
                 answer = await self.call(rule)
                 left = until - time.monotonic()
-                if settled(answer) or left <= 0 or self._hurried:
+                if settled(answer) or left <= 0 or self.hurried:
                     return answer
                 await asyncio.wait([news], timeout=left)
             finally:
@@ -146,6 +150,25 @@ class Host:
         except IllegalEvent as error:
             log.warning("%s was of no use: %s", type(event).__name__, error)
             return ()
+
+    async def news(self, after: int, gone: "asyncio.Future[None]", within_s: float) -> bool:
+        """Waits for a record after this one to be durable; whether there is one, or no more to wait for."""
+        if self.durable > after or self.hurried:
+            return True
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._followers.append(news)
+        try:
+            done, _ = await asyncio.wait([news, gone], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            return bool(done)
+        finally:
+            if news in self._followers:
+                self._followers.remove(news)
+
+    def _tell_followers(self) -> None:
+        followers, self._followers = self._followers, []
+        for news in followers:
+            if not news.done():
+                news.set_result(None)
 
     def _unpark(self, job_id: str, news: asyncio.Future[None]) -> None:
         waiting = self._parked.get(job_id, [])
@@ -185,6 +208,9 @@ class Host:
                 finally:
                     self._writing = False
                 self.wrote(time.perf_counter() - began)
+                if batch.records:
+                    self.durable = batch.records[-1].seq
+                    self._tell_followers()
             for reply in waiting:
                 if not reply.done():
                     reply.set_result(None)

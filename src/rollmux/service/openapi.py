@@ -51,7 +51,7 @@ def _operation(route: Route, schema_of: dict[type, Any]) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", route.path)
         ],
-        "responses": {"200": {"description": "The answer", **_json(schema_of[route.gives])}}
+        "responses": {"200": {"description": "The answer", **_gives(route, schema_of[route.gives])}}
         | {code: {"description": text, **_json(schema_of[Refusal])} for code, text in _ERRORS.items()},
     }
     if route.who is not EVERYBODY:
@@ -59,6 +59,11 @@ def _operation(route: Route, schema_of: dict[type, Any]) -> dict[str, Any]:
     if route.takes is not None:
         operation["requestBody"] = {"required": True, **_json(schema_of[route.takes])}
     return operation
+
+
+def _gives(route: Route, schema: Any) -> dict[str, Any]:
+    """One answer; or server-sent events, each with one of these as its data and its `seq` as its id."""
+    return {"content": {"text/event-stream": {"schema": schema}}} if route.streams else _json(schema)
 
 
 def _json(schema: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rollmux.protocol.job_file import Submission, read_job
 from rollmux.service import views
 from rollmux.service.history import seen
 from rollmux.service.host import Host, Unavailable
+from rollmux.service.stream import Follower
 from rollmux.service.tokens import Caller, Role
 
 MOST_LINES = 10_000
@@ -58,6 +59,7 @@ class Route:
     says: str
     answer: Handler
     changes: bool = False  # worth a line in the audit log
+    streams: bool = False  # it gives one after the other, as they come: the handler finds the Follower
 
     @property
     def parks(self) -> bool:
@@ -145,6 +147,12 @@ async def bill(call: Call) -> past.BillView:
     return await call.host.look(lambda now: seen.bill_view(call.host.controller, now, call.caller.sees))
 
 
+async def events(call: Call) -> Follower:
+    after = call.query.get("after", "")
+    name = seen.names_for(call.host.controller, call.caller.sees)
+    return Follower(call.host, name, int(after) if after.isdecimal() and len(after) < 19 else None)
+
+
 async def job(call: Call) -> view.JobView:
     return await call.host.look(lambda now: views.job_view(call.host.controller, now, call.job, call.caller.sees))
 
@@ -199,6 +207,7 @@ ROUTES = (
     Route("GET", "/v1/cluster", OWNERS, None, view.ClusterView, "Jobs, nodes and prices", cluster),
     Route("GET", "/v1/history", OWNERS, None, past.HistoryView, "Phases of the last `since_s` seconds", history),
     Route("GET", "/v1/bill", OWNERS, None, past.BillView, "What jobs have cost, and would have alone", bill),
+    Route("GET", "/v1/events", OWNERS, None, past.News, "What changes, as it changes", events, streams=True),
     Route("GET", "/v1/jobs/{job}", ALL, None, view.JobView, "One job", job),
     Route("GET", "/v1/jobs/{job}/explain", OWNERS, None, view.Text, "Why a job is where it is", why),
     Route("GET", "/v1/jobs/{job}/story", OWNERS, None, view.Text, "What has happened to a job, and why", story),

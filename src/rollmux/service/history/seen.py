@@ -1,7 +1,7 @@
 """The history as values to show to one caller: its own jobs by name, others' without. Nothing here changes anything."""
 
 from collections.abc import Callable, Iterable
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from msgspec import structs
 
@@ -23,8 +23,8 @@ from rollmux.service.controller import Controller
 from rollmux.service.history.books import HOUR_S, Account
 from rollmux.service.history.spans import BUSY, LOST, SWITCH, Open, Span
 
-# Phases that one answer holds at most: it is made in one go, in a few hundredths of a second.
-MOST_SHOWN = 8_000
+# Phases that one answer holds at most: it is made in one go, in a hundredth of a second or two.
+MOST_SHOWN = 4_000
 
 Names = Callable[[str], str]
 
@@ -45,7 +45,7 @@ def history_view(
     """Phases under way at any time in the last `since_s` seconds."""
     history, name = controller.history, names_for(controller, tenant)
     first = now - since_s
-    lately = list(takewhile(lambda span: span.ended >= first, reversed(history.spans.over)))
+    lately = list(islice(takewhile(lambda span: span.ended >= first, reversed(history.spans.over)), most + 1))
     shown = lately[:most][::-1]
     whole_from_s = shown[0].ended if shown and len(shown) < len(lately) else history.whole_from_s
     over = tuple(_over(span, name(span.job)) for span in shown)

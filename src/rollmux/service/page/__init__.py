@@ -1,0 +1,1 @@
+"""The live page: one file that a browser opens at `/`."""
