@@ -11,6 +11,7 @@ from rollmux.cli.doctor import doctor
 from rollmux.cli.job_sim import job_sim
 from rollmux.cli.jobs import COMMANDS
 from rollmux.cli.journal import journal_app
+from rollmux.cli.past import bill, trace
 from rollmux.cli.plan import plan
 from rollmux.cli.remote import env
 from rollmux.cli.serve import serve
@@ -30,7 +31,7 @@ app.add_typer(workload_app, name="workload")
 app.add_typer(token_app, name="token")
 app.add_typer(journal_app, name="journal")
 app.command()(serve)
-for command in (env, *COMMANDS, top, doctor):
+for command in (env, *COMMANDS, top, bill, trace, doctor):
     app.command()(command)
 
 

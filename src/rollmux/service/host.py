@@ -68,7 +68,7 @@ class Host:
     def standing(self) -> Standing:
         if self.broken:
             return Standing.BROKEN
-        return Standing.ENDING if self._hurried else Standing.READY
+        return Standing.ENDING if self.hurried else Standing.READY
 
     @property
     def parked(self) -> int:
