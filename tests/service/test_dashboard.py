@@ -12,7 +12,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.service.serving import PAIR, RULES, Served, job, served
+from tests.service.serving import PAIR, RULES, Served, served
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "rollmux.json").read_text())
@@ -47,7 +47,7 @@ def grouped_by(query: str) -> set[str]:
 def figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Figures]:
     """What is scraped from a controller that has been through all that the dashboard shows."""
     with served(tmp_path_factory.mktemp("controller"), PAIR) as there:
-        attempts = {name: _attached(there, name) for name in ("a", "b")}
+        attempts = {name: there.attached(name) for name in "ab"}
         ask = {"kind": "rollout", "iteration": 0, "wait_s": 0.0}
         lease = there.post("/v1/jobs/a/ask", {"attempt": attempts["a"], **ask})["lease"]
         assert there.post("/v1/jobs/b/ask", {"attempt": attempts["b"], **ask})["lease"] is None
@@ -62,12 +62,6 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Figures]:
         while not _value(_scraped(there), "rollmux_expired_leases_total") and time.monotonic() < end:
             time.sleep(0.2)  # b has its lease and is silent
         yield _labels(_scraped(there))
-
-
-def _attached(there: Served, name: str) -> int:
-    there.post("/v1/jobs", job(name))
-    attempt: int = there.post(f"/v1/jobs/{name}/attach", {"instance": "one", "wait_s": 5.0})["attempt"]
-    return attempt
 
 
 def _scraped(there: Served) -> list[Any]:
