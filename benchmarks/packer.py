@@ -5,17 +5,14 @@ seeds. Then a recorded history of rounds is given to fresh `TailBatcher`s one ev
 loop around nothing.
 """
 
-from os import cpu_count
-
 from benchmarks.figures import packer_tables
 from benchmarks.figures.batcher_events import Recorder, replay, walk
 from benchmarks.figures.goals import Goal
-from benchmarks.figures.job_runs import Scale, play_all
+from benchmarks.figures.job_runs import cycle_arguments, play_all, scale_of
 from benchmarks.figures.parts import Part, shown
-from benchmarks.harness import alternate, arguments, record
+from benchmarks.harness import alternate, record
 from rollmux.packer.batching import Batching, Quotas
 
-CYCLE = 5
 PROMPTS, RESPONSES = 128, 8
 LANES: dict[str, Quotas] = {"any prompt": (), "quotas of 42, 42, 44": {"math": 42, "code": 42, "judge": 44}}
 GOAL_PER_S = 200_000
@@ -42,19 +39,12 @@ def events_per_s(rounds: int, turns: int, seed: int) -> Part:
 
 
 def main() -> None:
-    parser = arguments("packer", __doc__)
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each")
-    parser.add_argument("--cycles", type=int, default=12, help="cycles of four short rounds and a long one in a run")
-    parser.add_argument("--workers", type=int, default=cpu_count() or 1, help="processes at once")
-    args = parser.parse_args()
-    if args.quick:
-        args.seeds, args.cycles, args.workers = 1, 1, 1
+    args = cycle_arguments("packer", __doc__)
 
     def run() -> dict[str, object]:
         rounds, turns = (5, 3) if args.quick else (40, 15)
         speed = events_per_s(rounds, turns, args.seed)  # first, while nothing else runs
-        steps = CYCLE * args.cycles + args.quick  # the first long round may come a step late
-        scale = Scale(range(args.seed, args.seed + args.seeds), steps, args.quick)
+        scale = scale_of(args)
         [got] = play_all([packer_tables.cases(scale)], args.workers)
         return shown([*packer_tables.parts(got), speed])
 

@@ -1,18 +1,14 @@
 """`rollmux simulate --job-tier` from the command line: what is applied, what it saves, and what is refused."""
 
-import json
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from rollmux.cli import app
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.workload import Workload
 from rollmux.sim.workload_file import write_workload
+from tests.simulating import figures, short_jobs, simulate, text
 
 SETUP = Path(__file__).parents[1] / "examples" / "job-setup.yaml"
 
@@ -20,28 +16,7 @@ SETUP = Path(__file__).parents[1] / "examples" / "job-setup.yaml"
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six mixed jobs of a tenth of the usual length, in a file."""
-    drawn = GENERATORS["mixed"](1, 6, 2.0)
-    path = tmp_path_factory.mktemp("workloads") / "six.csv"
-    write_workload(Workload("six", tuple(replace(a, duration_s=a.duration_s / 10) for a in drawn.arrivals)), path)
-    return path
-
-
-def simulate(*words: str | Path) -> tuple[int, str]:
-    """The exit code and the output, without the frame and the line breaks of error messages."""
-    result = CliRunner().invoke(app, ["simulate", *map(str, words)])
-    return result.exit_code, re.sub(r"[\s│]+", " ", result.output)
-
-
-def text(*words: str | Path) -> str:
-    """What `--json -` prints, and nothing else."""
-    result = CliRunner().invoke(app, ["simulate", *map(str, words), "--json", "-"])
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    return result.stdout
-
-
-def figures(*words: str | Path) -> Any:
-    return json.loads(text(*words))
+    return short_jobs(tmp_path_factory.mktemp("workloads") / "six.csv", 6)
 
 
 def test_packed_jobs_do_as_many_iterations_for_less(jobs: Path) -> None:

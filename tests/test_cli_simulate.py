@@ -5,17 +5,15 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.sim.generate import GENERATORS
-from rollmux.sim.workload import Workload
 from rollmux.sim.workload_file import write_workload
+from tests.simulating import figures, short_jobs, simulate, text
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -44,28 +42,7 @@ OF_A_JOB = {"job", "arrival_h", "started_h", "ended_h", "iterations", "solo_s", 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten mixed jobs of a tenth of the usual length, in a file."""
-    drawn = GENERATORS["mixed"](1, 10, 2.0)
-    path = tmp_path_factory.mktemp("workloads") / "ten.csv"
-    write_workload(Workload("ten", tuple(replace(a, duration_s=a.duration_s / 10) for a in drawn.arrivals)), path)
-    return path
-
-
-def simulate(*words: str | Path) -> tuple[int, str]:
-    """The exit code and the output, without the frame and the line breaks of error messages."""
-    result = CliRunner().invoke(app, ["simulate", *map(str, words)])
-    return result.exit_code, re.sub(r"[\s│]+", " ", result.output)
-
-
-def text(*words: str | Path) -> str:
-    """What `--json -` prints."""
-    result = CliRunner().invoke(app, ["simulate", *map(str, words), "--json", "-"])
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    return result.stdout
-
-
-def figures(*words: str | Path) -> Any:
-    return json.loads(text(*words))
+    return short_jobs(tmp_path_factory.mktemp("workloads") / "ten.csv", 10)
 
 
 def test_the_figures_are_those_of_the_contract(jobs: Path) -> None:

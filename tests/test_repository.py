@@ -1,5 +1,6 @@
 """What the repository says of itself is true: its commands run, its targets exist, its core stands alone."""
 
+import json
 import os
 import re
 import shutil
@@ -80,6 +81,33 @@ def test_the_commands_of_a_readme_block_run_in_order(commands: list[str], checko
             timeout=COMMAND_LIMIT_S,
         )
         assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+
+
+def test_the_controller_of_the_readme_starts_and_two_jobs_share_its_nodes(checkout: Path, tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", README.read_text(encoding="utf-8"), re.M | re.S)
+    assert "rollmux serve" in block
+    afterwards = """
+    for job in $(jobs -p | tail -n +2); do wait "$job"; done
+    rollmux status --json > status.json
+    kill "$(jobs -p | head -n 1)"
+    wait
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+    env["PATH"] = f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block + afterwards],
+        cwd=checkout,
+        env=env | {"HOME": str(tmp_path), "ROLLMUX_PORT": "0"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0.6 s" in done.stdout or "No jobs." in done.stdout, "rollmux status shows what there is"
+    assert {f"{name}: step 4 is done" for name in "ab"} <= set(done.stdout.splitlines())
+    jobs = json.loads((checkout / "status.json").read_text(encoding="utf-8"))["jobs"]
+    assert {(job["job"], job["reason"]) for job in jobs} == {("a", "finished"), ("b", "finished")}
 
 
 def test_every_make_target_that_the_documents_name_exists() -> None:

@@ -3,11 +3,14 @@
 Invariant: a run is settled by its fields, so that two tables that ask for the same one share it.
 """
 
+import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import cpu_count
 from statistics import fmean
 
 from benchmarks.figures.goals import spread
+from benchmarks.harness import arguments
 from rollmux.packer.batching import Batching
 from rollmux.packer.commands import RoundKind
 from rollmux.packer.eta import AdaptiveEta, Factors
@@ -24,6 +27,7 @@ from rollmux.sim.job.system import System
 from rollmux.sim.sweep import Interval, interval
 
 MOST_PROMPTS = 2.0
+CYCLE = 5  # four short rounds and a long one
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,23 @@ class Scale:
     def cut(self, steps: int, quick: int = 1) -> int:
         """So many steps, unless it is only to be shown that it works."""
         return quick if self.quick else steps
+
+
+def cycle_arguments(name: str, description: str | None) -> argparse.Namespace:
+    """What a benchmark that plays whole cycles is asked for."""
+    parser = arguments(name, description or "")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each")
+    parser.add_argument("--cycles", type=int, default=12, help="cycles of four short rounds and a long one in a run")
+    parser.add_argument("--workers", type=int, default=cpu_count() or 1, help="processes at once")
+    args = parser.parse_args()
+    if args.quick:
+        args.seeds, args.cycles, args.workers = 1, 1, 1
+    return args
+
+
+def scale_of(args: argparse.Namespace) -> Scale:
+    steps = CYCLE * args.cycles + args.quick  # the first long round may come a step late
+    return Scale(range(args.seed, args.seed + args.seeds), steps, args.quick)
 
 
 Key = tuple[object, ...]

@@ -6,14 +6,13 @@ from statistics import fmean
 
 from benchmarks.figures import rollpacker as paper
 from benchmarks.figures.goals import Goal, told
-from benchmarks.figures.job_runs import Cases, Got, Ran, Run, Scale, StepTimes, over_seeds
+from benchmarks.figures.job_runs import CYCLE, Cases, Got, Ran, Run, Scale, StepTimes, over_seeds
 from benchmarks.figures.parts import Part, beside
 from rollmux.packer.commands import RoundKind
 from rollmux.packer.false_kills import FalseKills
 from rollmux.sim.job.shipped import SETUPS
 from rollmux.sim.job.system import REWARDS, SYNC, TAIL
 
-CYCLE = 5
 SHARED = "14B/16k"
 LIMITED = "7B/8k"
 LIMIT_STEPS = len(paper.TIMEOUTS_S["fixed"])

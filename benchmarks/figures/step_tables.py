@@ -6,7 +6,7 @@ from statistics import fmean
 
 from benchmarks.figures import rollpacker as paper
 from benchmarks.figures.goals import Goal
-from benchmarks.figures.job_runs import Cases, Got, Ran, Run, Scale, StepTimes, over_seeds, plus_minus, speedup
+from benchmarks.figures.job_runs import CYCLE, Cases, Got, Ran, Run, Scale, StepTimes, over_seeds, plus_minus, speedup
 from benchmarks.figures.parts import Part, beside, off
 from rollmux.packer.commands import RoundKind
 from rollmux.packer.stream import StreamSettings
@@ -20,7 +20,6 @@ RIVALS = (RLHFUSE, REWARDS_ALONE)
 PREDICTED = (SYNC, TAIL, ROLLPACKER)  # for the setup to which no constant is fitted
 STEPS_SHOWN = 40  # in the paper's figure 9
 NAMES = {"veRL": SYNC, "RollPacker": ROLLPACKER, "RLHFuse": RLHFUSE}
-CYCLE = 5
 TRIGGERS = {"20 %": 0.2, "30 %": 0.3, "40 %": 0.4}
 TRIGGERED = "7B/8k"
 

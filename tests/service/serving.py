@@ -65,6 +65,12 @@ class Served:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    def attached(self, name: str) -> int:
+        """The attempt of a new job that attaches by itself, and has its place."""
+        self.post("/v1/jobs", job(name))
+        attempt: int = self.post(f"/v1/jobs/{name}/attach", {"instance": "one", "wait_s": 5.0})["attempt"]
+        return attempt
+
     def get(self, path: str, token: str | None = None) -> Any:
         answer = self.call("GET", path, None, token)
         assert answer.status_code == 200, answer.text

@@ -171,21 +171,24 @@ def test_who_asks_for_a_phase_that_is_done_is_told_so_and_one_out_of_order_is_re
     there.post("/v1/jobs/order/leave", {"attempt": attempt})
 
 
+def a_holds_what_b_wants(there: Served) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The lease of job a, and how job b asks for the same nodes."""
+    attempts = {name: there.attached(name) for name in "ab"}
+    ask = {"kind": "rollout", "iteration": 0, "wait_s": 10.0}
+    lease = there.post("/v1/jobs/a/ask", {"attempt": attempts["a"], **ask})["lease"]
+    return lease, {"attempt": attempts["b"], **ask}
+
+
 def test_a_parked_call_is_answered_the_moment_the_lease_is_free(tmp_path: Path) -> None:
     with served(tmp_path, PAIR) as there:
-        attempts = {}
-        for name in ("a", "b"):
-            there.post("/v1/jobs", job(name))
-            attempts[name] = there.post(f"/v1/jobs/{name}/attach", {"instance": "one", "wait_s": 5.0})["attempt"]
-        ask = {"kind": "rollout", "iteration": 0, "wait_s": 10.0}
-        first = there.post("/v1/jobs/a/ask", {"attempt": attempts["a"], **ask})["lease"]
-        told = there.post("/v1/jobs/b/ask", {"attempt": attempts["b"], **ask, "wait_s": 0.0})
+        first, ask = a_holds_what_b_wants(there)
+        told = there.post("/v1/jobs/b/ask", {**ask, "wait_s": 0.0})
         assert told["holders"] == ["a"]
         assert "rollout(0) of job a" in told["reason"]
         got: list[float] = []
 
         def wait() -> None:
-            assert there.post("/v1/jobs/b/ask", {"attempt": attempts["b"], **ask})["lease"]
+            assert there.post("/v1/jobs/b/ask", ask)["lease"]
             got.append(time.monotonic())
 
         waiting = threading.Thread(target=wait)
@@ -200,14 +203,9 @@ def test_a_parked_call_is_answered_the_moment_the_lease_is_free(tmp_path: Path) 
 
 def test_a_silent_holder_holds_nobody_up_for_longer_than_its_lease_and_drain(tmp_path: Path) -> None:
     with served(tmp_path, PAIR) as there:
-        attempts = {}
-        for name in ("a", "b"):
-            there.post("/v1/jobs", job(name))
-            attempts[name] = there.post(f"/v1/jobs/{name}/attach", {"instance": "one", "wait_s": 5.0})["attempt"]
-        ask = {"kind": "rollout", "iteration": 0, "wait_s": 10.0}
-        first = there.post("/v1/jobs/a/ask", {"attempt": attempts["a"], **ask})["lease"]
+        first, ask = a_holds_what_b_wants(there)
         began = time.monotonic()
-        second = there.post("/v1/jobs/b/ask", {"attempt": attempts["b"], **ask})["lease"]
+        second = there.post("/v1/jobs/b/ask", ask)["lease"]
         assert time.monotonic() - began < RULES.timing.lease_s + RULES.timing.drain_s + 1.5
         assert second["nodes"] == first["nodes"]
         assert second["epoch"] > first["epoch"]

@@ -1,16 +1,15 @@
 """Commands that speak to a running controller: submit, status, explain, story, logs, cancel, drain, undrain."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote as quoted
 
 import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
-from rollmux.cli.outputs import console
+from rollmux.cli.outputs import show
 from rollmux.cli.refusals import refusals
 from rollmux.cli.remote import AsJson, Folder, Remote, Token, Url, remote
 from rollmux.protocol.job_file import job_data, read_job_file
@@ -35,11 +34,11 @@ def submit(
     there = remote(url, token, folder)
     if dry_run:
         found = there.post(Quote, "/v1/quote", job_data(submission))
-        _print(found, as_json, _quoted(found, submission.job.id))
+        show(found, as_json, _quoted(found, submission.job.id))
         return
     there.post(Done, "/v1/jobs", job_data(submission))
     view = _job(there, submission.job.id)
-    _print(view, as_json, _placed(view))
+    show(view, as_json, _placed(view))
 
 
 def status(
@@ -53,10 +52,10 @@ def status(
     there = remote(url, token, folder)
     if job:
         view = _job(there, job)
-        _print(view, as_json, _table([view]))
+        show(view, as_json, _table([view]))
         return
     cluster = there.get(ClusterView, "/v1/cluster")
-    _print(cluster, as_json, _table(cluster.jobs) if cluster.jobs else "No jobs.", _prices(cluster))
+    show(cluster, as_json, _table(cluster.jobs) if cluster.jobs else "No jobs.", _prices(cluster))
 
 
 def explain(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
@@ -81,22 +80,22 @@ def logs(
     _lines(remote(url, token, folder).get(Text, f"{_path(job)}/log", lines=lines), as_json)
 
 
-def cancel(job: JobName, url: Url = "", token: Token = "", folder: Folder = None) -> None:
+def cancel(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """End a job."""
-    remote(url, token, folder).post(Done, f"{_path(job)}/cancel")
-    typer.echo(f"Job {job} ends.")
+    done = remote(url, token, folder).post(Done, f"{_path(job)}/cancel")
+    show({"job": job, **asdict(done)}, as_json, f"Job {job} ends.")
 
 
-def drain(node: NodeName, url: Url = "", token: Token = "", folder: Folder = None) -> None:
+def drain(node: NodeName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """Put no more jobs on a node. Those that are there stay until they end."""
-    remote(url, token, folder).post(Done, f"/v1/nodes/{quoted(node, safe='')}/drain")
-    typer.echo(f"Node {node} takes no more jobs.")
+    done = remote(url, token, folder).post(Done, f"/v1/nodes/{quoted(node, safe='')}/drain")
+    show({"node": node, **asdict(done)}, as_json, f"Node {node} takes no more jobs.")
 
 
-def undrain(node: NodeName, url: Url = "", token: Token = "", folder: Folder = None) -> None:
+def undrain(node: NodeName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """Put jobs on a drained node again."""
-    remote(url, token, folder).post(Done, f"/v1/nodes/{quoted(node, safe='')}/undrain")
-    typer.echo(f"Node {node} takes jobs again.")
+    done = remote(url, token, folder).post(Done, f"/v1/nodes/{quoted(node, safe='')}/undrain")
+    show({"node": node, **asdict(done)}, as_json, f"Node {node} takes jobs again.")
 
 
 COMMANDS = (submit, status, explain, story, logs, cancel, drain, undrain)
@@ -110,20 +109,8 @@ def _job(there: Remote, job: str) -> JobView:
     return there.get(JobView, _path(job))
 
 
-def _print(data: Any, as_json: bool, *texts: Table | str) -> None:
-    if as_json:
-        typer.echo(json.dumps(asdict(data), indent=1))
-        return
-    screen = console()
-    for text in texts:
-        if isinstance(text, str):
-            screen.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            screen.print(text)
-
-
 def _lines(text: Text, as_json: bool) -> None:
-    _print(text, as_json, "\n".join(text.lines))
+    show(text, as_json, "\n".join(text.lines))
 
 
 def _placed(view: JobView) -> str:

@@ -3,37 +3,47 @@
 import json
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rollmux.cli import options
-from rollmux.cli.remote import Folder, folder_of
+from rollmux.cli.outputs import show
+from rollmux.cli.remote import AsJson, Folder, folder_of
 from rollmux.errors import RollmuxError
-from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.cluster_machine import ClusterMachine, Entry
 from rollmux.mux.codec import encode
 from rollmux.mux.commands import Command
 from rollmux.mux.events import Event
 from rollmux.mux.story import story as told
+from rollmux.protocol.views import Text
 from rollmux.sim.policies import CONTENDERS
 
 journal_app = typer.Typer(no_args_is_help=True, help="Read a controller's journal; a file only while it does not run.")
 
 
 @journal_app.command()
-def verify(folder: Folder = None, url: options.JournalUrl = "") -> None:
+def verify(as_json: AsJson = False, folder: Folder = None, url: options.JournalUrl = "") -> None:
     """Play every record again and say whether each leads to what it led to."""
     machine, begins = _played(folder, url)
-    jobs, ended = len(machine.state.jobs), len(machine.state.ended)
-    count = machine.state.ledger.seq - begins
-    typer.echo(f"{count} records, all as they were; {jobs} jobs live, {ended} have ended.")
+    found = {
+        "records": machine.state.ledger.seq - begins,
+        "begins_after": begins,
+        "jobs_live": len(machine.state.jobs),
+        "jobs_ended": len(machine.state.ended),
+    }
+    says = "{records} records, all as they were; {jobs_live} jobs live, {jobs_ended} have ended."
     if begins:
-        typer.echo(f"The history begins after record {begins}, with the state as it was then.")
+        says += "\nThe history begins after record {begins_after}, with the state as it was then."
+    show(found, as_json, says.format(**found))
 
 
 @journal_app.command()
 def story(
-    job: Annotated[str, typer.Argument(metavar="JOB")], folder: Folder = None, url: options.JournalUrl = ""
+    job: Annotated[str, typer.Argument(metavar="JOB")],
+    as_json: AsJson = False,
+    folder: Folder = None,
+    url: options.JournalUrl = "",
 ) -> None:
     """Tell what happened to a job and why, from its submission on, as far as the history goes back."""
     machine, begins = _played(folder, url)
@@ -41,16 +51,27 @@ def story(
     if not lines:
         since = f" since record {begins}, after which its history begins" if begins else ""
         raise typer.BadParameter(f"the journal knows no job {job!r}{since}")
-    typer.echo("\n".join(lines))
+    show(Text(tuple(lines)), as_json, "\n".join(lines))
 
 
 @journal_app.command()
-def replay(folder: Folder = None, url: options.JournalUrl = "") -> None:
+def replay(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one list instead of a line for each.")] = False,
+    folder: Folder = None,
+    url: options.JournalUrl = "",
+) -> None:
     """Print every event and what it led to, as JSON lines."""
-    for entry in _played(folder, url)[0].log:
-        commands = [encode(Command, command) for command in entry.commands]
-        line = {"seq": entry.seq, "at": entry.at, "event": encode(Event, entry.event), "commands": commands}
+    lines = [_line(entry) for entry in _played(folder, url)[0].log]
+    if as_json:
+        show(lines, as_json)
+        return
+    for line in lines:
         typer.echo(json.dumps(line))
+
+
+def _line(entry: Entry) -> dict[str, Any]:
+    commands = [encode(Command, command) for command in entry.commands]
+    return {"seq": entry.seq, "at": entry.at, "event": encode(Event, entry.event), "commands": commands}
 
 
 def _played(folder: Path | None, url: str) -> tuple[ClusterMachine, int]:

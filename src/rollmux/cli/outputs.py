@@ -3,11 +3,12 @@
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from rollmux.sim.policies import played_paced
 from rollmux.sim.realised import BOUND
@@ -20,6 +21,20 @@ def console() -> Console:
     """Standard output; wide enough for every column where it is no terminal."""
     found = Console()
     return found if found.is_terminal else Console(width=PIPED_WIDTH)
+
+
+def show(data: Any, as_json: bool, *texts: RenderableType) -> None:
+    """What a command has to say: as data, or as texts and tables for people."""
+    if as_json:
+        plain = asdict(data) if is_dataclass(data) and not isinstance(data, type) else data
+        typer.echo(json.dumps(plain, indent=1))
+        return
+    screen = console()
+    for text in texts:
+        if isinstance(text, str):
+            screen.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            screen.print(text)
 
 
 def note_paced(policies: Sequence[str], realised: str) -> None:

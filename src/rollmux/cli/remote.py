@@ -4,6 +4,8 @@ The URL and the token are given, or in the environment, or in the folder of a co
 """
 
 import os
+import shlex
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -11,7 +13,9 @@ from typing import Annotated, Any, TypeVar
 import httpx
 import typer
 
-from rollmux.mux.codec import decode
+from rollmux.cli.outputs import show
+from rollmux.client.wire import read
+from rollmux.protocol.views import Health
 
 T = TypeVar("T")
 
@@ -23,9 +27,14 @@ Folder = Annotated[
     Path | None,
     typer.Option("--folder", envvar="ROLLMUX_FOLDER", help="The controller's folder [default: ~/.rollmux]."),
 ]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, envvar="ROLLMUX_PORT", help="The controller's port; 0 takes one that is free.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
 
 TIMEOUT_S = 30.0
+# A controller that is there, and says that it starts, is waited for.
+STARTING_S, AGAIN_S = 20.0, 0.1
 
 
 def folder_of(folder: Path | None) -> Path:
@@ -37,12 +46,19 @@ class CallRefused(typer.BadParameter):
     """The controller's answer to a call that it did not take."""
 
 
+class NoController(CallRefused):
+    """Nobody answers there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """The controller."""
+    """The controller. With a client calls share its connections."""
 
     url: str
     token: str
+    client: httpx.Client | None = None
+    timeout_s: float = TIMEOUT_S
+    starting_s: float = STARTING_S
 
     def get(self, kind: type[T], path: str, **query: object) -> T:
         return self._read(kind, self._call("GET", path, params=query))
@@ -51,32 +67,66 @@ class Remote:
         return self._read(kind, self._call("POST", path, json=body))
 
     def _read(self, kind: type[T], data: dict[str, Any]) -> T:
-        known = getattr(kind, "__dataclass_fields__", {})
-        return decode(kind, {name: value for name, value in data.items() if name in known})
+        try:
+            return read(kind, data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CallRefused(f"{self.url} is no RollMux controller, or one of another version: {error!r}") from error
 
     def _call(self, method: str, path: str, **what: Any) -> dict[str, Any]:
-        headers = {"Authorization": f"Bearer {self.token}"}
+        answer = self._answer(method, path, **what)
         try:
-            answer = httpx.request(method, f"{self.url}{path}", headers=headers, timeout=TIMEOUT_S, **what)
-        except httpx.HTTPError as error:
-            raise CallRefused(f"no controller answers at {self.url} ({error}); is `rollmux serve` running?") from error
-        try:
-            data: dict[str, Any] = answer.json()
-        except ValueError as error:
+            data: dict[str, Any] = dict(answer.json())
+        except (ValueError, TypeError) as error:
             raise CallRefused(f"{self.url} is no RollMux controller: it answered {answer.status_code}") from error
         if answer.is_error:
             problems = "".join(f"\n  {problem}" for problem in data.get("problems", ()))
             raise CallRefused(f"{data.get('error', answer.status_code)}{problems}")
         return data
 
+    def _answer(self, method: str, path: str, **what: Any) -> httpx.Response:
+        """Every call may be repeated, so that one which comes too early is."""
+        send = self.client.request if self.client is not None else httpx.request
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        give_up = time.monotonic() + self.starting_s
+        while True:
+            try:
+                answer = send(method, f"{self.url}{path}", headers=headers, timeout=self.timeout_s, **what)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise NoController(
+                    f"no controller answers at {self.url} ({error}); is `rollmux serve` running?"
+                ) from error
+            if answer.status_code != 503 or "retry-after" not in answer.headers or time.monotonic() > give_up:
+                return answer
+            time.sleep(AGAIN_S)
 
-def remote(url: str, token: str, folder: Path | None) -> Remote:
-    """The controller that is meant."""
+
+def remote(url: str, token: str, folder: Path | None, **how: Any) -> Remote:
+    """The controller that is meant; `how` it is spoken to, where not as usual."""
     place = folder_of(folder)
     found = url or _written(place / "url")
     if not found:
         raise typer.BadParameter(f"where is the controller? Give --url, or start one here: no {place / 'url'}")
-    return Remote(found.rstrip("/"), token or _written(place / "admin.token"))
+    return Remote(found.rstrip("/"), token.strip() or _written(place / "admin.token"), **how)
+
+
+def env(
+    wait: Annotated[float, typer.Option(min=0.0, help="So many seconds for a controller that is being started.")] = 20,
+    as_json: AsJson = False,
+    folder: Folder = None,
+) -> None:
+    """Print what a shell needs to find this machine's controller, once that is ready: `eval "$(rollmux env)"`."""
+    give_up = time.monotonic() + wait
+    while True:
+        try:
+            there = remote("", "", folder)
+            there.get(Health, "/readyz")
+            break
+        except typer.BadParameter:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(AGAIN_S)
+    found = {"ROLLMUX_URL": there.url, "ROLLMUX_TOKEN": there.token}
+    show(found, as_json, *(f"export {name}={shlex.quote(value)}" for name, value in found.items()))
 
 
 def _written(path: Path) -> str:

@@ -1,15 +1,16 @@
 """`rollmux serve`: the controller of a cluster, until it is told to end."""
 
-import logging
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from rollmux.cli import options
 from rollmux.cli.inputs import load_cluster
 from rollmux.cli.refusals import require_name
-from rollmux.cli.remote import Folder, folder_of
+from rollmux.cli.remote import Folder, Port, folder_of
 from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.weave import Timing
@@ -18,12 +19,23 @@ from rollmux.sim.policies import CONTENDERS
 POLICIES = ("rollmux", "paper")
 
 
+class LogForm(Enum):
+    """How the controller writes what it has to say."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 def serve(
     cluster: options.ClusterFile = None,
     policy: Annotated[str, typer.Option(help=f"Where jobs go: {', '.join(POLICIES)}.")] = "rollmux",
     folder: Folder = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes one that is free.")] = 8421,
+    port: Port = 8421,
+    advertise: Annotated[
+        str,
+        typer.Option(metavar="URL", help="Where jobs find it [default: the host; its name if that is 0.0.0.0 or ::]."),
+    ] = "",
     lease_s: Annotated[float, typer.Option(min=1.0, max=3600.0, help="How long a silent holder keeps a lease.")] = 15.0,
     drain_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="How long it then has to vanish.")] = 10.0,
     certificate: Annotated[Path | None, typer.Option(help="For TLS: a file with the certificate.")] = None,
@@ -32,17 +44,20 @@ def serve(
     keep_records: Annotated[
         int, typer.Option(min=0, help="So many of the last events are kept for `rollmux journal`, and some more.")
     ] = 1_000_000,
+    log_format: Annotated[LogForm, typer.Option(help="Log lines for people, or a JSON object a line.")] = LogForm.TEXT,
 ) -> None:
     """Run the controller: jobs are submitted to it, share nodes by its leases, and survive its end."""
     from rollmux.service import serve as service  # noqa: PLC0415  other commands start faster without it
     from rollmux.service.journal.place import opened  # noqa: PLC0415
     from rollmux.service.local.launcher import ProcessLauncher  # noqa: PLC0415
+    from rollmux.service.logs import configure  # noqa: PLC0415
+    from rollmux.service.tokens import write_private  # noqa: PLC0415
 
     require_name("policy", policy, POLICIES)
     if (certificate is None) != (key is None):
         raise typer.BadParameter("TLS needs both --certificate and --key")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    _require_url("--advertise", advertise)
+    configure(log_format is LogForm.JSON)
     place = folder_of(folder)
     wanted = service.Wanted(
         load_cluster(cluster),
@@ -51,14 +66,22 @@ def serve(
         Rules(timing=Timing(lease_s, drain_s)),
         host,
         port,
+        advertise.rstrip("/"),
         certificate,
         key,
     )
     try:
         running = service.Service(wanted, ProcessLauncher(place), opened(journal, keep_records))
-    except RollmuxError as error:
+    except (RollmuxError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     service.admin_token(place, running.tokens)
-    (place / "url").write_text(running.url, encoding="utf-8")
-    typer.echo(f"Controller at {running.url}, folder {place}. Commands on this machine find it there.")
+    write_private(place / "url", running.local_url.encode())
+    if log_format is LogForm.TEXT:
+        typer.echo(f"Controller at {running.url}, folder {place}. Commands on this machine find it there.")
     service.run(running)
+
+
+def _require_url(option: str, url: str) -> None:
+    parts = urlsplit(url)
+    if url and not (parts.scheme in ("http", "https") and parts.hostname):
+        raise typer.BadParameter(f"{option} {url}: write it like http://machine:8421")

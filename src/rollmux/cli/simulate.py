@@ -1,6 +1,6 @@
 """`rollmux simulate`: a workload under one policy or several, in virtual time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -69,15 +69,12 @@ def simulate(
     ] = False,
 ) -> None:
     """Replay a workload under one policy or several: what it costs, and whose SLO breaks."""
-    names = _policies(policy)
+    names, files = _policies(policy), _Files(json_out, report, trace)
     _require_played(fidelity, realised, trace)
     faults = _faults(node_mtbf_h, job_mtbf_h)
-    for option, seconds in (("--move-s", move_s), ("--pause-s", pause_s)):
-        if not isfinite(seconds):
-            raise typer.BadParameter(f"{option} {seconds:g}: give seconds")
+    _require_seconds(move_s, pause_s)
     note_paced(names, realised)
-    for option, out in (("--json", json_out), ("--report", report), ("--trace", trace)):
-        require_writable(option, out)
+    files.require_writable()
     jobs = load_workload(workload, seed)
     tier = load_job_tier(
         job_tier, jobs, slo_of=slo_of, stagger=stagger, fidelity=fidelity, realised=realised, seed=seed
@@ -95,15 +92,44 @@ def simulate(
         takes=durations(realised, seed),
         packing=None if tier is None else tier.packing,
         faults=faults,
-        history=bool(report or trace),
+        history=files.draws,
     )
     runs = run_all(jobs, names, settings, Console(stderr=True))
-    if json_out is not None:
-        write_json(as_data(jobs, runs, settings, realised, timings, tier), json_out)
-    _write_drawings(jobs.name, [run.outcome for run in runs], report, trace)
+    files.write(
+        lambda: as_data(jobs, runs, settings, realised, timings, tier), jobs.name, [run.outcome for run in runs]
+    )
     if json_out != HERE:
         show(jobs, runs, console())
-        for path in (json_out, report, trace):
+        files.tell()
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What is written, where it is asked for."""
+
+    json: Path | None
+    report: Path | None
+    trace: Path | None
+
+    @property
+    def draws(self) -> bool:
+        return bool(self.report or self.trace)
+
+    def require_writable(self) -> None:
+        for option, out in (("--json", self.json), ("--report", self.report), ("--trace", self.trace)):
+            require_writable(option, out)
+
+    def write(self, data: Callable[[], Any], name: str, outcomes: Sequence[Outcome]) -> None:
+        """The figures, the page of all runs, and the trace of the last one."""
+        if self.json is not None:
+            write_json(data(), self.json)
+        if self.report is not None:
+            write_text(html_report(f"RollMux: {name}", outcomes), self.report)
+        if self.trace is not None:
+            write_text(chrome_trace(outcomes[-1]), self.trace)
+
+    def tell(self) -> None:
+        for path in (self.json, self.report, self.trace):
             if path is not None:
                 typer.echo(f"Written: {path}")
 
@@ -114,6 +140,12 @@ def _policies(text: str) -> list[str]:
     if unknown or not names:
         raise typer.BadParameter(f"there is no policy {', '.join(unknown) or 'named'}; choose from {', '.join(NAMES)}")
     return names
+
+
+def _require_seconds(move_s: float, pause_s: float) -> None:
+    for option, seconds in (("--move-s", move_s), ("--pause-s", pause_s)):
+        if not isfinite(seconds):
+            raise typer.BadParameter(f"{option} {seconds:g}: give seconds")
 
 
 def _faults(node_mtbf_h: float | None, job_mtbf_h: float | None) -> Faults | None:
@@ -129,14 +161,6 @@ def _require_played(fidelity: Fidelity, realised: str, trace: Path | None) -> No
         raise typer.BadParameter(f"there is no distribution {realised!r}; choose {', '.join(DISTRIBUTIONS)}")
     if fidelity is Fidelity.PACE and (realised != BOUND or trace):
         raise typer.BadParameter("--fidelity pace plays no single phase: --realised and --trace need --fidelity phase")
-
-
-def _write_drawings(name: str, outcomes: Sequence[Outcome], report: Path | None, trace: Path | None) -> None:
-    """The page of all runs and the trace of the last one, as far as they are asked for."""
-    if report is not None:
-        write_text(html_report(f"RollMux: {name}", outcomes), report)
-    if trace is not None:
-        write_text(chrome_trace(outcomes[-1]), trace)
 
 
 @dataclass(frozen=True, slots=True)

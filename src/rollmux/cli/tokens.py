@@ -1,11 +1,11 @@
 """`rollmux token`: who may call the controller of this machine's folder, and as whom."""
 
-import json
 import time
 from typing import Annotated
 
 import typer
 
+from rollmux.cli.outputs import show
 from rollmux.cli.remote import AsJson, Folder, folder_of
 
 token_app = typer.Typer(no_args_is_help=True, help="Say who may call the controller: tokens for tenants and admins.")
@@ -20,17 +20,18 @@ def create(
     tenant: Annotated[str, typer.Option(help="Whose jobs it may see and touch; the token's name if not given.")] = "",
     admin: Annotated[bool, typer.Option("--admin", help="It may do everything.")] = False,
     days: Annotated[float | None, typer.Option(min=0.0, help="How long it is good for; otherwise for ever.")] = None,
+    as_json: AsJson = False,
     folder: Folder = None,
 ) -> None:
     """Make a token and print it, once: only its hash is kept. A running controller knows it at once."""
     from rollmux.service.tokens import Role, TokenExists, Tokens  # noqa: PLC0415  other commands start faster without
 
-    role, lasts_s = (Role.ADMIN if admin else Role.TENANT), None if days is None else days * DAY_S
+    role, whose = (Role.ADMIN, "") if admin else (Role.TENANT, tenant or name)
     try:
-        made = Tokens(folder_of(folder), time.time).create(name, role, "" if admin else tenant or name, lasts_s)
+        made = Tokens(folder_of(folder), time.time).create(name, role, whose, None if days is None else days * DAY_S)
     except (TokenExists, OSError) as error:
         raise typer.BadParameter(str(error)) from error
-    typer.echo(made)
+    show({"name": name, "role": role.value, "tenant": whose, "token": made}, as_json, made)
 
 
 @token_app.command("list")
@@ -39,20 +40,20 @@ def list_tokens(as_json: AsJson = False, folder: Folder = None) -> None:
     from rollmux.service.tokens import Tokens  # noqa: PLC0415
 
     found = Tokens(folder_of(folder), time.time).names()
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-        return
-    for each in found:
-        whose = f" of {each['tenant']}" if each["tenant"] else ""
-        until = "" if each["expires"] is None else f", until {time.ctime(float(str(each['expires'])))}"
-        typer.echo(f"{each['name']}: {each['role']}{whose}{until}")
+    show(found, as_json, *map(_described, found))
 
 
 @token_app.command()
-def revoke(name: Name, folder: Folder = None) -> None:
+def revoke(name: Name, as_json: AsJson = False, folder: Folder = None) -> None:
     """End a token, at once."""
     from rollmux.service.tokens import Tokens  # noqa: PLC0415
 
     if not Tokens(folder_of(folder), time.time).revoke(name):
         raise typer.BadParameter(f"there is no token {name!r}")
-    typer.echo(f"Token {name} is no good any more.")
+    show({"name": name, "ok": True}, as_json, f"Token {name} is no good any more.")
+
+
+def _described(entry: dict[str, object]) -> str:
+    whose = f" of {entry['tenant']}" if entry["tenant"] else ""
+    until = "" if entry["expires"] is None else f", until {time.ctime(float(str(entry['expires'])))}"
+    return f"{entry['name']}: {entry['role']}{whose}{until}"

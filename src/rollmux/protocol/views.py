@@ -1,6 +1,7 @@
 """What the controller shows of a cluster: plain values, for commands, pages and other programs."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,8 @@ class LaneView:
     nodes: tuple[str, ...]
     epoch: int
     for_s: float | None = None  # since when its work has gone on
+    waits_for: tuple[str, ...] = ()  # jobs that hold what it needs
+    expected_s: float | None = None  # for how long yet, if that can be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,11 @@ class JobView:
     lanes: tuple[LaneView, ...] = ()
     reason: str = ""  # why it waits, moves or has ended
     expected_wait_s: float | None = None
+
+    @property
+    def slo_headroom(self) -> float | None:
+        """Which part of what its SLO allows is left; below 0 it is too slow. None while its pace is not known."""
+        return None if self.slowdown is None else 1.0 - self.slowdown / self.slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +96,22 @@ class Quote:
     lines: tuple[str, ...]
 
 
+class Standing(Enum):
+    """Whether a controller that lives can be worked with: calls are answered by a ready one alone."""
+
+    STARTING = "starting"
+    READY = "ready"
+    BROKEN = "broken"  # it can only be looked at
+    ENDING = "ending"
+
+
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the controller lives, and can change anything."""
+    """That the controller lives, and how it stands."""
 
     ok: bool
     version: str
     seq: int
     broken: str = ""
+    state: Standing = Standing.READY
+    unix_s: float = 0.0  # its wall clock

@@ -1,10 +1,11 @@
-"""A run as a Chrome trace, for chrome://tracing and Perfetto.
+"""A run, simulated or real, as a Chrome trace, for chrome://tracing and Perfetto.
 
 One process per group, one thread per node, one complete event per span; counters and admissions stand under a process
 of the cluster's own. Times are whole microseconds, rounded so that what did not overlap still does not.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 from zlib import crc32
@@ -33,23 +34,35 @@ _COLOURS = (
 
 
 def chrome_trace(outcome: Outcome) -> str:
-    """The trace-event JSON of one run: names first, then everything that happens, in time."""
-    names = [*_naming("process", _CLUSTER, 0, f"cluster ({outcome.policy})", 0)]
+    """The trace-event JSON of one simulated run."""
+    about = {"policy": outcome.policy}
+    return trace_of(outcome.policy, outcome.spans, about, outcome.levels, outcome.admissions)
+
+
+def trace_of(
+    what: str,
+    spans: Sequence[Span],
+    about: Mapping[str, object],
+    levels: Sequence[Level] = (),
+    admissions: Sequence[Admission] = (),
+) -> str:
+    """The trace-event JSON of what happened: names first, then everything in time."""
+    names = [*_naming("process", _CLUSTER, 0, f"cluster ({what})", 0)]
     happenings: list[Event] = []
-    for level in outcome.levels:
+    for level in levels:
         happenings.extend(_counters(level))
-    if outcome.admissions:
+    if admissions:
         names.extend(_naming("thread", _CLUSTER, 1, "admissions", 0))
-        happenings.extend(map(_admitted, outcome.admissions))
+        happenings.extend(map(_admitted, admissions))
     tracks = count(2)
-    for pid, (group, nodes) in enumerate(sorted_lanes(outcome.spans).items(), _CLUSTER + 1):
+    for pid, (group, nodes) in enumerate(sorted_lanes(spans).items(), _CLUSTER + 1):
         names.extend(_naming("process", pid, 0, group, pid))
-        for node, spans in nodes.items():
+        for node, lane in nodes.items():
             track = next(tracks)
             names.extend(_naming("thread", pid, track, node, track))
-            happenings.extend(_complete(span, pid, track) for span in spans)
+            happenings.extend(_complete(span, pid, track) for span in lane)
     happenings.sort(key=_in_time)
-    document = {"displayTimeUnit": "ms", "otherData": {"policy": outcome.policy}, "traceEvents": names + happenings}
+    document = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": names + happenings}
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 

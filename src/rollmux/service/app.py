@@ -6,6 +6,7 @@ JSON only, and nothing is read that is larger than it may be. Plain ASGI: a fram
 import asyncio
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
@@ -82,7 +83,7 @@ class App:
             await self._figures(scope, send)
             return
         endpoint, path = found or (None, {})
-        caller, answer = _NOBODY, None
+        caller, answer, began = _NOBODY, None, time.perf_counter()
         try:
             if endpoint is None:
                 raise Denied(404, f"there is no call {method} {scope['path']}")
@@ -97,6 +98,8 @@ class App:
             content = _encode(refusal)
         if endpoint is not None:
             self.metrics.calls[endpoint.route.answer.__name__, status] += 1
+            if not endpoint.parks:
+                self.metrics.answered_s(time.perf_counter() - began)
         if endpoint is not None and (endpoint.route.changes or status in (401, 403)):
             _note(scope, caller, status)
         if status == 200 and isinstance(answer, Follower):
@@ -169,7 +172,7 @@ class _Endpoint:
     """One route, and how what it takes is read."""
 
     def __init__(self, route: Route) -> None:
-        self.route = route
+        self.route, self.parks = route, route.parks
         self._most = MOST_SUBMITTED_BYTES if route.takes is dict else MOST_BYTES
         self._decoder: msgspec.json.Decoder[Any] | None = None
         if route.takes is not None:
@@ -214,7 +217,7 @@ def _note(scope: Scope, caller: Caller, status: int) -> None:
     """A line for each change, and for each that was not allowed."""
     where = scope["client"][0] if scope.get("client") else ""
     call = f"{scope['method']} {scope['path']}"
-    audit.info(json.dumps({"who": caller.name, "from": where, "call": call, "status": status}))
+    audit.info("call", extra={"fields": {"who": caller.name, "from": where, "call": call, "status": status}})
 
 
 async def _send(send: Send, status: int, content: bytes, more: Headers = ()) -> None:

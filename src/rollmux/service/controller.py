@@ -95,6 +95,7 @@ class Controller:
         self.woken: set[str] = set()  # jobs to which something new may be said
         self.beats: dict[int, ev.Heartbeat] = {}  # signs of life since the last tick, by lease
         self._next_look = 0.0  # for jobs that have gone silent
+        self.noted: Callable[[float, ev.Event, Sequence[cmd.Command]], object] = _unheard  # hears what changes
         for live in self.jobs.values():
             live.version = machine.state.ledger.seq + 1  # above whatever an earlier life has told
 
@@ -109,6 +110,7 @@ class Controller:
             self.pending.append(Record(ledger.seq, now, event, checksum(commands)))
             self._route(commands)
             self.history.heard(now, event, commands)
+            self.noted(now, event, commands)
         return commands
 
     def tick(self, now: float) -> None:
@@ -412,6 +414,10 @@ class Controller:
         reason = f"waits for {holders}" if before else "others are before it in line"
         ends = [held.ends_at / 1000 - now for held in before if held.ends_at]
         return Turn(None, reason=reason, holders=names, expected_s=max(0.0, *ends) if ends else None)
+
+
+def _unheard(now: float, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
+    """Nobody counts what happens."""
 
 
 def gone(record: JobRecord, failed: str) -> ev.Event:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
+from rollmux.protocol.views import Standing
 from rollmux.service.controller import Controller, Errand
 from rollmux.service.errands import Errands
 from rollmux.service.forked import Forked
@@ -64,6 +65,17 @@ class Host:
     @property
     def _most_to_replay_s(self) -> float:
         return REPLAY_S + REPLAY_PER_JOB_S * len(self.controller.machine.state.jobs)
+
+    @property
+    def standing(self) -> Standing:
+        if self.broken:
+            return Standing.BROKEN
+        return Standing.ENDING if self.hurried else Standing.READY
+
+    @property
+    def parked(self) -> int:
+        """How many calls wait for news."""
+        return sum(map(len, self._parked.values()))
 
     @property
     def now(self) -> float:

@@ -1,5 +1,6 @@
 """Every call that the controller answers, in one table: the server, its description and the tests of rights read it."""
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from rollmux.protocol import views as view
 from rollmux.protocol.job_file import Submission, read_job
 from rollmux.service import views
 from rollmux.service.history import seen
-from rollmux.service.host import Host
+from rollmux.service.host import Host, Unavailable
 from rollmux.service.stream import Follower
 from rollmux.service.tokens import Caller, Role
 
@@ -59,6 +60,11 @@ class Route:
     answer: Handler
     changes: bool = False  # worth a line in the audit log
     streams: bool = False  # it gives one after the other, as they come: the handler finds the Follower
+
+    @property
+    def parks(self) -> bool:
+        """Whether its answer may be waited for."""
+        return self.takes is not None and hasattr(self.takes, "wait_s")
 
 
 async def submit(call: Call) -> msg.Done:
@@ -148,7 +154,7 @@ async def events(call: Call) -> Follower:
 
 
 async def job(call: Call) -> view.JobView:
-    return await call.host.look(lambda now: views.job_view(call.host.controller, now, call.job))
+    return await call.host.look(lambda now: views.job_view(call.host.controller, now, call.job, call.caller.sees))
 
 
 async def why(call: Call) -> view.Text:
@@ -166,7 +172,15 @@ async def printed(call: Call) -> view.Text:
 
 async def health(call: Call) -> view.Health:
     host = call.host
-    return view.Health(True, __version__, host.controller.machine.state.ledger.seq, host.broken)
+    seq = host.controller.machine.state.ledger.seq
+    return view.Health(True, __version__, seq, host.broken, host.standing, time.time())
+
+
+async def ready(call: Call) -> view.Health:
+    found = await health(call)
+    if found.state is not view.Standing.READY:
+        raise Unavailable(found.broken or f"the controller is {found.state.value}")
+    return found
 
 
 def _submission(call: Call) -> Submission:
@@ -198,5 +212,6 @@ ROUTES = (
     Route("GET", "/v1/jobs/{job}/explain", OWNERS, None, view.Text, "Why a job is where it is", why),
     Route("GET", "/v1/jobs/{job}/story", OWNERS, None, view.Text, "What has happened to a job, and why", story),
     Route("GET", "/v1/jobs/{job}/log", OWNERS, None, view.Text, "The last `lines` lines that a job printed", printed),
-    Route("GET", "/healthz", EVERYBODY, None, view.Health, "Whether the controller lives", health),
+    Route("GET", "/healthz", EVERYBODY, None, view.Health, "That the controller lives, and how it stands", health),
+    Route("GET", "/readyz", EVERYBODY, None, view.Health, "The same; 503 unless it answers all calls", ready),
 )

@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from rollmux.mux.cluster_state import Rules
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.policies import Policy
 from rollmux.service.app import App
+from rollmux.service.door import Door
 from rollmux.service.errands import Errands
 from rollmux.service.host import Host
 from rollmux.service.journal import Journal, SqliteJournal
@@ -32,6 +34,8 @@ from rollmux.service.tokens import Role, Tokens, write_private
 
 log = logging.getLogger("rollmux.service")
 
+# Hosts that stand for all addresses of the machine, so that none of them is where it can be found.
+EVERYWHERE = ("", "0.0.0.0", "::")
 # How long open calls may take to end when the controller goes.
 DRAIN_S = 5
 # A full collection stops everything for a tenth of a second with 1,000 jobs; nearly all garbage is young.
@@ -56,6 +60,7 @@ class Wanted:
     rules: Rules = field(default_factory=Rules)
     host: str = "127.0.0.1"
     port: int = 0  # 0: any that is free
+    advertise: str = ""  # the URL that jobs are given, if it is not the one that follows from the host
     certificate: Path | None = None
     key: Path | None = None
 
@@ -76,18 +81,36 @@ class Service:
         self.wanted = wanted
         self.tokens = Tokens(wanted.folder, time.time)
         self.journal = journal(wanted.folder / "journal.db")
-        began = time.perf_counter()
-        self.controller, begins_at = recover(self.journal, wanted.cluster, wanted.policy, wanted.rules)
-        errands = Errands(self.controller.machine, self.controller.jobs, launcher, self._env_of)
-        self.host = Host(self.controller, self.journal, errands, begins_at, time.perf_counter() - began)
+        _require_known(wanted)
         self._socket = _bound(wanted.host, wanted.port)
+        self._door = Door(self._socket, _tls(wanted))
+        try:
+            began = time.perf_counter()
+            self.controller, begins_at = recover(self.journal, wanted.cluster, wanted.policy, wanted.rules)
+            errands = Errands(self.controller.machine, self.controller.jobs, launcher, self._env_of)
+            self.host = Host(self.controller, self.journal, errands, begins_at, time.perf_counter() - began)
+        except BaseException:
+            self._door.close()
+            self._socket.close()
+            raise
         self._server: uvicorn.Server | None = None
 
     @property
     def url(self) -> str:
-        host, port = self._socket.getsockname()[:2]
+        """Where jobs find it, on whatever machine they run."""
+        everywhere = self.wanted.host in EVERYWHERE
+        return self.wanted.advertise or self._url(socket.gethostname() if everywhere else self.wanted.host)
+
+    @property
+    def local_url(self) -> str:
+        """Where commands on this machine find it. A certificate is of the name that is advertised."""
+        if self.wanted.certificate or self.wanted.host not in EVERYWHERE:
+            return self.url
+        return self._url("::1" if ":" in self.wanted.host else "127.0.0.1")
+
+    def _url(self, host: str) -> str:
         scheme = "https" if self.wanted.certificate else "http"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Until somebody calls `end`."""
@@ -104,6 +127,7 @@ class Service:
             ssl_keyfile=self.wanted.key,
         )
         self._server = _Server(config)
+        self._door.close()
         log.info("ready at %s", self.url)
         if ready is not None:
             ready.set()
@@ -153,6 +177,27 @@ def run(service: Service) -> None:
     sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+def _require_known(wanted: Wanted) -> None:
+    """CantServe where jobs would be sent to a name that not even this machine knows."""
+    name = socket.gethostname()
+    if wanted.host in EVERYWHERE and not wanted.advertise:
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError as error:
+            raise CantServe(
+                f"jobs would look for this machine by its name, {name}, which is not known here ({error.strerror}): "
+                "say where they find it by --advertise"
+            ) from error
+
+
+def _tls(wanted: Wanted) -> ssl.SSLContext | None:
+    if wanted.certificate is None:
+        return None
+    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    found.load_cert_chain(wanted.certificate, wanted.key)
+    return found
 
 
 def _bound(host: str, port: int) -> socket.socket:

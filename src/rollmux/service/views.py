@@ -1,14 +1,18 @@
 """The state of the cluster as values to show. Nothing here changes anything."""
 
+from dataclasses import replace
+
 from rollmux.mux.explain import explain
 from rollmux.mux.job import PhaseKind
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Lane
 from rollmux.mux.story import story
 from rollmux.mux.transitions import Phase
+from rollmux.protocol.history import ANOTHERS
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView, Quote
 from rollmux.service.controller import Controller
+from rollmux.service.history.seen import names_for
 from rollmux.service.live import Live
 
 
@@ -20,7 +24,7 @@ def cluster_view(controller: Controller, now: float, tenant: str | None, broken:
     return ClusterView(
         now,
         state.ledger.seq,
-        tuple(job_view(controller, now, name) for name in mine),
+        tuple(job_view(controller, now, name, tenant) for name in mine),
         _nodes(controller, set(mine)),
         state.usd_per_hour(),
         sum(record.job.usd_per_hour(state.cluster) for record in placed),
@@ -30,8 +34,8 @@ def cluster_view(controller: Controller, now: float, tenant: str | None, broken:
     )
 
 
-def job_view(controller: Controller, now: float, job_id: str) -> JobView:
-    """One job, whether it lives or has ended."""
+def job_view(controller: Controller, now: float, job_id: str, tenant: str | None) -> JobView:
+    """One job, whether it lives or has ended, as this tenant may see it."""
     state, live = controller.machine.state, controller.jobs[job_id]
     record = state.jobs.get(job_id)
     if record is None:
@@ -53,7 +57,7 @@ def job_view(controller: Controller, now: float, job_id: str) -> JobView:
         progress.slowdown,
         record.job.slo,
         record.job.usd_per_hour(state.cluster),
-        _lanes(controller, now, record),
+        _lanes(controller, now, record, tenant),
         record.told.reason if record.told else (record.moving_because if record.target else ""),
         record.told.expected_wait_s if record.told else None,
     )
@@ -97,17 +101,21 @@ def _ended(controller: Controller, live: Live) -> JobView:
     return JobView(*view, alone_usd, reason=how)
 
 
-def _lanes(controller: Controller, now: float, record: JobRecord) -> tuple[LaneView, ...]:
+def _lanes(controller: Controller, now: float, record: JobRecord, tenant: str | None) -> tuple[LaneView, ...]:
     weave = controller.machine.state.weaves.get(record.group_id)
     seat = weave.seats.get(record.job.id) if weave is not None else None
     lanes = seat.lanes.values() if seat is not None else ()
-    return tuple(_lane(lane, now) for lane in lanes if lane.state is not Phase.IDLE)
+    return tuple(_lane(controller, lane, now, tenant) for lane in lanes if lane.state is not Phase.IDLE)
 
 
-def _lane(lane: Lane, now: float) -> LaneView:
+def _lane(controller: Controller, lane: Lane, now: float, tenant: str | None) -> LaneView:
     for_s = None if lane.started_at is None or not lane.holding else now - lane.started_at
     nodes = lane.held if lane.holding else lane.nodes
-    return LaneView(lane.kind.value, lane.state.value, lane.iteration, nodes, lane.epoch, for_s)
+    view = LaneView(lane.kind.value, lane.state.value, lane.iteration, nodes, lane.epoch, for_s)
+    if lane.state is not Phase.WAITING:
+        return view
+    turn = controller.waiting(now, lane, names_for(controller, tenant))
+    return replace(view, waits_for=turn.holders, expected_s=turn.expected_s)
 
 
 def _nodes(controller: Controller, visible: set[str]) -> tuple[NodeView, ...]:
@@ -117,7 +125,7 @@ def _nodes(controller: Controller, visible: set[str]) -> tuple[NodeView, ...]:
         for lane in weave.leases.values():
             for node in lane.held:
                 job_id = lane.seat.job.id
-                holders.setdefault(node, []).append(job_id if job_id in visible else "another tenant's job")
+                holders.setdefault(node, []).append(job_id if job_id in visible else ANOTHERS)
     return tuple(
         NodeView(name, node.pool, node.state.value, node.cordoned, node.group_id or "", tuple(holders.get(name, ())))
         for name, node in state.book.nodes.items()

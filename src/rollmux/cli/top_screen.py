@@ -1,0 +1,134 @@
+"""The screen of `rollmux top`: one look at a cluster as text, as high as the terminal allows."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rollmux.mux.transitions import Job, Phase
+from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView
+
+# Lines that are not rows: headings, prices, the frames of two tables, what is left out, and a line of trouble.
+_OTHER_LINES = 13
+
+
+def screen(url: str, cluster: ClusterView | None, trouble: str, height: int | None = None) -> RenderableType:
+    """What there is to see; what is no more so is dim, and why stands above."""
+    if cluster is None:
+        return Group(_head(url, "no answer yet"), Text(trouble, style="bold red"))
+    rows = max(6, height - _OTHER_LINES) if height is not None else len(cluster.nodes) + len(cluster.jobs)
+    jobs = [job for job in cluster.jobs if job.state != Job.ENDED.value]
+    ended = len(cluster.jobs) - len(jobs)
+    of_nodes = min(len(cluster.nodes), max(rows // 3, rows - len(jobs)))
+    parts: list[RenderableType] = [
+        _head(url, _counts(cluster, jobs, ended)),
+        _prices(cluster),
+        _nodes(cluster.nodes, of_nodes),
+        _jobs(sorted(jobs, key=_order), max(3, rows - of_nodes)) if jobs else Text("No jobs."),
+    ]
+    if cluster.broken:
+        parts.insert(1, Text(f"NOTHING CAN BE CHANGED: {cluster.broken}", style="bold red"))
+    if not trouble:
+        return Group(*parts)
+    old = Table.grid()
+    old.style = "dim"
+    for part in parts:
+        old.add_row(part)
+    return Group(Text(trouble, style="bold red"), old)
+
+
+def _head(url: str, counts: str) -> Text:
+    return Text.assemble(("RollMux", "bold"), f" at {url}: {counts}", no_wrap=True, overflow="ellipsis")
+
+
+def _counts(cluster: ClusterView, jobs: Sequence[JobView], ended: int) -> str:
+    waiting = sum(job.state == Job.QUEUED.value for job in jobs)
+    busy = sum(bool(node.holders) for node in cluster.nodes)
+    alarms = f", {len(cluster.alarms)} alarms" if cluster.alarms else ""
+    return (
+        f"{len(jobs) - waiting} jobs have a place, {waiting} are in line, {ended} have ended; "
+        f"{busy} of {len(cluster.nodes)} nodes at work{alarms}"
+    )
+
+
+def _prices(cluster: ClusterView) -> Text:
+    alone = cluster.usd_per_hour_alone
+    saved = f" ({1 - cluster.usd_per_hour / alone:.0%} saved)" if alone else ""
+    return Text(
+        f"${cluster.usd_per_hour:.2f} an hour shared, ${alone:.2f} each job alone{saved}, "
+        f"${cluster.usd_per_hour_fluid:.2f} for the work itself"
+    )
+
+
+def _nodes(nodes: Sequence[NodeView], most: int) -> Table:
+    table = _table("group", "node", "pool", "state", "held by")
+    for node in sorted(nodes, key=lambda node: (not node.group, node.group, node.pool, node.node))[:most]:
+        state = f"{node.state}, drained" if node.cordoned else node.state
+        style = "" if node.holders else "dim"
+        table.add_row(node.group, node.node, node.pool, state, ", ".join(node.holders) or "–", style=style)
+    _say_what_is_left_out(table, len(nodes) - most)
+    return table
+
+
+def _jobs(jobs: Sequence[JobView], most: int) -> Table:
+    table = _table("group", "job", "state", "does", "waits for")
+    for column in ("iterations", "alone", "lately", "SLO left"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for job in jobs[:most]:
+        left = job.slo_headroom
+        table.add_row(
+            job.group,
+            job.job,
+            job.state,
+            "\n".join(_doing(lane) for lane in job.lanes if not _is_waiting(lane)) or "–",
+            _waiting(job),
+            f"{job.synced}" if job.iterations is None else f"{job.synced}/{job.iterations}",
+            f"{job.solo_s:.1f} s",
+            "–" if job.recent_s is None else f"{job.recent_s:.1f} s",
+            Text("–" if left is None else f"{left:.0%}", style="bold red" if left is not None and left < 0 else ""),
+        )
+    _say_what_is_left_out(table, len(jobs) - most)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _say_what_is_left_out(table: Table, count: int) -> None:
+    if count > 0:
+        table.add_row("…", f"{count} more")
+
+
+def _order(job: JobView) -> tuple[bool, str, str]:
+    return job.state == Job.QUEUED.value, job.group, job.job
+
+
+def _doing(lane: LaneView) -> str:
+    since = "" if lane.for_s is None else f" for {lane.for_s:.0f} s"
+    return f"{lane.kind}({lane.iteration}) {lane.state}{since}"
+
+
+def _is_waiting(lane: LaneView) -> bool:
+    return lane.state == Phase.WAITING.value
+
+
+def _waiting(job: JobView) -> str:
+    """A place, or a phase's turn, and for how long yet if that can be told."""
+    lines = [
+        f"{lane.kind}({lane.iteration}): {', '.join(lane.waits_for) or 'its turn'}{_about(lane.expected_s)}"
+        for lane in job.lanes
+        if _is_waiting(lane)
+    ]
+    if job.reason:
+        lines.append(f"{job.reason}{_about(job.expected_wait_s)}")
+    return "\n".join(lines)
+
+
+def _about(seconds: float | None) -> str:
+    return "" if seconds is None or seconds < 1 else f", about {seconds:.0f} s"

@@ -1,0 +1,114 @@
+"""Checks of the controller's folder: who may look into it, how much room is left, and how fast its disk is."""
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryFile
+
+from rollmux.service.checkup.finding import Finding, fail, ok, warn
+
+GIB, MIB = 2**30, 2**20
+LITTLE_BYTES, LEAST_BYTES = 5 * GIB, 200 * MIB
+# Every grant waits for a write to be on the disk.
+SLOW_S, WRITES = 0.02, 15
+PRIVATE_FILES = ("admin.token", "secret", "tokens.json")
+# File systems on which what is locked and written here is not surely so for others.
+SHARED = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "lustre", "glusterfs", "ceph")
+
+
+def folder(path: Path) -> Iterator[Finding]:
+    """All of them; of a folder that is not there yet, of where it would be."""
+    found = path
+    while not found.exists():
+        found = found.parent
+    yield rights(path, found)
+    yield from _private(path)
+    if found.is_dir() and os.access(found, os.W_OK | os.X_OK):
+        yield room(found)
+        yield speed(found)
+    yield file_system(found)
+
+
+def rights(path: Path, found: Path) -> Finding:
+    if not found.is_dir():
+        return fail("folder", f"{found} is no folder", "give another --folder")
+    if not os.access(found, os.R_OK | os.W_OK | os.X_OK):
+        return fail("folder", f"{found} can't be written to", f"chown -R {os.getuid()} {found}, or another --folder")
+    if found != path:
+        return ok("folder", f"{path} is not there yet, and can be made")
+    about = path.stat()
+    mode = stat.S_IMODE(about.st_mode)
+    if about.st_uid != os.getuid():
+        return fail("folder", f"{path} is somebody else's", f"chown -R {os.getuid()} {path}, or another --folder")
+    if mode & 0o077:
+        return fail("folder", f"{path} is open to others ({mode:04o}): it holds tokens", f"chmod 700 {path}")
+    return ok("folder", f"{path} is its owner's alone")
+
+
+def _private(path: Path) -> Iterator[Finding]:
+    """Of each file that lets somebody in."""
+    for name in PRIVATE_FILES:
+        file = path / name
+        try:
+            mode = stat.S_IMODE(file.stat().st_mode)
+        except OSError:
+            continue  # it is made at the first start; a folder that can't be looked into has been told of
+        if mode & 0o077:
+            advice = f"chmod 600 {file}, then `rollmux token revoke` what others may have read"
+            yield fail(name, f"{file} is open to others ({mode:04o})", advice)
+        else:
+            yield ok(name, "is its owner's alone")
+
+
+def room(path: Path) -> Finding:
+    about = os.statvfs(path)
+    free = about.f_bavail * about.f_frsize
+    found = f"{free / GIB:.1f} GiB free at {path}"
+    if free < LEAST_BYTES:
+        return fail("disk", found, "free some: a journal that can't be written stops everything")
+    if free < LITTLE_BYTES:
+        return warn("disk", found, "free some: the journal and the logs of jobs grow")
+    return ok("disk", found)
+
+
+def speed(path: Path) -> Finding:
+    """How long a write takes to be safe; the median, for other programs write too."""
+    try:
+        with TemporaryFile(dir=path) as file:
+            seconds = median(_write(file.fileno()) for _ in range(WRITES))
+    except OSError as error:
+        return fail("fsync", f"{path} can't be written to: {error.strerror}", "mend the disk, or another --folder")
+    found = f"a write is safe after {seconds * 1000:.1f} ms"
+    if seconds > SLOW_S:
+        return warn("fsync", found, "put the folder on a faster local disk: every grant waits for a write")
+    return ok("fsync", found)
+
+
+def _write(descriptor: int) -> float:
+    began = time.perf_counter()
+    os.write(descriptor, bytes(4096))
+    os.fsync(descriptor)
+    return time.perf_counter() - began
+
+
+def file_system(path: Path) -> Finding:
+    """SQLite's journal needs locks and memory that all who open it share: files of other machines have neither."""
+    kind = kind_of(path, Path("/proc/mounts"))
+    if kind.startswith(SHARED):
+        return fail("file system", f"{path} is on {kind}", "give a --folder on a local disk: the journal needs locks")
+    return ok("file system", kind or "not known")
+
+
+def kind_of(path: Path, mounts: Path) -> str:
+    """The kind of the file system that the path is on; nothing where that can't be told."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    places = [(fields[1].encode().decode("unicode_escape"), fields[2]) for fields in map(str.split, lines)]
+    whole = path.resolve()
+    above = [(place, kind) for place, kind in places if whole.is_relative_to(place)]
+    return max(above, key=lambda each: len(each[0]), default=("", ""))[1]

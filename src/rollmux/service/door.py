@@ -1,0 +1,73 @@
+"""Answers at the controller's socket until the controller does: it is alive, and everything else is to come again.
+
+Recovery may take seconds. Who calls meanwhile hears 503 instead of nothing, so that those who watch over the process
+can tell one that starts from one that is dead, and calls are repeated as after any other fault.
+"""
+
+import asyncio
+import re
+import socket
+import ssl
+from threading import Thread
+
+import msgspec
+
+from rollmux import __version__
+from rollmux.protocol.messages import Refusal
+from rollmux.protocol.views import Health, Standing
+
+# Who is silent for so long is not waited for, and what is longer is not read.
+PATIENCE_S, MOST_BYTES = 2.0, 1024 * 1024
+
+_LENGTH = re.compile(rb"^content-length: *(\d{1,9})\r$", re.I | re.M)
+
+
+class Door:
+    """Serves a bound socket from a thread of its own; once closed, the socket listens on and is free for another."""
+
+    def __init__(self, at: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._meet, sock=at.dup(), ssl=tls))
+        self._thread = Thread(target=self._loop.run_forever, name="door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """What is being said is said to its end, within a moment."""
+        if not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        open_ones = asyncio.all_tasks() - {asyncio.current_task()}
+        _, silent = await asyncio.wait(open_ones, timeout=0.1) if open_ones else ((), ())
+        for task in silent:
+            task.cancel()
+        await asyncio.gather(*open_ones, return_exceptions=True)
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = _LENGTH.search(head)
+                await reader.read(min(int(length[1]), MOST_BYTES) if length else 0)
+                writer.write(_answer(head))
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # it may come again, too
+        finally:
+            writer.close()
+
+
+def _answer(head: bytes) -> bytes:
+    if re.match(rb"GET /(healthz|v1/health)[ ?]", head):
+        return _response("200 OK", Health(True, __version__, 0, state=Standing.STARTING))
+    return _response("503 Service Unavailable", Refusal("the controller is starting: try again in a moment"))
+
+
+def _response(status: str, content: Health | Refusal) -> bytes:
+    body = msgspec.json.encode(content)
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nretry-after: 1\r\n"
+    return head.encode() + b"connection: close\r\n\r\n" + body

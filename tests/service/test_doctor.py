@@ -1,0 +1,229 @@
+"""`rollmux doctor` finds what is wrong, says what helps, and fails only for what can't work."""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rollmux import __version__
+from rollmux.cli import app
+from rollmux.service.checkup.finding import Level
+from rollmux.service.checkup.folder import kind_of
+from rollmux.service.checkup.machine import gpus, open_files, shared_memory
+from tests.service.running import running
+from tests.service.serving import served
+from tests.service.test_app import SmallDisk
+from tests.service.test_serve import free_port
+
+Findings = dict[str, dict[str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ROLLMUX_URL", "ROLLMUX_TOKEN", "ROLLMUX_FOLDER", "ROLLMUX_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder as `rollmux serve` makes it."""
+    made = tmp_path / "place"
+    made.mkdir(mode=0o700)
+    return made
+
+
+def looked(*words: str) -> tuple[int, Findings]:
+    """The exit status, and what was found."""
+    result = CliRunner().invoke(app, ["doctor", "--json", *words])
+    assert result.exit_code in (0, 1), result.output
+    data = json.loads(result.output)
+    found: Findings = {each["check"]: each for each in data["findings"]}
+    assert data["ok"] is (result.exit_code == 0)
+    assert data["ok"] is all(each["level"] != "fail" for each in found.values())
+    assert all(bool(each["advice"]) is (each["level"] != "ok") for each in found.values())
+    return result.exit_code, found
+
+
+@contextmanager
+def answering(health: Mapping[str, Any]) -> Iterator[str]:
+    """A server that answers every call with this, as a controller of another version might."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({**health, "jobs": [], "nodes": []}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def health(**more: Any) -> dict[str, Any]:
+    return {"ok": True, "version": __version__, "seq": 7, "unix_s": time.time(), **more}
+
+
+def test_with_a_controller_that_works_nothing_fails(tmp_path: Path) -> None:
+    with running(tmp_path / "c") as there:
+        status, found = looked("--folder", str(there.folder))
+    assert status == 0, found
+    fine = ("versions", "clock", "folder", "fsync", "admin.token", "controller", "same version", "same time", "token")
+    assert {found[name]["level"] for name in fine} == {"ok"}
+    assert "is ready" in found["controller"]["found"]
+    assert "port" not in found, "the controller has it"
+
+
+def test_before_the_first_start_nothing_fails(tmp_path: Path) -> None:
+    status, found = looked("--folder", str(tmp_path / "not" / "yet"), "--port", str(free_port()))
+    assert status == 0, found
+    assert "can be made" in found["folder"]["found"]
+    assert "none is known" in found["controller"]["found"]
+    assert "is free" in found["port"]["found"]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_a_folder_that_is_open_to_others_fails(place: Path, mode: int) -> None:
+    place.chmod(mode)
+    status, found = looked("--folder", str(place), "--port", "0")
+    assert status == 1
+    assert f"{mode:04o}" in found["folder"]["found"]
+    assert found["folder"]["advice"] == f"chmod 700 {place}"
+
+
+@pytest.mark.parametrize("name", ["admin.token", "secret", "tokens.json"])
+def test_a_token_that_others_may_read_fails(place: Path, name: str) -> None:
+    (place / name).touch(0o644)
+    (place / name).chmod(0o644)
+    status, found = looked("--folder", str(place), "--port", "0")
+    assert status == 1
+    assert f"chmod 600 {place / name}" in found[name]["advice"]
+
+
+def test_a_file_where_the_folder_should_be_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    status, found = looked("--folder", str(tmp_path / "file"), "--port", "0")
+    assert (status, found["folder"]["level"]) == (1, "fail")
+
+
+def test_a_controller_that_does_not_answer_fails(place: Path) -> None:
+    (place / "url").write_text(f"http://127.0.0.1:{free_port()}")
+    status, found = looked("--folder", str(place), "--port", "0")
+    assert status == 1
+    assert "rollmux serve" in found["controller"]["advice"]
+
+
+def test_a_port_that_something_else_has_fails(place: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        status, found = looked("--folder", str(place), "--port", str(taken.getsockname()[1]))
+    assert status == 1
+    assert "ss -ltnp" in found["port"]["advice"]
+
+
+@pytest.mark.parametrize(("version", "level"), [(__version__, "ok"), ("0.1.99", "warn"), ("9.0.0", "fail")])
+def test_another_version_warns_and_a_very_different_one_fails(place: Path, version: str, level: str) -> None:
+    with answering(health(version=version)) as url:
+        status, found = looked("--folder", str(place), "--url", url)
+    assert found["same version"]["level"] == level
+    assert status == (level == "fail")
+    assert level == "ok" or found["same version"]["advice"].startswith(f"pip install rollmux=={version}")
+
+
+@pytest.mark.parametrize(("ahead_s", "level"), [(0.0, "ok"), (60.0, "warn"), (-60.0, "warn"), (4000.0, "fail")])
+def test_clocks_that_differ_are_told(place: Path, ahead_s: float, level: str) -> None:
+    with answering(health(unix_s=time.time() + ahead_s)) as url:
+        _, found = looked("--folder", str(place), "--url", url)
+    assert found["same time"]["level"] == level, found["same time"]
+
+
+def test_what_is_no_controller_fails(place: Path) -> None:
+    with answering({"hello": "world"}) as url:
+        status, found = looked("--folder", str(place), "--url", url)
+    assert status == 1
+    assert "is no RollMux controller" in found["controller"]["found"]
+
+
+def test_a_wrong_token_fails(tmp_path: Path, place: Path) -> None:
+    with served(tmp_path / "c") as there:
+        status, found = looked("--folder", str(place), "--url", there.service.url, "--token", "wrong")
+        assert (status, found["token"]["level"]) == (1, "fail")
+        status, found = looked("--folder", str(place), "--url", there.service.url)
+        assert (status, found["token"]["level"]) == (0, "warn")
+
+
+def test_a_controller_that_can_write_no_more_fails(tmp_path: Path) -> None:
+    with served(tmp_path, journal=SmallDisk) as there:
+        for number in range(200):
+            job = {"name": f"job-{number}", "slo": 2, "env": {"TEXT": "x" * 500}}
+            phase = {"nodes": 1, "duration_s": 1}
+            if there.call("POST", "/v1/jobs", {**job, "rollout": phase, "train": phase}).status_code != 200:
+                break
+        status, found = looked("--folder", str(tmp_path), "--url", there.service.url, "--token", there.admin)
+    assert status == 1
+    assert "disk is full" in found["controller"]["found"]
+
+
+def test_people_see_a_line_for_each_check_and_what_to_do(place: Path) -> None:
+    place.chmod(0o755)
+    result = CliRunner().invoke(app, ["doctor", "--folder", str(place), "--port", "0"])
+    assert result.exit_code == 1
+    text = " ".join(result.output.split())
+    assert "fail folder" in text
+    assert f"→ chmod 700 {place}" in text
+    assert "1 fail and" in text
+
+
+def test_few_open_files_and_little_shared_memory_are_told_with_what_helps(tmp_path: Path) -> None:
+    assert open_files(65536, 65536).level is Level.OK
+    few = open_files(1024, 524288)
+    assert (few.level, few.advice) == (Level.WARN, "ulimit -n 4000, before `rollmux serve`")
+    assert "hard limit" in open_files(1024, 1024).advice
+    assert shared_memory(tmp_path / "none").level is Level.WARN
+
+
+@pytest.mark.parametrize(
+    ("script", "level", "found"),
+    [
+        ("echo 'H100, 81559 MiB'; echo 'H100, 81559 MiB'", Level.OK, "H100, 81559 MiB; H100"),
+        ("exit 9", Level.WARN, "9"),
+    ],
+)
+def test_gpus_are_those_that_the_driver_tells_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, level: Level, found: str
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    seen = gpus()
+    assert seen.level is level
+    assert found in seen.found
+
+
+def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
+    (tmp_path / "my disk").mkdir()
+    mounts = tmp_path / "mounts"
+    shared = str(tmp_path / "my disk").replace(" ", "\\040")
+    mounts.write_text(f"/dev/a / ext4 rw 0 0\nserver:/x {shared} nfs4 rw 0 0\n")
+    assert kind_of(tmp_path / "my disk", mounts) == "nfs4"
+    assert kind_of(tmp_path, mounts) == "ext4"

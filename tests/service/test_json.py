@@ -1,0 +1,95 @@
+"""Every command says what it has to say as data too, and what it then prints is JSON and nothing else."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from rollmux.cli import app
+from rollmux.protocol.cluster_file import read_cluster
+from tests.service.running import CLUSTER
+from tests.service.serving import RULES, served
+from tests.test_repository import ROOT
+
+# Those that print no figures, and what they print or write instead.
+WITHOUT = {
+    "serve": "it goes on; its log is JSON by --log-format",
+    "trace": "JSON anyway",
+    "states": "a page",
+    "workload make": "a file",
+    "workload import": "a file",
+}
+# Those that speak to no controller have tests of their own.
+OFFLINE = {"demo", "simulate", "plan", "sweep", "job-sim", "workload describe"}
+
+
+def commands(group: Any, *above: str) -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *above, name)
+        else:
+            yield " ".join((*above, name)), command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+def test_every_command_but_few_has_the_option() -> None:
+    lacking = {name for name, command in COMMANDS.items() if not any("--json" in p.opts for p in command.params)}
+    assert lacking == set(WITHOUT)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each command of the service said, in an order in which all of them have something to say."""
+    folder = tmp_path_factory.mktemp("controller") / "c"
+    found: dict[str, Any] = {}
+    here = ("--folder", str(folder))
+
+    def run(name: str, *words: str, read: Callable[[str], Any] = json.loads) -> None:
+        result = CliRunner().invoke(app, [*name.split(), *words, "--json", *here])
+        assert result.exit_code == 0, f"{name}: {result.output}"
+        found[name] = read(result.stdout)
+
+    with served(folder, read_cluster(CLUSTER), RULES) as there:
+        (folder / "url").write_text(there.service.url)
+        (folder / "admin.token").write_text(there.admin)
+        (folder / "admin.token").chmod(0o600)
+        run("token create", "alice")
+        run("token list")
+        run("token revoke", "alice")
+        run("submit", str(ROOT / "examples" / "job.yaml"))
+        run("env")
+        for name in ("explain", "story", "logs", "bill"):
+            run(name, "arithmetic")
+        run("status")
+        run("top", "--once")
+        run("drain", "rollout-0")
+        run("undrain", "rollout-0")
+        run("doctor")
+        run("cancel", "arithmetic")
+    run("journal verify")
+    run("journal story", "arithmetic")
+    run("journal replay")
+    return found
+
+
+def test_each_command_of_the_service_prints_data(said: dict[str, Any]) -> None:
+    assert set(said) == set(COMMANDS) - set(WITHOUT) - OFFLINE
+    assert all(each for each in said.values())
+
+
+def test_the_data_say_what_was_done_to_what(said: dict[str, Any]) -> None:
+    assert said["cancel"] == {"job": "arithmetic", "ok": True}
+    assert said["drain"] == said["undrain"] == {"node": "rollout-0", "ok": True}
+    assert said["token revoke"] == {"name": "alice", "ok": True}
+    assert said["token create"]["token"].startswith("rollmux_")
+    assert said["env"].keys() == {"ROLLMUX_URL", "ROLLMUX_TOKEN"}
+    assert said["submit"]["job"] == said["bill"]["job"] == "arithmetic"
+    assert said["journal verify"]["records"] == len(said["journal replay"])
+    assert said["journal verify"]["jobs_live"] + said["journal verify"]["jobs_ended"] == 1
+    assert any("JobSubmitted" in line for line in said["journal story"]["lines"])

@@ -1,0 +1,149 @@
+"""`rollmux serve` as a process: when it is ready and when not, where jobs find it, and what it writes to its log."""
+
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from rollmux.cli import app
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.service.journal import Record, SqliteJournal
+from rollmux.service.local.launcher import ProcessLauncher
+from rollmux.service.serve import CantServe, Service, Wanted
+from tests.service.running import running
+from tests.service.serving import RULES, SMALL, Served, job, served
+from tests.service.test_app import SmallDisk
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def test_while_it_recovers_it_is_alive_and_not_ready_and_every_call_is_told_to_come_again(tmp_path: Path) -> None:
+    go_on, port = threading.Event(), free_port()
+
+    class Slow(SqliteJournal):
+        def records(self, after: int = 0) -> Iterator[Record]:
+            assert go_on.wait(20)
+            return super().records(after)
+
+    with served(tmp_path) as there:
+        there.post("/v1/jobs", job("a"))
+        admin = there.admin
+    made: list[Service] = []
+    wanted = Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES, port=port)
+    starting = threading.Thread(target=lambda: made.append(Service(wanted, ProcessLauncher(tmp_path), Slow)))
+    starting.start()
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {admin}"}) as client:
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            try:
+                alive = client.get("/healthz")
+                break
+            except httpx.TransportError:
+                time.sleep(0.05)
+        assert alive.json()["state"] == "starting"
+        for refused in (client.get("/readyz"), client.post("/v1/jobs", json=job("b")), client.get("/v1/cluster")):
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "1"
+            assert "starting" in refused.json()["error"]
+        with socket.create_connection(("127.0.0.1", port)):  # who says nothing holds nobody up
+            go_on.set()
+            starting.join(10)
+            there = Served(made[0])
+        assert client.get("/readyz").json()["state"] == "ready"
+        assert [view["job"] for view in client.get("/v1/cluster").json()["jobs"]] == ["a"]
+    there.close()
+
+
+def test_a_controller_that_can_write_no_more_is_alive_and_not_ready(tmp_path: Path) -> None:
+    with served(tmp_path, journal=SmallDisk) as there:
+        assert there.get("/readyz", token="")["state"] == "ready"
+        for number in range(200):
+            if there.call("POST", "/v1/jobs", job(f"job-{number}", env={"TEXT": "x" * 500})).status_code != 200:
+                break
+        assert there.get("/healthz", token="")["state"] == "broken"
+        answer = there.call("GET", "/readyz", token="")
+        assert answer.status_code == 503
+        assert "disk is full" in answer.json()["error"]
+
+
+def test_a_port_that_is_taken_is_said_at_once(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        wanted = Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES, port=taken.getsockname()[1])
+        with pytest.raises(CantServe, match="choose another --port"):
+            Service(wanted, ProcessLauncher(tmp_path))
+
+
+def test_log_lines_are_objects_with_time_level_message_and_the_fields_of_the_audit(tmp_path: Path) -> None:
+    with running(tmp_path / "c", "--log-format", "json") as there:
+        assert there.call("POST", "/v1/jobs", job("a")).status_code == 200
+        assert there.call("POST", "/v1/jobs/a/cancel", token="wrong").status_code == 401
+        assert there.end() == ""
+        lines = [json.loads(line) for line in there.log.read_text().splitlines()]
+    for line in lines:
+        at = datetime.fromisoformat(line["time"])
+        assert line["time"].endswith("Z")
+        assert abs((datetime.now(UTC) - at).total_seconds()) < 120
+        assert line["level"] in {"info", "warning"}
+        assert line["message"]
+    noted = [line["fields"] for line in lines if line["logger"] == "rollmux.audit"]
+    assert noted == [
+        {"who": "admin", "from": "127.0.0.1", "call": "POST /v1/jobs", "status": 200},
+        {"who": "nobody", "from": "127.0.0.1", "call": "POST /v1/jobs/a/cancel", "status": 401},
+    ]
+
+
+def test_log_lines_for_people_have_the_same_fields(tmp_path: Path) -> None:
+    with running(tmp_path / "c") as there:
+        assert there.call("POST", "/v1/jobs", job("a")).status_code == 200
+        assert there.url in there.end()
+        assert 'rollmux.audit INFO call who="admin" from="127.0.0.1" call="POST /v1/jobs"' in there.log.read_text()
+
+
+PRINTS_URL = """
+import os, rollmux
+print(os.environ["ROLLMUX_URL"], flush=True)
+with rollmux.connect() as mux:
+    for step in mux.steps(1):
+        with mux.phase("rollout"): pass
+        with mux.phase("train"): pass
+"""
+
+
+@pytest.mark.parametrize("advertised", ["", "http://localhost:{port}"])
+def test_a_controller_at_all_addresses_gives_jobs_a_url_that_other_machines_know(
+    tmp_path: Path, advertised: str
+) -> None:
+    port = free_port()
+    given = advertised.format(port=port)
+    options = ("--host", "0.0.0.0", *(("--advertise", given) if given else ()))
+    with running(tmp_path / "c", *options, port=port) as there:
+        assert there.url == f"http://127.0.0.1:{port}"
+        (tmp_path / "job.py").write_text(PRINTS_URL)
+        launched = {"iterations": 1, "command": [sys.executable, "job.py"], "folder": str(tmp_path)}
+        assert there.call("POST", "/v1/jobs", job("a", **launched)).status_code == 200
+        end = time.monotonic() + 30
+        while (view := there.call("GET", "/v1/jobs/a").json())["state"] != "ended" and time.monotonic() < end:
+            time.sleep(0.1)
+        printed = there.call("GET", "/v1/jobs/a/log").json()["lines"]
+        assert (view["reason"], printed) == ("finished", [given or f"http://{socket.gethostname()}:{port}"])
+
+
+def test_what_is_no_url_can_not_be_advertised(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", "--advertise", "machine:8421", "--folder", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "write it like" in result.output

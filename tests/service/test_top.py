@@ -1,0 +1,138 @@
+"""`rollmux top` in a real terminal, over a controller that works, dies and comes back."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rollmux.cli.top_screen import screen
+from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView
+from tests.service.running import ROLLMUX, Running, clean_env, running
+from tests.service.serving import job
+from tests.service.terminal import CTRL_C, ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR, terminal
+from tests.service.test_serve import free_port
+
+LEASE = ("--lease-s", "600")
+
+
+def share(there: Running) -> None:
+    """Job a holds the node for rollouts, b waits for it, c is in line."""
+    for name in "abc":
+        slo = 2.5 if name in "ab" else 1.05
+        assert there.call("POST", "/v1/jobs", job(name, slo=slo)).status_code == 200
+    for name in "ab":
+        body = {"instance": "one", "wait_s": 5.0}
+        attempt = there.call("POST", f"/v1/jobs/{name}/attach", body).json()["attempt"]
+        ask = {"attempt": attempt, "kind": "rollout", "iteration": 0}
+        lease = there.call("POST", f"/v1/jobs/{name}/ask", ask).json()["lease"]
+        if lease is not None:
+            there.call("POST", f"/v1/jobs/{name}/report", {"said": "started", "epoch": lease["epoch"]})
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Running]:
+    with running(tmp_path / "c", *LEASE, port=free_port()) as found:
+        share(found)
+        yield found
+
+
+def said(there: Running, *words: str) -> str:
+    done = subprocess.run(
+        [*ROLLMUX, "top", "--folder", str(there.folder), *words],
+        env=clean_env(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_it_shows_who_works_and_who_waits_survives_the_controllers_death_and_ends_by_ctrl_c(there: Running) -> None:
+    port = int(there.url.rpartition(":")[2])
+    with terminal("top", "--folder", str(there.folder), "--every", "0.3") as shown:
+        first = shown.until("rollout(0) running for", "rollout(0): a", "an hour shared", "queued")
+        assert ENTER_SCREEN in shown.drawn
+        (node,) = [line for line in first.splitlines() if "rollout-0" in line]
+        assert node.split() == ["group-0", "rollout-0", "rollout", "ready", "a"]
+        there.process.kill()
+        gone = shown.until("no controller answers", "(since 1 s)")
+        assert "rollout(0): a" in gone, "what was known last is still there"
+        with running(there.folder, *LEASE, port=port):
+            shown.until("rollout(0): a", without="no controller answers")
+            shown.press(CTRL_C)
+            assert shown.ended() == 0
+        assert LEAVE_SCREEN in shown.drawn
+        assert SHOW_CURSOR in shown.drawn
+        assert "Traceback" not in shown.drawn
+
+
+def test_a_signal_leaves_the_terminal_as_it_was(there: Running) -> None:
+    with terminal("top", "--folder", str(there.folder)) as shown:
+        shown.until("rollout(0): a")
+        shown.process.send_signal(signal.SIGTERM)
+        assert shown.ended() == 0
+        assert LEAVE_SCREEN in shown.drawn
+
+
+def test_a_controller_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with terminal("top", "--url", url, "--token", "x") as shown:
+        shown.until("no answer yet", "is `rollmux serve` running?")
+        shown.press(CTRL_C)
+        assert shown.ended() == 0
+
+
+def test_one_look_is_text_or_data(there: Running) -> None:
+    assert "rollout(0): a" in said(there, "--once")
+    frame: dict[str, Any] = json.loads(said(there, "--once", "--json"))
+    views = {view["job"]: view for view in frame["cluster"]["jobs"]}
+    assert frame["trouble"] == ""
+    assert views["b"]["lanes"][0]["waits_for"] == ["a"]
+    assert views["a"]["slo_headroom"] is None
+
+
+def test_where_nobody_looks_on_it_wants_to_know_how_often(there: Running) -> None:
+    done = subprocess.run(
+        [*ROLLMUX, "top", "--folder", str(there.folder)],
+        env=clean_env(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--once" in done.stderr
+
+
+def test_looks_as_json_are_a_line_each(there: Running) -> None:
+    words = [*ROLLMUX, "top", "--folder", str(there.folder), "--json", "--every", "0.1"]
+    with subprocess.Popen(words, env=clean_env(PYTHONUNBUFFERED="1"), stdout=subprocess.PIPE, text=True) as looks:
+        assert looks.stdout is not None
+        lines = [json.loads(looks.stdout.readline()) for _ in range(3)]
+        looks.send_signal(signal.SIGINT)
+        assert looks.wait(30) == 0
+    assert [line["unix_s"] for line in lines] == sorted({line["unix_s"] for line in lines})
+
+
+def a_job(number: int, **more: Any) -> JobView:
+    lane = LaneView("rollout", "waiting", 3, ("r",), 0, None, ("other",), 12.0)
+    known = {"iterations": 9, "solo_s": 10.0, "iteration_s": 11.0, "recent_s": 12.0, "slowdown": 2.5, "slo": 2.0}
+    first = (f"job-{number}", "t", "running", "group-0", 1, ("r",), ("t",), 4)
+    return JobView(*first, **{**known, "usd_per_hour_alone": 1.0, "lanes": (lane,), **more})
+
+
+@pytest.mark.parametrize("height", [24, 50])
+@pytest.mark.parametrize("trouble", ["", "no controller answers"])
+def test_a_large_cluster_fits_on_the_screen_and_says_what_it_leaves_out(height: int, trouble: str) -> None:
+    nodes = tuple(NodeView(f"rollout-{i}", "rollout", "ready", False, "group-0", ()) for i in range(300))
+    cluster = ClusterView(1.0, 1, tuple(map(a_job, range(500))), nodes, 1.0, 2.0, 0.5)
+    console = Console(width=160, height=height)
+    with console.capture() as captured:
+        console.print(screen("http://x", cluster, trouble, height))
+    text = captured.get()
+    assert len(text.splitlines()) <= height
+    assert "more" in text
+    assert "other, about 12 s" in text
+    assert "-25%" in text
