@@ -355,16 +355,18 @@ class ClusterMachine:
     def _tick(self, now: float, event: ev.Tick) -> Commands | None:
         state = self.state
         out: Commands = []
+        changed = False
         for weave in list(state.weaves.values()):
             commands, overdue = weave.expire(now)
             out += commands
+            changed |= bool(overdue)
             for job_id in overdue:
                 self._is_overdue(now, state.jobs[job_id], out)
         due = [r for r in state.jobs.values() if r.state is Job.STOPPING and r.stop_by <= now]
         for record in due:
             if record.job.id in state.jobs:
                 self._gone(now, record, out)
-        return out if out or due else None
+        return out if out or due or changed else None
 
     def _is_overdue(self, now: float, record: JobRecord, out: Commands) -> None:
         """A holder is given up for lost. What else its attempt holds is nobody's before the attempt is stopped."""

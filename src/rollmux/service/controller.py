@@ -206,12 +206,9 @@ class Controller:
         if mine:
             return Turn(None, reason=f"other processes of the job are not done with {mine[0]}")
         lane = seat.lanes[call.kind]
-        asked_for = lane.state is Phase.WAITING and lane.iteration == call.iteration
-        if not asked_for:
+        if lane.iteration != call.iteration or not (lane.state is Phase.WAITING or _has_its_turn(lane)):
             self.tell(now, ev.PhaseRequested(job_id, call.attempt, call.kind, call.iteration))
-        if lane.holding and lane.iteration == call.iteration and not lane.wanted and lane.state is not Phase.FENCED:
-            return Turn(_held(lane))
-        return self._waiting(now, lane)
+        return Turn(_held(lane)) if _has_its_turn(lane) else self._waiting(now, lane)
 
     def report(self, now: float, job_id: str, call: Report) -> Heard:
         """What has become of a lease; whether it counts."""
@@ -372,6 +369,11 @@ def gone(record: JobRecord, failed: str) -> ev.Event:
     if failed:
         return ev.JobFailed(record.job.id, record.attempt, failed[:MOST_REASON])
     return ev.JobFinished(record.job.id, record.attempt)
+
+
+def _has_its_turn(lane: Lane) -> bool:
+    """Whether it holds a lease for the phase that it was asked for last."""
+    return lane.holding and not lane.wanted and lane.state is not Phase.FENCED
 
 
 def _finished(heard: dict[int, Said]) -> dict[int, Said]:
