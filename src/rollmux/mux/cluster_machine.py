@@ -15,6 +15,7 @@ from rollmux.mux.cluster_state import Checks, ClusterState, Commands, Rules
 from rollmux.mux.commands import Command, Refuse, Stop
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.invariants import check_all, check_seat
+from rollmux.mux.job import JobSpec
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.mover import Mover
 from rollmux.mux.order import aim_ms
@@ -101,18 +102,26 @@ class ClusterMachine:
 
     # -- jobs --------------------------------------------------------------------------------------------------
 
-    def _job_submitted(self, now: float, event: ev.JobSubmitted) -> Commands | None:
-        job, state = event.job, self.state
+    def why_not(self, job: JobSpec) -> tuple[str, ...]:
+        """All reasons for which a job can't be taken now."""
+        state = self.state
         problems = job_problems(job, state.cluster)
         if problems:
-            return [Refuse(str(job.id), tuple(map(str, problems)))]
+            return tuple(map(str, problems))
+        if len(state.backlog) >= state.rules.max_queued and job.id not in state.jobs and job.id not in state.ended:
+            return (f"{len(state.backlog)} jobs are waiting already, which is the limit",)
+        return ()
+
+    def _job_submitted(self, now: float, event: ev.JobSubmitted) -> Commands | None:
+        job, state = event.job, self.state
+        reasons = self.why_not(job)
+        if reasons:
+            return [Refuse(str(job.id), reasons)]
         known = state.jobs.get(job.id)
         if known is not None and known.submitted == job:
             return None  # submitted twice
         if known is not None or job.id in state.ended:
             raise IllegalEvent(f"there has been a job {job.id!r}: give this one another id")
-        if len(state.backlog) >= state.rules.max_queued:
-            return [Refuse(job.id, (f"{len(state.backlog)} jobs are waiting already, which is the limit",))]
         state.jobs[job.id] = JobRecord(job.resolve(state.cluster), job, state.ledger.seq, now)
         state.backlog.append(job.id)
         out: Commands = []

@@ -139,18 +139,18 @@ class Controller:
             raise IllegalEvent(f"there has been a job {job_id!r}: give this one another name")
         if known is not None and job_id in self.machine.state.ended:
             return  # submitted twice, and done already
+        reasons = self.machine.why_not(submission.job)
+        if reasons:
+            raise Refused(reasons)  # the journal never hears of it
         if known is None:
             self._forget_the_oldest()
             self.jobs[job_id] = Live(submission, tenant)
-        commands: tuple[cmd.Command, ...] = ()
         try:
-            commands = self.tell(now, ev.JobSubmitted(submission.job))
-        finally:
-            refused = [c for c in commands if isinstance(c, cmd.Refuse) and c.job_id == job_id]
-            if known is None and (refused or not commands):
+            self.tell(now, ev.JobSubmitted(submission.job))
+        except IllegalEvent:
+            if known is None:
                 del self.jobs[job_id]
-        if refused:
-            raise Refused(refused[0].reasons)
+            raise
         if known is None:
             self.owned.append(Owned(job_id, tenant, job_data(submission)))
 
