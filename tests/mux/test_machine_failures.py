@@ -408,6 +408,17 @@ def test_an_overdue_attempt_whose_node_is_lost_while_it_is_stopped_starts_elsewh
     assert "train-0" not in placement.all_nodes
 
 
+def test_a_dead_holder_that_is_being_stopped_and_given_up_is_worth_a_record_though_nothing_is_said() -> None:
+    world = leased(job("A"))
+    world.begin("A", ROLLOUT)
+    world.tell(ev.Tick(), 15.0)
+    world.tell(CANCELLED, 5.0)
+    seq = world.machine.state.ledger.seq
+    assert world.tell(ev.Tick(), 5.0) == ()
+    assert world.machine.state.ledger.seq == seq + 1
+    assert world.machine.state.weaves[world.record().group_id].leases == {}
+
+
 def test_in_a_strict_order_a_fenced_holder_that_asked_ahead_has_had_its_turn() -> None:
     world = World(rules=Rules(timing=LEASES), policy=RollmuxPolicy(order=Order.ROUND_ROBIN))
     world.run(job("A", iterations=9))

@@ -114,6 +114,23 @@ def test_a_bad_job_is_refused_with_all_that_is_wrong(there: Served) -> None:
     assert "without a slash" in problems
 
 
+def test_a_key_that_is_there_twice_is_refused_by_name(there: Served) -> None:
+    text = json.dumps(job("twice")).replace('"slo": 3.0', '"slo": 3.0, "slo": 4.0')
+    headers = {"Authorization": f"Bearer {there.admin}"}
+    answer = there.client.post("/v1/jobs", content=text, headers=headers)
+    assert answer.status_code == 400
+    assert "'slo' is there twice" in answer.json()["error"]
+
+
+def test_a_job_that_this_cluster_can_not_take_leaves_nothing_in_the_journal(there: Served) -> None:
+    seq = there.get("/healthz")["seq"]
+    answer = there.call("POST", "/v1/jobs", job("wide", train={"nodes": 9, "duration_s": 1.0}))
+    assert answer.status_code == 422
+    assert "job.train.nodes" in answer.json()["problems"][0]
+    assert there.get("/healthz")["seq"] == seq
+    assert there.call("GET", "/v1/jobs/wide").status_code == 404
+
+
 def test_the_same_job_may_be_submitted_again_but_no_other_of_its_name(there: Served) -> None:
     alice = token(there, "alice")
     there.post("/v1/jobs", job("mine"), token=alice)

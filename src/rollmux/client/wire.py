@@ -39,8 +39,8 @@ class Wire:
         self.patience_s = patience_s
         self.closing = Event()
         self._longest_delay_s, self._answer_s = LONGEST_DELAY_S, ANSWER_S
-        self._quiet = _Quiet(url)
-        _HTTP_LOG.addFilter(self._quiet)
+        _QUIET.ours.add(url.rstrip("/") + "/v1/jobs")
+        _HTTP_LOG.addFilter(_QUIET)
 
     def hurry(self, lease_s: float) -> None:
         """From now on leases depend on the calls: none may take long to be repeated."""
@@ -75,18 +75,21 @@ class Wire:
     def close(self) -> None:
         self.closing.set()
         self._client.close()
-        _HTTP_LOG.removeFilter(self._quiet)
 
 
 class _Quiet(logging.Filter):
     """Signs of life are no news: the HTTP client would fill the job's log with them. Its other calls are not ours."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._ours = url.rstrip("/") + "/v1/jobs"
+        self.ours: set[str] = set()  # the last calls may be answered when all is closed: none is ever taken out
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return self._ours not in record.getMessage()
+        message = record.getMessage()
+        return not any(url in message for url in self.ours)
+
+
+_QUIET = _Quiet()
 
 
 class NotAnAnswer(Exception):

@@ -15,6 +15,7 @@ from rollmux.mux.cluster_state import Checks, ClusterState, Commands, Rules
 from rollmux.mux.commands import Command, Refuse, Stop
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.invariants import check_all, check_seat
+from rollmux.mux.job import JobSpec
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.mover import Mover
 from rollmux.mux.order import aim_ms
@@ -101,18 +102,26 @@ class ClusterMachine:
 
     # -- jobs --------------------------------------------------------------------------------------------------
 
-    def _job_submitted(self, now: float, event: ev.JobSubmitted) -> Commands | None:
-        job, state = event.job, self.state
+    def why_not(self, job: JobSpec) -> tuple[str, ...]:
+        """All reasons for which a job can't be taken now."""
+        state = self.state
         problems = job_problems(job, state.cluster)
         if problems:
-            return [Refuse(str(job.id), tuple(map(str, problems)))]
+            return tuple(map(str, problems))
+        if len(state.backlog) >= state.rules.max_queued and job.id not in state.jobs and job.id not in state.ended:
+            return (f"{len(state.backlog)} jobs are waiting already, which is the limit",)
+        return ()
+
+    def _job_submitted(self, now: float, event: ev.JobSubmitted) -> Commands | None:
+        job, state = event.job, self.state
+        reasons = self.why_not(job)
+        if reasons:
+            return [Refuse(str(job.id), reasons)]
         known = state.jobs.get(job.id)
         if known is not None and known.submitted == job:
             return None  # submitted twice
         if known is not None or job.id in state.ended:
             raise IllegalEvent(f"there has been a job {job.id!r}: give this one another id")
-        if len(state.backlog) >= state.rules.max_queued:
-            return [Refuse(job.id, (f"{len(state.backlog)} jobs are waiting already, which is the limit",))]
         state.jobs[job.id] = JobRecord(job.resolve(state.cluster), job, state.ledger.seq, now)
         state.backlog.append(job.id)
         out: Commands = []
@@ -368,16 +377,18 @@ class ClusterMachine:
     def _tick(self, now: float, event: ev.Tick) -> Commands | None:
         state = self.state
         out: Commands = []
+        changed = False
         for weave in list(state.weaves.values()):
             commands, overdue = weave.expire(now)
             out += commands
+            changed |= bool(overdue)
             for job_id in overdue:
                 self._is_overdue(now, state.jobs[job_id], out)
         due = [r for r in state.jobs.values() if r.state is Job.STOPPING and r.stop_by <= now]
         for record in due:
             if record.job.id in state.jobs:
                 self._gone(now, record, out)
-        return out if out or due else None
+        return out if out or due or changed else None
 
     def _is_overdue(self, now: float, record: JobRecord, out: Commands) -> None:
         """A holder is given up for lost. What else its attempt holds is nobody's before the attempt is stopped."""

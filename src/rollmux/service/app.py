@@ -17,6 +17,7 @@ import msgspec
 
 from rollmux.errors import IllegalEvent, InvalidSpec, RollmuxError
 from rollmux.protocol.messages import Refusal
+from rollmux.protocol.plain_json import read_object
 from rollmux.service.controller import NoSuchJob, Refused
 from rollmux.service.host import Host, Unavailable
 from rollmux.service.metrics import Metrics
@@ -174,13 +175,13 @@ class _Endpoint:
     def __init__(self, route: Route) -> None:
         self.route, self.parks = route, route.parks
         self._most = MOST_SUBMITTED_BYTES if route.takes is dict else MOST_BYTES
-        self._decoder: msgspec.json.Decoder[Any] | None = None
+        self._read: Callable[[bytes], Any] | None = None
         if route.takes is not None:
-            self._decoder = msgspec.json.Decoder(route.takes)
+            self._read = read_object if route.takes is dict else msgspec.json.Decoder(route.takes).decode
 
     async def body(self, receive: Receive) -> Any:
         """What the call brings, as the route's type."""
-        if self._decoder is None:
+        if self._read is None:
             return None
         content, more = b"", True
         while more:
@@ -191,7 +192,7 @@ class _Endpoint:
             more = message.get("more_body", False)
             if len(content) > self._most:
                 raise Denied(413, f"the body is larger than {self._most} bytes")
-        return self._decoder.decode(content)
+        return self._read(content)
 
 
 def _header(scope: Scope, wanted: bytes) -> str:

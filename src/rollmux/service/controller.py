@@ -183,19 +183,19 @@ class Controller:
             raise IllegalEvent(f"there has been a job {job_id!r}: give this one another name")
         if known is not None and job_id in self.machine.state.ended:
             return  # submitted twice, and done already
+        reasons = self.machine.why_not(submission.job)
+        if reasons:
+            raise Refused(reasons)  # the journal never hears of it
         if known is None:
             self._forget_the_oldest()
             self.forgotten.pop(job_id, None)
             self.jobs[job_id] = Live(submission, tenant)
-        commands: tuple[cmd.Command, ...] = ()
         try:
-            commands = self.tell(now, ev.JobSubmitted(submission.job))
-        finally:
-            refused = [c for c in commands if isinstance(c, cmd.Refuse) and c.job_id == job_id]
-            if known is None and (refused or not commands):
+            self.tell(now, ev.JobSubmitted(submission.job))
+        except IllegalEvent:
+            if known is None:
                 del self.jobs[job_id]
-        if refused:
-            raise Refused(refused[0].reasons)
+            raise
         if known is None:
             self.owned.append(Owned(job_id, tenant, job_data(submission)))
 
@@ -251,12 +251,9 @@ class Controller:
         if mine:
             return Turn(None, reason=f"other processes of the job are not done with {mine[0]}")
         lane = seat.lanes[call.kind]
-        asked_for = lane.state is Phase.WAITING and lane.iteration == call.iteration
-        if not asked_for:
+        if lane.iteration != call.iteration or not (lane.state is Phase.WAITING or _has_its_turn(lane)):
             self.tell(now, ev.PhaseRequested(job_id, call.attempt, call.kind, call.iteration))
-        if lane.holding and lane.iteration == call.iteration and not lane.wanted and lane.state is not Phase.FENCED:
-            return Turn(_held(lane))
-        return self.waiting(now, lane)
+        return Turn(_held(lane)) if _has_its_turn(lane) else self.waiting(now, lane)
 
     def report(self, now: float, job_id: str, call: Report) -> Heard:
         """What has become of a lease; whether it counts."""
@@ -432,6 +429,11 @@ def gone(record: JobRecord, failed: str) -> ev.Event:
 def _said_of(lane: Lane, name: Callable[[str], str]) -> str:
     job_id = lane.seat.job.id
     return str(lane) if name(job_id) == job_id else f"a {lane.kind.value} of {name(job_id)}"
+
+
+def _has_its_turn(lane: Lane) -> bool:
+    """Whether it holds a lease for the phase that it was asked for last."""
+    return lane.holding and not lane.wanted and lane.state is not Phase.FENCED
 
 
 def _finished(heard: dict[int, Said]) -> dict[int, Said]:
