@@ -92,7 +92,7 @@ function describeLane(lane, count) {
 }
 
 function stateOf(node) {
-  if (node === null) return make("span", { class: "state" }, "gone");
+  if (node === null) return make("span", { class: "state coming" }, "gone");
   if (node.state !== "ready") return make("span", { class: `state ${node.state}` }, node.state === "lost" ? "✕ lost" : "… coming");
   return node.cordoned ? make("span", { class: "state" }, "⊘ draining") : null;
 }
@@ -169,6 +169,9 @@ function drawCanvas(lane, uses) {
   if (unknown > 1) {
     pen.fillStyle = pens.veil;
     pen.fillRect(0, AXIS_PX, Math.min(width, unknown), height - AXIS_PX);
+    pen.fillStyle = pens.muted;
+    pen.textAlign = "center";
+    if (unknown > 90) pen.fillText("no record", Math.min(width, unknown) / 2, AXIS_PX + (height - AXIS_PX) / 2);
   }
 }
 
@@ -205,7 +208,7 @@ function drawUse(pen, scale, top, { from, to, span }) {
   if (width < 3) return;
   pen.fillStyle = mine ? pens.edge[look.colour] : pens.muted;
   if (mine && look.form > 0) for (let line = 0; line < look.form; line++) pen.fillRect(left, top + SPAN_PX - 3 - 4 * line, width, 2);
-  pen.fillRect(left, top, 2, SPAN_PX);
+  if (width > 8) pen.fillRect(left, top, 2, SPAN_PX);
   const loaded = scale.x(span.started_s ?? span.ended_s ?? scale.end);
   if (span.load && loaded - left > 2) stripes(pen, left, top, Math.min(width, loaded - left), SPAN_PX, 5, 1);
   if (span.fenced || span.how === "failed" || span.how === "gone") {
@@ -280,9 +283,9 @@ function saySpan(span, use) {
   const end = use.to ?? now();
   const name = span.iteration >= 0 ? `${span.kind} ${span.iteration}` : span.kind;
   const parts = [`${span.job}, ${name}`, `${lasting(end - use.from)}${use.to === null ? " so far" : ""}`, use.to === null ? "goes on" : `ended ${lasting(Math.max(0, now() - use.to))} ago`];
-  if (span.load && span.started_s !== null) parts.push(`moved in ${lasting(span.started_s - span.began_s)}`);
+  if (span.load && span.started_s !== null && span.started_s - span.began_s >= 0.05) parts.push(`moved in ${lasting(span.started_s - span.began_s)}`);
   else if (span.started_s === null && span.how === "") parts.push("is moved in");
-  if (span.waited_s > 0) parts.push(`waited ${lasting(span.waited_s)}`);
+  if (span.waited_s >= 0.05) parts.push(`waited ${lasting(span.waited_s)}`);
   if (span.fenced) parts.push("its lease was over");
   else if (span.how && span.how !== "finished") parts.push(HOWS[span.how] ?? span.how);
   else if (use.to !== null && span.ended_s === null) parts.push("given back early");

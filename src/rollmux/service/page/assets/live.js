@@ -5,6 +5,7 @@ const CALM_MS = 2000;
 const PANELS_MS = 1000;
 const LOOK_MS = 2000; // how often the whole is looked at anew, where nothing says that it must be at once
 const LATE_S = 6;
+const MOST_PAUSE_MS = 3000; // between two attempts to come back
 
 let wanted = false; // something happened that only the views tell
 let life = 0; // counts the times that somebody came in: what belongs to an earlier one ends
@@ -12,12 +13,20 @@ let life = 0; // counts the times that somebody came in: what belongs to an earl
 function draw() {
   if (store.cluster === null) return;
   giveLooks();
+  sumUp();
   drawLanes();
   drawAll();
   drawCost();
   drawBubbles();
   drawJobs();
   drawTable();
+}
+
+function sumUp() {
+  const { jobs, nodes } = store.cluster;
+  const running = jobs.filter((job) => job.state === "running").length;
+  const others = jobs.filter((job) => !["running", "ended"].includes(job.state)).length;
+  setText(byId("sum"), `${counted(running, "job runs", "jobs run")}${others ? `, ${counted(others, "is", "are")} to run` : ""} · ${counted(nodes.length, "node", "nodes")}`);
 }
 
 function drawAll() {
@@ -87,8 +96,8 @@ async function live(mine) {
       streaming = false;
     }
     tellLink();
-    failures = Math.min(failures + 1, 5);
-    await pause(200 * 2 ** failures * (0.5 + Math.random()));
+    failures += 1;
+    await pause(Math.min(MOST_PAUSE_MS, 200 * 2 ** failures) * (0.5 + Math.random() / 2));
   }
 }
 
@@ -116,6 +125,7 @@ function askAgain(why) {
   setText(byId("refused"), why);
   setText(byId("link-text"), "Not connected");
   byId("link").dataset.state = "";
+  setText(byId("sum"), "");
   document.body.classList.remove("late");
   byId("token").value = "";
   byId("token").focus();

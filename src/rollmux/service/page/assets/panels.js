@@ -9,18 +9,17 @@ function bar(part, whole, kind) {
 
 function drawCost() {
   const view = store.cluster, bill = store.bill;
-  const rows = [["Together", view.usd_per_hour, "now"], ["Each alone", view.usd_per_hour_alone, "alone"], ["Work alone", view.usd_per_hour_fluid, "fluid"]];
+  const rows = [["Together", view.usd_per_hour, "now"], ["Each alone", view.usd_per_hour_alone, "alone"], ["Fluid limit", view.usd_per_hour_fluid, "fluid"]];
   const most = Math.max(...rows.map((row) => row[1]));
   const lines = rows.map(([name, value, kind]) =>
     make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: "wide" }, bar(value, most, kind)), make("td", { class: "number" }, usd(value))));
   const alone = view.usd_per_hour_alone, fluid = view.usd_per_hour_fluid, paid = view.usd_per_hour;
-  const words = paid === 0 ? ["No job is pinned to a node."]
-    : [`${grouped(100 * (1 - paid / alone), 1)} % less than alone`, `${grouped(paid / fluid, 2)}× the work itself, which no packing can beat`];
+  const words = paid === 0 ? "No job is pinned to a node." : `${grouped(100 * (1 - paid / alone), 1)} % less than alone, ${grouped(paid / fluid, 2)}× the fluid limit: the work at its own pace on nodes that are never idle.`;
   const spent = bill ? bill.jobs.reduce((sum, job) => sum + job.usd, 0) : 0;
   const other = bill ? bill.jobs.reduce((sum, job) => sum + job.alone_usd, 0) : 0;
   const whole = bill && bill.jobs.length ? `So far ${usd(spent)} for what would have cost ${usd(other)} alone.` : "";
   show(byId("cost").querySelector(".body"), make("table", { class: "bars" }, make("caption", { class: "unseen" }, "Dollars per hour"), make("tbody", {}, ...lines)),
-    make("p", { class: "note" }, `${words.join("; ")}. ${whole}`));
+    make("p", { class: "note" }, `${words} ${whole}`));
 }
 
 function drawBubbles() {
@@ -32,7 +31,7 @@ function drawBubbles() {
       piece.style.flexGrow = whole > 0 ? pool[`${use}_s`] / whole : 0;
       return piece;
     });
-    const cells = USES.map(([use]) => make("td", { class: "number" }, percent(pool[`${use}_s`], whole)));
+    const cells = USES.map(([use, name]) => make("td", { class: "number" }, make("span", { class: "cell-only" }, make("span", { class: `swatch use-${use}`, "aria-hidden": "true" }), name), percent(pool[`${use}_s`], whole)));
     return [make("tr", { class: "stacked" }, make("th", { scope: "row" }, pool.pool, make("span", { class: "note" }, counted(pool.nodes, "node", "nodes"))), ...cells),
       make("tr", { class: "strip", "aria-hidden": "true" }, make("td", { colspan: USES.length + 1 }, make("span", { class: "pieces" }, ...pieces)))];
   });
@@ -73,17 +72,23 @@ const STATES = { granted: "is moved in", running: "runs", pausing: "is to pause"
 const JOB_STATES = { queued: "waits for a place", provisioning: "waits for its nodes", starting: "starts", stopping: "is being stopped" };
 const MARKS = { works: "▶", waits: "◌", rests: "‖", lost: "✕" };
 
+// What has been done since the last sync counts as work already, but not yet as time taken: less than 1 means 1.
+function slowdownOf(job) {
+  return job.slowdown === null || !(job.synced ?? job.iterations_done) ? null : Math.max(1, job.slowdown);
+}
+
 function headroom(job) {
-  if (job.slowdown === null) return make("td", { class: "number note" }, "no iteration yet");
-  const room = job.slo > 1 ? (job.slowdown - 1) / (job.slo - 1) : job.slowdown / job.slo - 1;
-  const broken = job.slowdown > job.slo * 1.001;
-  const kind = broken ? "over" : room > 0.8 ? "near" : "calm";
-  const said = broken ? "✕ over" : `${Math.round(100 * (1 - clamp(room, 0, 1)))} % left`;
-  return make("td", { class: `number room ${kind}` }, bar(clamp(room, 0, 1), 1, kind), make("span", {}, `${grouped(job.slowdown, 2)}× of ${grouped(job.slo, 2)}×`), make("strong", {}, said));
+  const slowdown = slowdownOf(job);
+  const cell = { class: "number room", "data-name": "SLO" };
+  if (slowdown === null) return make("td", cell, make("span", {}, `– of ${grouped(job.slo, 2)}×`), make("span", { class: "note" }, "no iteration yet"));
+  const used = job.slo > 1 ? (slowdown - 1) / (job.slo - 1) : slowdown > job.slo * 1.001 ? 1 : 0;
+  const kind = slowdown > job.slo * 1.001 ? "over" : used > 0.8 ? "near" : "calm";
+  const said = { over: "✕ over", near: `! ${Math.floor(100 * (1 - clamp(used, 0, 1)))} % left`, calm: `${Math.floor(100 * (1 - used))} % left` }[kind];
+  return make("td", { ...cell, class: `number room ${kind}` }, make("span", {}, `${grouped(slowdown, 2)}× of ${grouped(job.slo, 2)}×`), make("span", { class: "gauge" }, bar(clamp(used, 0, 1), 1, kind), make("strong", {}, said)));
 }
 
 function tightest(one, other) {
-  const room = (job) => (job.slowdown === null ? -1 : (job.slowdown - 1) / Math.max(0.01, job.slo - 1));
+  const room = (job) => (slowdownOf(job) === null ? -1 : (slowdownOf(job) - 1) / Math.max(0.01, job.slo - 1));
   return room(other) - room(one) || natural(one.job, other.job);
 }
 
@@ -110,16 +115,16 @@ function liveRow(job, bill) {
   return make("tr", {},
     make("th", { scope: "row" }, make("span", { class: "named" }, chip(job.job), make("span", { class: "name" }, job.job)), make("span", { class: "note" }, place || JOB_STATES[job.state] || job.state)),
     make("td", { class: "doings" }, ...words),
-    make("td", { class: "number" }, make("span", {}, done), job.iterations ? bar(job.synced, job.iterations, "done") : null),
-    make("td", { class: "number" }, make("span", {}, pace === null ? "–" : lasting(pace)), make("span", { class: "note" }, `alone ${lasting(job.solo_s)}`)),
+    make("td", { class: "number", "data-name": "Iterations" }, make("span", {}, done), job.iterations ? bar(job.synced, job.iterations, "done") : null),
+    make("td", { class: "number", "data-name": "Pace" }, make("span", {}, pace === null ? "–" : lasting(pace)), make("span", { class: "note" }, `alone ${lasting(job.solo_s)}`)),
     headroom(job),
-    make("td", { class: "number" }, make("span", {}, bill ? usd(bill.usd) : "–"), make("span", { class: "note" }, bill ? `${usd(bill.usd_per_hour)}/h` : "")),
-    make("td", { class: "number" }, make("span", {}, bill ? usd(bill.alone_usd) : "–"), make("span", { class: "note" }, `${usd(job.usd_per_hour_alone)}/h`)));
+    make("td", { class: "number", "data-name": "Cost" }, make("span", {}, bill ? usd(bill.usd) : "–"), make("span", { class: "note" }, bill ? `${usd(bill.usd_per_hour)}/h` : "")),
+    make("td", { class: "number", "data-name": "Alone" }, make("span", {}, bill ? usd(bill.alone_usd) : "–"), make("span", { class: "note" }, `${usd(job.usd_per_hour_alone)}/h`)));
 }
 
 function endedTable(bills) {
   const rows = bills.slice(0, 100).map((bill) => make("tr", {}, make("th", { scope: "row" }, bill.job), make("td", {}, bill.how), make("td", { class: "number" }, `${lasting(Math.max(0, now() - bill.ended_s))} ago`),
-    make("td", { class: "number" }, `${bill.iterations_done}`), make("td", { class: "number" }, bill.slowdown === null ? "–" : `${grouped(bill.slowdown, 2)}× of ${grouped(bill.slo, 2)}×${bill.slowdown > bill.slo * 1.001 ? " ✕" : ""}`),
+    make("td", { class: "number" }, `${bill.iterations_done}`), make("td", { class: "number" }, slowdownOf(bill) === null ? "–" : `${grouped(slowdownOf(bill), 2)}× of ${grouped(bill.slo, 2)}×${bill.slowdown > bill.slo * 1.001 ? " ✕" : ""}`),
     make("td", { class: "number" }, usd(bill.usd)), make("td", { class: "number" }, usd(bill.alone_usd))));
   const heads = ["Job", "How", "When", "Iterations", "Slowdown of SLO", "Cost", "Alone"].map((head, place) => make("th", { scope: "col", class: place > 1 ? "number" : null }, head));
   return make("div", { class: "scroll" }, make("table", {}, make("caption", { class: "unseen" }, "Jobs that have ended, the latest first"), make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows)));
