@@ -56,4 +56,5 @@ def serve(
     service.admin_token(place, running.tokens)
     (place / "url").write_text(running.url, encoding="utf-8")
     typer.echo(f"Controller at {running.url}, folder {place}. Commands on this machine find it there.")
+    typer.echo(f"To watch it, open {running.url}/ in a browser; it asks for the token in {place / 'admin.token'}.")
     service.run(running)

@@ -41,6 +41,7 @@ function usesByNode() {
 
 function drawLanes() {
   const lanes = lanesNow();
+  const nodes = whoIsWhere();
   const host = byId("lanes");
   for (const [group, lane] of view.lanes) {
     if (!lanes.has(group)) {
@@ -58,7 +59,7 @@ function drawLanes() {
     const wanted = before === null ? host.firstElementChild : before.nextElementSibling;
     if (wanted !== lane.section) host.insertBefore(lane.section, wanted);
     before = lane.section;
-    describeLane(lane, rows.length);
+    describeLane(lane, rows.length, nodes);
   }
   let none = byId("no-lanes");
   if (!lanes.size && !none) host.append(make("p", { id: "no-lanes", class: "note" }, "No nodes yet: they come with the first job."));
@@ -79,16 +80,16 @@ function newLane(group) {
   return lane;
 }
 
-function describeLane(lane, count) {
+function describeLane(lane, count, nodes) {
   const members = store.cluster.jobs.filter((job) => job.group === lane.group && lane.group !== "");
-  const price = members.reduce((sum, job) => sum + (store.bill?.jobs.find((bill) => bill.job === job.job)?.usd_per_hour ?? 0), 0);
+  const price = members.reduce((sum, job) => sum + (store.bills.get(job.job)?.usd_per_hour ?? 0), 0);
   const chips = members.map((job) => make("span", { class: "member" }, chip(job.job), make("span", { class: "name" }, job.job)));
   const title = lane.group === "" ? "In no group" : lane.group;
   const more = count > lane.rows.length ? ` · ${count - lane.rows.length} more in the table` : "";
   show(lane.head, make("span", { class: "title" }, title), ...chips, make("span", { class: "note" }, `${counted(count, "node", "nodes")}${price ? ` · ${usd(price)}/h` : ""}${more}`));
   lane.stage.setAttribute("aria-label", `${title}, ${counted(count, "node", "nodes")}. Arrow keys go from phase to phase and from node to node.`);
   show(lane.names, ...lane.rows.map(({ node, view }) => make("li", {}, make("span", { class: "name" }, node), stateOf(view))));
-  show(lane.holds, ...lane.rows.map((row) => make("li", {}, ...holding(row))));
+  show(lane.holds, ...lane.rows.map((row) => make("li", {}, ...holding(row, nodes.get(row.node)))));
 }
 
 function stateOf(node) {
@@ -97,17 +98,27 @@ function stateOf(node) {
   return node.cordoned ? make("span", { class: "state" }, "⊘ draining") : null;
 }
 
-// Who holds a node, and who waits for it.
-function holding({ node, view: row }) {
-  const held = [...store.spans.values()].find((span) => span.uses.some((use) => use.node === node && use.ended_s === null));
-  const queue = store.cluster.jobs.flatMap((job) => job.lanes.filter((lane) => lane.state === "waiting" && lane.nodes.includes(node)).map((lane) => ({ job, lane })));
+// Who holds each node, and who waits for it.
+function whoIsWhere() {
+  const found = new Map();
+  const at = (node) => found.get(node) ?? found.set(node, { held: null, queue: [] }).get(node);
+  for (const span of store.spans.values()) {
+    if (span.ended_s === null) for (const use of span.uses) if (use.ended_s === null) at(use.node).held = span;
+  }
+  for (const job of store.cluster.jobs) {
+    for (const lane of job.lanes) if (lane.state === "waiting") for (const node of lane.nodes) at(node).queue.push(job);
+  }
+  return found;
+}
+
+function holding({ view: row }, { held, queue } = { held: null, queue: [] }) {
   const parts = [];
   if (held) {
     const since = held.started_s ?? held.began_s;
     const word = held.fenced ? "✕ lost" : held.kind === "offload" ? "moves out" : held.started_s === null ? "moves in" : held.iteration >= 0 ? `${held.kind} ${held.iteration}` : held.kind;
     parts.push(chip(held.job), make("span", { class: "name" }, held.job), make("span", { class: "note" }, `${word} ${lasting(Math.max(0, now() - since))}`));
   } else parts.push(make("span", { class: "note" }, row === null ? "" : "idle"));
-  if (queue.length) parts.push(make("span", { class: "next" }, `◌ next: ${queue[0].job.job}${queue.length > 1 ? ` +${queue.length - 1}` : ""}`));
+  if (queue.length) parts.push(make("span", { class: "next" }, `◌ next: ${queue[0].job}${queue.length > 1 ? ` +${queue.length - 1}` : ""}`));
   return parts;
 }
 

@@ -4,6 +4,7 @@ const DRAW_MS = 250;
 const CALM_MS = 2000;
 const PANELS_MS = 1000;
 const LOOK_MS = 2000; // how often the whole is looked at anew, where nothing says that it must be at once
+const LOOK_PER_JOB_MS = 5; // a look at many jobs is work for the controller
 const LATE_S = 6;
 const MOST_PAUSE_MS = 3000; // between two attempts to come back
 
@@ -14,6 +15,7 @@ function draw() {
   if (store.cluster === null) return;
   giveLooks();
   sumUp();
+  store.bills = new Map((store.bill?.jobs ?? []).map((bill) => [bill.job, bill]));
   drawLanes();
   drawAll();
   drawCost();
@@ -63,7 +65,8 @@ async function keepLooking(mine) {
   let last = 0;
   while (life === mine) {
     await pause(300);
-    if (document.hidden || !streaming || !(wanted || performance.now() - last > LOOK_MS) || performance.now() - last < 700) continue;
+    const gap = LOOK_MS + LOOK_PER_JOB_MS * (store.cluster?.jobs.length ?? 0);
+    if (document.hidden || !streaming || performance.now() - last < (wanted ? gap / 3 : gap)) continue;
     last = performance.now();
     wanted = false;
     await lookAnew(mine).catch(() => {});

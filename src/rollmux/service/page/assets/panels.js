@@ -1,4 +1,5 @@
 // Prices, the nodes' time, and the jobs.
+const MOST_JOBS = 200;
 const USES = [["busy", "At work"], ["switch", "Moving state"], ["lost", "Held by the lost"], ["idle", "Idle, with jobs"], ["free", "Free"]];
 
 function bar(part, whole, kind) {
@@ -53,7 +54,7 @@ function doing(job) {
   const words = [];
   for (const lane of job.lanes) {
     const name = lane.iteration >= 0 ? `${lane.kind} ${lane.iteration}` : lane.kind;
-    const wait = store.waits.find((each) => each.job === job.job && each.kind === lane.kind);
+    const wait = lane.state === "waiting" || lane.state === "offloading" ? store.waits.find((each) => each.job === job.job && each.kind === lane.kind) : undefined;
     if (wait) {
       const until = wait.expected_s === null ? "" : `, about ${lasting(wait.expected_s)} more`;
       words.push(["waits", `${name} waits ${lasting(Math.max(0, now() - wait.since_s))}: ${wait.reason.replace(/^waits for/, "for")}${until}`]);
@@ -93,16 +94,17 @@ function tightest(one, other) {
 }
 
 function drawJobs() {
-  const bills = new Map((store.bill?.jobs ?? []).map((bill) => [bill.job, bill]));
+  const bills = store.bills;
   const live = store.cluster.jobs.filter((job) => job.state !== "ended").sort(tightest);
   const over = [...bills.values()].filter((bill) => bill.state === "ended").sort((one, other) => other.ended_s - one.ended_s);
   const host = byId("jobs").querySelector(".body");
-  const rows = live.map((job) => liveRow(job, bills.get(job.job)));
+  const rows = live.slice(0, MOST_JOBS).map((job) => liveRow(job, bills.get(job.job)));
   const heads = ["Job", "Doing now", "Iterations", "Pace", "SLO", "Cost", "Alone"];
   const numbers = new Set(["Iterations", "Pace", "SLO", "Cost", "Alone"]);
   const table = make("table", { id: "job-table" }, make("caption", { class: "unseen" }, "Jobs, the nearest to its SLO first"),
     make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col", class: numbers.has(head) ? "number" : null }, head)))), make("tbody", {}, ...rows));
   const parts = [live.length ? make("div", { class: "scroll" }, table) : make("p", { class: "note" }, "No job runs or waits. rollmux submit, or a script that attaches itself, brings one.")];
+  if (live.length > MOST_JOBS) parts.push(make("p", { class: "note" }, `${MOST_JOBS} of ${live.length} jobs, the nearest to their SLOs; rollmux status shows all.`));
   if (over.length) parts.push(make("details", {}, make("summary", {}, counted(over.length, "job has ended", "jobs have ended")), endedTable(over)));
   show(host, ...parts);
 }

@@ -1,6 +1,6 @@
 // What is known of the cluster: the phases of the last hour, kept up to date by the news, and the latest views.
 const HOUR_S = 3600;
-const KINDS = ["rollout", "train", "sync", "offload"];
+const MOST_SPANS = 12000;
 
 const store = {
   spans: new Map(),
@@ -8,6 +8,7 @@ const store = {
   seq: 0,
   cluster: null,
   bill: null,
+  bills: new Map(), // by job
   pools: [],
   waits: [],
   heard: 0, // when the controller last said anything, by this page's clock
@@ -79,9 +80,15 @@ function takeChange(change, at) {
   }
 }
 
+// What is older than an hour, or more than a page can draw: in the order in which they were granted.
 function forgetOld() {
   const first = now() - HOUR_S;
-  for (const [key, span] of store.spans) if (span.ended_s !== null && span.ended_s < first) store.spans.delete(key);
+  for (const [key, span] of store.spans) {
+    if (span.ended_s === null) continue;
+    if (span.ended_s >= first && store.spans.size <= MOST_SPANS) break;
+    store.spans.delete(key);
+    store.wholeFrom = Math.max(store.wholeFrom, span.ended_s);
+  }
 }
 
 // A colour for each job, another than those that share its group have; and a form for the ninth and those after it.
