@@ -78,7 +78,7 @@ def image_row(image: Image | Packed) -> ImageRow:
 
 def image_from(seq: int, at: float, state: bytes, total: int) -> Image | None:
     """The image of a row; None where it is not as it was written."""
-    return Image(seq, at, json.loads(zlib.decompress(state))) if _sum(seq, at, state) == total else None
+    return Image(seq, at, msgspec.json.decode(zlib.decompress(state))) if _sum(seq, at, state) == total else None
 
 
 def _sum(*parts: object) -> int:
