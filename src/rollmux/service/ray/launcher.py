@@ -123,7 +123,7 @@ class RayLauncher:
                 await asyncio.wait([self._starting[key]])
             while (live := self._live.get(key)) is not None and not self._closed:
                 live.told = True
-                self.intents.tell(live.intent, over=False)
+                await asyncio.to_thread(self.intents.tell, live.intent, False)
                 if live.work is None:
                     live.work = self._spawn(self._working(live, self._end(live)))
                 await asyncio.wait([live.work])
@@ -132,7 +132,7 @@ class RayLauncher:
 
     async def log(self, job_id: str, lines: int) -> list[str]:
         """Of several ranks each has its share of the lines, behind its number."""
-        intent = self.intents.latest(job_id)
+        intent = await asyncio.to_thread(self.intents.latest, job_id)
         return [] if intent is None or lines <= 0 else await printed(self.ray, intent, self._logs, lines)
 
     async def close(self) -> None:
@@ -177,7 +177,7 @@ class RayLauncher:
         else:
             why = f"it was not started within {self.pace.start_s:g} s, or stopped before"
         if await self._is_void(intent):
-            self._forget(live)
+            await self._forget(live)
             raise LaunchFailed(f"job {intent.job!r}: {why}")
         live.known = True
         return live
@@ -192,9 +192,9 @@ class RayLauncher:
         intent = self.intents.new(key, at, tuple(machine_of[rank] for rank in range(submission.processes)))
         wish = wish_of(attempt, intent.id, self._logs, parts, self.grace_s)
         try:
-            for gone in self.intents.prune():
+            for gone in await asyncio.to_thread(self.intents.prune):
                 self._spawn(self._forget_at_ray(gone))
-            self.intents.keep(intent)
+            await asyncio.to_thread(self.intents.keep, intent)
         except OSError as error:
             raise LaunchFailed(f"job {key[0]!r} could not be started: {error}") from error
         return wish, intent
@@ -223,7 +223,7 @@ class RayLauncher:
                 job = await self.ray.job(intent.id)
                 if job is None or job.over:
                     why = await self._seen_off(live, job)
-                    self._forget(live)
+                    await self._forget(live)
                     raise LaunchFailed(f"job {intent.job!r}: {why or 'it ended before it was up'}")
         if intent.key in self._unwanted:
             raise LaunchFailed(f"job {intent.job!r} was stopped before it was up")
@@ -248,7 +248,7 @@ class RayLauncher:
         """Until nothing of it runs any more."""
         intent = live.intent
         if not live.known and await self._is_void(intent):
-            self._forget(live)
+            await self._forget(live)
             return
         while True:
             with suppress(RayTrouble):
@@ -259,7 +259,7 @@ class RayLauncher:
                     break
             await asyncio.sleep(self.pace.look_s)
         await self._seen_off(live, job)
-        self._forget(live)
+        await self._forget(live)
 
     async def _finish(self, live: Live, job: RayJob | None) -> None:
         """It has ended by itself: tells why, after the nodes that it has ended with."""
@@ -273,12 +273,12 @@ class RayLauncher:
             except RollmuxError:
                 del self._live[live.intent.key]  # the next controller will tell it
                 raise
-        self._forget(live)
+        await self._forget(live)
 
     async def _settle(self, live: Live) -> None:
         """Ray has never had it, as far as is known: now it never will, or has it."""
         if await self._is_void(live.intent):
-            self._forget(live)
+            await self._forget(live)
         else:
             live.known = True
 
@@ -316,8 +316,8 @@ class RayLauncher:
                     return
         log.error("what is left of job %r, attempt %d, could not be looked for on its nodes", *intent.key)
 
-    def _forget(self, live: Live) -> None:
-        self.intents.tell(live.intent, over=True)
+    async def _forget(self, live: Live) -> None:
+        await asyncio.to_thread(self.intents.tell, live.intent, True)
         del self._live[live.intent.key]
 
     async def _forget_at_ray(self, job_id: str) -> None:

@@ -24,8 +24,18 @@ KILL_S = 30.0
 ROUND_S = 0.02
 LEAST_LOG_BYTES = 2**16
 VANISHED = "its processes vanished, killed from outside"
-# What Ray sets for its workers by what they have reserved. Ranks reserve nothing, and have what their nodes have.
-_OF_RAY = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+# What Ray sets for its own workers, which ranks are not: they have reserved nothing, and have what their nodes have.
+_OF_RAY = (
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "PYTHONBREAKPOINT",
+    "RAY_CLIENT_MODE",
+    "RAY_JOB_ID",
+    "RAY_JOB_STOP_WAIT_TIME_S",
+    "RAY_LD_PRELOAD_ON_WORKERS",
+    "RAY_RAYLET_PID",
+    "SPT_NOENV",
+)
 
 
 class Ranks:
@@ -93,7 +103,8 @@ def _logs() -> Path:
 
 
 def _plan(plan: RayPlan, part: Part, folder: str, files: AttemptFiles) -> Plan:
-    env = {name: value for name, value in own_env().items() if name not in _OF_RAY} | plan.env
+    env = {name: value for name, value in own_env().items() if name not in _OF_RAY}
+    env |= {"RAY_ADDRESS": ray.get_runtime_context().gcs_address} | plan.env  # so that a rank may use Ray itself
     if part.devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(part.devices)
     key = plan.job, plan.attempt
