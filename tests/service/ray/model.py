@@ -15,9 +15,7 @@ from rollmux.service.ray.gateway import RayGateway, RayJob, RayNode, Unsure, Wis
 from rollmux.service.ray.wire import ATTEMPT, SWEEP, from_env
 
 T = TypeVar("T")
-CALLS = tuple(
-    name for name, call in vars(RayGateway).items() if inspect.iscoroutinefunction(call) and name != "close"
-)
+CALLS = tuple(name for name, call in vars(RayGateway).items() if inspect.iscoroutinefunction(call) and name != "close")
 COMES_UP_S, ENDS_S = 2.0, 1.5
 # What takes effect late does so when its caller has long gone on.
 LATE_S = 7.0
@@ -192,7 +190,9 @@ class Faulty:
 
         return made
 
-    async def _made(self, call: Callable[..., Coroutine[Any, Any, Any]], args: tuple[Any, ...], fault: Fault | None) -> Any:
+    async def _made(
+        self, call: Callable[..., Coroutine[Any, Any, Any]], args: tuple[Any, ...], fault: Fault | None
+    ) -> Any:
         if fault is None:
             return await call(*args)
         if fault in (Fault.UNHEARD, Fault.DIES_AFTER):

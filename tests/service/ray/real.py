@@ -19,6 +19,7 @@ class RealRay:
         self._process, self._net = process, net
         self.url = str(self._answer())
         self.nodes: dict[str, str] = {}
+        self._ips: dict[str, str] = {}
         self._next = 3
 
     def add(self, *names: str) -> str:
@@ -27,7 +28,11 @@ class RealRay:
         self._next += 1
         node = str(self._ask(do="add", ip=ip, resources=dict.fromkeys(names, 1)))
         self.nodes |= dict.fromkeys(names, node)
+        self._ips |= dict.fromkeys(names, ip)
         return node
+
+    def ip(self, name: str) -> str:
+        return self._ips[name]
 
     def remove(self, node: str) -> None:
         self._ask(do="remove", node_id=node)
