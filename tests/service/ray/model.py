@@ -155,13 +155,14 @@ class RayModel:
 
 
 class Fault(Enum):
-    """What becomes of one call. The last two: its caller, the whole controller, dies of it."""
+    """What becomes of one call. In the last three its caller, the whole controller, is killed meanwhile."""
 
     LOST = "fails before it took effect"
     UNHEARD = "takes effect, and its reply is lost"
     LATE = "is given up, and takes effect later"
     DIES_FIRST = "is never made: the controller is killed"
     DIES_AFTER = "takes effect, and the controller is killed"
+    DIES_BEFORE = "takes effect long after the controller was killed"
 
 
 @dataclass
@@ -197,11 +198,11 @@ class Faulty:
             return await call(*args)
         if fault in (Fault.UNHEARD, Fault.DIES_AFTER):
             await call(*args)
-        if fault is Fault.LATE:
+        if fault in (Fault.LATE, Fault.DIES_BEFORE):
             task = asyncio.get_running_loop().create_task(self._later(call, args))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
-        if fault in (Fault.DIES_FIRST, Fault.DIES_AFTER):
+        if fault in (Fault.DIES_FIRST, Fault.DIES_AFTER, Fault.DIES_BEFORE):
             self.died.set()
             await asyncio.Event().wait()
         raise Unsure(f"a call that {fault.value}")
