@@ -1,22 +1,30 @@
 """`rollmux serve`: the controller of a cluster, until it is told to end."""
 
+import os
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
 from rollmux.cli import options
-from rollmux.cli.inputs import load_cluster
+from rollmux.cli.inputs import load_cluster_file
 from rollmux.cli.refusals import require_name
 from rollmux.cli.remote import Folder, Port, folder_of
 from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.weave import Timing
+from rollmux.protocol.cluster_file import ClusterFile
 from rollmux.sim.policies import CONTENDERS
 
+if TYPE_CHECKING:
+    from rollmux.service.launcher import Launcher
+
 POLICIES = ("rollmux", "paper")
+LAUNCHERS = ("process", "ray")
+# Where Ray's own tools look for the address of a dashboard.
+ADDRESS = "RAY_API_SERVER_ADDRESS"
 
 
 class LogForm(Enum):
@@ -40,6 +48,8 @@ def serve(
     drain_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="How long it then has to vanish.")] = 10.0,
     certificate: Annotated[Path | None, typer.Option(help="For TLS: a file with the certificate.")] = None,
     key: Annotated[Path | None, typer.Option(help="For TLS: a file with its key.")] = None,
+    launcher: Annotated[str, typer.Option(help="What starts jobs: process (on this machine) or ray.")] = "process",
+    ray_address: Annotated[str, typer.Option(help="Of Ray's dashboard.", envvar=ADDRESS)] = "http://127.0.0.1:8265",
     journal: options.JournalUrl = "",
     keep_records: Annotated[
         int, typer.Option(min=0, help="So many of the last events are kept for `rollmux journal`, and some more.")
@@ -49,18 +59,19 @@ def serve(
     """Run the controller: jobs are submitted to it, share nodes by its leases, and survive its end."""
     from rollmux.service import serve as service  # noqa: PLC0415  other commands start faster without it
     from rollmux.service.journal.place import opened  # noqa: PLC0415
-    from rollmux.service.local.launcher import ProcessLauncher  # noqa: PLC0415
     from rollmux.service.logs import configure  # noqa: PLC0415
     from rollmux.service.tokens import write_private  # noqa: PLC0415
 
     require_name("policy", policy, POLICIES)
+    require_name("launcher", launcher, LAUNCHERS)
     if (certificate is None) != (key is None):
         raise typer.BadParameter("TLS needs both --certificate and --key")
     _require_url("--advertise", advertise)
     configure(log_format is LogForm.JSON)
     place = folder_of(folder)
+    file = load_cluster_file(cluster)
     wanted = service.Wanted(
-        load_cluster(cluster),
+        file.cluster,
         CONTENDERS[policy].make(CONTENDERS[policy].max_group, 0),
         place,
         Rules(timing=Timing(lease_s, drain_s)),
@@ -71,7 +82,7 @@ def serve(
         key,
     )
     try:
-        running = service.Service(wanted, ProcessLauncher(place), opened(journal, keep_records))
+        running = service.Service(wanted, _launcher(launcher, place, file, ray_address), opened(journal, keep_records))
     except (RollmuxError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     service.admin_token(place, running.tokens)
@@ -88,3 +99,30 @@ def _require_url(option: str, url: str) -> None:
     parts = urlsplit(url)
     if url and not (parts.scheme in ("http", "https") and parts.hostname):
         raise typer.BadParameter(f"{option} {url}: write it like http://machine:8421")
+
+
+def _launcher(name: str, folder: Path, file: ClusterFile, ray_address: str) -> "Launcher":
+    if name == "ray":
+        return _on_ray(folder, file, ray_address)
+    from rollmux.service.local.launcher import ProcessLauncher  # noqa: PLC0415
+
+    means = file.means
+    return ProcessLauncher(
+        folder,
+        cores={node: each.cores for node, each in means.items() if each.cores is not None},
+        devices={node: each.devices for node, each in means.items() if each.devices is not None} or None,
+        node_memory_bytes={n: each.memory_bytes for n, each in means.items() if each.memory_bytes is not None} or None,
+    )
+
+
+def _on_ray(folder: Path, file: ClusterFile, address: str) -> "Launcher":
+    from rollmux.service.ray.http_gateway import HttpGateway, token  # noqa: PLC0415
+    from rollmux.service.ray.launcher import RayLauncher  # noqa: PLC0415
+
+    rented = [pool.name for pool in file.cluster.pools if pool.on_demand]
+    if rented:
+        what = f"pool {', '.join(rented)} is on demand, and Ray's nodes are there or not"
+        raise typer.BadParameter(f"{what}: give it a fixed number of nodes, with on_demand: false")
+    if not address.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"--ray-address {address!r} is not that of a dashboard: write http://HOST:8265")
+    return RayLauncher(folder, HttpGateway(address, token(os.environ)), file.means)

@@ -4,6 +4,7 @@ Memory is GB, bandwidth TB/s, GB/s or Gbit/s, as data sheets have it. Every prob
 the words and the units of the file.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.validation import cluster_problems
+from rollmux.protocol.node_means import Means, check_means, read_means
 from rollmux.protocol.plain_yaml import read_plain
 
 ROLES = ("rollout", "train")
@@ -52,6 +54,7 @@ POOL_KEYS = {
     "node": "the machine: its name, gpus, price and memory",
     "on_demand": "whether machines are rented as needed",
     "max_nodes": "how many there are, or may be rented",
+    "nodes": "what each node of the pool has, where that is to be held to: the first is POOL-0",
 }
 CLUSTER_KEYS = {
     "rollout": "the pool that rollouts run on",
@@ -60,15 +63,29 @@ CLUSTER_KEYS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """A cluster, and what its nodes have, by their names: nothing where the file does not say."""
+
+    cluster: Cluster
+    means: Mapping[str, Means] = field(default_factory=dict)
+
+
 def read_cluster(path: str | Path) -> Cluster:
     """The cluster of a YAML file, or InvalidSpec with all that is wrong."""
+    return read_cluster_file(path).cluster
+
+
+def read_cluster_file(path: str | Path) -> ClusterFile:
+    """All that a YAML file says of a cluster, or InvalidSpec with all that is wrong."""
     path = Path(path)
     subject = f"cluster file {str(path)!r}"
     read = _Read()
     cluster = read.cluster(read_plain(path, subject))
     if read.problems:
         raise InvalidSpec(subject, tuple(read.problems.values()))
-    return cluster
+    means = {f"{pool}-{i}": each for pool, nodes in read.means.items() for i, each in enumerate(nodes)}
+    return ClusterFile(cluster, means)
 
 
 @dataclass(slots=True)
@@ -77,6 +94,7 @@ class _Read:
 
     problems: dict[str, Problem] = field(default_factory=dict)
     values: dict[str, object] = field(default_factory=dict)
+    means: dict[str, list[Means]] = field(default_factory=dict)
 
     def report(self, path: str, value: object, limit: str, remedy: str) -> None:
         self.problems.setdefault(path, Problem(path, value, limit, remedy))
@@ -97,6 +115,8 @@ class _Read:
             rollout, train = (self._pool(role, found[role]) if role in found else Pool(role, _SOUND) for role in ROLES)
             cluster, places = Cluster(rollout, train), {role: role for role in ROLES}
         self._check(cluster, places)
+        places_in_file = {f"{p}.nodes[{i}]": each for p, nodes in self.means.items() for i, each in enumerate(nodes)}
+        check_means(places_in_file, self.report)
         return cluster
 
     def _part(self, path: str, value: object, known: dict[str, Any]) -> dict[str, Any]:
@@ -121,12 +141,25 @@ class _Read:
             node = _SOUND
             if isinstance(value, dict):
                 self.report(path, list(value), "with a node", f"add node: {POOL_KEYS['node']}")
-        on_demand, max_nodes = found.get("on_demand", True), found.get("max_nodes")
+        on_demand, max_nodes = found.get("on_demand", "nodes" not in found), found.get("max_nodes")
+        if "nodes" in found:
+            max_nodes = self._nodes(path, found, on_demand)
         self.values[f"{path}.on_demand"], self.values[f"{path}.max_nodes"] = on_demand, max_nodes
         if on_demand is False and max_nodes is None:
             limit = "given where on_demand is false: those machines are there"
             self.report(f"{path}.max_nodes", max_nodes, limit, "say how many machines the pool has")
         return Pool(path, node, on_demand, max_nodes)
+
+    def _nodes(self, path: str, found: dict[str, Any], on_demand: object) -> Any:
+        """What the nodes of a pool have; returns how many there are."""
+        self.means[path] = read_means(f"{path}.nodes", found["nodes"], self.report)
+        count = len(self.means[path])
+        if on_demand is True:
+            self.report(f"{path}.on_demand", on_demand, "false where nodes are listed: they are there", "leave it out")
+        if count and found.get("max_nodes", count) != count:
+            limit = f"{count}, as many as are listed in nodes"
+            self.report(f"{path}.max_nodes", found["max_nodes"], limit, "leave it out")
+        return count or found.get("max_nodes")
 
     def _node(self, path: str, value: object) -> NodeType:
         found = self._part(path, value, NODE_KEYS)

@@ -47,7 +47,8 @@ def read_job_file(path: str | Path) -> Submission:
     path = Path(path)
     subject = f"job file {str(path)!r}"
     content = read_plain(path, subject)
-    if isinstance(content, dict) and isinstance(folder := content.get("folder", ""), str):
+    # An address is for a launcher that unpacks what is there.
+    if isinstance(content, dict) and isinstance(folder := content.get("folder", ""), str) and "://" not in folder:
         content = {**content, "folder": str(path.parent.resolve() / folder)}
     return read_job(content, subject)
 

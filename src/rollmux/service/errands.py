@@ -22,16 +22,22 @@ GRACE_S = 5.0
 
 
 class Errands:
-    """Launches and stops attempts. Nodes are slices of machines that are there: they join as soon as wanted."""
+    """Launches and stops attempts. Nodes join when the launcher sees them; those that are rented, as soon as wanted."""
 
     def __init__(self, machine: ClusterMachine, jobs: Mapping[str, Live], launcher: Launcher, env_of: EnvOf) -> None:
         self.machine, self.jobs, self.launcher, self.env_of = machine, jobs, launcher, env_of
         self._locks: dict[str, asyncio.Lock] = {}  # what is done for one job is done in order
         self._tell: Tell | None = None
+        pools = [pool for pool in machine.state.cluster.pools if not pool.on_demand]
+        self._pool_of = {f"{pool.name}-{i}": pool.name for pool in pools for i in range(pool.max_nodes or 0)}
 
     async def begin(self, tell: Tell) -> None:
         """Who still runs goes on; who is gone, though it should run, has failed."""
         self._tell = tell
+        there = await self.launcher.watch(self._pool_of, self._node_changed)
+        for node in self._pool_of:
+            if node not in there:  # before anything is launched there
+                await self._node_changed(node, False)
         running = await self.launcher.begin(self._exited)
         for record in list(self.machine.state.jobs.values()):
             launched = bool(self.submission(record.job.id).command)
@@ -40,10 +46,9 @@ class Errands:
         for job_id, attempt in running:
             if not self._is_current(job_id, attempt, *Job):  # it was to be stopped when the controller ended
                 await self.launcher.stop(job_id, attempt, GRACE_S)
-        for pool in self.machine.state.cluster.pools:
-            if not pool.on_demand:
-                for i in range(pool.max_nodes or 0):
-                    await self._told(ev.NodeJoined(f"{pool.name}-{i}", pool.name))
+        for node in self._pool_of:
+            if node in there:
+                await self._node_changed(node, True)
 
     async def run(self, errand: Errand) -> None:
         match errand:
@@ -96,6 +101,9 @@ class Errands:
             await self._told(ev.JobFailed(job_id, attempt, failed or "it ended before it had begun"))
         else:
             await self._told(ev.JobFinished(job_id, attempt))
+
+    async def _node_changed(self, node: str, there: bool) -> None:
+        await self._told(ev.NodeJoined(node, self._pool_of[node]) if there else ev.NodeLost(node))
 
     def _is_current(self, job_id: str, attempt: int, *states: Job) -> bool:
         record = self.machine.state.jobs.get(job_id)

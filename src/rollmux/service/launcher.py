@@ -4,7 +4,7 @@ A launcher keeps no promise but this one: `stop` returns when nothing of the att
 ends by itself is reported once, even one that an earlier life of the controller has started.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,12 +37,18 @@ class Attempt:
 # Told when all processes of an attempt have ended by themselves: job, attempt, and why if its work is not done.
 OnExit = Callable[[str, int, str], Awaitable[None]]
 
+# Told when a node is there again, or is gone with whatever ran on it: its name, and whether it is there.
+OnNode = Callable[[str, bool], Awaitable[None]]
+
 
 class Launcher(Protocol):
     """Starts and ends attempts."""
 
+    async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
+        """Called once, before all else. Returns which of these nodes are there; later changes are told."""
+
     async def begin(self, on_exit: OnExit) -> set[tuple[str, int]]:
-        """Called once, before all else. Returns who still runs; those that ended meanwhile are reported."""
+        """Called once, before any start. Returns who still runs; those that ended meanwhile are reported."""
 
     async def start(self, attempt: Attempt) -> None:
         """Returns when its processes are up, or raises LaunchFailed. One that runs already is left alone."""
@@ -50,7 +56,7 @@ class Launcher(Protocol):
     async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
         """Asks its processes to end, ends them after `grace_s`, and returns when they are gone. Never raises."""
 
-    def log(self, job_id: str, lines: int) -> list[str]:
+    async def log(self, job_id: str, lines: int) -> list[str]:
         """The last lines that the job's latest attempt has printed; nothing where there is none."""
 
     async def close(self) -> None:

@@ -167,7 +167,8 @@ async def story(call: Call) -> view.Text:
 
 async def printed(call: Call) -> view.Text:
     lines = call.number("lines", 100, MOST_LINES)
-    return await call.host.look(lambda _: view.Text(tuple(call.host.errands.launcher.log(call.job, lines))))
+    found = tuple(await call.host.errands.launcher.log(call.job, lines))
+    return await call.host.look(lambda _: view.Text(found))
 
 
 async def health(call: Call) -> view.Health:

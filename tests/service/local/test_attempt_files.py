@@ -43,7 +43,7 @@ def test_jobs_with_odd_names_are_kept_apart_and_within_the_folder(tmp_path: Path
                 await launcher.start(shell(tmp_path / "home/work", f"echo {i}", name=name))
             await until(lambda: len(exits.heard) == len(ODD_NAMES))
             assert {heard[0] for heard in exits.heard} == set(ODD_NAMES)
-            assert [launcher.log(name, 9) for name in ODD_NAMES] == [[str(i)] for i in range(len(ODD_NAMES))]
+            assert [await launcher.log(name, 9) for name in ODD_NAMES] == [[str(i)] for i in range(len(ODD_NAMES))]
         async with launching(tmp_path / "home") as (_, later):
             assert later.heard == []
 
@@ -63,8 +63,8 @@ def test_however_much_is_printed_the_latest_is_kept_and_the_disk_is_spared(tmp_p
                 with suppress(FileNotFoundError):  # the older half may be thrown away just now
                     most = max(most, sum(path.stat().st_size for path in (tmp_path / "state").rglob("*.log*")))
             assert 0 < most <= 2**20
-            assert launcher.log("a", 4) == ["[0] 0123456789", "[0] end", "[1] 0123456789", "[1] end"]
-            assert len(launcher.log("a", 10_000)) == 10_000
+            assert await launcher.log("a", 4) == ["[0] 0123456789", "[0] end", "[1] 0123456789", "[1] end"]
+            assert len(await launcher.log("a", 10_000)) == 10_000
 
     asyncio.run(story())
 
@@ -84,15 +84,15 @@ def test_a_job_does_not_feel_that_its_log_cant_be_written(tmp_path: Path) -> Non
 def test_the_log_is_that_of_the_latest_attempt(tmp_path: Path) -> None:
     async def story() -> None:
         async with launching(tmp_path) as (launcher, exits):
-            assert launcher.log("a", 10) == []
+            assert await launcher.log("a", 10) == []
             for number in (9, 10):
                 await launcher.start(shell(tmp_path, f"printf 'x\\n{number}\\ty\\033[2J\\nlast'", number=number))
                 await exits.next()
-            assert launcher.log("a", 2) == ["10\ty [2J", "last"]
-            assert launcher.log("a", 0) == []
+            assert await launcher.log("a", 2) == ["10\ty [2J", "last"]
+            assert await launcher.log("a", 0) == []
             await launcher.start(shell(tmp_path, "sleep 0.0$ROLLMUX_RANK; echo me", number=11, processes=5))
             await exits.next()
-            assert launcher.log("a", 2) == ["[3] me", "[4] me"]
+            assert await launcher.log("a", 2) == ["[3] me", "[4] me"]
 
     asyncio.run(story())
 

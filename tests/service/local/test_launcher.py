@@ -194,7 +194,7 @@ def test_a_process_gets_its_environment_and_no_word_for_another(
             command = f"{sys.executable} -c '{program.replace('CORE', str(core))}'; cat"
             await launcher.start(shell(tmp_path, command, env=(("HERS", "ü = ä"), ("ROLLMUX_JOB", "b")), processes=2))
             assert await exits.next() == ""
-            return launcher.log("a", 2)
+            return await launcher.log("a", 2)
 
     for rank, line in enumerate(asyncio.run(story())):
         assert line.startswith(f"[{rank}] ")

@@ -94,7 +94,7 @@ def test_a_job_goes_on_without_its_controller_and_is_adopted_by_the_next(tmp_pat
             await launcher.start(shell(tmp_path, "exit 1"))
             (tmp_path / "enough").touch()
             assert await exits.next() == ""
-            assert launcher.log("a", 1) == [str(count(tmp_path))]
+            assert await launcher.log("a", 1) == [str(count(tmp_path))]
         async with launching(tmp_path) as (_, later):
             assert (later.running, later.heard) == (set(), [])
 

@@ -51,7 +51,7 @@ class AttemptLog:
 
     def last_words(self) -> str:
         """The last line that says something."""
-        lines = [_plain(line).strip() for line in self._last.decode(errors="replace").splitlines()]
+        lines = [plain(line).strip() for line in self._last.decode(errors="replace").splitlines()]
         last = next((line for line in reversed(lines) if line), "")
         return last if len(last) <= _LAST_WORDS else f"{last[: _LAST_WORDS - 1]}…"
 
@@ -83,7 +83,7 @@ def tail(path: str, lines: int, most_bytes: int) -> list[str]:
         if len(found) < most_bytes:
             found = _end(name, most_bytes - len(found)) + found
     text = found.decode(errors="replace")
-    return [_plain(line)[:_LINE] for line in text.splitlines()[-lines:]] if lines > 0 else []
+    return [plain(line)[:_LINE] for line in text.splitlines()[-lines:]] if lines > 0 else []
 
 
 def _end(path: str, most_bytes: int) -> bytes:
@@ -95,6 +95,6 @@ def _end(path: str, most_bytes: int) -> bytes:
         return b""
 
 
-def _plain(line: str) -> str:
+def plain(line: str) -> str:
     """Without what would move a reader's cursor."""
     return "".join(char if char.isprintable() or char == "\t" else " " for char in line)

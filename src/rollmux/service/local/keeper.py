@@ -24,7 +24,7 @@ from rollmux.service.local.rank import Plan, how_ended, pin, start_rank, why_not
 LEFT_S = 1.0
 # What is being ended may start more meanwhile: so long until the next look, then twice as long, up to the last.
 ROUNDS_S = (0.02, 1.0)
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,7 +34,7 @@ class Keeper:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.failed = plan, ""
         self._ranks: dict[int, int] = {}  # by the number of the process
-        self._logs: list[AttemptLog] = []
+        self._logs: dict[int, AttemptLog] = {}
         self._pipes: dict[int, AttemptLog] = {}
         self._poll = select.poll()
         self._heard: set[int] = set()
@@ -53,9 +53,9 @@ class Keeper:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))  # for the pipe and the log of each rank
             if self.plan.cores:
                 pin(self.plan.cores)
-            for rank in range(self.plan.processes):
+            for rank in self.plan.ranks:
                 log = AttemptLog(f"{self.plan.log}.{rank}.log", self.plan.log_bytes)
-                self._logs.append(log)
+                self._logs[rank] = log
                 self._ranks[start_rank(self.plan, rank, log.end, files)] = rank
                 log.started()
                 self._pipes[log.pipe] = log
@@ -166,6 +166,8 @@ def main() -> None:
     with open(0, encoding="utf-8", closefd=False) as file:
         plan = Plan(**json.load(file))
     _close(0)
+    if plan.mortal:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
     started, ended = f"{plan.record}.started", f"{plan.record}.ended"
     keeper = Keeper(plan)
     process = look(os.getpid())

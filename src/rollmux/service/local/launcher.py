@@ -9,11 +9,11 @@ gone by then. When a keeper is gone without a word, all that it kept is ended be
 import asyncio
 import logging
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rollmux.service.launcher import Attempt, LaunchFailed, OnExit
+from rollmux.service.launcher import Attempt, LaunchFailed, OnExit, OnNode
 from rollmux.service.local.attempt_files import AttemptFiles, Key, Started
 from rollmux.service.local.kept import Kept, answer, ask, spawn, wait_ended
 from rollmux.service.local.plans import Bounds, plan_for
@@ -41,9 +41,10 @@ class ProcessLauncher:
         cores: Mapping[str, Sequence[int]] | None = None,
         memory_bytes: int | None = None,
         log_bytes: int = LOG_BYTES,
+        node_memory_bytes: Mapping[str, int] | None = None,
     ) -> None:
         self.files = AttemptFiles(folder)
-        self.bounds = Bounds(devices, cores, memory_bytes, log_bytes)
+        self.bounds = Bounds(devices, cores, memory_bytes, log_bytes, node_memory_bytes)
         self._on_exit: OnExit | None = None
         self._starting: dict[Key, asyncio.Task[None]] = {}
         self._kept: dict[Key, Kept] = {}
@@ -55,6 +56,10 @@ class ProcessLauncher:
         away = [each for each in self.files.all_started() if not self._adopt(each) and not self.files.told(each.key)]
         await asyncio.gather(*map(self._report_late, away))
         return set(self._kept)
+
+    async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
+        """They are slices of this machine: where this launcher is, they are."""
+        return set(nodes)
 
     async def start(self, attempt: Attempt) -> None:
         """Goes on to its end even if the caller waits no more: half a start would be nobody's."""
@@ -82,7 +87,7 @@ class ProcessLauncher:
                     async with asyncio.timeout(wait_s):
                         await kept.gone.wait()
 
-    def log(self, job_id: str, lines: int) -> list[str]:
+    async def log(self, job_id: str, lines: int) -> list[str]:
         """Of several ranks each has its share of the lines, behind its number."""
         return self.files.tail(job_id, lines)
 

@@ -20,13 +20,15 @@ LEAST_LOG_BYTES = 2**16
 class Bounds:
     """What jobs may have of this machine. `devices` and `cores` are those of each node, None where all share all.
 
-    `memory_bytes` is for the data of each process, `log_bytes` for all ranks of an attempt.
+    `memory_bytes` is for the data of each process, `log_bytes` for all ranks of an attempt; `node_memory_bytes` is what
+    the processes of a job share of each of its nodes.
     """
 
     devices: Mapping[str, Sequence[str]] | None
     cores: Mapping[str, Sequence[int]] | None
     memory_bytes: int | None
     log_bytes: int
+    node_memory_bytes: Mapping[str, int] | None = None
 
 
 def plan_for(attempt: Attempt, bounds: Bounds, files: AttemptFiles) -> Plan:
@@ -51,7 +53,7 @@ def plan_for(attempt: Attempt, bounds: Bounds, files: AttemptFiles) -> Plan:
         marker=f"ROLLMUX_KEEPER={marker}",
         controller=os.getpid(),
         cores=_union(bounds.cores or {}, attempt),
-        memory_bytes=bounds.memory_bytes,
+        memory_bytes=_memory(attempt, bounds),
     )
 
 
@@ -63,6 +65,15 @@ def _env(attempt: Attempt, bounds: Bounds) -> dict[str, str]:
     if bounds.devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(_union(bounds.devices, attempt))
     return env
+
+
+def _memory(attempt: Attempt, bounds: Bounds) -> int | None:
+    """What each process may have: the least of all bounds."""
+    limits = [] if bounds.memory_bytes is None else [bounds.memory_bytes]
+    if bounds.node_memory_bytes is not None:
+        shared = sum(bounds.node_memory_bytes.get(node, 0) for node in attempt.placement.all_nodes)
+        limits.append(shared // attempt.submission.processes)
+    return min(limits, default=None)
 
 
 def _union(of_nodes: Mapping[str, Sequence[T]], attempt: Attempt) -> list[T]:

@@ -16,7 +16,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Plan(NamedTuple):
-    """What a keeper is told to start. `record` and `log` are beginnings of file names, for it to add to."""
+    """What a keeper is told to start. `record` and `log` are beginnings of file names, for it to add to.
+
+    `nodes` are the ranks that are this keeper's, each with its node; nothing where all are. One that is `mortal` ends
+    with whoever started it, and so does all that it keeps.
+    """
 
     job: str
     attempt: int
@@ -31,6 +35,16 @@ class Plan(NamedTuple):
     controller: int
     cores: list[int]
     memory_bytes: int | None
+    nodes: dict[str, str] = {}  # noqa: RUF012  a named tuple's default, and never changed
+    mortal: bool = False
+
+    @property
+    def ranks(self) -> list[int]:
+        return [int(rank) for rank in self.nodes] or list(range(self.processes))
+
+    def env_of(self, rank: int) -> dict[str, str]:
+        node = self.nodes.get(str(rank))
+        return self.env | {"ROLLMUX_RANK": str(rank)} | ({} if node is None else {"ROLLMUX_NODE": node})
 
 
 def pin(cores: list[int]) -> None:
@@ -46,7 +60,7 @@ def start_rank(plan: Plan, rank: int, output: int, files: tuple[int, int]) -> in
     process = subprocess.Popen(
         plan.command,
         cwd=plan.folder,
-        env=plan.env | {"ROLLMUX_RANK": str(rank)},
+        env=plan.env_of(rank),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

@@ -1,0 +1,111 @@
+"""What the launcher means to run on Ray, written down before it asks for it: the one memory that outlives it.
+
+Each intent has an id of its own, never used again: what Ray still does about an older one can't touch a newer one.
+`told` says that nobody waits to hear of the end any more, `over` that nothing of it runs or ever will.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from uuid import uuid4
+
+from rollmux.service.local.attempt_files import file_name
+from rollmux.service.local.durable import write
+
+KEPT_ATTEMPTS = 5
+KEPT_JOBS = 200
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """One attempt on Ray. `nodes` has Ray's node for each of ours, `ranks` for each rank."""
+
+    job: str
+    attempt: int
+    id: str
+    nodes: dict[str, str]
+    ranks: tuple[str, ...]
+    told: bool = False
+    over: bool = False
+
+    @property
+    def key(self) -> Key:
+        return self.job, self.attempt
+
+
+class Intents:
+    """Intents on disk, in one folder per job."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute() / "ray"
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.cluster = self._cluster()
+
+    def new(self, key: Key, nodes: dict[str, str], ranks: tuple[str, ...]) -> Intent:
+        """An intent by a name that tells a reader of Ray's own pages whose it is."""
+        readable = "".join(char if char.isalnum() and char.isascii() else "-" for char in key[0])[:40]
+        return Intent(*key, f"rollmux-{self.cluster}-{readable}-{key[1]}-{uuid4().hex[:8]}", nodes, ranks)
+
+    def keep(self, intent: Intent) -> None:
+        path = self._path(intent.key)
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        write(str(path), asdict(intent))
+
+    def tell(self, intent: Intent, over: bool) -> None:
+        with suppress(OSError):  # on a full disk a later life may do it again
+            self.keep(replace(intent, told=True, over=over))
+
+    def get(self, key: Key) -> Intent | None:
+        return _read(self._path(key))
+
+    def latest(self, job_id: str) -> Intent | None:
+        found = [each for path in self._of(file_name(job_id)) if (each := _read(path)) is not None]
+        return max(found, key=lambda intent: intent.attempt, default=None)
+
+    def open(self) -> Iterator[Intent]:
+        for path in sorted(self._folder.glob("*/*.json")):
+            if (intent := _read(path)) is not None and not intent.over:
+                yield intent
+
+    def prune(self) -> list[str]:
+        """Leaves the latest attempts of the latest jobs, and those not over. Returns the ids of those that are gone."""
+        gone = []
+        folders = [path for path in self._folder.iterdir() if path.is_dir()]
+        folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        for i, folder in enumerate(folders):
+            paths = sorted(self._of(folder.name), key=lambda path: int(path.stem))
+            for path in paths if i >= KEPT_JOBS else paths[:-KEPT_ATTEMPTS]:
+                intent = _read(path)
+                if intent is not None and intent.over:
+                    path.unlink()
+                    gone.append(intent.id)
+            if not self._of(folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
+        return gone
+
+    def _of(self, folder: str) -> list[Path]:
+        return list((self._folder / folder).glob("*.json"))
+
+    def _path(self, key: Key) -> Path:
+        return self._folder / file_name(key[0]) / f"{key[1]}.json"
+
+    def _cluster(self) -> str:
+        """This controller among others that use the same Ray."""
+        path = self._folder / "cluster"
+        if not path.exists():
+            write(str(path), {"id": sha256(uuid4().bytes).hexdigest()[:8]})
+        return str(json.loads(path.read_bytes())["id"])
+
+
+def _read(path: Path) -> Intent | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return Intent(**{**found, "ranks": tuple(found["ranks"])})

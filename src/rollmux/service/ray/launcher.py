@@ -1,0 +1,395 @@
+"""Jobs on a Ray cluster: each attempt is one Ray job, whose ranks run on the nodes of its placement.
+
+An attempt runs at most once at a time, whatever becomes of calls to Ray. What is meant is on disk before it is asked
+for, under an id that is never used again; where nobody knows whether Ray has a submission, or still will, its id is
+taken by an empty one: Ray takes each id once. Nothing is said to be over before Ray says so and its program has said
+that nothing is left, or its nodes have been swept.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+from rollmux.errors import RollmuxError
+from rollmux.protocol.node_means import Means
+from rollmux.service.launcher import Attempt, LaunchFailed, OnExit, OnNode
+from rollmux.service.ray.gateway import RayGateway, RayJob, RayTrouble, Rejected, Wish
+from rollmux.service.ray.intents import Intent, Intents, Key
+from rollmux.service.ray.places import Places
+from rollmux.service.ray.printed import printed
+from rollmux.service.ray.wire import NOTHING, SWEEP, Word, heard, wish_of
+
+log = logging.getLogger("rollmux.service")
+T = TypeVar("T")
+
+LOST = "Ray knows it no more: its head node has been started anew"
+WORDLESS = "its program on Ray has ended without a word"
+_VOID = {"rollmux": "void"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often Ray is asked, and how long things may take. Workers of Ray's take seconds to come up."""
+
+    look_s: float = 0.5
+    pause_s: float = 1.0  # after a call that has had no good answer
+    begin_s: float = 30.0  # after that the controller goes on without Ray, and believes what it knew
+    start_s: float = 180.0
+    word_s: float = 15.0
+    sweep_s: float = 180.0
+
+
+@dataclass(slots=True)
+class Live:
+    """An attempt that is not over. `known`: Ray has had it. `work` is what sees to it beside the watch."""
+
+    intent: Intent
+    known: bool = False
+    up: bool = False
+    told: bool = False
+    work: "asyncio.Task[None] | None" = None
+
+
+class RayLauncher:
+    """Starts attempts on a Ray cluster, on the nodes that `means` tells of; others are found by their names."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ray: RayGateway,
+        means: Mapping[str, Means] | None = None,
+        pace: Pace | None = None,
+        grace_s: float = 5.0,
+    ) -> None:
+        self.ray, self.pace, self.grace_s = ray, pace or Pace(), grace_s
+        self.intents = Intents(folder)
+        self.places = Places(means or {})
+        self._live = {each.key: Live(each, told=each.told) for each in self.intents.open()}
+        for live in self._live.values():
+            self.places.at |= live.intent.nodes
+        self._starting: dict[Key, asyncio.Task[None]] = {}
+        self._unwanted: set[Key] = set()
+        self._nodes: dict[str, bool] = {}  # those of ours, and whether they were there at the last look
+        self._on_exit: OnExit | None = None
+        self._on_node: OnNode | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking = asyncio.Lock()
+        self._closed = False
+
+    # -- the seam ----------------------------------------------------------------------------------------------------
+
+    async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
+        """Where Ray does not answer they are taken to be there: nobody is to be stopped for that."""
+        self._nodes = dict.fromkeys(nodes, True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.pace.begin_s):
+                await self._until_answered(self._look_at_nodes)
+        self._on_node = on_node
+        return {node for node, there in self._nodes.items() if there}
+
+    async def begin(self, on_exit: OnExit) -> set[Key]:
+        """Those that ended meanwhile have been reported when this returns, if Ray answers."""
+        self._on_exit = on_exit
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.pace.begin_s):
+                await self._until_answered(self._look_at_jobs)
+                while working := [live.work for live in self._live.values() if live.work is not None]:
+                    await asyncio.wait(working)
+        self._spawn(self._watch_forever())
+        return set(self._live)
+
+    async def start(self, attempt: Attempt) -> None:
+        """Goes on to its end even if the caller waits no more: half a start would be nobody's."""
+        key = attempt.key
+        live = self._live.get(key)
+        if live is not None and live.up and live.work is None:
+            return
+        if key not in self._starting:
+            self._starting[key] = asyncio.create_task(self._start(attempt))
+            self._starting[key].add_done_callback(lambda _: self._starting.pop(key))
+        await asyncio.shield(self._starting[key])
+
+    async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
+        """Ray carries no word of how long: the grace is that of this launcher, fixed at the start."""
+        key = job_id, attempt
+        self._unwanted.add(key)
+        try:
+            if key in self._starting:
+                await asyncio.wait([self._starting[key]])
+            while (live := self._live.get(key)) is not None and not self._closed:
+                live.told = True
+                await asyncio.to_thread(self.intents.tell, live.intent, False)
+                if live.work is None:
+                    live.work = self._spawn(self._working(live, self._end(live)))
+                await asyncio.wait([live.work])
+        finally:
+            self._unwanted.discard(key)
+
+    async def log(self, job_id: str, lines: int) -> list[str]:
+        """Of several ranks each has its share of the lines, behind its number."""
+        intent = await asyncio.to_thread(self.intents.latest, job_id)
+        return [] if intent is None or lines <= 0 else await printed(self.ray, intent, self._logs, lines)
+
+    async def close(self) -> None:
+        self._closed = True
+        tasks = [*self._tasks, *self._starting.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.ray.close()
+
+    @property
+    def _logs(self) -> str:
+        return f"rollmux/{self.intents.cluster}"
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    async def _start(self, attempt: Attempt) -> None:
+        live = self._live.get(attempt.key)
+        while live is not None and live.work is not None:  # its end is being seen to, or whether there is one
+            await asyncio.wait([live.work])
+            live = self._live.get(attempt.key)
+        if live is None:
+            live = await self._submit(attempt)
+        await self._until_up(live)
+
+    async def _submit(self, attempt: Attempt) -> Live:
+        """The attempt as Ray has it, or LaunchFailed, where Ray will never have it."""
+        wish, intent = await self._prepare(attempt)
+        live = self._live[attempt.key] = Live(intent)
+        async for _ in self._rounds(self.pace.start_s, intent.key):
+            try:
+                await self.ray.submit(wish)
+            except Rejected as error:
+                why = str(error)
+                break
+            except RayTrouble as error:
+                why = str(error)
+                log.warning("job %r, attempt %d: %s", *intent.key, why)
+            else:
+                live.known = True
+                return live
+        else:
+            why = f"it was not started within {self.pace.start_s:g} s, or stopped before"
+        if await self._is_void(intent):
+            await self._forget(live)
+            raise LaunchFailed(f"job {intent.job!r}: {why}")
+        live.known = True
+        return live
+
+    async def _prepare(self, attempt: Attempt) -> tuple[Wish, Intent]:
+        submission, key = attempt.submission, attempt.key
+        if not submission.command:
+            raise LaunchFailed(f"job {key[0]!r} has no command: say what to start")
+        at = await self._where(attempt)
+        parts = self.places.parts(attempt.placement, submission.processes, at)
+        machine_of = {rank: part.ray_node for part in parts for rank in part.ranks}
+        intent = self.intents.new(key, at, tuple(machine_of[rank] for rank in range(submission.processes)))
+        wish = wish_of(attempt, intent.id, self._logs, parts, self.grace_s)
+        try:
+            for gone in await asyncio.to_thread(self.intents.prune):
+                self._spawn(self._forget_at_ray(gone))
+            await asyncio.to_thread(self.intents.keep, intent)
+        except OSError as error:
+            raise LaunchFailed(f"job {key[0]!r} could not be started: {error}") from error
+        return wish, intent
+
+    async def _where(self, attempt: Attempt) -> dict[str, str]:
+        """The nodes of an attempt in Ray. One that is not there is told to be lost before the start fails."""
+        wanted = attempt.placement.all_nodes
+        for node in wanted:
+            self._nodes.setdefault(node, True)
+        async for _ in self._rounds(self.pace.start_s, attempt.key):
+            with suppress(RayTrouble):
+                await self._look_at_nodes()
+                missing = [node for node in wanted if node not in self.places.at]
+                if missing:
+                    raise LaunchFailed(f"node {', '.join(missing)} is not there: Ray has no such node")
+                return {node: self.places.at[node] for node in wanted}
+        raise LaunchFailed(f"job {attempt.key[0]!r}: Ray has not answered, or it was stopped before")
+
+    async def _until_up(self, live: Live) -> None:
+        intent = live.intent
+        async for _ in self._rounds(self.pace.start_s, intent.key):
+            with suppress(RayTrouble):
+                if heard(await self.ray.said(intent.id)).up:
+                    live.up = True
+                    return
+                job = await self.ray.job(intent.id)
+                if job is None or job.over:
+                    why = await self._seen_off(live, job)
+                    await self._forget(live)
+                    raise LaunchFailed(f"job {intent.job!r}: {why or 'it ended before it was up'}")
+        if intent.key in self._unwanted:
+            raise LaunchFailed(f"job {intent.job!r} was stopped before it was up")
+        await self._end(live)
+        raise LaunchFailed(f"job {intent.job!r} was not up within {self.pace.start_s:g} s")
+
+    async def _is_void(self, intent: Intent) -> bool:
+        """Whether Ray will never have this: decided by who has its id first, the attempt or nothing."""
+        while True:
+            try:
+                await self.ray.submit(Wish(intent.id, NOTHING, metadata=_VOID))
+                job = await self.ray.job(intent.id)
+                if job is not None:
+                    return dict(job.metadata).get("rollmux") == _VOID["rollmux"]
+            except RayTrouble as error:
+                log.warning("nobody knows whether job %r, attempt %d, will be started: %s", *intent.key, error)
+            await asyncio.sleep(self.pace.pause_s)
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    async def _end(self, live: Live) -> None:
+        """Until nothing of it runs any more."""
+        intent = live.intent
+        if not live.known and await self._is_void(intent):
+            await self._forget(live)
+            return
+        while True:
+            with suppress(RayTrouble):
+                await self.ray.stop(intent.id)
+            with suppress(RayTrouble):
+                job = await self.ray.job(intent.id)
+                if job is None or job.over:
+                    break
+            await asyncio.sleep(self.pace.look_s)
+        await self._seen_off(live, job)
+        await self._forget(live)
+
+    async def _finish(self, live: Live, job: RayJob | None) -> None:
+        """It has ended by itself: tells why, after the nodes that it has ended with."""
+        why = await self._seen_off(live, job)
+        with suppress(RayTrouble):
+            await self._look_at_nodes()
+        if not live.told:
+            assert self._on_exit is not None, "begin comes before all else"
+            try:
+                await self._on_exit(*live.intent.key, why)
+            except RollmuxError:
+                del self._live[live.intent.key]  # the next controller will tell it
+                raise
+        await self._forget(live)
+
+    async def _settle(self, live: Live) -> None:
+        """Ray has never had it, as far as is known: now it never will, or has it."""
+        if await self._is_void(live.intent):
+            await self._forget(live)
+        else:
+            live.known = True
+
+    async def _seen_off(self, live: Live, job: RayJob | None) -> str:
+        """Why it ended; nothing of it is left by then."""
+        word = Word() if job is None else await self._word(live.intent)
+        if word is None or (word.starting and not word.clean):
+            await self._sweep(live.intent)
+        if word is not None and word.ended is not None:
+            return word.ended
+        if job is None:
+            return LOST
+        last = (job.message.strip().splitlines() or [""])[-1]
+        return f"{WORDLESS}: {last}" if last else WORDLESS
+
+    async def _word(self, intent: Intent) -> Word | None:
+        async for _ in self._rounds(self.pace.word_s):
+            with suppress(RayTrouble):
+                return heard(await self.ray.said(intent.id))
+        return None
+
+    async def _sweep(self, intent: Intent) -> None:
+        """Ends whatever is left on its nodes. After a while Ray is taken to be unable to, and done without."""
+        env = {"ROLLMUX_SWEPT": intent.id, "ROLLMUX_SWEPT_NODES": ",".join(intent.nodes.values())}
+        wish, job = None, None
+        async for _ in self._rounds(self.pace.sweep_s):
+            if wish is None or (job is not None and job.over):
+                wish = Wish(f"{intent.id}-sweep-{uuid4().hex[:4]}", SWEEP, env, {"rollmux": "sweep"})
+            with suppress(RayTrouble):
+                job = await self.ray.job(wish.id)
+                if job is None:
+                    await self.ray.submit(wish)
+                elif job.status == "SUCCEEDED":
+                    self._spawn(self._forget_at_ray(wish.id))
+                    return
+        log.error("what is left of job %r, attempt %d, could not be looked for on its nodes", *intent.key)
+
+    async def _forget(self, live: Live) -> None:
+        await asyncio.to_thread(self.intents.tell, live.intent, True)
+        del self._live[live.intent.key]
+
+    async def _forget_at_ray(self, job_id: str) -> None:
+        with suppress(RayTrouble):  # it only takes room there
+            await self.ray.forget(job_id)
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    async def _watch_forever(self) -> None:
+        while True:
+            try:
+                await self._look_at_nodes()
+                await self._look_at_jobs()
+            except RollmuxError as error:
+                log.warning("%s", error)
+                await asyncio.sleep(self.pace.pause_s)
+            await asyncio.sleep(self.pace.look_s)
+
+    async def _look_at_jobs(self) -> None:
+        """Has those seen off that have ended, and those settled of which nobody knows."""
+        idle = [live for live in self._live.values() if live.work is None and live.intent.key not in self._starting]
+        jobs = await self.ray.jobs() if idle else {}
+        for live in idle:
+            job = jobs.get(live.intent.id)
+            if job is None:
+                job = await self.ray.job(live.intent.id)
+            if live.work is not None or live.intent.key in self._starting:
+                continue
+            live.known = live.known or job is not None
+            if not live.known:
+                live.work = self._spawn(self._working(live, self._settle(live)))
+            elif job is None or job.over:
+                live.work = self._spawn(self._working(live, self._finish(live, job)))
+
+    async def _look_at_nodes(self) -> None:
+        async with self._looking:
+            there = self.places.find(self._nodes, await self.ray.nodes())
+            for node in [node for node, was in self._nodes.items() if was != (node in there)]:
+                if self._on_node is not None:
+                    await self._on_node(node, node in there)
+                self._nodes[node] = node in there
+
+    # -- what these share --------------------------------------------------------------------------------------------
+
+    async def _rounds(self, most_s: float, key: Key | None = None) -> AsyncIterator[None]:
+        """As long as that, with a pause between, and as long as this is not to be stopped."""
+        until = asyncio.get_running_loop().time() + most_s
+        while key not in self._unwanted and asyncio.get_running_loop().time() < until:
+            yield
+            await asyncio.sleep(self.pace.look_s)
+
+    async def _until_answered(self, look: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await look()
+            except RayTrouble as error:
+                log.warning("%s", error)
+                await asyncio.sleep(self.pace.pause_s)
+
+    async def _working(self, live: Live, work: Coroutine[object, object, None]) -> None:
+        try:
+            await work
+        finally:
+            live.work = None
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+        return task
+
+    def _over(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a part of the launcher has ended; the next controller goes on", exc_info=task.exception())

@@ -1,0 +1,127 @@
+"""The ranks of an attempt on one node of Ray's: an actor there, and a keeper below it that does what keepers do.
+
+The keeper dies with the actor, and all that it keeps with it: nothing goes on that Ray believes to be over. Logs are
+among the node's own, where the dashboard finds them.
+"""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rollmux.service.local.attempt_files import AttemptFiles
+from rollmux.service.local.kept import answer, ask, own_env, spawn, wait_ended
+from rollmux.service.local.process_tree import leftovers, send
+from rollmux.service.local.rank import Plan
+from rollmux.service.ray.wire import KEEPER, Part, RayPlan
+
+START_S = 60.0
+KILL_S = 30.0
+ROUND_S = 0.02
+LEAST_LOG_BYTES = 2**16
+VANISHED = "its processes vanished, killed from outside"
+# What Ray sets for its own workers, which ranks are not: they have reserved nothing, and have what their nodes have.
+_OF_RAY = (
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "PYTHONBREAKPOINT",
+    "RAY_CLIENT_MODE",
+    "RAY_JOB_ID",
+    "RAY_JOB_STOP_WAIT_TIME_S",
+    "RAY_LD_PRELOAD_ON_WORKERS",
+    "RAY_RAYLET_PID",
+    "SPT_NOENV",
+)
+
+
+class Ranks:
+    """Starts the ranks of one part once, and knows when they are gone."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        self._gone = asyncio.Event()
+        self._failed = ""
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self, plan: RayPlan, part: Part) -> str:
+        """Nothing if all are up; else why nothing has been started."""
+        folder = plan.folder or os.getcwd()
+        if not Path(folder).is_dir():
+            return f"its folder {folder!r} is not on this node: name one that all nodes have, or a URI that Ray unpacks"
+        try:
+            files = AttemptFiles(_logs() / plan.logs / part.ray_node)
+            files.prune({(plan.job, plan.attempt)})
+            files.prepare((plan.job, plan.attempt))
+            # In this thread, which lives as long as the actor: the keeper ends when the thread does that started it.
+            descriptor, heard = spawn(_plan(plan, part, folder, files))
+        except OSError as error:
+            return f"it could not be started: {error}"
+        failed = await answer(heard, START_S)
+        if failed is None:
+            ask(descriptor, signal.SIGKILL)
+        self._descriptor = descriptor
+        self._watching = asyncio.create_task(self._see_off(descriptor, files, (plan.job, plan.attempt)))
+        if failed == "":
+            return ""
+        await self._gone.wait()
+        return failed or f"its keeper has failed: {files.complaint((plan.job, plan.attempt))}"
+
+    async def ended(self) -> str:
+        """Why it failed, once nothing of it runs any more; nothing where it did not."""
+        await self._gone.wait()
+        return self._failed
+
+    async def stop(self, grace_s: float) -> None:
+        """Returns when nothing of it runs any more."""
+        for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGUSR1, KILL_S), (signal.SIGKILL, KILL_S)):
+            if self._descriptor is not None and not self._gone.is_set():
+                ask(self._descriptor, number)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._gone.wait()
+
+    async def _see_off(self, descriptor: int, files: AttemptFiles, key: tuple[str, int]) -> None:
+        await wait_ended(descriptor)
+        failed, started = files.ended(key), files.started(key)
+        if failed is None and started is not None:
+            while found := await asyncio.to_thread(leftovers, started.keeper):
+                for process in found:
+                    send(process, signal.SIGKILL)
+                await asyncio.sleep(ROUND_S)
+        self._failed = VANISHED if failed is None else failed
+        self._gone.set()
+
+
+def _logs() -> Path:
+    """Where Ray's dashboard looks for the logs of this node."""
+    node: Any = ray._private.worker.global_worker.node
+    return Path(node.get_logs_dir_path())
+
+
+def _plan(plan: RayPlan, part: Part, folder: str, files: AttemptFiles) -> Plan:
+    env = {name: value for name, value in own_env().items() if name not in _OF_RAY}
+    env |= {"RAY_ADDRESS": ray.get_runtime_context().gcs_address} | plan.env  # so that a rank may use Ray itself
+    if part.devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(part.devices)
+    key = plan.job, plan.attempt
+    return Plan(
+        job=plan.job,
+        attempt=plan.attempt,
+        command=list(plan.command),
+        folder=folder,
+        env=env | {KEEPER: plan.id},
+        processes=plan.processes,
+        record=str(files.record(key)),
+        log=str(files.log(key)),
+        log_bytes=max(LEAST_LOG_BYTES, plan.log_bytes // plan.processes),
+        marker=f"{KEEPER}={plan.id}",
+        controller=os.getpid(),
+        cores=list(part.cores),
+        memory_bytes=part.memory_bytes,
+        nodes={str(rank): node for rank, node in part.ranks.items()},
+        mortal=True,
+    )

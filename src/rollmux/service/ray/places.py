@@ -1,0 +1,89 @@
+"""Which node of Ray's each node of ours is, and which rank of a job runs where.
+
+A node of ours is named to Ray by a resource, of which it takes one unit, by an address, or by an id. Where several have
+the same resource, as the pods of one worker group do, each gets a unit of its own and stays there as long as it lives.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rollmux.mux.placed import Placement
+from rollmux.protocol.node_means import Means, RayName
+from rollmux.service.ray.gateway import RayNode
+from rollmux.service.ray.wire import Part
+
+
+@dataclass(slots=True)
+class Places:
+    """Where nodes are. `at` is what was found last, and what is stuck to."""
+
+    means: Mapping[str, Means]
+    at: dict[str, str] = field(default_factory=dict)
+
+    def find(self, wanted: Iterable[str], there: Sequence[RayNode]) -> dict[str, str]:
+        """Of these nodes of ours those that are there now, and their Ray nodes. Remembers them."""
+        alive = {node.id: node for node in there}
+        free = {node.id: dict(node.resources) for node in there}
+        names = {node: self._name(node) for node in wanted}
+        found = {}
+        for node, name in names.items():
+            stuck = self.at.get(node)
+            if stuck in alive and _fits(name, alive[stuck], free[stuck]):
+                found[node] = _take(name, stuck, free)
+        for node, name in names.items():
+            fitting = [each.id for each in there if _fits(name, each, free[each.id])]
+            if node not in found and fitting:
+                found[node] = _take(name, fitting[0], free)
+        for node in names:
+            self.at.pop(node, None)
+        self.at |= found
+        return found
+
+    def parts(self, placement: Placement, processes: int, at: Mapping[str, str]) -> tuple[Part, ...]:
+        """The ranks of a job, spread over its nodes in blocks, rollout nodes first. A part has all that the job's nodes
+        on its machine have."""
+        nodes = placement.all_nodes
+        homes = {rank: nodes[rank * len(nodes) // processes] for rank in range(processes)}
+        parts = []
+        for machine in dict.fromkeys(at[node] for node in homes.values()):
+            ranks = {rank: node for rank, node in homes.items() if at[node] == machine}
+            has = [self.means.get(node, Means()) for node in nodes if at[node] == machine]
+            parts.append(_part(machine, ranks, has))
+        return tuple(parts)
+
+    def _name(self, node: str) -> RayName:
+        return self.means.get(node, Means()).ray or RayName("resource", node)
+
+
+def _fits(name: RayName, node: RayNode, free: Mapping[str, float]) -> bool:
+    match name.kind:
+        case "resource":
+            return free.get(name.value, 0.0) >= 1.0
+        case "ip":
+            return node.ip == name.value
+        case _:
+            return node.id == name.value
+
+
+def _take(name: RayName, ray_node: str, free: dict[str, dict[str, float]]) -> str:
+    if name.kind == "resource":
+        free[ray_node][name.value] -= 1.0
+    return ray_node
+
+
+def _part(machine: str, ranks: dict[int, str], has: Sequence[Means]) -> Part:
+    return Part(
+        machine,
+        ranks,
+        tuple(dict.fromkeys(core for means in has for core in means.cores or ())),
+        None if all(means.devices is None for means in has) else _devices(has),
+        None if any(means.memory_bytes is None for means in has) else _memory(has) // len(ranks),
+    )
+
+
+def _devices(has: Sequence[Means]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(device for means in has for device in means.devices or ()))
+
+
+def _memory(has: Sequence[Means]) -> int:
+    return sum(means.memory_bytes or 0 for means in has)

@@ -1,0 +1,131 @@
+"""What the launcher and its program on Ray say to each other: a plan by the environment, words by what is printed.
+
+Without any part of Ray's, so that the controller needs none.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rollmux.service.launcher import Attempt, LaunchFailed
+from rollmux.service.ray.gateway import Wish
+
+ATTEMPT = "exec python -P -m rollmux.service.ray.attempt"
+SWEEP = "exec python -P -m rollmux.service.ray.sweep"
+NOTHING = "true"
+
+# In the environment of all that Ray starts for an attempt, and of all that its ranks start.
+SUBMISSION, KEEPER = "ROLLMUX_SUBMISSION", "ROLLMUX_KEEPER"
+
+_PLAN = "ROLLMUX_PLAN_"
+# One variable may hold 128 KiB, all of them together about 2 MB.
+_PIECE = 100_000
+MOST_PLAN = 1_500_000
+_MARK = "rollmux: "
+LOG_BYTES = 2**23
+# Beyond the grace, for what nobody can refuse to end. Then Ray ends the program, and its nodes are swept.
+STOP_S = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What runs on one node of Ray's: `ranks` with the node of ours that each is on."""
+
+    ray_node: str
+    ranks: dict[int, str]
+    cores: tuple[int, ...] = ()
+    devices: tuple[str, ...] | None = None  # None: whatever there is
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RayPlan:
+    """An attempt, for the program that Ray runs."""
+
+    id: str
+    logs: str  # a folder among the logs of each node
+    job: str
+    attempt: int
+    command: tuple[str, ...]
+    folder: str  # nothing: the working directory that Ray has unpacked
+    env: dict[str, str]
+    processes: int
+    log_bytes: int
+    grace_s: float
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What the program has said so far. `clean`: when it ended, nothing that it had started was left."""
+
+    starting: bool = False
+    up: bool = False
+    ended: str | None = None
+    clean: bool = False
+
+
+def as_env(plan: RayPlan) -> dict[str, str]:
+    """The plan in pieces that fit into environment variables."""
+    text = json.dumps(asdict(plan))
+    return {f"{_PLAN}{i}": text[at : at + _PIECE] for i, at in enumerate(range(0, len(text), _PIECE))}
+
+
+def wish_of(attempt: Attempt, name: str, logs: str, parts: tuple[Part, ...], grace_s: float) -> Wish:
+    """What Ray is asked for, or LaunchFailed where that is more than it can be told."""
+    submission, placement = attempt.submission, attempt.placement
+    unpacked = "://" in submission.folder
+    nodes = {"ROLLMUX_ROLLOUT_NODES": ",".join(placement.rollout), "ROLLMUX_TRAIN_NODES": ",".join(placement.train)}
+    plan = RayPlan(
+        id=name,
+        logs=logs,
+        job=attempt.key[0],
+        attempt=attempt.number,
+        command=submission.command,
+        folder="" if unpacked else submission.folder,
+        env=dict(submission.env) | dict(attempt.env) | nodes | {"ROLLMUX_PROCESSES": str(submission.processes)},
+        processes=submission.processes,
+        log_bytes=LOG_BYTES,
+        grace_s=grace_s,
+        parts=parts,
+    )
+    env = as_env(plan)
+    if sum(map(len, env.values())) > MOST_PLAN:
+        raise LaunchFailed(f"job {attempt.key[0]!r}: its command and environment are too long for Ray")
+    return Wish(
+        id=name,
+        command=ATTEMPT,
+        env=env | {SUBMISSION: name, "RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s + STOP_S))},
+        metadata={"rollmux": "attempt", "job": attempt.key[0], "attempt": str(attempt.number)},
+        working_dir=submission.folder if unpacked else "",
+    )
+
+
+def from_env(env: Mapping[str, str]) -> RayPlan:
+    pieces: list[str] = []
+    while (piece := env.get(f"{_PLAN}{len(pieces)}")) is not None:
+        pieces.append(piece)
+    data = json.loads("".join(pieces))
+    parts = tuple(_part(each) for each in data.pop("parts"))
+    return RayPlan(**{**data, "command": tuple(data["command"]), "parts": parts})
+
+
+def _part(data: dict[str, Any]) -> Part:
+    ranks = {int(rank): node for rank, node in data["ranks"].items()}
+    devices = None if data["devices"] is None else tuple(data["devices"])
+    return Part(data["ray_node"], ranks, tuple(data["cores"]), devices, data["memory_bytes"])
+
+
+def say(**what: object) -> None:
+    """For the launcher, which reads what is printed."""
+    print(_MARK + json.dumps(what), flush=True)
+
+
+def heard(printed: str) -> Word:
+    """What the program has said for the launcher, among whatever else was printed."""
+    said: dict[str, Any] = {}
+    for line in printed.splitlines():
+        if line.startswith(_MARK):
+            said |= json.loads(line.removeprefix(_MARK))
+    return Word(**said)

@@ -1,0 +1,58 @@
+"""A real Ray cluster of several nodes on this machine, in a process of its own: told by lines of JSON what to do.
+
+It lives on loopback addresses; not on 127.0.0.1, which Ray would replace by the machine's own. It ends with its input.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+STORE_BYTES = 80 * 2**20
+
+
+def main() -> None:
+    said = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Ray prints is not an answer
+    net = sys.argv[1]
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets have to be short
+    common: dict[str, Any] = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            **common,
+            "node_ip_address": f"{net}.2",
+            "include_dashboard": True,
+            "dashboard_host": "127.0.0.1",
+            "temp_dir": folder,
+        },
+    )
+    nodes: dict[str, Any] = {}
+
+    def add(ip: str, resources: dict[str, float]) -> str:
+        node = cluster.add_node(**common, node_ip_address=ip, resources=resources)
+        nodes[node.node_id] = node
+        return str(node.node_id)
+
+    def remove(node_id: str) -> str:
+        """As if its machine had lost its power."""
+        cluster.remove_node(nodes.pop(node_id), allow_graceful=False)
+        return node_id
+
+    calls = {"add": add, "remove": remove}
+    try:
+        print(json.dumps(f"http://{cluster.head_node.webui_url}"), file=said, flush=True)
+        for line in sys.stdin:
+            told = json.loads(line)
+            print(json.dumps(calls[told.pop("do")](**told)), file=said, flush=True)
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
