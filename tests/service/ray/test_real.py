@@ -46,7 +46,7 @@ def test_each_rank_runs_on_its_node_and_what_it_prints_can_be_read(cluster: Real
             assert heard.there == {"rollout-0", "rollout-1", "train-0", "train-1"}
             script = (
                 "echo $$ > rank$ROLLMUX_RANK.new; mv rank$ROLLMUX_RANK.new rank$ROLLMUX_RANK; ulimit -d;"
-                f"echo $ROLLMUX_NODE ${{CUDA_VISIBLE_DEVICES-all}} $HERS $(taskset -cp $$ | sed 's/.*: //');"
+                "echo $ROLLMUX_NODE ${CUDA_VISIBLE_DEVICES-all} $HERS $(taskset -cp $$ | sed 's/.*: //');"
                 "while [ ! -e enough ]; do sleep 0.05; done"
             )
             attempt = shell(tmp_path, script, place=place, processes=4, env=(("HERS", "ü"),))
@@ -59,7 +59,7 @@ def test_each_rank_runs_on_its_node_and_what_it_prints_can_be_read(cluster: Real
             (tmp_path / "enough").touch()
             assert await heard.why("a", 1) == ""
             kb = 2**31 // 1024
-            assert (await launcher.log("a", 8))[0::2] == [f"[0] unlimited", f"[1] {kb}", f"[2] {kb}", f"[3] {kb}"]
+            assert (await launcher.log("a", 8))[0::2] == ["[0] unlimited", f"[1] {kb}", f"[2] {kb}", f"[3] {kb}"]
             assert (await launcher.log("a", 4))[2:] == ["[2] train-0 3,5 ü 0", "[3] train-1 7 ü 0,1"]
 
     asyncio.run(story())
@@ -156,7 +156,9 @@ def test_if_its_program_on_ray_is_killed_nothing_of_an_attempt_goes_on(cluster: 
 
 def program(of: str) -> int:
     """The process that Ray runs for the one attempt of this launcher."""
-    found = subprocess.run(["pgrep", "-f", "^python -P -m rollmux.service.ray.attempt"], capture_output=True, text=True)
+    found = subprocess.run(
+        ["pgrep", "-f", "^python -P -m rollmux.service.ray.attempt"], check=True, capture_output=True, text=True
+    )
     mine = [int(pid) for pid in found.stdout.split() if f"rollmux-{of}-" in Path(f"/proc/{pid}/environ").read_text()]
     assert len(mine) == 1
     return mine[0]
