@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import count
 from multiprocessing import get_context
@@ -29,7 +29,7 @@ from rollmux.protocol.job_file import read_job_file
 from rollmux.service.app import MOST_SUBMITTED_BYTES, App
 from rollmux.service.errands import Errands
 from rollmux.service.host import Host
-from rollmux.service.launcher import Attempt, OnExit
+from rollmux.service.launcher import Attempt, OnExit, OnNode
 from rollmux.service.rates import Rates
 from rollmux.service.recovery import recover
 from rollmux.service.routes import ROUTES, Route
@@ -168,6 +168,9 @@ def _parts(value: Any) -> Iterator[Any]:
 class Nobody:
     """Starts nothing: what a random job wants run is not run."""
 
+    async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
+        return set(nodes)
+
     async def begin(self, on_exit: OnExit) -> set[tuple[str, int]]:
         return set()
 
@@ -177,7 +180,7 @@ class Nobody:
     async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
         pass
 
-    def log(self, job_id: str, lines: int) -> list[str]:
+    async def log(self, job_id: str, lines: int) -> list[str]:
         return [f"one of {lines}"]
 
     async def close(self) -> None:

@@ -156,7 +156,9 @@ def test_if_its_program_on_ray_is_killed_nothing_of_an_attempt_goes_on(cluster: 
 
 def program(of: str) -> int:
     """The process that Ray runs for the one attempt of this launcher."""
-    found = subprocess.run(["pgrep", "-f", "^python -P -m rollmux.service.ray.attempt"], check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        ["pgrep", "-f", "^python -P -m rollmux.service.ray.attempt"], check=True, capture_output=True, text=True
+    )
     mine = [int(pid) for pid in found.stdout.split() if f"rollmux-{of}-" in Path(f"/proc/{pid}/environ").read_text()]
     assert len(mine) == 1
     return mine[0]
