@@ -94,6 +94,14 @@ def test_a_url_that_leads_nowhere_is_refused_without_its_password(
     assert "s3cret" not in refused
 
 
+def test_without_psycopg_it_is_said_what_to_install() -> None:
+    program = f"import sys; sys.modules['psycopg'] = None; {PROGRAM}"
+    command = [sys.executable, "-c", program, "journal", "verify", "--journal", "postgresql://me@host/db"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "pip install 'rollmux[postgres]'" in " ".join(done.stderr.replace("│", " ").split())
+
+
 def test_a_cut_connection_is_not_noticed_by_callers(server: Server, tmp_path: Path) -> None:
     url = server.url()
     with served(tmp_path, journal=opened(url)) as there:

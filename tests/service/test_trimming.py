@@ -2,12 +2,14 @@
 
 from contextlib import closing
 from dataclasses import replace
+from inspect import signature
 from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmux.cli.serve import serve
 from rollmux.errors import RollmuxError
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_state import Rules
@@ -15,7 +17,7 @@ from rollmux.mux.image import image, to_json
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.weave import Timing
 from rollmux.service.controller import Controller
-from rollmux.service.journal import KEPT_IMAGES, Batch, Image, Journal, JournalDamaged, Owned
+from rollmux.service.journal import KEEP_RECORDS, KEPT_IMAGES, Batch, Image, Journal, JournalDamaged, Owned
 from rollmux.service.journal.history import PARTS, PORTION, history
 from rollmux.service.journal.place import FILE, to_read
 from rollmux.service.recovery import recover, replayed
@@ -40,6 +42,10 @@ def test_the_history_is_as_long_as_wanted_and_not_much_longer(keep: int, steps: 
         assert begins == 0 or begins <= min(images[-KEPT_IMAGES], seq - keep)
         assert seq - begins <= keep + keep // PARTS + 3 * max(steps)
         assert len(images) <= PARTS + 2 + KEPT_IMAGES
+
+
+def test_the_command_keeps_as_much_as_a_journal_does_by_itself() -> None:
+    assert signature(serve).parameters["keep_records"].default == KEEP_RECORDS
 
 
 def test_old_records_go_in_portions_and_the_rest_is_read_as_before(place: Place) -> None:

@@ -38,6 +38,6 @@ def _of_server(url: str) -> "type[PostgresJournal]":
         raise JournalAway("a journal's URL begins with postgresql://; without one it is a file in the folder")
     try:
         from rollmux.service.journal.postgres import PostgresJournal  # noqa: PLC0415
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise JournalAway("a journal in PostgreSQL needs psycopg: pip install 'rollmux[postgres]'") from error
     return PostgresJournal
