@@ -65,6 +65,12 @@ class Forecaster:
 
     def trial(self, group: Group) -> Trial:
         """Whether all members meet their SLOs, and a first estimate of their iteration times."""
+        known: tuple[Forecaster, Trial] | None = group.__dict__.get("_tried")
+        if known is None or known[0] is not self:
+            known = group.__dict__["_tried"] = self, self._tried(group)
+        return known[1]
+
+    def _tried(self, group: Group) -> Trial:
         slowest = [0.0] * len(group.members)
         for part in group.parts:
             members = [group.members[i] for i in part.indexes]
@@ -127,14 +133,14 @@ def closed_form(jobs: tuple[JobPlay, ...], order: Order) -> Played | None:
     keep one order for ever, so that each takes the longest of: all rollouts, all trainings, the slowest job alone.
     """
     first = jobs[0]
+    if len(jobs) > 1 and order is Order.URGENCY:
+        return None
     apart = set(first.rollout_nodes).isdisjoint(first.train_nodes)
     if len(jobs) == 1:
         solo, rest = first.rollout_ms + first.train_ms + first.sync_ms, first.train_ms + first.sync_ms
         if first.staleness == 0:
             return Played((solo / 1000,), exact=True)
         return Played((max(first.rollout_ms, rest) / 1000,), exact=True) if apart else None
-    if order is Order.URGENCY:
-        return None
     for job in jobs:
         if job.staleness or job.sync_ms or job.elastic or job.tail:
             return None
