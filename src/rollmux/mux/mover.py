@@ -108,7 +108,8 @@ class Mover:
         names = list(self.state.groups)
         first = self.state.followed % max(1, len(names))
         self.state.followed = first + FOLLOWED
-        for group_id in (names[first:] + names[:first])[:FOLLOWED]:
+        turn = names[first : first + FOLLOWED]
+        for group_id in turn + names[: min(first, FOLLOWED - len(turn))]:
             group, tighter, looser = self.state.groups[group_id], dict[str, float](), dict[str, float]()
             for member in group.members:
                 record = self.state.jobs[member.job.id]
