@@ -80,8 +80,7 @@ class Forecaster:
                 played = self._played(jobs, group.order, tuple([member.limit_s * 1000 for member in members]))
                 worst, late = 1 + TOLERANCE, None
                 for i, member, iteration_s in zip(indexes, members, played.iteration_s, strict=True):
-                    if iteration_s > slowest[i]:
-                        slowest[i] = iteration_s
+                    slowest[i] = max(slowest[i], iteration_s)
                     if iteration_s > worst * member.limit_s:
                         worst, late = iteration_s / member.limit_s, (member, iteration_s)
                 if late is not None:
