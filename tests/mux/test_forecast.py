@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rollmux.mux import forecast as forecast_module
-from rollmux.mux.forecast import TOLERANCE, Forecaster, closed_form
+from rollmux.mux.forecast import TOLERANCE, Forecaster, Trial, closed_form
 from rollmux.mux.group import Group
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import Order, Pause
@@ -350,6 +350,18 @@ def test_memory_never_changes_an_answer(groups: list[Group], data: st.DataObject
             assert used.forecast(group) == Forecaster().forecast(group)
         else:
             assert used.late(group) == Forecaster().late(group)
+
+
+def test_each_forecaster_tries_a_group_once_and_for_itself() -> None:
+    class Doubtful(Forecaster):
+        def _tried(self, group: Group) -> Trial:
+            return Trial((group.members[0], 1000.0), (1000.0,))
+
+    group, forecaster = group_of(SHORT_AND_LONG), Forecaster()
+    first = forecaster.trial(group)
+    assert forecaster.trial(group) is first
+    assert Doubtful().late(group) == (group.members[0], 1000.0)
+    assert forecaster.trial(group) == first == Forecaster().trial(group)
 
 
 def test_memory_is_bounded_and_loses_first_what_was_not_asked_for_lately(monkeypatch: pytest.MonkeyPatch) -> None:

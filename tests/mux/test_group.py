@@ -50,6 +50,20 @@ def test_what_a_group_tells_the_forecast_does_not_depend_on_how_it_came_about(
     assert grown.parts == Group(grown.id, grown.members, grown.order).parts
 
 
+@settings(max_examples=150)
+@given(group=GROUPS, data=st.data())
+def test_what_is_taken_of_each_node_does_not_depend_on_how_a_group_came_about(
+    group: Group, data: st.DataObject
+) -> None:
+    rollout, train = data.draw(st.sampled_from(("r0", "r9"))), data.draw(st.sampled_from(("t0", "t9", "r0")))
+    new = pinned(data.draw(any_jobs("new")), rollout, train)
+    assert group.uses  # known before the job joins
+    grown = group.joined_by(new)
+    left = grown.left_by(group.members[0].job.id)
+    assert list(grown.uses.items()) == list(Group(grown.id, grown.members, grown.order).uses.items())
+    assert left.uses == Group(left.id, left.members, left.order).uses
+
+
 @given(group=GROUPS)
 def test_a_job_that_leaves_and_joins_again_is_only_last_in_the_order(group: Group) -> None:
     first, *others = group.members

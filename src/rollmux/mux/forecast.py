@@ -5,6 +5,7 @@ of first-come-first-served can depend on how the jobs first met (docs/design/for
 from two opposite starts and the slower result of each job counts. Results are remembered by what they depend on.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ class Forecaster:
     __slots__ = ("_memo",)
 
     def __init__(self) -> None:
-        self._memo: dict[object, Played] = {}
+        self._memo: OrderedDict[object, Played] = OrderedDict()  # a dict would look ever longer for its first key
 
     def forecast(self, group: Group) -> Forecast:
         """Steady iteration times of all members: for each the slower of the starts that matter."""
@@ -65,16 +66,20 @@ class Forecaster:
 
     def trial(self, group: Group) -> Trial:
         """Whether all members meet their SLOs, and a first estimate of their iteration times."""
+        known: tuple[Forecaster, Trial] | None = group.__dict__.get("_tried")
+        if known is None or known[0] is not self:
+            known = group.__dict__["_tried"] = self, self._tried(group)
+        return known[1]
+
+    def _tried(self, group: Group) -> Trial:
         slowest = [0.0] * len(group.members)
         for part in group.parts:
-            members = [group.members[i] for i in part.indexes]
             for start in _STARTS[group.order]:
-                limits_ms = tuple([member.limit_s * 1000 for member in members[::start]])
-                played = self._played(part.jobs[::start], group.order, limits_ms)
+                indexes, jobs = (part.indexes, part.jobs) if start == 1 else (part.indexes[::start], part.jobs[::start])
+                members = [group.members[i] for i in indexes]
+                played = self._played(jobs, group.order, tuple([member.limit_s * 1000 for member in members]))
                 worst, late = 1 + TOLERANCE, None
-                for i, member, iteration_s in zip(
-                    part.indexes[::start], members[::start], played.iteration_s, strict=True
-                ):
+                for i, member, iteration_s in zip(indexes, members, played.iteration_s, strict=True):
                     slowest[i] = max(slowest[i], iteration_s)
                     if iteration_s > worst * member.limit_s:
                         worst, late = iteration_s / member.limit_s, (member, iteration_s)
@@ -90,17 +95,19 @@ class Forecaster:
         if known is not None:
             return known
         key = (order, jobs, limits_ms)
-        found = self._memo.pop(key, None)
-        if found is None:
+        found = self._memo.get(key)
+        if found is not None:
+            self._memo.move_to_end(key)
+        else:
             found = _quickest(jobs, order, limits_ms)
             if found.exact and limits_ms is not None:
                 self._remember((order, jobs, None), found)  # a play to the end finds the same cycle
-        self._remember(key, found)
+            self._remember(key, found)
         return found
 
     def _remember(self, key: object, played: Played) -> None:
         if len(self._memo) >= MEMO_LIMIT:
-            del self._memo[next(iter(self._memo))]
+            self._memo.popitem(last=False)
         self._memo[key] = played
 
 
@@ -127,14 +134,14 @@ def closed_form(jobs: tuple[JobPlay, ...], order: Order) -> Played | None:
     keep one order for ever, so that each takes the longest of: all rollouts, all trainings, the slowest job alone.
     """
     first = jobs[0]
+    if len(jobs) > 1 and order is Order.URGENCY:
+        return None
     apart = set(first.rollout_nodes).isdisjoint(first.train_nodes)
     if len(jobs) == 1:
         solo, rest = first.rollout_ms + first.train_ms + first.sync_ms, first.train_ms + first.sync_ms
         if first.staleness == 0:
             return Played((solo / 1000,), exact=True)
         return Played((max(first.rollout_ms, rest) / 1000,), exact=True) if apart else None
-    if order is Order.URGENCY:
-        return None
     for job in jobs:
         if job.staleness or job.sync_ms or job.elastic or job.tail:
             return None

@@ -74,9 +74,11 @@ class Group:
         """Each node's use by this group; only the nodes of who has just come or gone are counted anew."""
         before: Group | None = self.__dict__.pop("_before", None)
         known = before.__dict__.get("uses", {}) if before is not None else {}
-        if before is not None and known:
-            moved = [m for m in before.members if m not in self.members]
-            moved += [m for m in self.members if m not in before.members]
+        if known and before is not None and self.members[:-1] == before.members:
+            return self._uses_with_newcomer(known)
+        if known and before is not None:
+            then, now = ({id(member): member for member in group.members} for group in (before, self))
+            moved = [member for key, member in (then | now).items() if key not in then or key not in now]
             changed = {node for member in moved for node in member.placement.all_nodes}
             known = {node: use for node, use in known.items() if node not in changed}
         found: dict[str, NodeUse] = {}
@@ -89,6 +91,15 @@ class Group:
                         continue
                     tenant = tenant or member.tenant(kind, self.order)
                     found[node] = found.get(node, NodeUse()).joined_by(tenant, member.job)
+        return found
+
+    def _uses_with_newcomer(self, known: Mapping[str, NodeUse]) -> dict[str, NodeUse]:
+        """The same as counting anew, as it is the last to be counted."""
+        newcomer, found = self.members[-1], dict(known)
+        for kind in (ROLLOUT, TRAIN):
+            tenant = newcomer.tenant(kind, self.order)
+            for node in newcomer.placement.nodes(kind):
+                found[node] = found.get(node, NodeUse()).joined_by(tenant, newcomer.job)
         return found
 
     @cached_property

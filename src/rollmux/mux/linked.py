@@ -63,19 +63,39 @@ def _as_play(member: Member, names: dict[str, str], crowd: Mapping[str, int], or
     """
     job, (rollout, train) = member.job, _parts(member)
     urgent = order is Order.URGENCY
+    rollout_ms, train_ms, sync_ms, rollout_pause, train_pause = _timing(job)
+    if crowd:
+        rollout_ms, train_ms = (
+            held_ms(job.rollout, _is_shared(rollout, crowd)),
+            held_ms(job.train, _is_shared(train, crowd)),
+        )
     return JobPlay(
-        held_ms(job.rollout, _is_shared(rollout, crowd)),
-        held_ms(job.train, _is_shared(train, crowd)),
-        to_ms(job.sync_s),
+        rollout_ms,
+        train_ms,
+        sync_ms,
         tuple([names.setdefault(n, str(len(names))) for n in rollout]),
         tuple([names.setdefault(n, str(len(names))) for n in train]),
         job.staleness,
         job.elastic_rollout and len(rollout) > 1,
         _tail(job, len(rollout)) if job.tail else None,
         aim_ms(member.limit_s, job.solo_s, job.iterations) if urgent else 0,
-        pause_of(job.rollout) if urgent else None,
-        pause_of(job.train) if urgent else None,
+        rollout_pause if urgent else None,
+        train_pause if urgent else None,
     )
+
+
+def _timing(job: JobSpec) -> tuple[int, int, int, Pause | None, Pause | None]:
+    """How long its phases take where nothing is switched, and what pausing takes: asked for with every play."""
+    known: tuple[int, int, int, Pause | None, Pause | None] | None = job.__dict__.get("_timing")
+    if known is None:
+        known = job.__dict__["_timing"] = (
+            held_ms(job.rollout, shared=False),
+            held_ms(job.train, shared=False),
+            to_ms(job.sync_s),
+            pause_of(job.rollout),
+            pause_of(job.train),
+        )
+    return known
 
 
 def _switches(member: Member) -> bool:

@@ -108,7 +108,8 @@ class Mover:
         names = list(self.state.groups)
         first = self.state.followed % max(1, len(names))
         self.state.followed = first + FOLLOWED
-        for group_id in (names[first:] + names[:first])[:FOLLOWED]:
+        turn = names[first : first + FOLLOWED]
+        for group_id in turn + names[: min(first, FOLLOWED - len(turn))]:
             group, tighter, looser = self.state.groups[group_id], dict[str, float](), dict[str, float]()
             for member in group.members:
                 record = self.state.jobs[member.job.id]
@@ -180,8 +181,7 @@ class Mover:
     def movable(self, now: float, group: Group, *, settled: bool = True) -> dict[str, Movable]:
         """The group's jobs that run, are not on their way already, can afford a move and have earned their last."""
         found = {}
-        forecast = self.state.policy.forecaster.forecast(group)
-        for member, iteration_s in zip(group.members, forecast.iteration_s, strict=True):
+        for number, member in enumerate(group.members):
             record = self.state.jobs[member.job.id]
             if record.state is not Job.RUNNING or record.target is not None or (settled and now < record.settled_until):
                 continue
@@ -196,7 +196,9 @@ class Mover:
             else:
                 # It goes after the iteration under way; in its last one it stays.
                 left -= not self.state.seat(record).quiet
-                remaining_s = left * iteration_s
+                remaining_s = left * record.job.solo_s  # at least: it matters only within the horizon
+                if remaining_s < self.state.rules.horizon_s:
+                    remaining_s = left * self.state.policy.forecaster.forecast(group).iteration_s[number]
             if left is None or left > 0:
                 found[record.job.id] = Movable(record.job, remaining_s, lost_s, limit_s, left)
         return found

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
+from rollmux.mux.hardware import Cluster
 from rollmux.mux.job import JobSpec
 from rollmux.mux.placed import Member
 from rollmux.mux.plan import Plan
@@ -58,11 +60,7 @@ def compaction(
     best: Moves | None = None
     cluster = snapshot.cluster
     for leavers in _leavers(group, movable):
-        rest = _without(group, leavers)
-        # What the nodes that it frees cost, less what the work is worth that it takes along.
-        freed = group.usd_per_hour(cluster) - rest.usd_per_hour(cluster)
-        freed -= worth_of(group, cluster, policy.forecaster).usd
-        freed += worth_of(rest, cluster, policy.forecaster).usd
+        freed = _freed_usd_per_hour(group, leavers, cluster, policy.forecaster)
         cost = sum(_move_usd(movable[m.job.id], snapshot) for m in leavers)
         hours = min(horizon_s, max(movable[m.job.id].remaining_s for m in leavers)) / 3600
         if hours <= 0:
@@ -158,8 +156,22 @@ def _place(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float
     if plan is None:
         return None
     newcomer = plan.group.members[-1]
-    there = Member(replace(newcomer.job, slo=job.slo, iterations=job.iterations), newcomer.placement, newcomer.limit_s)
-    return replace(plan, group=plan.group.left_by(job.id).joined_by(there))
+    there = Member(job, newcomer.placement, newcomer.limit_s)
+    home = snapshot.groups.get(plan.group.id) or Group(plan.group.id, (), plan.group.order)
+    return replace(plan, group=home.joined_by(there))
+
+
+def _freed_usd_per_hour(group: Group, leavers: tuple[Member, ...], cluster: Cluster, forecaster: Forecaster) -> float:
+    """What the nodes cost that the group has no more without them, less what the work is worth that they take along."""
+    all_known: dict[object, tuple[Cluster, float]] = group.__dict__.setdefault("_freed", {})  # asked for at every look
+    names = tuple([member.job.id for member in leavers])
+    known = all_known.get(names)
+    if known is None or known[0] is not cluster:
+        rest = _without(group, leavers)
+        usd = group.usd_per_hour(cluster) - rest.usd_per_hour(cluster)
+        usd -= worth_of(group, cluster, forecaster).usd
+        known = all_known[names] = cluster, usd + worth_of(rest, cluster, forecaster).usd
+    return known[1]
 
 
 def _without(group: Group, leavers: tuple[Member, ...]) -> Group:

@@ -18,6 +18,9 @@ class Order(Enum):
     ROUND_ROBIN = "round-robin"
     URGENCY = "urgency"
 
+    # Members are singletons, and every play that is remembered has one in its key: the default hashes the name.
+    __hash__ = object.__hash__
+
 
 class Pause(NamedTuple):
     """What a pause takes: until the nodes are free, and again when the phase goes on where it was."""

@@ -126,7 +126,7 @@ class NodeUse:
     def joined_by(self, new: Tenant, job: JobSpec) -> "NodeUse":
         """The same node with one more tenant."""
         phase = job.phase(new.kind)
-        tenants = [t.losing(t.waits_for(new)) for t in self.tenants]
+        tenants = [t.losing(lost) if (lost := t.waits_for(new)) else t for t in self.tenants]
         tenants.append(new.losing(sum([new.waits_for(t) for t in self.tenants])))
         return NodeUse(
             tuple(tenants),

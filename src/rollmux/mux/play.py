@@ -6,7 +6,7 @@ The turns come from `order`, the same code that serves the live group.
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise
+from operator import sub
 from typing import NamedTuple
 
 from rollmux.mux.order import Claim, Order, Pause, Turns, next_due, turns_for
@@ -294,7 +294,7 @@ def cautious_mean(done: list[list[int]]) -> Played:
     means = []
     for times in done:
         half = times[min(len(times) // 2, len(times) - 2) :]
-        gaps = [after - before for before, after in pairwise(half)]
-        mean = sum(gaps) / len(gaps)
-        means.append((mean + (max(gaps) - mean) / len(gaps)) / 1000)
+        gaps = len(half) - 1
+        mean = (half[-1] - half[0]) / gaps
+        means.append((mean + (max(map(sub, half[1:], half)) - mean) / gaps) / 1000)
     return Played(tuple(means), exact=False)

@@ -12,10 +12,10 @@ WAITING = 1 << 62  # later than anything that happens
 
 def is_plain(jobs: tuple[JobPlay, ...], order: Order) -> bool:
     """Whether a quick play may stand in for `play`."""
-    return order is not Order.ROUND_ROBIN and all(
-        len(job.rollout_nodes) == 1 == len(job.train_nodes) and not (job.staleness or job.elastic or job.tail)
-        for job in jobs
-    )
+    for job in jobs:
+        if len(job.rollout_nodes) + len(job.train_nodes) > 2 or job.staleness or job.elastic or job.tail:
+            return False
+    return order is not Order.ROUND_ROBIN
 
 
 def quick_play(

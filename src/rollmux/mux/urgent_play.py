@@ -5,9 +5,11 @@ It must give what `play` gives, to the last millisecond: tests/mux/test_forecast
 
 from bisect import insort
 
-from rollmux.mux.order import AIM, next_due
+from rollmux.mux.order import AIM, Pause, next_due
 from rollmux.mux.play import MAX_TURNS, JobPlay, Played, cautious_mean, lasting
-from rollmux.mux.quick_play import WAITING
+
+# The steps of a job, in the last two bits of their codes. A rollout or training that pauses does so in a step apart.
+TRAIN, SYNC, PAUSING = 1, 2, 3
 
 # So many turns of the slowest job are played where only a verdict is asked for.
 TRIAL_TURNS = 10
@@ -21,129 +23,142 @@ HOPELESS, HOPELESS_FROM = 1.0, 2
 CLEAR, CLEAR_FROM = 0.5, 3
 
 
-def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: it calls nothing
+def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: it calls next to nothing
     jobs: tuple[JobPlay, ...], max_turns: int = MAX_TURNS, limits_ms: tuple[float, ...] | None = None
 ) -> Played:
     """Each job's steady iteration time when all start together.
 
     With limits, the play looks for no cycle: it stops as soon as it is clear whether they are met.
     """
-    everyone = range(len(jobs))
-    number: dict[str, int] = {}  # of each node
-    for job in jobs:
-        for name in (job.rollout_nodes[0], job.train_nodes[0]):
-            number.setdefault(name, len(number))
-    places = [(number[job.rollout_nodes[0]], number[job.train_nodes[0]]) for job in jobs]
-    pauses = [(job.rollout_pause, job.train_pause) for job in jobs]
-    rollout, train = [job.rollout_ms for job in jobs], [job.train_ms for job in jobs]
-    sync, aim = [job.sync_ms for job in jobs], [job.aim_ms for job in jobs]
-    rest = [job.train_ms + job.sync_ms for job in jobs]  # of an iteration, from the training on
-    solo = [job.rollout_ms + job.train_ms + job.sync_ms for job in jobs]
+    # Step s of job i has the code 4i + s. Every time has a code in its low bits, so that one number says when and who,
+    # and the least of some is the first, ties broken by job.
+    low_bits = (4 * len(jobs) - 1).bit_length()
+    mask = (1 << low_bits) - 1
+    line_at: dict[str, list[int]] = {}  # at each node: its holder, then who waits, by the latest time to begin
+    line_of: list[list[int]] = []  # by code, as all below but for the last three
+    takes: list[int] = []
+    before_due: list[int] = []  # how long before its iteration is due a step must begin, less its code
+    pauses: list[Pause | None] = []
+    following: list[int] = []
+    aim: list[int] = []
+    solo: list[int] = []
+    for code, job in zip(range(0, 4 * len(jobs), 4), jobs, strict=True):
+        rollout, train, sync = job.rollout_ms << low_bits, job.train_ms << low_bits, job.sync_ms << low_bits
+        at_rollout, at_train = line_at.setdefault(job.rollout_nodes[0], []), line_at.setdefault(job.train_nodes[0], [])
+        line_of += at_rollout, at_train, [code + SYNC], []  # a sync has a place of its own; all begin at its end
+        takes += rollout, train, sync, 0
+        before_due += rollout + train + sync - code, train + sync - code - 1, 0, 0
+        pauses += job.rollout_pause, job.train_pause, None, None
+        following += code + TRAIN, code + SYNC if job.sync_ms else code, code, 0
+        aim.append(job.aim_ms << low_bits)
+        solo.append(job.rollout_ms + job.train_ms + job.sync_ms)
     slowest = solo.index(max(solo))
 
     # Who may lose nothing: an iteration of theirs that takes longer than alone is a miss, however rare.
     hurried = [limit * AIM + 1 < job.aim_ms for job, limit in zip(jobs, limits_ms or (), strict=limits_ms is not None)]
     clear_from = TRIAL_TURNS if any(hurried) else CLEAR_FROM
 
-    lines: list[list[tuple[int, int]]] = [[] for _ in number]  # who waits: the latest time to begin, and the job
-    holders = [-1] * len(number)
-    step = [2] * len(jobs)  # 0 rollout, 1 training, 2 sync
-    next_at = [0] * len(jobs)  # when the step is over, or the pause begun
-    left = [0] * len(jobs)  # of the step, while waiting
-    latest = [0] * len(jobs)
+    agenda = list(range(SYNC, 4 * len(jobs), 4))  # when each step is over that is under way, the next first
+    pausing: dict[int, list[int]] = {}  # the lines of steps that pause, by codes of their own
+    ends = [0] * len(takes)  # the same by code; 0 while the step pauses
+    left = [0] * len(takes)  # of a step, while it waits or pauses
     due = [0] * len(jobs)
-    pausing = [False] * len(jobs)
-    done: list[list[int]] = [[] for _ in jobs]  # when iterations were complete; the start counts as one
+    done: list[list[int]] = [[] for _ in jobs]  # when iterations were complete, in ms; the start counts as one
     seen: dict[object, tuple[int, list[int]]] = {}
     turns, now, turned = -1, 0, False
     late = late_before = 0.0  # by how many iterations anybody was late, in this turn and in the one before
     hopeless = -1
-    while turns < max_turns:
-        at = min(next_at)
-        if turned and at > now:  # a turn is over, and all that happened at that instant
+    while True:
+        event = agenda.pop(0)
+        code = event & mask
+        if turned and event - code > now:  # a turn is over, and all that happened at that instant
             turned = False
             turns += 1
+            now_ms = now >> low_bits
             if limits_ms is None:
                 state = (
-                    *[then - now if then < WAITING else -1 for then in next_at],
-                    *step,
-                    *[then - now for then in due],
-                    *[(left[i], latest[i] - now, pausing[i]) if next_at[i] == WAITING else None for i in everyone],
+                    (event - now, *[then - now for then in agenda]),
+                    tuple([then - now for then in due]),
+                    tuple([tuple([then - now for then in line]) for line in line_at.values()]),
+                    tuple([left[then & mask] for line in line_at.values() for then in line[1:]]),
+                    tuple([left[line[0] & mask] for line in pausing.values()]),
                 )
                 if state in seen:
-                    then, counts = seen[state]
-                    rates = [(now - then) / 1000 / (len(times) - n) for times, n in zip(done, counts, strict=True)]
+                    then_ms, counts = seen[state]
+                    period_s = (now_ms - then_ms) / 1000
+                    rates = [period_s / (len(times) - n) for times, n in zip(done, counts, strict=True)]
                     return Played(tuple(rates), exact=True)
-                seen[state] = (now, [*map(len, done)])
+                seen[state] = (now_ms, [*map(len, done)])
             elif hopeless >= 0 and turns >= HOPELESS_FROM:
-                return _hopeless(done, limits_ms, now, hopeless)
+                return _hopeless(done, limits_ms, now_ms, hopeless)
             elif turns >= clear_from and late <= min(CLEAR, late_before):
-                return _clear(done, limits_ms, now)
-            late, late_before, hopeless = 0.0, late, -1
+                return _clear(done, limits_ms, now_ms)
             if turns == max_turns:
-                break
-        now = at
-        i = next_at.index(now)
-        at_step = step[i]
-        if pausing[i]:
-            node = places[i][at_step]
-            pausing[i] = False
-            line = lines[node]
-            holder = holders[node] = line.pop(0)[1]  # whoever made it pause
-            next_at[holder] = now + left[holder]
-            next_at[i] = WAITING
-            insort(line, (latest[i], i))
+                return cautious_mean([lasting(times[1:], now_ms) for times in done])
+            late, late_before, hopeless = 0.0, late, -1
+        now = event - code
+        if pausing and code in pausing:
+            line = pausing.pop(code)
+            insort(line, line.pop(0), 1)  # it waits again; who made it pause begins, or somebody more urgent
+            first = line[0] & mask
+            ends[first] = end = now + left[first] + first
+            insort(agenda, end)
             continue
-        if at_step < 2:  # it gives its node back
-            node = places[i][at_step]
-            line = lines[node]
-            if line:
-                holder = holders[node] = line.pop(0)[1]
-                next_at[holder] = now + left[holder]
+        line = line_of[code]  # of what it gives back
+        del line[0]
+        if line:
+            first = line[0] & mask
+            ends[first] = end = now + left[first] + first
+            insort(agenda, end)
+        code = following[code]
+        i = code >> 2
+        if code & 3:
+            begin = due[i] - before_due[code]
+        else:  # an iteration is complete
+            begin = due[i]
+            if begin > now:
+                begin = now + aim[i]
             else:
-                holders[node] = -1
-        if at_step == 0:
-            step[i], left[i], latest[i] = 1, train[i], due[i] - rest[i]
-            node = places[i][1]
-        elif at_step == 1 and sync[i]:
-            step[i], next_at[i] = 2, now + sync[i]
-            continue
-        else:
-            was_due, aim_ms = due[i], aim[i]
-            if was_due < now:
-                behind = (now - was_due) / aim_ms
+                behind = (now - begin) / aim[i]
                 if behind > late:
                     late = behind
                     if late > HOPELESS:
                         hopeless = i
-                if hurried and hurried[i] and now - done[i][-1] > solo[i]:
+                if behind and hurried and hurried[i] and (now >> low_bits) - done[i][-1] > solo[i]:
                     hopeless = i
-            due[i] = next_due(was_due, now, aim_ms)
-            done[i].append(now)
-            turned = turned or i == slowest
-            step[i], left[i], latest[i] = 0, rollout[i], due[i] - solo[i]
-            node = places[i][0]
-        # It waits for the node of its step, gets it, or makes its holder pause.
-        holder, line, mine = holders[node], lines[node], (latest[i], i)
-        if holder < 0:
-            holders[node], next_at[i] = i, now + left[i]
+                begin = next_due(begin, now, aim[i])
+            due[i] = begin
+            done[i].append(now >> low_bits)
+            if i == slowest:
+                turned = True
+            begin -= before_due[code]
+        # It gets the node of its step, waits for it, or makes its holder pause.
+        line = line_of[code]
+        if not line:
+            line.append(begin)
+            ends[code] = end = now + takes[code] + code
+            insort(agenda, end)
             continue
-        next_at[i] = WAITING
-        insort(line, mine)
-        if line[0] is not mine or pausing[holder] or mine > (latest[holder], holder):
+        left[code] = takes[code]
+        insort(line, begin, 1)
+        holder = line[0] & mask
+        pause = pauses[holder]
+        if line[1] != begin or begin > line[0] or pause is None:
             continue
-        pause, ends_at = pauses[holder][step[holder]], next_at[holder]
-        if pause is None or ends_at <= latest[i] or ends_at <= now + pause[0] + pause[1]:
+        off, on = pause
+        free_at = ends[holder]
+        if free_at <= begin | mask or free_at <= now + (off + on << low_bits) | mask:
             continue
-        left[holder] = ends_at - now + pause[1]
-        if pause[0]:
-            pausing[holder], next_at[holder] = True, now + pause[0]
+        agenda.remove(free_at)
+        left[holder] = free_at - holder - now + (on << low_bits)
+        if off:
+            pausing[holder | PAUSING] = line
+            ends[holder] = 0
+            insort(agenda, now + (off << low_bits) + (holder | PAUSING))
         else:
-            line[0] = (latest[holder], holder)
             line.sort()
-            next_at[holder] = WAITING
-            holders[node], next_at[i] = i, now + left[i]
-    return cautious_mean([lasting(times[1:], now) for times in done])
+            ends[code] = end = now + takes[code] + code
+            insort(agenda, end)
 
 
 def _hopeless(done: list[list[int]], limits_ms: tuple[float, ...], now: int, job: int) -> Played:

@@ -21,13 +21,19 @@ WORTH = 1.2
 
 def worth_by_phase(job: JobSpec, cluster: Cluster) -> dict[PhaseKind, float]:
     """What an hour of each of a job's phases is worth at its own speed, on each of the phase's nodes."""
-    pools = ((ROLLOUT, cluster.rollout), (TRAIN, cluster.train))
-    return {kind: WORTH * pool.node_type.usd_per_hour * job.phase(kind).planned_s / job.solo_s for kind, pool in pools}
+    priced: tuple[Cluster, dict[PhaseKind, float]] | None = job.__dict__.get("_worths")
+    if priced is None or priced[0] is not cluster:
+        pools = ((ROLLOUT, cluster.rollout, job.rollout), (TRAIN, cluster.train, job.train))
+        solo_s = job.solo_s
+        worths = {kind: WORTH * pool.node_type.usd_per_hour * phase.planned_s / solo_s for kind, pool, phase in pools}
+        priced = job.__dict__["_worths"] = cluster, worths
+    return priced[1]
 
 
 def most_worth_usd_per_hour(job: JobSpec, cluster: Cluster) -> float:
     """What its work of an hour is worth at its own speed."""
-    return sum(job.phase(kind).nodes * worth for kind, worth in worth_by_phase(job, cluster).items())
+    worths = worth_by_phase(job, cluster)
+    return job.rollout.nodes * worths[ROLLOUT] + job.train.nodes * worths[TRAIN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,10 @@ def _worth(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:
     for member, pace in zip(group.members, paces, strict=True):
         speed = min(1.0, member.job.solo_s / pace)
         for kind, usd in worth_by_phase(member.job, cluster).items():
+            done_usd = usd * speed
             for node in member.placement.nodes(kind):
-                worth += usd * speed
-                idle_usd[node] -= usd * speed
+                worth += done_usd
+                idle_usd[node] -= done_usd
     return Worth(worth, idle_usd)
 
 

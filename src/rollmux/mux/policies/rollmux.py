@@ -8,6 +8,7 @@ group that still works is taken, so that what is left free stays in large pieces
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from operator import itemgetter
 from typing import NamedTuple
 
 from rollmux.mux.forecast import Forecaster
@@ -102,7 +103,7 @@ class RollmuxPolicy:
     def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         trail = Trail()
         member = Member.of(job, Placement((), ()))
-        candidates = self._open(member, snapshot, trail)
+        candidates = self._open(member, snapshot, trail if below_usd == inf else None)
         tries, wins = (TRIES, WINS) if below_usd == inf else (TRIES_TO_MOVE, WINS_TO_MOVE)
         search = Search(worth_by_phase(job, snapshot.cluster), below_usd, tries, wins)
         worth = most_worth_usd_per_hour(job, snapshot.cluster)  # of its work, if nobody is slowed
@@ -110,10 +111,12 @@ class RollmuxPolicy:
         alone = self._alone(job, snapshot, trail) if snapshot.cluster.shared else None
         if alone is not None:
             search.offer(alone, alone.added_usd_per_hour - worth)
-        for added in _widenings(job, snapshot):
-            if added.added_usd_per_hour - worth >= search.below_usd or search.is_over:
+        for usd, new_rollout, new_train in _widths_by_price(job, snapshot):
+            if usd - worth >= search.below_usd or search.is_over:
                 break
-            self._try(search, member, added, candidates, snapshot, trail)
+            added = widening(snapshot, new_rollout, new_train)
+            if added is not None:
+                self._try(search, member, added, candidates, snapshot, trail)
         if alone is None and job.usd_per_hour(snapshot.cluster) - worth < search.below_usd:
             alone = self._alone(job, snapshot, trail)
             if alone is not None:
@@ -151,14 +154,16 @@ class RollmuxPolicy:
     def _alone(self, job: JobSpec, snapshot: Snapshot, trail: Trail) -> Plan | None:
         return place_alone(job, snapshot, self.order, self.forecaster, trail)
 
-    def _open(self, member: Member, snapshot: Snapshot, trail: Trail) -> list[Open]:
-        """The groups that may take one more job, those with the least to spare first."""
+    def _open(self, member: Member, snapshot: Snapshot, trail: Trail | None) -> list[Open]:
+        """The groups that may take one more job. The trail, if there is one, hears why others can't."""
         rollout_type, train_type = snapshot.cluster.rollout.node_type, snapshot.cluster.train.node_type
         usd_rollout, usd_train = rollout_type.usd_per_hour, train_type.usd_per_hour
         rollout_tenant, train_tenant = member.tenant(ROLLOUT, self.order), member.tenant(TRAIN, self.order)
         found: list[Open] = []
         closed: list[Closed] = []
         for number, group in enumerate(snapshot.groups.values()):
+            if trail is None and group.id in snapshot.frozen:
+                continue
             if len(group.members) >= self.max_group:
                 closed.append((Verdict.FULL, group, len(group.members), self.max_group))
                 continue
@@ -180,7 +185,8 @@ class RollmuxPolicy:
                 free_usd = free_rollout * usd_rollout + free_train * usd_train
                 tight = rollout_tight, train_tight
                 found.append(Open(tight, free_usd, number, group, rollout, train))
-        _record(closed, member, snapshot, trail)
+        if trail is not None:
+            _record(closed, member, snapshot, trail)
         return found
 
 
@@ -237,17 +243,15 @@ def _nodes_for(
     return found[0][0], tuple([node for _, _, node in found])
 
 
-def _widenings(job: JobSpec, snapshot: Snapshot) -> Iterator[Widening]:
-    """Every way to add fewer nodes than a new group would, cheapest first."""
+def _widths_by_price(job: JobSpec, snapshot: Snapshot) -> list[tuple[float, int, int]]:
+    """How many nodes may be added to a group, fewer than a new one would have: what they cost, cheapest first."""
     wanted = job.rollout.nodes, job.train.nodes
     rollout_usd, train_usd = (
         pool.node_type.usd_per_hour for pool in (snapshot.cluster.rollout, snapshot.cluster.train)
     )
     sizes = [(rollout, train) for rollout in _widths(wanted[0]) for train in _widths(wanted[1])]
-    for size in sorted(sizes, key=lambda size: size[0] * rollout_usd + size[1] * train_usd):
-        added = widening(snapshot, *size) if size != wanted else None
-        if added is not None:
-            yield added
+    priced = [(size[0] * rollout_usd + size[1] * train_usd, *size) for size in sizes if size != wanted]
+    return sorted(priced, key=itemgetter(0))
 
 
 def _widths(wanted: int) -> list[int]:
