@@ -15,7 +15,7 @@ demo: $(INSTALLED) ## Show RollMux at work on this machine
 	@$(BIN)/rollmux demo
 
 test: lint ## Lint, then every quick test with coverage
-	$(BIN)/pytest --cov -n auto
+	$(BIN)/pytest --cov -n auto --dist loadgroup
 
 test-slow: $(INSTALLED) ## The tests that take minutes
 	$(BIN)/pytest -m slow

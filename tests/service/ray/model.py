@@ -167,11 +167,14 @@ class Fault(Enum):
 
 @dataclass
 class Faulty:
-    """Any gateway, and the calls to it that go wrong, by their numbers. Whatever is added to it is covered."""
+    """Any gateway, and the calls to it that go wrong, by their numbers. Whatever is added to it is covered.
+
+    In a `storm` the first calls of each name go wrong too, in these ways.
+    """
 
     inner: Any
     faults: dict[int, Fault]
-    count: int = 0
+    storm: tuple[Fault, ...] = ()
     made: list[str] | None = None
     late_s: float = LATE_S
 
@@ -186,8 +189,10 @@ class Faulty:
 
         async def made(*args: Any) -> Any:
             assert self.made is not None
+            nth = self.made.count(name)
             self.made.append(name)
-            return await self._made(call, args, self.faults.get(len(self.made) - 1))
+            storm = self.storm[nth] if nth < len(self.storm) else None
+            return await self._made(call, args, self.faults.get(len(self.made) - 1, storm))
 
         return made
 

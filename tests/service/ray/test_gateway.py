@@ -1,0 +1,104 @@
+"""The model of Ray behaves as the real one does, and a real launcher bears a storm of lost calls to it."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollmux.service.launcher import LaunchFailed
+from rollmux.service.ray.gateway import RayGateway, RayTrouble, Wish
+from rollmux.service.ray.http_gateway import CantCall, HttpGateway, token
+from rollmux.service.ray.wire import NOTHING
+from tests.service.ray.launching import launching, processes_of, shell
+from tests.service.ray.model import CALLS, Fault, Faulty, RayModel, played
+from tests.service.ray.real import RealRay
+
+pytestmark = pytest.mark.xdist_group("ray")
+
+
+async def asked(ray: RayGateway, node: str, name: str) -> None:
+    """What launchers rely on."""
+    mine = f"test-{name}"
+    assert await ray.job(mine) is None
+    for call in (ray.stop, ray.said):
+        with pytest.raises(RayTrouble):
+            await call(mine)
+    await ray.submit(Wish(mine, NOTHING, {"A": "1"}, {"rollmux": "first"}))
+    await ray.submit(Wish(mine, "sleep 600", {}, {"rollmux": "second"}))
+    while not (job := (await ray.jobs())[mine]).over:
+        assert dict(job.metadata)["rollmux"] == "first"
+        await asyncio.sleep(0.2)
+    found = await ray.job(mine)
+    assert found is not None
+    assert (found.status, found.id) == ("SUCCEEDED", mine)
+    await ray.stop(mine)
+    assert (await ray.job(mine)) == found
+    await ray.submit(Wish(f"{mine}-2", "exec sleep 600", metadata={"rollmux": "attempt"}))
+    await ray.stop(f"{mine}-2")
+    while not (await ray.jobs())[f"{mine}-2"].over:
+        await asyncio.sleep(0.2)
+    assert "rollmux" not in await ray.said(mine)
+    assert [each.resources[node] for each in await ray.nodes() if node in each.resources] == [1.0]
+    assert await ray.tail((await ray.nodes())[0].id, "rollmux/no/such.log", 3) == ""
+    await ray.forget(mine)
+    assert await ray.job(mine) is None
+
+
+def test_the_model_does_what_launchers_rely_on() -> None:
+    played(asked(RayModel("rollout-0"), "rollout-0", "model"))
+
+
+def test_the_real_one_does_so_too(cluster: RealRay) -> None:
+    async def real() -> None:
+        ray = HttpGateway(cluster.url)
+        await asked(ray, "rollout-0", "real")
+        await ray.close()
+        away = HttpGateway("http://127.0.0.1:1")
+        arguments = {"submit": [Wish("a", "b")], "tail": ["a", "b", 1], "jobs": [], "nodes": []}
+        for name in CALLS:
+            with pytest.raises(RayTrouble, match="has not answered"):
+                await getattr(away, name)(*arguments.get(name, ["a"]))
+        await away.close()
+
+    asyncio.run(real())
+
+
+def test_a_launcher_bears_that_the_first_calls_of_each_kind_go_wrong_in_each_way(
+    cluster: RealRay, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        calls = Faulty(HttpGateway(cluster.url), {}, storm=(Fault.LOST, Fault.UNHEARD, Fault.LATE), late_s=5.0)
+        async with launching(tmp_path, cluster, gateway=calls) as (launcher, heard):
+            await launcher.start(shell(tmp_path, "echo $$ >> starts; sleep 600"))
+            await launcher.stop("a", 1, 5.0)
+            assert processes_of(launcher) == {}
+            await launcher.start(shell(tmp_path, "echo $$ >> starts; exit 4", number=2))
+            assert await heard.why("a", 2) == "rank 0 ended with exit code 4; it printed nothing"
+            await asyncio.sleep(6.0)
+            assert processes_of(launcher) == {}
+            assert len(heard.exits) == 1
+        assert len((tmp_path / "starts").read_text().split()) == 2
+
+    asyncio.run(story())
+
+
+def test_what_ray_cant_unpack_fails_the_attempt_with_its_words(cluster: RealRay, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launching(tmp_path, cluster) as (launcher, _):
+            attempt = shell(tmp_path, "true")
+            nowhere = replace(attempt.submission, folder="nonsense://nowhere/x.zip")
+            with pytest.raises(LaunchFailed, match="nonsense"):
+                await launcher.start(replace(attempt, submission=nowhere))
+
+    asyncio.run(story())
+
+
+def test_the_token_is_where_rays_own_tools_look_for_it(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(" abc \n")
+    assert token({"RAY_AUTH_TOKEN": "xyz"}) == "xyz"
+    assert token({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "xyz"}) == ""
+    assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}) == "abc"
+    assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}) == ""
+    with pytest.raises(CantCall, match="there is none in"):
+        token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")})
