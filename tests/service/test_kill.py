@@ -62,24 +62,18 @@ def script(name: str, url: str, token: str, witness: Witness) -> None:
 def lives(folder: Path, port: int, records: int, before: bool) -> Iterator[list[int]]:
     """A controller that is started anew whenever it has died; yields how each life ended."""
     command = [sys.executable, "-m", "tests.service.dying", str(folder), str(port), "--records", str(records)]
+    command += ["--before"] * before
     endings: list[int] = []
-    over = threading.Event()
-    running: list[subprocess.Popen[bytes]] = []
-
-    def keep() -> None:
-        while not over.is_set():
-            with (folder / "log").open("ab") as log:
-                running[:] = [subprocess.Popen(command + ["--before"] * before, cwd=ROOT, stdout=log, stderr=log)]
-            endings.append(running[0].wait())
-
-    keeper = threading.Thread(target=keep)
-    keeper.start()
-    try:
-        yield endings
-    finally:
-        over.set()
-        running[0].terminate()
-        keeper.join(30)
+    with (
+        (folder / "log").open("ab") as log,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as running,
+    ):
+        try:
+            yield endings
+        finally:
+            running.terminate()
+            assert running.stdout is not None
+            endings += [int(line) for line in running.stdout]  # until the last life has ended too
 
 
 @pytest.mark.parametrize(
