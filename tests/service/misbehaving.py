@@ -34,6 +34,7 @@ class Proxy:
         there = urlsplit(url)
         self._there, self.decide = (there.hostname or "", there.port or 80), decide
         self._listening = socket.create_server(("127.0.0.1", 0))
+        self.seen: list[tuple[str, bytes, bytes]] = []  # line, body and answer of each call that went through
         self._over = threading.Event()
         self._open: set[socket.socket] = set()
         self._threads = [threading.Thread(target=self._accept)]
@@ -85,7 +86,8 @@ class Proxy:
     def _pass_on(self, caller: socket.socket, request: bytes) -> bool:
         """Whether the connection goes on."""
         head, _, body = request.partition(b"\r\n\r\n")
-        fate = self.decide(head.partition(b" HTTP/")[0].decode(), body)
+        line = head.partition(b" HTTP/")[0].decode()
+        fate = self.decide(line, body)
         match fate:
             case Fate.REQUEST_LOST:
                 return False
@@ -103,6 +105,7 @@ class Proxy:
         if fate is Fate.REPLY_CUT:
             caller.sendall(answer[: len(answer) - 2])
             return False
+        self.seen.append((line, body, answer))
         caller.sendall(answer)
         return True
 

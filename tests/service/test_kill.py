@@ -64,24 +64,18 @@ def lives(place: Place, port: int, records: int, before: bool) -> Iterator[list[
     folder = place.folder
     command = [sys.executable, "-m", "tests.service.dying", str(folder), str(port), "--records", str(records)]
     command += ["--journal", place.url]
+    command += ["--before"] * before
     endings: list[int] = []
-    over = threading.Event()
-    running: list[subprocess.Popen[bytes]] = []
-
-    def keep() -> None:
-        while not over.is_set():
-            with (folder / "log").open("ab") as log:
-                running[:] = [subprocess.Popen(command + ["--before"] * before, cwd=ROOT, stdout=log, stderr=log)]
-            endings.append(running[0].wait())
-
-    keeper = threading.Thread(target=keep)
-    keeper.start()
-    try:
-        yield endings
-    finally:
-        over.set()
-        running[0].terminate()
-        keeper.join(30)
+    with (
+        (folder / "log").open("ab") as log,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as running,
+    ):
+        try:
+            yield endings
+        finally:
+            running.terminate()
+            assert running.stdout is not None
+            endings += [int(line) for line in running.stdout]  # until the last life has ended too
 
 
 @pytest.mark.parametrize(

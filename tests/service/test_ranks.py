@@ -1,11 +1,13 @@
 """Jobs whose processes nobody watches: who leaves, gives up, was started again, or is never heard again."""
 
+from typing import Any
+
 import pytest
 
 from rollmux.errors import IllegalEvent
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_state import Checks, Rules
-from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
+from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec, Tail
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.transitions import Job
 from rollmux.mux.weave import Timing
@@ -24,11 +26,11 @@ PHASE = PhaseSpec(20.0, 1)
 class Alone:
     """One job of several ranks without a launcher, and a controller that can be started anew."""
 
-    def __init__(self, processes: int = 2, lease_s: float = 15.0, iterations: int = 2, max_attempts: int = 3) -> None:
+    def __init__(self, processes: int = 2, lease_s: float = 15.0, nodes: int = 1, **more: Any) -> None:
         self.rules = Rules(timing=Timing(lease_s, 10.0), checks=Checks.ALL)
         self.journal, self.now = MemoryJournal(), 0.0
         self.controller = self._recovered()
-        spec = JobSpec("a", PHASE, PHASE, 4.0, iterations=iterations, max_attempts=max_attempts)
+        spec = JobSpec("a", PhaseSpec(20.0, nodes), PHASE, 8.0, **{"iterations": 2, "max_attempts": 3, **more})
         self.controller.submit(0.0, "team", Submission(spec, processes=processes))
         for node, record in list(self.controller.machine.state.book.nodes.items()):
             self.controller.tell(0.0, ev.NodeJoined(node, record.pool))
@@ -133,6 +135,31 @@ def test_the_others_hear_that_a_rank_has_given_a_phase_up() -> None:
     job.say(Said.FINISHED, lease.epoch, 0)
     again = job.ask(1)
     assert (again.epoch > lease.epoch, again.given_up) == (True, "")
+    assert job.controller.machine.state.jobs["a"].progress.rolled == 0
+
+
+def test_who_has_shrunk_still_works_though_others_have_given_up() -> None:
+    job = Alone(3, tail=Tail(10, 5, 10.0), nodes=2)
+    other = JobSpec("b", PHASE, PHASE, 8.0, iterations=1)
+    job.controller.submit(0.0, "team", Submission(other))
+    job.controller.attach(0.0, "b", Attach("b"))
+    job.attach()
+    lease = job.ask(0)
+    assert {job.ask(rank) for rank in (1, 2)} == {lease}
+    for rank in range(3):
+        job.say(Said.STARTED, lease.epoch, rank)
+    job.controller.report(0.0, "a", Report(Said.PROGRESSED, lease.epoch, 0, 8, 10))
+    assert job.controller.ask(0.0, "b", Ask(1, ROLLOUT, 0)).lease is None
+    (held,) = job.controller.orders("a").held
+    assert held.state == "shrinking"
+    job.say(Said.FAILED, lease.epoch, 0)
+    job.say(Said.FAILED, lease.epoch, 1)
+    job.say(Said.SHRUNK, lease.epoch, 1)  # late: it works no more
+    job.say(Said.SHRUNK, lease.epoch, 2)
+    (held,) = job.controller.orders("a").held
+    assert (held.state, len(held.nodes)) == ("tail", 1)
+    job.say(Said.FINISHED, lease.epoch, 2)
+    assert job.controller.orders("a").held == ()
     assert job.controller.machine.state.jobs["a"].progress.rolled == 0
 
 

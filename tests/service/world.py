@@ -66,7 +66,7 @@ class World:
         self._order, self._names = count(), count()
         self.rules, self.cluster = RULES, rng.choice(CLUSTERS)
         make: Callable[..., Policy] = rng.choice((PaperPolicy, RollmuxPolicy, RollmuxPolicy))
-        order = rng.choice([*Order, Order.URGENCY])
+        self.order = order = rng.choice([*Order, Order.URGENCY])
         self.policy: Callable[[], Policy] = lambda: make(order=order)
         self.submissions = {f"job{i}": _submission(rng, f"job{i}") for i in range(rng.randint(2, 5))}
         self.watch = Watch(TIMING, {name: each.processes for name, each in self.submissions.items()})

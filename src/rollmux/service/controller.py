@@ -49,11 +49,12 @@ Errand = cmd.Launch | cmd.Stop | cmd.Provision | cmd.ReleaseNode
 # Submissions of forgotten jobs that are removed with one batch: it is not to take longer for them.
 FORGET_AT_ONCE = 50
 
-# What frees nodes: it holds once every process of the job has said so. Where they differ, the first of these counts.
+# What frees nodes: it holds once every process of the job has said so. Where they differ the first of these counts: who
+# has shrunk still works on some of its nodes.
 _BY_ALL: dict[Said, Callable[[str, int], ev.Event]] = {
+    Said.SHRUNK: ev.PhaseShrunk,
     Said.FAILED: lambda job_id, epoch: ev.PhaseFailed(job_id, epoch, "a process of the job gave it up"),
     Said.PAUSED: ev.PhasePaused,
-    Said.SHRUNK: ev.PhaseShrunk,
     Said.OFFLOADED: ev.PhaseOffloaded,
     Said.FINISHED: ev.PhaseFinished,
 }
@@ -386,14 +387,14 @@ class Controller:
             if said is Said.FINISHED and lane is not None and lane.state in (Phase.PARKED, Phase.OFFLOADING):
                 continue  # it counts already, and this process has not heard of it: the others will not say it again
             heard = live.said.setdefault(epoch, {})
-            if heard.get(rank) is not Said.FINISHED:
+            if heard.get(rank) is not Said.FINISHED and not (said is Said.SHRUNK and rank in heard):
                 heard[rank] = said
             if said is Said.FAILED and lane is not None and epoch not in live.given_up:
                 live.given_up[epoch] = f"process {rank} of the job has given it up: {reason[:MOST_REASON]}"
                 self._order(job_id)
             if lane is None or len(heard) >= live.submission.processes:
                 counts = next(each for each in _BY_ALL if each in heard.values())
-                live.said[epoch] = {} if counts is not Said.SHRUNK else _finished(heard)
+                live.said[epoch] = {} if counts is not Said.SHRUNK else _gone(heard)
                 self.tell(now, _BY_ALL[counts](job_id, epoch))
         for epoch in [each for each in live.said if not live.said[each] or self._lane(job_id, each) is None]:
             del live.said[epoch]
@@ -436,9 +437,9 @@ def _has_its_turn(lane: Lane) -> bool:
     return lane.holding and not lane.wanted and lane.state is not Phase.FENCED
 
 
-def _finished(heard: dict[int, Said]) -> dict[int, Said]:
-    """Of a tail that has moved together, those that are done go on being so."""
-    return {rank: said for rank, said in heard.items() if said is Said.FINISHED}
+def _gone(heard: dict[int, Said]) -> dict[int, Said]:
+    """Of a tail that has moved together, those that are off all of its nodes go on being so."""
+    return {rank: said for rank, said in heard.items() if said is not Said.SHRUNK}
 
 
 def _iteration(lane: Lane) -> int:

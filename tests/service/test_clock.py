@@ -1,0 +1,85 @@
+"""The wall clock jumps, and nothing comes of it (F12): durations are monotonic, here and in the client."""
+
+import ast
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import rollmux
+from tests.client.world import Crowd, Floor
+from tests.service.serving import PAIR, job, served
+
+SOURCE = Path(rollmux.__file__).parent
+# Who may look at the wall clock: tokens run out at a date, and records say when they were written.
+MAY = {"service/serve.py": "Tokens(", "service/journal.py": "wall_s =", "cli/tokens.py": "Tokens("}
+YEAR_S = 365 * 86400.0
+
+
+def looks_at_the_wall(path: Path) -> list[str]:
+    """The lines of this file that read the time of day."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            found += [lines[node.lineno - 1] for name in node.names if name.name in ("time", "time_ns")]
+        elif isinstance(node, ast.Attribute) and node.attr in ("time", "time_ns", "utcnow", "today", "now"):
+            wall = isinstance(node.value, ast.Name) and node.value.id in ("time", "datetime", "date")
+            found += [lines[node.lineno - 1]] * wall
+    return found
+
+
+@pytest.mark.parametrize("part", ["service", "client", "protocol", "cli"])
+def test_nothing_is_measured_by_the_wall_clock(part: str) -> None:
+    for path in sorted((SOURCE / part).rglob("*.py")):
+        for line in looks_at_the_wall(path):
+            allowed = MAY.get(path.relative_to(SOURCE).as_posix(), "")
+            assert allowed, f"{path}: {line}"
+            assert allowed in line, f"{path}: {line}"
+
+
+def test_jobs_share_nodes_while_the_clock_jumps_by_years(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lots, off, over = random.Random(0), [0.0], threading.Event()
+    really = time.time
+    monkeypatch.setattr(time, "time", lambda: really() + off[0])
+
+    def jump() -> None:
+        while not over.wait(0.01):
+            off[0] = lots.choice([-30 * YEAR_S, -3600.0, -1.0, 0.0, 5.0, 3600.0, 30 * YEAR_S])
+
+    jumping, crowd, floor = threading.Thread(target=jump), Crowd(), Floor()
+    with served(tmp_path, PAIR) as there:
+        jumping.start()
+        try:
+
+            def work(name: str) -> None:
+                with rollmux.connect(url=there.service.url, token=there.admin, job=job(name, iterations=3)) as mux:
+                    floor.walk(mux, name, 3)
+
+            for name in "ab":
+                crowd.start(lambda name=name: work(name))  # type: ignore[misc]
+            crowd.join(60.0)
+        finally:
+            over.set()
+            jumping.join()
+        assert set(floor.done.values()) == {1}
+        state = there.service.controller.machine.state
+        assert state.ended == {"a": "finished", "b": "finished"}
+        assert all(entry.at >= 0 for entry in there.service.controller.machine.log)
+        revoked = [c for entry in there.service.controller.machine.log for c in entry.commands if "Revoke" in repr(c)]
+        assert revoked == []
+
+
+def test_a_token_runs_out_by_the_wall_clock_and_a_job_s_own_never_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(tmp_path, PAIR) as there:
+        there.post("/v1/jobs", job("a"))
+        own = there.service.tokens.of_job("a", "admin")
+        really = time.time
+        monkeypatch.setattr(time, "time", lambda: really() + 30 * YEAR_S)
+        assert there.call("GET", "/v1/jobs/a", token=own).status_code == 200
+        assert there.call("GET", "/v1/cluster").status_code == 200
