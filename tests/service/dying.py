@@ -47,6 +47,10 @@ def main() -> None:
     parser.add_argument("--journal", default="")
     args = parser.parse_args()
     place = opened(args.journal)
+
+    def journal(path: Path) -> Journal:
+        return dying(place(path), args.records, args.before)
+
     wanted = Wanted(PAIR, RollmuxPolicy(), args.folder, RULES, port=args.port)
     while True:
         life = os.fork()

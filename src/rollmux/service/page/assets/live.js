@@ -144,8 +144,8 @@ function comeIn() {
 }
 
 function drawKey() {
-  const rows = [["load", "state is moved in"], ["work", "at work"], ["paused", "paused"], ["offload", "state is moved out"], ["failed", "failed, or lost"]];
-  show(byId("key"), ...rows.map(([kind, text]) => make("li", {}, make("span", { class: `sample ${kind}`, "aria-hidden": "true" }), text)));
+  const rows = [["number", "iteration"], ["load", "state is moved in"], ["work", "at work"], ["paused", "paused"], ["offload", "state is moved out"], ["failed", "failed, or lost"]];
+  show(byId("key"), ...rows.map(([kind, text]) => make("li", {}, make("span", { class: `sample ${kind}`, "aria-hidden": "true" }, kind === "number" ? "12" : ""), text)));
 }
 
 function begin() {
