@@ -1,7 +1,5 @@
 """The page in a real browser: it opens from a file without an error or a request, and answers keys and filters."""
 
-import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,30 +9,16 @@ import pytest
 
 from rollmux.report.page import html_report
 from rollmux.sim.outcome import Outcome
+from tests.browsing import browsing, contrast
 from tests.report.runs import bare, job, nothing, run, unfinished
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-# No sandbox: tests run as root in containers. Nothing that the browser does by itself may reach the network.
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--no-first-run"),
-]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 Open = Callable[[list[Outcome]], Any]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        managed = driver.chromium.executable_path
-        path = next(filter(None, map(shutil.which, BROWSERS)), managed if Path(managed).exists() else None)
-        if path is None:
-            pytest.skip("no chromium: neither on the path nor installed by playwright")
-        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
+    with browsing() as found:
+        yield found
 
 
 @pytest.fixture
@@ -292,15 +276,3 @@ def test_text_stands_out_from_its_ground(opened: Open, scheme: str) -> None:
         *((f"s{place}", "paper", 3.0) for place in range(8)),
     ):
         assert contrast(page.evaluate(read, text), page.evaluate(read, ground)) >= least, (text, ground)
-
-
-def contrast(one: str, other: str) -> float:
-    """The ratio of luminances as the WCAG define it."""
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def luminance(colour: str) -> float:
-    parts = [int(part, 16) / 255 for part in re.findall("[0-9a-f]{2}", colour)]
-    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

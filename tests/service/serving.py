@@ -83,9 +83,10 @@ def served(
     cluster: Cluster = SMALL,
     rules: Rules = RULES,
     journal: Callable[[Path], SqliteJournal] = SqliteJournal,
+    port: int = 0,
 ) -> Iterator[Served]:
     """A controller over this folder, as long as the block lasts."""
-    wanted = Wanted(cluster, RollmuxPolicy(), folder, rules)
+    wanted = Wanted(cluster, RollmuxPolicy(), folder, rules, port=port)
     there = Served(Service(wanted, ProcessLauncher(folder), journal))
     try:
         yield there

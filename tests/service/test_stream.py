@@ -181,6 +181,24 @@ def test_nothing_is_told_before_it_is_durable(tmp_path: Path) -> None:
         assert changes(reader.until("mine"))[0] == {"what": "submitted", "job": "mine"}
 
 
+def test_records_that_are_no_news_keep_no_stream_busy(tmp_path: Path) -> None:
+    with served(tmp_path) as there, follow(there) as reader:
+        reader.next()
+        there.post("/v1/jobs", job("mine"))
+        attempt = there.post("/v1/jobs/mine/attach", {"instance": "one", "wait_s": 5.0})["attempt"]
+        ask = {"attempt": attempt, "kind": "rollout", "iteration": 0, "wait_s": 5.0}
+        epoch = there.post("/v1/jobs/mine/ask", ask)["lease"]["epoch"]
+        reader.until("granted")
+        began, seq = time.process_time(), there.get("/healthz")["seq"]
+        for _ in range(5):
+            there.post("/v1/jobs/mine/listen", {"attempt": attempt, "epochs": [epoch]})
+            time.sleep(0.1)
+        assert there.get("/healthz")["seq"] == seq + 5
+        assert time.process_time() - began < 0.3
+        with pytest.raises(Empty):
+            reader.next(within_s=0.1)
+
+
 def test_the_stream_ends_with_the_controller(tmp_path: Path) -> None:
     with served(tmp_path) as there, follow(there) as reader:
         reader.next()

@@ -73,6 +73,9 @@ def serve(
     write_private(place / "url", running.local_url.encode())
     if log_format is LogForm.TEXT:
         typer.echo(f"Controller at {running.url}, folder {place}. Commands on this machine find it there.")
+        typer.echo(
+            f"To watch it, open {running.local_url}/ in a browser; it asks for the token in {place / 'admin.token'}."
+        )
     service.run(running)
 
 

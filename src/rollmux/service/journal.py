@@ -194,7 +194,7 @@ class SqliteJournal:
         """The latest image that is as it was written."""
         for seq, at, state, total in self._rows("SELECT seq, at, state, sum FROM images ORDER BY seq DESC"):
             if _sum(seq, at, state) == total:
-                return Image(seq, at, json.loads(zlib.decompress(state)))
+                return Image(seq, at, msgspec.json.decode(zlib.decompress(state)))
         return None
 
     def records(self, after: int = 0) -> Iterator[Record]:

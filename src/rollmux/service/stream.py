@@ -43,11 +43,11 @@ class Follower:
         while not (host.hurried or gone.done()):
             if after < history.news_after:
                 return
-            news = self._since(after)
+            durable, news = host.durable, self._since(after)
+            after = durable if len(news) < MOST_AT_ONCE else news[-1].seq  # most signs of life are no news
             if news:
-                after = news[-1].seq
                 yield b"".join(map(self._said, news))
-                await asyncio.sleep(GATHER_S if len(news) < MOST_AT_ONCE else 0)
+                await asyncio.sleep(GATHER_S if after == durable else 0)
             elif not await host.news(after, gone, ALIVE_S):
                 if not entitled():
                     return

@@ -10,7 +10,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 # In the order in which they are joined into one script: each uses what stands before it.
-SCRIPTS = ("dom.js",)
+SCRIPTS = ("dom.js", "store.js", "link.js", "panels.js", "gantt.js", "live.js")
 
 
 def _asset(name: str) -> str:
