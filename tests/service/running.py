@@ -69,8 +69,9 @@ def running(folder: Path, *options: str, port: int = 0) -> Iterator[Running]:
 
 
 def clean_env(**more: str) -> dict[str, str]:
-    """The environment without a word of any controller."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")} | more
+    """The environment without a word of any controller, or of the size of this terminal."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "COLUMNS", "LINES"))}
+    return kept | more
 
 
 def _ready(there: Running) -> bool:

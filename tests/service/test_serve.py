@@ -2,6 +2,8 @@
 
 import json
 import socket
+import ssl
+import subprocess
 import sys
 import threading
 import time
@@ -15,10 +17,11 @@ from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.service.door import Door
 from rollmux.service.journal import Record, SqliteJournal
 from rollmux.service.local.launcher import ProcessLauncher
 from rollmux.service.serve import CantServe, Service, Wanted
-from tests.service.running import running
+from tests.service.running import CLUSTER, clean_env, running
 from tests.service.serving import RULES, SMALL, Served, job, served
 from tests.service.test_app import SmallDisk
 
@@ -65,6 +68,42 @@ def test_while_it_recovers_it_is_alive_and_not_ready_and_every_call_is_told_to_c
         assert client.get("/readyz").json()["state"] == "ready"
         assert [view["job"] for view in client.get("/v1/cluster").json()["jobs"]] == ["a"]
     there.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for this machine that nobody has signed, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    made = folder / "certificate.pem", folder / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    where = ["-out", str(made[0]), "-keyout", str(made[1])]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    subprocess.run(["openssl", "req", "-x509", "-nodes", *curve, *subject, *where], check=True, capture_output=True)
+    return made
+
+
+def test_with_a_certificate_it_speaks_tls_from_its_start_on(certificate: tuple[Path, Path]) -> None:
+    trust = ssl.create_default_context(cafile=certificate[0])
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load_cert_chain(*certificate)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        door = Door(bound, own)
+        url = f"https://127.0.0.1:{bound.getsockname()[1]}"
+        assert httpx.get(f"{url}/healthz", verify=trust).json()["state"] == "starting"
+        assert httpx.post(f"{url}/v1/jobs", json=job("a"), verify=trust).status_code == 503
+        door.close()
+
+
+def test_a_job_works_over_tls(tmp_path: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    options = ("--certificate", str(certificate[0]), "--key", str(certificate[1]))
+    with running(tmp_path / "c", *options) as there:
+        assert there.url.startswith("https://127.0.0.1:")
+        env = clean_env(ROLLMUX_URL=there.url, ROLLMUX_TOKEN=there.token)
+        script = [sys.executable, str(CLUSTER.parent / "job.py"), "a"]
+        done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout.splitlines()[-1:] == ["a: step 4 is done"], done.stderr
 
 
 def test_a_controller_that_can_write_no_more_is_alive_and_not_ready(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def said(there: Running, *words: str) -> str:
 def test_it_shows_who_works_and_who_waits_survives_the_controllers_death_and_ends_by_ctrl_c(there: Running) -> None:
     port = int(there.url.rpartition(":")[2])
     with terminal("top", "--folder", str(there.folder), "--every", "0.3") as shown:
-        first = shown.until("rollout(0) running for", "rollout(0): a", "an hour shared", "queued")
+        first = shown.until("rollout(0) running for", "rollout(0): a for", "an hour shared", "queued", "% busy")
         assert ENTER_SCREEN in shown.drawn
         (node,) = [line for line in first.splitlines() if "rollout-0" in line]
         assert node.split() == ["group-0", "rollout-0", "rollout", "ready", "a"]
@@ -94,6 +94,7 @@ def test_one_look_is_text_or_data(there: Running) -> None:
     views = {view["job"]: view for view in frame["cluster"]["jobs"]}
     assert frame["trouble"] == ""
     assert views["b"]["lanes"][0]["waits_for"] == ["a"]
+    assert [(wait["job"], wait["kind"]) for wait in frame["history"]["waits"]] == [("b", "rollout")]
     assert views["a"]["slo_headroom"] is None
 
 
@@ -123,16 +124,17 @@ def a_job(number: int, **more: Any) -> JobView:
     return JobView(*first, **{**known, "usd_per_hour_alone": 1.0, "lanes": (lane,), **more})
 
 
-@pytest.mark.parametrize("height", [24, 50])
+@pytest.mark.parametrize(("height", "width"), [(24, 80), (24, 160), (50, 120)])
 @pytest.mark.parametrize("trouble", ["", "no controller answers"])
-def test_a_large_cluster_fits_on_the_screen_and_says_what_it_leaves_out(height: int, trouble: str) -> None:
+def test_a_large_cluster_fits_on_the_screen_and_says_what_it_leaves_out(height: int, width: int, trouble: str) -> None:
     nodes = tuple(NodeView(f"rollout-{i}", "rollout", "ready", False, "group-0", ()) for i in range(300))
     cluster = ClusterView(1.0, 1, tuple(map(a_job, range(500))), nodes, 1.0, 2.0, 0.5)
-    console = Console(width=160, height=height)
+    console = Console(width=width, height=height)
     with console.capture() as captured:
-        console.print(screen("http://x", cluster, trouble, height))
+        console.print(screen("http://x", cluster, None, trouble, width, height))
     text = captured.get()
     assert len(text.splitlines()) <= height
     assert "more" in text
-    assert "other, about 12 s" in text
+    assert "other, about" in text
     assert "-25%" in text
+    assert "job-1 " in text, "names are whole"

@@ -14,7 +14,7 @@ from rollmux.cli.refusals import refusals
 from rollmux.cli.remote import AsJson, Folder, Remote, Token, Url, remote
 from rollmux.protocol.job_file import job_data, read_job_file
 from rollmux.protocol.messages import Done
-from rollmux.protocol.views import ClusterView, JobView, Quote, Text
+from rollmux.protocol.views import ClusterView, JobView, LaneView, Quote, Text
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
@@ -148,7 +148,7 @@ def _table(jobs: list[JobView] | tuple[JobView, ...]) -> Table:
             view.job,
             view.state,
             view.group,
-            ", ".join(f"{lane.kind}({lane.iteration}) {lane.state}" for lane in view.lanes) or view.reason,
+            ", ".join(map(_doing, view.lanes)) or view.reason,
             ", ".join(view.rollout_nodes + view.train_nodes),
             str(view.synced) if view.iterations is None else f"{view.synced} of {view.iterations}",
             f"{view.solo_s:.1f} s",
@@ -158,6 +158,11 @@ def _table(jobs: list[JobView] | tuple[JobView, ...]) -> Table:
             f"{view.slo:.2f}",
         )
     return table
+
+
+def _doing(lane: LaneView) -> str:
+    whom = f" for {', '.join(lane.waits_for)}" if lane.waits_for else ""
+    return f"{lane.kind}({lane.iteration}) {lane.state}{whom}"
 
 
 def _seconds(value: float | None) -> str:

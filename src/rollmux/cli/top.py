@@ -17,6 +17,7 @@ from rich.live import Live
 from rollmux.cli.outputs import console
 from rollmux.cli.remote import Folder, NoController, Token, Url, remote
 from rollmux.cli.top_screen import screen
+from rollmux.protocol.history import HistoryView
 from rollmux.protocol.views import ClusterView
 
 # An answer that takes longer than this is shown as none: the screen is to be of now.
@@ -30,6 +31,7 @@ class Frame:
     url: str
     unix_s: float
     cluster: ClusterView | None
+    history: HistoryView | None = None  # of this moment alone: who waits since when, and where node hours went
     trouble: str = ""
     silent_s: float = 0.0
 
@@ -47,6 +49,7 @@ class Watcher:
     def __init__(self, url: str, token: str, folder: Path | None, client: httpx.Client) -> None:
         self._where, self._client = (url, token, folder), client
         self._last: ClusterView | None = None
+        self._history: HistoryView | None = None
         self._since = time.monotonic()
         self._url = ""
 
@@ -56,13 +59,14 @@ class Watcher:
             there = remote(*self._where, client=self._client, timeout_s=TIMEOUT_S, starting_s=0.0)
             self._url = there.url
             self._last = there.get(ClusterView, "/v1/cluster")
+            self._history = there.get(HistoryView, "/v1/history", since_s=1, most=1)
         except typer.BadParameter as error:
             if not isinstance(error, NoController) and self._last is None:
                 raise
             silent_s = time.monotonic() - self._since
-            return Frame(self._url, time.time(), self._last, str(error), silent_s)
+            return Frame(self._url, time.time(), self._last, self._history, str(error), silent_s)
         self._since = time.monotonic()
-        return Frame(self._url, time.time(), self._last)
+        return Frame(self._url, time.time(), self._last, self._history)
 
 
 def top(
@@ -95,14 +99,16 @@ def _once(watcher: Watcher, as_json: bool, shown: Console) -> None:
     if as_json:
         typer.echo(json.dumps(frame.as_data()))
     else:
-        shown.print(screen(frame.url, frame.cluster, ""))
+        shown.print(screen(frame.url, frame.cluster, frame.history, "", shown.width))
 
 
 def _live(watcher: Watcher, every: float, shown: Console) -> None:
     with Live(console=shown, screen=True, auto_refresh=False) as live:
         for frame in _frames(watcher, every):
             trouble = f"{frame.trouble} (since {frame.silent_s:.0f} s)" if frame.trouble else ""
-            live.update(screen(frame.url, frame.cluster, trouble, shown.height), refresh=True)
+            live.update(
+                screen(frame.url, frame.cluster, frame.history, trouble, shown.width, shown.height), refresh=True
+            )
 
 
 def _frames(watcher: Watcher, every: float) -> Iterator[Frame]:

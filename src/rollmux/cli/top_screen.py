@@ -1,6 +1,6 @@
 """The screen of `rollmux top`: one look at a cluster as text, as high as the terminal allows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -8,25 +8,41 @@ from rich.table import Table
 from rich.text import Text
 
 from rollmux.mux.transitions import Job, Phase
+from rollmux.protocol.history import HistoryView, PoolView
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView
 
 # Lines that are not rows: headings, prices, the frames of two tables, what is left out, and a line of trouble.
-_OTHER_LINES = 13
+_OTHER_LINES = 14
+# Of a terminal that has room for every column.
+WIDE = 110
+
+Since = Mapping[tuple[str, str], float]
 
 
-def screen(url: str, cluster: ClusterView | None, trouble: str, height: int | None = None) -> RenderableType:
+def screen(
+    url: str,
+    cluster: ClusterView | None,
+    history: HistoryView | None,
+    trouble: str,
+    width: int,
+    height: int | None = None,
+) -> RenderableType:
     """What there is to see; what is no more so is dim, and why stands above."""
     if cluster is None:
         return Group(_head(url, "no answer yet"), Text(trouble, style="bold red"))
     rows = max(6, height - _OTHER_LINES) if height is not None else len(cluster.nodes) + len(cluster.jobs)
+    lines_each = 1 if width >= WIDE or height is None else 2
     jobs = [job for job in cluster.jobs if job.state != Job.ENDED.value]
     ended = len(cluster.jobs) - len(jobs)
     of_nodes = min(len(cluster.nodes), max(rows // 3, rows - len(jobs)))
     parts: list[RenderableType] = [
         _head(url, _counts(cluster, jobs, ended)),
         _prices(cluster),
+        _use(history.pools if history is not None else ()),
         _nodes(cluster.nodes, of_nodes),
-        _jobs(sorted(jobs, key=_order), max(3, rows - of_nodes)) if jobs else Text("No jobs."),
+        _jobs(sorted(jobs, key=_order), _since(history), max(3, (rows - of_nodes) // lines_each), width)
+        if jobs
+        else Text("No jobs."),
     ]
     if cluster.broken:
         parts.insert(1, Text(f"NOTHING CAN BE CHANGED: {cluster.broken}", style="bold red"))
@@ -56,10 +72,31 @@ def _counts(cluster: ClusterView, jobs: Sequence[JobView], ended: int) -> str:
 def _prices(cluster: ClusterView) -> Text:
     alone = cluster.usd_per_hour_alone
     saved = f" ({1 - cluster.usd_per_hour / alone:.0%} saved)" if alone else ""
-    return Text(
+    text = (
         f"${cluster.usd_per_hour:.2f} an hour shared, ${alone:.2f} each job alone{saved}, "
         f"${cluster.usd_per_hour_fluid:.2f} for the work itself"
     )
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _use(pools: Sequence[PoolView]) -> Text:
+    """Where the hours of each pool's nodes went."""
+    parts = []
+    for pool in pools:
+        pinned_s = pool.busy_s + pool.switch_s + pool.lost_s + pool.idle_s
+        if pinned_s:
+            did = {"busy": pool.busy_s, "switching": pool.switch_s, "lost": pool.lost_s}
+            shares = [f"{seconds / pinned_s:.0%} {what}" for what, seconds in did.items() if seconds or what == "busy"]
+            parts.append(f"{pool.pool} {', '.join(shares)}")
+    text = f"Nodes with jobs have been: {'; '.join(parts)}" if parts else ""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _since(history: HistoryView | None) -> Since:
+    """For how long each phase has waited."""
+    if history is None:
+        return {}
+    return {(wait.job, wait.kind): history.now - wait.since_s for wait in history.waits}
 
 
 def _nodes(nodes: Sequence[NodeView], most: int) -> Table:
@@ -72,20 +109,20 @@ def _nodes(nodes: Sequence[NodeView], most: int) -> Table:
     return table
 
 
-def _jobs(jobs: Sequence[JobView], most: int) -> Table:
-    table = _table("group", "job", "state", "does", "waits for")
-    for column in ("iterations", "alone", "lately", "SLO left"):
+def _jobs(jobs: Sequence[JobView], since: Since, most: int, width: int) -> Table:
+    wide = width >= WIDE
+    table = _table(*(("group", "job", "state") if wide else ("job",)), "does", "waits for")
+    for column in ("iterations", *(("alone",) if wide else ()), "lately", "SLO left"):
         table.add_column(column, justify="right", no_wrap=True)
     for job in jobs[:most]:
+        does = "\n".join(_doing(lane) for lane in job.lanes if not _is_waiting(lane))
         left = job.slo_headroom
         table.add_row(
-            job.group,
-            job.job,
-            job.state,
-            "\n".join(_doing(lane) for lane in job.lanes if not _is_waiting(lane)) or "–",
-            _waiting(job),
+            *((job.group, job.job, job.state) if wide else (job.job,)),
+            does or ("–" if wide else job.state),
+            _waiting(job, since),
             f"{job.synced}" if job.iterations is None else f"{job.synced}/{job.iterations}",
-            f"{job.solo_s:.1f} s",
+            *((f"{job.solo_s:.1f} s",) if wide else ()),
             "–" if job.recent_s is None else f"{job.recent_s:.1f} s",
             Text("–" if left is None else f"{left:.0%}", style="bold red" if left is not None and left < 0 else ""),
         )
@@ -118,17 +155,18 @@ def _is_waiting(lane: LaneView) -> bool:
     return lane.state == Phase.WAITING.value
 
 
-def _waiting(job: JobView) -> str:
-    """A place, or a phase's turn, and for how long yet if that can be told."""
-    lines = [
-        f"{lane.kind}({lane.iteration}): {', '.join(lane.waits_for) or 'its turn'}{_about(lane.expected_s)}"
-        for lane in job.lanes
-        if _is_waiting(lane)
-    ]
+def _waiting(job: JobView, since: Since) -> str:
+    """A place, or a phase's turn: since when, and for how long yet if that can be told."""
+    lines = []
+    for lane in filter(_is_waiting, job.lanes):
+        waited_s = since.get((job.job, lane.kind))
+        already = "" if waited_s is None else f" for {waited_s:.0f} s"
+        whom = ", ".join(lane.waits_for) or "its turn"
+        lines.append(f"{lane.kind}({lane.iteration}): {whom}{already}{_about(lane.expected_s)}")
     if job.reason:
         lines.append(f"{job.reason}{_about(job.expected_wait_s)}")
     return "\n".join(lines)
 
 
 def _about(seconds: float | None) -> str:
-    return "" if seconds is None or seconds < 1 else f", about {seconds:.0f} s"
+    return "" if seconds is None or seconds < 1 else f", about {seconds:.0f} s more"

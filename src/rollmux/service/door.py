@@ -8,13 +8,17 @@ import asyncio
 import re
 import socket
 import ssl
+from collections.abc import Coroutine
 from threading import Thread
+from typing import Any, TypeVar
 
 import msgspec
 
 from rollmux import __version__
 from rollmux.protocol.messages import Refusal
 from rollmux.protocol.views import Health, Standing
+
+T = TypeVar("T")
 
 # Who is silent for so long is not waited for, and what is longer is not read.
 PATIENCE_S, MOST_BYTES = 2.0, 1024 * 1024
@@ -27,17 +31,20 @@ class Door:
 
     def __init__(self, at: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         self._loop = asyncio.new_event_loop()
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._meet, sock=at.dup(), ssl=tls))
         self._thread = Thread(target=self._loop.run_forever, name="door", daemon=True)
         self._thread.start()
+        self._server = self._in_loop(asyncio.start_server(self._meet, sock=at.dup(), ssl=tls))
 
     def close(self) -> None:
         """What is being said is said to its end, within a moment."""
         if not self._loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._in_loop(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _end(self) -> None:
         self._server.close()
