@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 from ray.cluster_utils import Cluster
@@ -43,7 +44,7 @@ def main() -> None:
         cluster.remove_node(nodes.pop(node_id), allow_graceful=False)
         return node_id
 
-    calls = {"add": add, "remove": remove}
+    calls: dict[str, Callable[..., str]] = {"add": add, "remove": remove}
     try:
         print(json.dumps(f"http://{cluster.head_node.webui_url}"), file=said, flush=True)
         for line in sys.stdin:

@@ -55,7 +55,12 @@ def test_the_real_one_does_so_too(cluster: RealRay) -> None:
         await asked(ray, "rollout-0", "real")
         await ray.close()
         away = HttpGateway("http://127.0.0.1:1")
-        arguments = {"submit": [Wish("a", "b")], "tail": ["a", "b", 1], "jobs": [], "nodes": []}
+        arguments: dict[str, list[object]] = {
+            "submit": [Wish("a", "b")],
+            "tail": ["a", "b", 1],
+            "jobs": [],
+            "nodes": [],
+        }
         for name in CALLS:
             with pytest.raises(RayTrouble, match="has not answered"):
                 await getattr(away, name)(*arguments.get(name, ["a"]))
