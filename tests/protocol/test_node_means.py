@@ -1,6 +1,7 @@
 """What a cluster file says that its nodes have: what it means, and all that can be wrong with it at once."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,15 @@ def test_two_nodes_of_one_machine_share_no_core_and_no_device(
 @pytest.mark.parametrize("nodes", [[], "two", 2, None])
 def test_nodes_are_a_list_of_some(nodes: Any, tmp_path: Path) -> None:
     assert "shared.nodes" in problems(tmp_path, nodes)
+
+
+def test_the_cluster_files_of_the_page_on_ray_can_be_read(tmp_path: Path) -> None:
+    page = (EXAMPLES.parent / "docs" / "ray.md").read_text(encoding="utf-8")
+    files = [block for block in re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S) if "workerGroup" not in block]
+    assert len(files) == 2
+    for text in files:
+        (tmp_path / "cluster.yaml").write_text(text)
+        assert not read_cluster_file(tmp_path / "cluster.yaml").cluster.rollout.on_demand
 
 
 def test_every_key_is_explained() -> None:

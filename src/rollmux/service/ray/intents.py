@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from uuid import uuid4
 
 from rollmux.service.local.attempt_files import file_name
@@ -45,6 +46,7 @@ class Intents:
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute() / "ray"
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = Lock()  # several threads start jobs: none takes away the folder that another writes to
         self.cluster = self._cluster()
 
     def new(self, key: Key, nodes: dict[str, str], ranks: tuple[str, ...]) -> Intent:
@@ -54,8 +56,9 @@ class Intents:
 
     def keep(self, intent: Intent) -> None:
         path = self._path(intent.key)
-        path.parent.mkdir(exist_ok=True, mode=0o700)
-        write(str(path), asdict(intent))
+        with self._lock:
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            write(str(path), asdict(intent))
 
     def tell(self, intent: Intent, over: bool) -> None:
         with suppress(OSError):  # on a full disk a later life may do it again
@@ -75,18 +78,21 @@ class Intents:
 
     def prune(self) -> list[str]:
         """Leaves the latest attempts of the latest jobs, and those not over. Returns the ids of those that are gone."""
+        with self._lock:
+            folders = [path for path in self._folder.iterdir() if path.is_dir()]
+            folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+            return [gone for i, folder in enumerate(folders) for gone in self._pruned(folder, i < KEPT_JOBS)]
+
+    def _pruned(self, folder: Path, kept: bool) -> list[str]:
         gone = []
-        folders = [path for path in self._folder.iterdir() if path.is_dir()]
-        folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        for i, folder in enumerate(folders):
-            paths = sorted(self._of(folder.name), key=lambda path: int(path.stem))
-            for path in paths if i >= KEPT_JOBS else paths[:-KEPT_ATTEMPTS]:
-                intent = _read(path)
-                if intent is not None and intent.over:
-                    path.unlink()
-                    gone.append(intent.id)
-            if not self._of(folder.name):
-                shutil.rmtree(folder, ignore_errors=True)
+        paths = sorted(self._of(folder.name), key=lambda path: int(path.stem))
+        for path in paths[:-KEPT_ATTEMPTS] if kept else paths:
+            intent = _read(path)
+            if intent is not None and intent.over:
+                path.unlink()
+                gone.append(intent.id)
+        if not self._of(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
         return gone
 
     def _of(self, folder: str) -> list[Path]:
