@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rollmux.mux.codec import decode
+from rollmux.protocol.history import BillView, HistoryView
 from rollmux.service.journal import SqliteJournal
 from rollmux.service.routes import ADMINS, EVERYBODY, ROUTES, Route
 from rollmux.service.tokens import Role
@@ -270,3 +272,25 @@ def test_figures_for_prometheus_tell_of_calls_jobs_nodes_prices_and_writes(there
     assert figures['rollmux_usd_per_hour{of="shared"}'] == there.get("/v1/cluster")["usd_per_hour"]
     assert figures["rollmux_write_seconds_count"] > 0
     assert figures["rollmux_broken"] == 0
+
+
+def test_what_has_happened_and_what_it_cost_is_told_to_whom_it_concerns(tmp_path: Path) -> None:
+    with served(tmp_path) as there:
+        alice, bob = (there.service.tokens.create(name, Role.TENANT, name) for name in ("alice", "bob"))
+        there.post("/v1/jobs", job("hers", iterations=2), token=alice)
+        attempt = there.post("/v1/jobs/hers/attach", {"instance": "one", "wait_s": 5.0})["attempt"]
+        for kind in ("rollout", "train", "sync"):
+            phase(there, "hers", attempt, kind, 0)
+        past = decode(HistoryView, there.get("/v1/history?since_s=60", token=alice))
+        assert [(span.job, span.kind, span.iteration, span.how) for span in past.spans] == [
+            ("hers", kind, 0, "finished") for kind in ("rollout", "train", "sync")
+        ]
+        assert len(decode(HistoryView, there.get("/v1/history?since_s=60&most=1", token=alice)).spans) == 1
+        (bill,) = decode(BillView, there.get("/v1/bill", token=alice)).jobs
+        assert (bill.job, bill.tenant, bill.iterations_done, bill.iterations) == ("hers", "alice", 1, 2)
+        assert 0 < bill.usd < 0.1
+        assert bill.usd_per_hour == pytest.approx(8 * (1.85 + 5.28))
+        assert there.get("/v1/bill", token=bob)["jobs"] == []
+        others = there.get("/v1/history", token=bob)
+        assert {span["job"] for span in others["spans"]} == {"another tenant's job"}
+        assert "hers" not in json.dumps(others)

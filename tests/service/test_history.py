@@ -29,7 +29,7 @@ from tests.service.test_recovery import CLUSTER, JOB, RULES, again, running, wri
 from tests.service.world import World
 
 HOUR_S = 3600.0
-SEEDS = (1, 2, 4, 8, 14, 19, 28, 37)
+SEEDS = (1, 2, 4, 6, 19, 28, 49, 185)  # 6 and 49 have moves decided between iterations, 185 rollouts that grow
 
 
 @dataclass
