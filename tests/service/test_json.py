@@ -1,7 +1,10 @@
 """Every command says what it has to say as data too, and what it then prints is JSON and nothing else."""
 
 import json
+import shlex
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +14,7 @@ from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.protocol.cluster_file import read_cluster
-from tests.service.running import CLUSTER
+from tests.service.running import CLUSTER, ROLLMUX, clean_env
 from tests.service.serving import RULES, served
 from tests.test_repository import ROOT
 
@@ -81,6 +84,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_each_command_of_the_service_prints_data(said: dict[str, Any]) -> None:
     assert set(said) == set(COMMANDS) - set(WITHOUT) - OFFLINE
     assert all(each for each in said.values())
+
+
+def test_a_shell_that_finds_no_controller_hears_of_it(tmp_path: Path) -> None:
+    words = f'eval "$({shlex.join(ROLLMUX)} env --wait 0 --folder {tmp_path})"'
+    done = subprocess.run(["bash", "-c", words], env=clean_env(), capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "where is the controller?" in done.stderr
 
 
 def test_the_data_say_what_was_done_to_what(said: dict[str, Any]) -> None:

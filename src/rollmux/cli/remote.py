@@ -110,7 +110,7 @@ def remote(url: str, token: str, folder: Path | None, **how: Any) -> Remote:
 
 
 def env(
-    wait: Annotated[float, typer.Option(min=0.0, help="So many seconds for a controller that is being started.")] = 20,
+    wait: Annotated[float, typer.Option(min=0.0, help="So many seconds for a controller that is being started.")] = 60,
     as_json: AsJson = False,
     folder: Folder = None,
 ) -> None:
@@ -123,6 +123,7 @@ def env(
             break
         except typer.BadParameter:
             if time.monotonic() > give_up:
+                typer.echo("false")  # so that the shell's `eval` fails, too, and jobs don't run without a controller
                 raise
             time.sleep(AGAIN_S)
     found = {"ROLLMUX_URL": there.url, "ROLLMUX_TOKEN": there.token}
