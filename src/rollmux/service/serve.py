@@ -32,6 +32,7 @@ from rollmux.service.tokens import Role, Tokens, write_private
 
 log = logging.getLogger("rollmux.service")
 
+ENDING = (signal.SIGTERM, signal.SIGINT)
 # How long open calls may take to end when the controller goes.
 DRAIN_S = 5
 # A full collection stops everything for a tenth of a second with 1,000 jobs; nearly all garbage is young.
@@ -143,9 +144,13 @@ def run(service: Service) -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ENDING:
             loop.add_signal_handler(number, service.end)
         await service.run()
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # one more would end it in the midst of its end
+        for number in ENDING:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
     gc.collect()
     gc.freeze()
