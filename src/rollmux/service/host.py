@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 # How often leases are looked at that may have run out.
 TICK_S = 0.25
+# And at jobs that may have fallen silent.
+LOOK_S = 5.0
 # An image is kept once all that came after the last one took so long, for a restart has to do that again. Taking one
 # stops everything for a moment, longer with more jobs, so with more jobs it is done less often.
 REPLAY_S, REPLAY_PER_JOB_S = 0.5, 0.001
@@ -218,12 +220,14 @@ class Host:
     # -- time --------------------------------------------------------------------------------------------------------
 
     async def _tick_forever(self) -> None:
+        look_at = self.now
         while True:
             await asyncio.sleep(TICK_S)
             wake = self.controller.machine.next_wake()
             if wake is not None and wake <= self.now:
                 await self.tell(ev.Tick())
-            if not self.broken:
+            if not self.broken and self.now >= look_at:
+                look_at = self.now + LOOK_S
                 await self.call(self.controller.end_the_silent)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
