@@ -64,7 +64,10 @@ def submit(there: Served, folder: Path, name: str, script: str, **more: Any) -> 
     there.post("/v1/jobs", job(name, command=command, folder=str(folder), iterations=4, **more))
 
 
-@pytest.mark.parametrize("way", WAYS)
+QUICK = ("raises", "segfaults", "wants too much memory", "leaves a child behind")
+
+
+@pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 def test_what_a_job_s_code_does_to_itself_is_its_own_business(tmp_path: Path, way: str) -> None:
     what, why = WAYS[way]
     with served(tmp_path / "controller", PAIR) as there:

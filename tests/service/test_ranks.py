@@ -1,5 +1,7 @@
 """Jobs whose processes nobody watches: who leaves, gives up, was started again, or is never heard again."""
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +15,13 @@ from rollmux.mux.transitions import Job
 from rollmux.mux.weave import Timing
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.messages import Ask, Attach, Attached, Held, Leave, Listen, Report, Said
+from rollmux.service import controller, live
 from rollmux.service.controller import LOOK_S, Controller
 from rollmux.service.live import SILENT_LEASES, SILENT_S
 from rollmux.service.recovery import recover
 from tests.service.memory_journal import MemoryJournal
+from tests.service.serving import job as described
+from tests.service.serving import served
 from tests.service.world import CLUSTERS
 
 ROLLOUT = PhaseKind.ROLLOUT
@@ -221,3 +226,17 @@ def test_a_rank_that_the_job_does_not_have_can_not_leave() -> None:
     job.attach()
     with pytest.raises(IllegalEvent, match="rank 2"):
         job.leave(2)
+
+
+def test_the_real_controller_notices_the_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "SILENT_S", 0.5)
+    monkeypatch.setattr(live, "SILENT_LEASES", 0)
+    monkeypatch.setattr(controller, "LOOK_S", 0.1)
+    with served(tmp_path) as there:
+        there.post("/v1/jobs", described("a", max_attempts=2))
+        there.post("/v1/jobs/a/attach", {"instance": "one", "wait_s": 5.0})
+        until = time.monotonic() + 20
+        while there.get("/v1/jobs/a")["state"] != "ended":
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert "none of its processes has shown life" in there.get("/v1/jobs/a")["reason"]

@@ -115,14 +115,14 @@ def goes_on(folder: Path) -> bool:
     return (folder / "alive").read_text() != before
 
 
-@pytest.mark.parametrize(("number", "times"), [(SIGTERM, 1), (SIGINT, 1), (SIGINT, 2), (SIGTERM, 5)])
+@pytest.mark.parametrize(("number", "times"), [(SIGTERM, 1), (SIGINT, 1), (SIGINT, 2), (SIGTERM, 40)])
 def test_a_controller_that_is_told_to_end_answers_what_is_parked_and_leaves_the_jobs_to_the_next(
     tmp_path: Path, number: signal.Signals, times: int
 ) -> None:
     with controller(tmp_path) as there:
         parked = holds_and_parks(there, tmp_path)
         keepers = children(there.process.pid)
-        for _ in range(times):
+        for _ in range(times):  # a process that has ended takes no harm
             there.process.send_signal(number)
             time.sleep(0.05)
         there.ends_within(DRAIN_S + 10.0)

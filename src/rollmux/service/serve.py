@@ -36,6 +36,7 @@ log = logging.getLogger("rollmux.service")
 
 # Hosts that stand for all addresses of the machine, so that none of them is where it can be found.
 EVERYWHERE = ("", "0.0.0.0", "::")
+ENDING = (signal.SIGTERM, signal.SIGINT)
 # How long open calls may take to end when the controller goes.
 DRAIN_S = 5
 # A full collection stops everything for a tenth of a second with 1,000 jobs; nearly all garbage is young.
@@ -167,9 +168,13 @@ def run(service: Service) -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ENDING:
             loop.add_signal_handler(number, service.end)
         await service.run()
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # one more would end it in the midst of its end
+        for number in ENDING:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
     gc.collect()
     gc.freeze()
