@@ -172,8 +172,8 @@ def test_the_slowest_of_a_crew_says_how_long_the_others_wait_for_it() -> None:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two groups are enough."""
-    monkeypatch.setattr(mover, "MANY", 2)
+    """A few jobs are enough."""
+    monkeypatch.setattr(mover, "MANY", 4)
 
 
 class Hand:
@@ -334,8 +334,8 @@ def test_a_job_that_has_changed_places_stays_until_that_has_paid_for_itself() ->
     assert not hand.crew
 
 
-def test_a_cluster_of_few_groups_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "MANY", 3)
+def test_a_cluster_of_few_jobs_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "MANY", 5)
     assert not Hand().crew
 
 

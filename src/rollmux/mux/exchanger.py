@@ -6,6 +6,7 @@ brings everyone back to where it was. At most one is under way; the groups conce
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 
 from rollmux.errors import InvariantViolated
 from rollmux.mux.cluster_state import ClusterState, Commands
@@ -55,7 +56,7 @@ class Exchanger:
         if plans is None:
             self.call_off(out)
             return []
-        state.swaps = {}
+        state.swaps, state.swaps_until = {}, inf
         left = [state.jobs[plan.job_id].group_id for plan in plans]
         unused = [node for plan, home in zip(plans, left, strict=True) for node in state.leave(plan.job_id, home)]
         for plan in plans:
@@ -71,7 +72,7 @@ class Exchanger:
     def call_off(self, out: Commands) -> None:
         """Everyone stays; those who have stopped begin anew where they were."""
         state = self.state
-        swaps, state.swaps = state.swaps, {}
+        swaps, state.swaps, state.swaps_until = state.swaps, {}, inf
         for name in swaps:
             record = state.jobs.get(name)
             if record is not None and record.state is Job.PROVISIONING:

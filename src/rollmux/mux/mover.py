@@ -23,8 +23,8 @@ SMALL = 16
 SOURCES = 1
 ROOMIEST = 16
 FOLLOWED = 16
-# In a smaller cluster there is little to exchange, and looking for it would take most of the time.
-MANY = 5
+# With fewer jobs there is little to exchange, and looking for it would take much of the time.
+MANY = 20
 # A job that moves meets its new neighbours at any moment, which loses it a part of an iteration more: that counts in
 # its SLO and in what the move costs.
 AFTER_A_MOVE = 0.5
@@ -76,7 +76,7 @@ class Mover:
         near = list(self.state.changed)
         for group_id in list(sources):
             self.state.changed.pop(group_id, None)
-        if small and len(self.state.groups) >= MANY:
+        if small and len(self.state.jobs) >= MANY:
             self._exchange(now, near, out)
 
     def _exchange(self, now: float, near: Iterable[str], out: Commands) -> None:
