@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from rollmux.errors import IllegalEvent
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
+from rollmux.mux import mover
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
@@ -421,5 +422,15 @@ def test_no_history_breaks_a_promise(histories: int) -> None:
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_no_history_in_which_few_jobs_change_places_breaks_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "MANY", 2)
+    run_state_machine_as_test(
+        Histories,
+        settings=settings(
+            max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

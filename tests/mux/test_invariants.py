@@ -10,6 +10,7 @@ from rollmux.errors import InvariantViolated
 from rollmux.mux import ClusterMachine, Group, JobSpec, Order, PhaseSpec, RollmuxPolicy
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_state import Checks, ClusterState, Rules
+from rollmux.mux.exchanges import Swap
 from rollmux.mux.hardware import PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN, finite
 from rollmux.mux.invariants import check_all
 from rollmux.mux.job import PhaseKind
@@ -113,6 +114,17 @@ def strand(state: ClusterState) -> None:
     holder.state, holder.held = Phase.IDLE, ()
 
 
+def swap_with_nobody(state: ClusterState) -> None:
+    group = state.groups["group-0"]
+    state.swaps["c"] = Swap(group.id, group.members[0], group.order, 0.0)
+    state.swaps_until = 9.0
+
+
+def swap_for_ever(state: ClusterState) -> None:
+    group = state.groups["group-0"]
+    state.swaps["a"] = Swap(group.id, group.members[0], group.order, 0.0)
+
+
 def queue_twice(state: ClusterState) -> None:
     state.backlog += ["a", "a"]
 
@@ -148,7 +160,9 @@ BREACHES: list[tuple[str, Callable[[ClusterState], None]]] = [
     ("I7", run_without_a_seat),
     ("I9", miss_an_slo),
     ("L1", strand),
+    ("L1", swap_with_nobody),
     ("L1", queue_twice),
+    ("L2", swap_for_ever),
     ("L2", drain_for_ever),
     ("L3", remember_too_much),
 ]

@@ -87,6 +87,8 @@ class ClusterMachine:
         deadlines = [lane.deadline for weave in self.state.weaves.values() for lane in weave.leases.values()] + [
             record.stop_by for record in self.state.jobs.values() if record.state is Job.STOPPING
         ]
+        if self.state.swaps:
+            deadlines.append(self.state.swaps_until)
         soonest = min(deadlines, default=float("inf"))
         return None if soonest == float("inf") else soonest
 
@@ -228,6 +230,7 @@ class ClusterMachine:
             record.move(JobOn.GIVE_UP)
             self.mover.end(now, record, f"failed {record.failures} times, at last: {reason}", out)
             return
+        self.mover.without_exchange(record.job.id, out)
         record.move(JobOn.RESTART)
         state.leave_weave(now, record, out)
         record.attempt += 1
@@ -254,6 +257,10 @@ class ClusterMachine:
             record.target = None
             state.unpin(record.job.id, left, out)
             state.launch_if_ready(record, out)
+        elif then is JobOn.GONE_MOVE:
+            record.move(then)
+            self.mover.gone_for_exchange(now, record, out)
+            return
         else:
             state.requeue(record, JobOn.GONE_REPLACE, out)
             state.unpin(record.job.id, left, out)
@@ -307,7 +314,7 @@ class ClusterMachine:
         out = self._phase(now, event)
         if out is not None:
             is_synced = record.progress.synced > synced
-            if record.target is not None:
+            if self.state.is_moving(record):
                 self.mover.move_if_safe(now, record, out, is_synced)
             elif is_synced:
                 self.mover.watch(now, record, out)
@@ -361,6 +368,9 @@ class ClusterMachine:
                 record.then = then  # not on these nodes
             elif record.state is not Job.STOPPING:
                 state.stop(now, record, then, f"node {node} is lost", out)
+            elif target is None and record.then is JobOn.GONE_MOVE:
+                record.then = JobOn.GONE_REPLACE
+        self.mover.exchanger.call_off(out)
         self.mover.after_departure(now, departed, out)
         return out
 
@@ -388,6 +398,9 @@ class ClusterMachine:
         for record in due:
             if record.job.id in state.jobs:
                 self._gone(now, record, out)
+        if state.swaps and state.swaps_until <= now:
+            self.mover.exchanger.call_off(out)
+            changed = True
         return out if out or due or changed else None
 
     def _is_overdue(self, now: float, record: JobRecord, out: Commands) -> None:

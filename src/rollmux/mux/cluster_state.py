@@ -8,6 +8,7 @@ from math import inf
 from rollmux.errors import InvariantViolated
 from rollmux.mux.backlog import Left, run_cycle
 from rollmux.mux.commands import Admit, Command, Launch, Queue, Stop
+from rollmux.mux.exchanges import Swap
 from rollmux.mux.explain import why_queued
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
@@ -47,6 +48,7 @@ class Rules:
     checks: Checks = Checks.JOB
     move_s: float = 300.0  # work lost by a move, where the job does not say (the paper measures 197 to 419 s)
     horizon_s: float = 3600.0  # how long a plan is trusted to last, before jobs come or go and change it
+    exchange_horizon_s: float = 7200.0  # and one by which jobs change places
 
 
 class ClusterState:
@@ -64,6 +66,8 @@ class ClusterState:
         self.backlog: list[str] = []
         self.strained: dict[str, None] = {}  # groups that miss an SLO, and for which there is no better place
         self.changed: dict[str, None] = {}  # groups that are not as they were when last looked at for moves
+        self.swaps: dict[str, Swap] = {}  # jobs that are to change places, once all of them have stopped
+        self.swaps_until = inf  # or not at all, if they have not by then
         self.followed = 0  # where following the limits goes on, in a cluster with many groups
         self.ended: dict[str, str] = {}  # the latest jobs that are over, and how
         self.decisions: dict[str, Decision] = {}  # the latest
@@ -81,9 +85,20 @@ class ClusterState:
             book.rented,
             book.next_node,
             self.next_group,
-            book.frozen_groups(),
+            book.frozen_groups() | self._swapping_groups(),
             frozenset(book.shunned_nodes()),
         )
+
+    def _swapping_groups(self) -> frozenset[str]:
+        """Groups that somebody is to leave or to join: nobody else joins them meanwhile."""
+        if not self.swaps:
+            return frozenset()
+        left = {self.jobs[name].group_id for name in self.swaps if name in self.jobs}
+        return frozenset(left | {swap.group_id for swap in self.swaps.values()})
+
+    def is_moving(self, record: JobRecord) -> bool:
+        """Whether it is to go elsewhere at its next safe point, or on its way."""
+        return record.target is not None or record.job.id in self.swaps
 
     def seat(self, record: JobRecord) -> Seat:
         return self.weaves[record.group_id].seats[record.job.id]
@@ -190,10 +205,13 @@ class ClusterState:
 
     def unpin(self, job_id: str, group_id: str, out: Commands) -> None:
         """A job has left a group's nodes, or never comes: those that nobody is pinned to are free."""
+        self.book.free(self.leave(job_id, group_id), out)
+
+    def leave(self, job_id: str, group_id: str) -> list[str]:
+        """A job has left a group; returns the nodes that nobody there is pinned to any more."""
         before = self.groups[group_id]
         after = before.left_by(job_id)
         kept = set(after.nodes)
-        self.book.free([node for node in before.nodes if node not in kept], out)
         if after.members:
             self.groups[group_id] = after
             self.changed[group_id] = None
@@ -201,6 +219,7 @@ class ClusterState:
             del self.groups[group_id], self.weaves[group_id]
             self.strained.pop(group_id, None)
             self.changed.pop(group_id, None)
+        return [node for node in before.nodes if node not in kept]
 
     def leave_weave(self, now: float, record: JobRecord, out: Commands) -> None:
         """A job's processes are gone; what they did since the last sync is lost."""

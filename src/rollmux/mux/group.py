@@ -3,7 +3,7 @@
 A group is a value: adding or removing a job makes a new one. Its nodes are exactly those its jobs are pinned to.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,6 +34,18 @@ class Group:
         left = Group(self.id, tuple([m for m in self.members if m.job.id != job_id]), self.order)
         left.__dict__["_before"] = self
         return left
+
+    def left_by_all(self, job_ids: Sequence[str]) -> "Group":
+        """The same group without these, remembered with all that is known of it."""
+        rests: dict[frozenset[str], Group] = self.__dict__.setdefault("_rests", {})
+        leavers = frozenset(job_ids)
+        rest = rests.get(leavers)
+        if rest is None:
+            rest = self
+            for job_id in job_ids:
+                rest = rest.left_by(job_id)
+            rests[leavers] = rest
+        return rest
 
     def with_job(self, job: JobSpec) -> "Group":
         """The same group with new knowledge of one of its jobs."""

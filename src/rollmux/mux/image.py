@@ -12,6 +12,7 @@ from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import ClusterState, Rules
 from rollmux.mux.codec import decode, encode
 from rollmux.mux.commands import Queue
+from rollmux.mux.exchanges import Swap
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.job import JobSpec, PhaseKind
@@ -24,7 +25,7 @@ from rollmux.mux.seat import Lane, Progress, Seat
 from rollmux.mux.transitions import Job, JobOn, Phase
 from rollmux.mux.weave import Weave
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,8 @@ class MachineImage:
     backlog: tuple[str, ...]
     strained: tuple[str, ...]
     changed: tuple[str, ...]
+    swaps: tuple[tuple[str, Swap], ...]
+    swaps_until: float
     followed: int
     ended: tuple[tuple[str, str], ...]
 
@@ -163,6 +166,8 @@ def image(machine: ClusterMachine) -> MachineImage:
         tuple(state.backlog),
         tuple(state.strained),
         tuple(state.changed),
+        tuple(state.swaps.items()),
+        state.swaps_until,
         state.followed,
         tuple(state.ended.items()),
     )
@@ -182,6 +187,7 @@ def restore(saved: MachineImage, cluster: Cluster, policy: Policy, rules: Rules 
     state.backlog, state.ended = list(saved.backlog), dict(saved.ended)
     state.strained = dict.fromkeys(saved.strained)
     state.changed = dict.fromkeys(saved.changed)
+    state.swaps, state.swaps_until = dict(saved.swaps), saved.swaps_until
     state.followed = saved.followed
     for job in saved.jobs:
         state.jobs[job.job.id] = _copy(JobRecord, job, progress=_copy(Progress, job.progress))

@@ -17,6 +17,7 @@ from rollmux.mux.seat import Lane, Seat
 from rollmux.mux.transitions import HOLDING, Job, Phase
 from rollmux.mux.weave import Weave
 
+_EXCHANGING = frozenset({Job.RUNNING, Job.STOPPING, Job.PROVISIONING})
 _ACTIVE = HOLDING - {Phase.PARKED, Phase.OFFLOADING, Phase.FENCED}
 
 
@@ -27,6 +28,7 @@ def check_all(state: ClusterState) -> None:
     _nodes_add_up(state)
     _groups_are_apart(state)
     _seats_match_groups(state)
+    _exchange_comes_to_an_end(state)
     for group in state.groups.values():
         trouble = memory_problem(state.snapshot(), group)
         _hold(trouble is None, "I3", f"group {group.id} overfills host memory: {trouble}")
@@ -185,6 +187,14 @@ def _seats_match_groups(state: ClusterState) -> None:
     for group_id, weave in state.weaves.items():
         for job_id in weave.seats:
             _hold(state.jobs[job_id].group_id == group_id, "I1", f"job {job_id} sits in {group_id} as well")
+
+
+def _exchange_comes_to_an_end(state: ClusterState) -> None:
+    """L1, L2: who is to change places has a place until then, and waits for no longer than was reckoned."""
+    for job_id in state.swaps:
+        record = state.jobs.get(job_id)
+        _hold(record is not None and record.state in _EXCHANGING, "L1", f"job {job_id} can't change places any more")
+    _hold(not state.swaps or state.swaps_until < inf, "L2", f"{list(state.swaps)} may wait for each other for ever")
 
 
 def _sizes_are_bounded(state: ClusterState) -> None:

@@ -7,6 +7,8 @@ from heapq import nlargest
 from rollmux.errors import InvariantViolated
 from rollmux.mux.budget import followed
 from rollmux.mux.cluster_state import ClusterState, Commands
+from rollmux.mux.exchanger import Exchanger
+from rollmux.mux.exchanges import Candidate, exchange
 from rollmux.mux.group import Group
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.moves import Movable, Moves, compaction, escape, relief
@@ -21,6 +23,8 @@ SMALL = 16
 SOURCES = 1
 ROOMIEST = 16
 FOLLOWED = 16
+# With fewer jobs there is little to exchange, and looking for it would take much of the time.
+MANY = 20
 # A job that moves meets its new neighbours at any moment, which loses it a part of an iteration more: that counts in
 # its SLO and in what the move costs.
 AFTER_A_MOVE = 0.5
@@ -31,14 +35,17 @@ LAST_CHANCE = 1.5
 class Mover:
     """Moves the jobs of one cluster."""
 
-    __slots__ = ("state",)
+    __slots__ = ("exchanger", "state")
 
     def __init__(self, state: ClusterState) -> None:
         self.state = state
+        self.exchanger = Exchanger(state)
 
     def end(self, now: float, record: JobRecord, how: str, out: Commands) -> None:
         """A job is over: others may use its place."""
-        self.after_departure(now, self.state.end(now, record, how, out), out)
+        left = self.state.end(now, record, how, out)
+        self.without_exchange(record.job.id, out)
+        self.after_departure(now, left, out)
 
     def after_departure(self, now: float, left: list[str], out: Commands) -> None:
         """There is room: first for those who wait, then to bring the rest of these groups closer together."""
@@ -58,7 +65,7 @@ class Mover:
             self.relieve(now, group_id, out)
         if not self.state.rules.compaction or self.state.backlog:
             return
-        if any(record.then is JobOn.GONE_MOVE for record in self.state.jobs.values()):
+        if self.state.swaps or any(record.then is JobOn.GONE_MOVE for record in self.state.jobs.values()):
             return  # those who are just leaving make more room: look again when the last has left
         small = len(self.state.groups) <= SMALL
         sources = self.state.changed if small else dict.fromkeys(list(self.state.changed)[:SOURCES])
@@ -66,8 +73,42 @@ class Mover:
             moves = self._best_moves(now, sources, whole=small)
             if moves is None or not self.make_moves(now, moves, "its group's nodes no longer pay", out):
                 break
+        near = list(self.state.changed)
         for group_id in list(sources):
             self.state.changed.pop(group_id, None)
+        if small and len(self.state.jobs) >= MANY:
+            self._exchange(now, near, out)
+
+    def _exchange(self, now: float, near: Iterable[str], out: Commands) -> None:
+        """Makes the exchange that saves the most, if one pays."""
+        state = self.state
+        if any(record.then is JobOn.GONE_MOVE for record in state.jobs.values()):
+            return
+        able = {}
+        for group in state.groups.values():
+            movable = self.movable(now, group) if group.id not in state.strained else {}
+            paces = state.policy.forecaster.forecast(group).iteration_s if movable else ()
+            for member, pace_s in zip(group.members, paces, strict=False):
+                if member.job.id in movable and not member.apart:
+                    able[member.job.id] = Candidate(group.id, replace(movable[member.job.id], pace_s=pace_s))
+        moves = exchange(near, state.snapshot(), able, state.policy, state.rules.exchange_horizon_s)
+        if moves is None:
+            return
+        if self.exchanger.agree(now, moves, {plan.job_id: able[plan.job_id].movable for plan in moves.plans}):
+            for plan in moves.plans:
+                self.move_if_safe(now, state.jobs[plan.job_id], out)
+
+    def gone_for_exchange(self, now: float, record: JobRecord, out: Commands) -> None:
+        """A job has stopped to change places: it waits for the others, unless the exchange was called off."""
+        if record.job.id not in self.state.swaps:
+            self.state.launch_if_ready(record, out)
+        elif self.exchanger.is_ripe():
+            self.after_departure(now, self.exchanger.make(now, out), out)
+
+    def without_exchange(self, job_id: str, out: Commands) -> None:
+        """Whatever has happened to this job, it changes places with nobody now."""
+        if job_id in self.state.swaps:
+            self.exchanger.call_off(out)
 
     def _best_moves(self, now: float, sources: Iterable[str], *, whole: bool) -> Moves | None:
         snapshot = self.state.snapshot()
@@ -164,7 +205,7 @@ class Mover:
         """
         limit_s, job = record.limit_s(now), record.job
         recent_s, left = record.progress.recent_s, record.remaining
-        if limit_s is None or recent_s <= limit_s or record.target is not None or not left:
+        if limit_s is None or recent_s <= limit_s or self.state.is_moving(record) or not left:
             return
         lost_s = (job.cold_start_s or self.state.rules.move_s) + job.ramp_s
         one_more_s = max(job.solo_s * LAST_CHANCE, record.progress.slowest_s - job.solo_s * AFTER_A_MOVE)
@@ -180,13 +221,15 @@ class Mover:
 
     def movable(self, now: float, group: Group, *, settled: bool = True) -> dict[str, Movable]:
         """The group's jobs that run, are not on their way already, can afford a move and have earned their last."""
-        found = {}
+        found, rules = {}, self.state.rules
         for number, member in enumerate(group.members):
             record = self.state.jobs[member.job.id]
-            if record.state is not Job.RUNNING or record.target is not None or (settled and now < record.settled_until):
+            if record.state is not Job.RUNNING or self.state.is_moving(record):
+                continue
+            if settled and now < record.settled_until:
                 continue
             left = record.remaining
-            lost_s = (record.job.cold_start_s or self.state.rules.move_s) + record.job.ramp_s
+            lost_s = (record.job.cold_start_s or rules.move_s) + record.job.ramp_s
             lost_s += record.job.solo_s * AFTER_A_MOVE
             limit_s = record.limit_s(now, lost_s)
             if limit_s is not None and limit_s < record.job.solo_s:
@@ -197,7 +240,7 @@ class Mover:
                 # It goes after the iteration under way; in its last one it stays.
                 left -= not self.state.seat(record).quiet
                 remaining_s = left * record.job.solo_s  # at least: it matters only within the horizon
-                if remaining_s < self.state.rules.horizon_s:
+                if remaining_s < max(rules.horizon_s, rules.exchange_horizon_s):
                     remaining_s = left * self.state.policy.forecaster.forecast(group).iteration_s[number]
             if left is None or left > 0:
                 found[record.job.id] = Movable(record.job, remaining_s, lost_s, limit_s, left)
@@ -224,9 +267,9 @@ class Mover:
 
     def move_if_safe(self, now: float, record: JobRecord, out: Commands, synced: bool = False) -> None:
         """Between two iterations a job can be moved; one whose rollouts run ahead loses at most one of them."""
-        if record.target is not None and record.state is Job.RUNNING and record.remaining != 0:
-            seat = self.state.seat(record)
+        state = self.state
+        if state.is_moving(record) and record.state is Job.RUNNING and record.remaining != 0:
+            seat = state.seat(record)
             if seat.quiet or (synced and record.job.staleness > 0):
-                self.state.stop(
-                    now, record, JobOn.GONE_MOVE, f"moves to {record.target[0]}: {record.moving_because}", out
-                )
+                goal = record.target[0] if record.target is not None else state.swaps[record.job.id].group_id
+                state.stop(now, record, JobOn.GONE_MOVE, f"moves to {goal}: {record.moving_because}", out)

@@ -24,7 +24,7 @@ class Movable:
     """A running job that may be moved, as submitted or measured: how long it will still run, and what a move loses.
 
     `limit_s` is the slowest pace that keeps its SLO afterwards, where that is not simply what the job says, and `left`
-    how many iterations that is for.
+    how many iterations that is for. `pace_s` is how long its iterations take where it is.
     """
 
     job: JobSpec
@@ -32,6 +32,7 @@ class Movable:
     lost_s: float
     limit_s: float | None = None
     left: int | None = None
+    pace_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def _elsewhere(
     to_gain = sum(most_worth_usd_per_hour(leaver.job, snapshot.cluster) for leaver in leavers)  # at most
     for leaver in leavers:
         to_gain -= most_worth_usd_per_hour(leaver.job, snapshot.cluster)
-        plan = _place(leaver, snapshot, policy, below_usd - burden + to_gain)
+        plan = place_mover(leaver, snapshot, policy, below_usd - burden + to_gain)
         if plan is None:
             return None
         plans.append(plan)
@@ -147,7 +148,7 @@ def _elsewhere(
     return (plans, burden) if burden < below_usd else None
 
 
-def _place(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float) -> Plan | None:
+def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float) -> Plan | None:
     """Where the policy puts a job that has only so much time left: it is shown the SLO that this comes to."""
     job, limit_s = leaver.job, leaver.limit_s
     if limit_s is None:

@@ -84,7 +84,7 @@ class Snapshot:
             del groups[group_id]
         idle, rented = dict(self.idle), dict(self.rented)
         kept = set(after.nodes)
-        for pool, nodes in self._by_pool(before):
+        for pool, nodes in self.by_pool(before):
             unused = tuple(n for n in nodes if n not in kept)
             if pool.on_demand:
                 rented[pool.name] = rented.get(pool.name, 0) - len(unused)
@@ -92,7 +92,8 @@ class Snapshot:
                 idle[pool.name] = idle.get(pool.name, ()) + tuple(n for n in unused if n not in self.shunned)
         return replace(self, groups=groups, idle=idle, rented=rented)
 
-    def _by_pool(self, group: Group) -> tuple[tuple[Pool, tuple[str, ...]], ...]:
+    def by_pool(self, group: Group) -> tuple[tuple[Pool, tuple[str, ...]], ...]:
+        """The group's nodes of each pool."""
         if self.cluster.shared:
             return ((self.cluster.rollout, group.nodes),)
         return ((self.cluster.rollout, group.rollout_nodes), (self.cluster.train, group.train_nodes))

@@ -67,6 +67,17 @@ def _worth(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:
     return Worth(worth, idle_usd)
 
 
+def steady_worth_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> float:
+    """What the group's work of an hour is worth by the whole forecast: dearer to know, and true for longer."""
+    priced: tuple[Cluster, float] | None = group.__dict__.get("_steady_worth")
+    if priced is None or priced[0] is not cluster:
+        worth = 0.0
+        for member, pace in zip(group.members, forecaster.forecast(group).iteration_s, strict=True):
+            worth += most_worth_usd_per_hour(member.job, cluster) * min(1.0, member.job.solo_s / pace)
+        priced = group.__dict__["_steady_worth"] = cluster, worth
+    return priced[1]
+
+
 def burden_usd_per_hour(plan: Plan, snapshot: Snapshot, forecaster: Forecaster) -> float:
     """What the plan adds to the hourly price, less what it adds to the worth of the work."""
     after = worth_of(plan.group, snapshot.cluster, forecaster).usd

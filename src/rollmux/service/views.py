@@ -58,7 +58,7 @@ def job_view(controller: Controller, now: float, job_id: str, tenant: str | None
         record.job.slo,
         record.job.usd_per_hour(state.cluster),
         _lanes(controller, now, record, tenant),
-        record.told.reason if record.told else (record.moving_because if record.target else ""),
+        record.told.reason if record.told else (record.moving_because if state.is_moving(record) else ""),
         record.told.expected_wait_s if record.told else None,
     )
 
