@@ -67,6 +67,8 @@ def serve(
     service.admin_token(place, running.tokens)
     (place / "url").write_text(running.url, encoding="utf-8")
     typer.echo(f"Controller at {running.url}, folder {place}. Commands on this machine find it there.")
+    if launcher == "ray" and host in ("127.0.0.1", "::1", "localhost"):
+        typer.echo(f"Jobs on other machines can't reach {running.url}: give --host an address of this one.", err=True)
     service.run(running)
 
 
