@@ -113,6 +113,11 @@ def test_a_folder_is_that_of_the_file_or_seen_from_there(tmp_path: Path, said: s
     assert Path(read_job_file(tmp_path / "job.yaml").folder) == tmp_path / meant
 
 
+def test_a_folder_may_be_an_address(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "folder": "s3://jobs/a.zip"}), encoding="utf-8")
+    assert read_job_file(tmp_path / "job.yaml").folder == "s3://jobs/a.zip"
+
+
 @pytest.mark.parametrize("text", ["[1, 2", "a: 1\na: 2", "\x00", "!!python/object:os.system {}", "{}", "7", ""])
 def test_a_file_that_holds_no_job_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.yaml").write_text(text, encoding="utf-8")

@@ -92,6 +92,8 @@ def serve(
         typer.echo(
             f"To watch it, open {running.local_url}/ in a browser; it asks for the token in {place / 'admin.token'}."
         )
+    if launcher == "ray" and not advertise and host in ("127.0.0.1", "::1", "localhost"):
+        typer.echo(f"Jobs on other machines can't reach {running.url}: give --host an address of this one.", err=True)
     service.run(running)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -84,6 +85,20 @@ def test_a_launcher_bears_that_the_first_calls_of_each_kind_go_wrong_in_each_way
             assert processes_of(launcher) == {}
             assert len(heard.exits) == 1
         assert len((tmp_path / "starts").read_text().split()) == 2
+
+    asyncio.run(story())
+
+
+def test_a_folder_may_be_an_address_that_each_node_unpacks(cluster: RealRay, tmp_path: Path) -> None:
+    async def story() -> None:
+        with ZipFile(tmp_path / "job.zip", "w") as packed:
+            packed.writestr("job/words.txt", "from afar")
+        async with launching(tmp_path, cluster) as (launcher, heard):
+            attempt = shell(tmp_path, "cat words.txt", processes=2)
+            packed_up = replace(attempt.submission, folder=f"file://{tmp_path}/job.zip")
+            await launcher.start(replace(attempt, submission=packed_up))
+            assert await heard.why("a", 1) == ""
+            assert await launcher.log("a", 2) == ["[0] from afar", "[1] from afar"]
 
     asyncio.run(story())
 

@@ -164,6 +164,7 @@ def program(of: str) -> int:
     return mine[0]
 
 
+@pytest.mark.slow
 def test_when_a_node_is_lost_that_is_told_and_its_attempt_has_failed_for_it(cluster: RealRay, tmp_path: Path) -> None:
     async def story() -> None:
         async with launching(tmp_path, cluster) as (launcher, heard):

@@ -327,14 +327,17 @@ class RayLauncher:
     # -- watching ----------------------------------------------------------------------------------------------------
 
     async def _watch_forever(self) -> None:
+        """A slow dashboard is asked less often: at most a fifth of the time."""
+        loop = asyncio.get_running_loop()
         while True:
+            began = loop.time()
             try:
                 await self._look_at_nodes()
                 await self._look_at_jobs()
             except RollmuxError as error:
                 log.warning("%s", error)
                 await asyncio.sleep(self.pace.pause_s)
-            await asyncio.sleep(self.pace.look_s)
+            await asyncio.sleep(max(self.pace.look_s, 4 * (loop.time() - began)))
 
     async def _look_at_jobs(self) -> None:
         """Has those seen off that have ended, and those settled of which nobody knows."""

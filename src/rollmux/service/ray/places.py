@@ -31,9 +31,10 @@ class Places:
             if stuck in alive and _fits(name, alive[stuck], free[stuck]):
                 found[node] = _take(name, stuck, free)
         for node, name in names.items():
-            fitting = [each.id for each in there if _fits(name, each, free[each.id])]
-            if node not in found and fitting:
-                found[node] = _take(name, fitting[0], free)
+            if node not in found:
+                fits = next((each.id for each in there if _fits(name, each, free[each.id])), None)
+                if fits is not None:
+                    found[node] = _take(name, fits, free)
         for node in names:
             self.at.pop(node, None)
         self.at |= found
