@@ -227,10 +227,11 @@ def test_a_task_that_is_cancelled_while_it_waits_gives_its_turn_to_others() -> N
 
 
 def test_phases_are_measured_and_the_longest_of_the_first_few_is_reported_once() -> None:
-    world = World()
+    world, engine = World(), Engine()
+    engine.nbytes = 7 * 10**9
     with world.connect(job_data("a"), profile=2) as mux:
         for step in mux.steps(5):
-            with mux.phase("rollout", state=Engine()):
+            with mux.phase("rollout", state=engine):
                 sleep(0.2 if step == 0 else 0.03 if step == 1 else 0.01)
             with mux.phase("train"):
                 pass
@@ -238,6 +239,9 @@ def test_phases_are_measured_and_the_longest_of_the_first_few_is_reported_once()
         soon(lambda: world.profiles("a"))
         (profile,) = world.profiles("a")
         assert 0.03 <= profile.rollout_s < 0.2
+        assert profile.rollout_switch_s is None  # alone on its nodes it moves nothing
+        assert (profile.rollout_bytes, profile.train_bytes) == (7 * 10**9, None)
+        assert 10**6 < (profile.process_bytes or 0) < 10**11
         assert world.record("a").job.rollout.measured_s == profile.rollout_s
 
 
@@ -248,6 +252,15 @@ def test_a_profile_holds_the_longest_after_the_first_iteration() -> None:
         for kind in PhaseKind:
             timings.add(kind, Timing(1.0, 0.0 if kind is TRAIN else body_s, 1.0))
     assert timings.profile(7) == Profile(7, 3.0, 0.001, 3.0)
+
+
+def test_what_moving_state_takes_is_told_once_it_was_seen_often_enough() -> None:
+    timings = Timings(2)
+    for load_s in (9.0, 1.0, 3.0, 2.0):
+        for kind in PhaseKind:
+            timings.add(kind, Timing(load_s, 1.0, load_s / 2, 5, switched=kind is ROLLOUT))
+    found = Profile(1, 1.0, 1.0, 1.0, (3.0, 1.5), None, 5, 5, 10**9)
+    assert timings.profile(1, 10**9) == found
 
 
 def test_a_controller_that_never_answers_is_unreachable_after_a_while() -> None:

@@ -217,6 +217,7 @@ class Engine:
     def __init__(self) -> None:
         self.moves: list[str] = []
         self.here = False
+        self.nbytes = 10**6
 
     def load(self) -> None:
         assert not self.here

@@ -52,6 +52,14 @@ def test_a_sync_that_was_not_measured_stays_as_it_was_given() -> None:
     assert replace(job(), sync_s=4.0).measured(50, 30).sync_s == 4.0
 
 
+def test_a_switch_that_was_measured_counts_from_then_on_and_another_stays_as_it_was_given() -> None:
+    given = job()
+    measured = given.measured(50, 30, None, (4.0, 2.0))
+    assert (measured.rollout.load_s, measured.rollout.offload_s) == (4.0, 2.0)
+    assert measured.train.switch_s == given.train.switch_s
+    assert measured.measured(50, 30).rollout.switch_s == 6.0
+
+
 def test_measuring_again_replaces_the_first_measurement() -> None:
     assert job().measured(50, 30).measured(60, 40) == job().measured(60, 40)
 

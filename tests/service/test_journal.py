@@ -24,6 +24,7 @@ JOB = JobSpec(
     "job ü", PhaseSpec(50.5, 2, resident_bytes=10**15, pause_s=0.0), PhaseSpec(1e-3, gpus=8), 1.5, tail=Tail(10, 2, 1.0)
 )
 SAMPLES: dict[Any, Any] = {str: TEXT, int: 7, float: 0.1 + 0.2, JobSpec: JOB, PhaseKind: PhaseKind.SYNC}
+SAMPLES |= {tuple[float, float] | None: (0.5, 1e-3), int | None: 10**13}
 SAMPLES[tuple[ev.Heartbeat, ...]] = (ev.Heartbeat("a", 3), ev.Heartbeat("b", 4))
 EVENTS = [kind(*(SAMPLES[get_type_hints(kind)[f.name]] for f in fields(kind))) for kind in get_args(ev.Event)]
 

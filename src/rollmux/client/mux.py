@@ -6,6 +6,7 @@ Without a controller everything runs straight through, so that the same script r
 import atexit
 import logging
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -21,7 +22,7 @@ from rollmux.client.stint import Stint
 from rollmux.client.timings import Timings
 from rollmux.errors import RollmuxError
 from rollmux.mux.job import PhaseKind
-from rollmux.protocol.messages import Done, Leave
+from rollmux.protocol.messages import Done, Leave, Profile
 
 log = logging.getLogger("rollmux")
 
@@ -40,7 +41,8 @@ class Mux:
         self._link = link
         self._owner = owner
         self._pid = os.getpid()
-        self._closed = self._profiled = False
+        self._closed = False
+        self._profiled: Profile | None = None  # the last that was told
         self._syncs = False  # the script has sync phases of its own
         self._aside: Aside | None = None
         if link is not None:
@@ -94,11 +96,12 @@ class Mux:
     def measured(self) -> None:
         """For phases: one more is done, and was measured."""
         link, aside = self._link, self._aside
-        if link is None or aside is None or link.rank or self._profiled:
+        if link is None or aside is None or link.rank:
             return
-        profile = self.timings.profile(link.attempt)
-        if profile is not None:
-            self._profiled = True
+        profile = self.timings.profile(link.attempt, peak_bytes())
+        told = self._profiled
+        if profile is not None and (told is None or _switches(told) != _switches(profile)):
+            self._profiled = profile
             aside.profile(profile)
 
     # -- what else a job says and hears ------------------------------------------------------------------------------
@@ -164,3 +167,12 @@ class Mux:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close("" if error is None else f"{type(error).__name__}: {error}")
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _switches(profile: Profile) -> tuple[object, object]:
+    return profile.rollout_switch_s, profile.train_switch_s

@@ -1,4 +1,5 @@
-"""The state of a phase, moved onto its nodes and off them. An object says how by `load()` and `offload()`, if at all.
+"""The state of a phase, moved onto its nodes and off them. An object says how by `load()` and `offload()`, if at all,
+and how large it is by `nbytes`.
 
 They may be called from another thread than the phase's own, but never while its work goes on.
 """
@@ -23,6 +24,17 @@ def load(state: State) -> float:
 def offload(state: State) -> float:
     """Moves state off, the last that came first; returns the seconds that it took."""
     return _each(state[::-1], "offload")
+
+
+def size(state: State) -> int | None:
+    """Bytes of what says how large it is (`nbytes`)."""
+    known = [int(part.nbytes) for part in state if hasattr(part, "nbytes")]
+    return sum(known) if known else None
+
+
+def moves(state: State) -> bool:
+    """Whether any of it says how it is moved."""
+    return any(hasattr(part, "load") or hasattr(part, "offload") for part in state)
 
 
 def _each(state: State, how: str) -> float:

@@ -8,7 +8,7 @@ import logging
 from time import monotonic
 
 from rollmux.client.link import Link
-from rollmux.client.residency import State, load, offload
+from rollmux.client.residency import State, load, moves, offload, size
 from rollmux.client.timings import Timing
 from rollmux.errors import RollmuxError
 from rollmux.mux.job import PhaseKind
@@ -37,7 +37,7 @@ class Stint:
         self.away_s = 0.0  # paused
         self.abandoned = False  # nobody waits for it to begin any more
         self._loaded: State = ()
-        self._load_s = 0.0
+        self._load_s: float | None = None  # if it was moved in
         self._began = monotonic()
 
     def __str__(self) -> str:
@@ -71,7 +71,9 @@ class Stint:
                 link.wanted.add((self.kind, self.iteration))  # it will be done again
             raise link.lost(f"{self} ended without its lease: what it did does not count, do it again")
         link.next[self.kind] = self.iteration + 1
-        link.timings.add(self.kind, Timing(self._load_s, body_s, offload_s))
+        switched = self._load_s is not None and offload_s is not None and moves(self.state)
+        timing = Timing(self._load_s or 0.0, body_s, offload_s or 0.0, size(self.state), switched)
+        link.timings.add(self.kind, timing)
 
     def fail(self, error: BaseException) -> None:
         """The work has raised this: others get the nodes."""
@@ -121,15 +123,18 @@ class Stint:
             offload(stayed)
             stayed = None
         self._loaded = self.state if lease.nodes else ()  # a sync holds no nodes that it could move to
-        self._load_s = load(self._loaded) if stayed is None else 0.0
+        self._load_s = load(self._loaded) if stayed is None else None
 
-    def _leave(self, lease: Held) -> float:
-        """State stays where it may. That is noted first: the order to move it off may come before the answer."""
+    def _leave(self, lease: Held) -> float | None:
+        """State stays where it may. That is noted first: the order to move it off may come before the answer.
+
+        Returns the seconds that moving it off took, if it was.
+        """
         with self.link.lock:
             stays = lease.keep and not self.disturbed
             if stays:
                 self.link.parked[self.kind] = (lease.epoch, self._loaded)
-        return 0.0 if stays else self.move_off()
+        return None if stays else self.move_off()
 
     def _finish(self, lease: Held) -> bool:
         """Whether the phase counts. One that others of the job have paused has nothing left to do here."""

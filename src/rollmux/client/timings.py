@@ -1,9 +1,10 @@
-"""How long the job's phases really take: the latest of each kind, and the most of the first few.
+"""What the job's phases really take: the latest of each kind, and the most of the first few.
 
 The first iteration is left out (it compiles and fills caches), and the longest counts: a forecast that is too short
-would break the SLOs of others.
+would break the SLOs of others. A job that shares no nodes moves no state: what that takes is told once it was seen.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rollmux.mux.job import PhaseKind
@@ -15,11 +16,16 @@ SHORTEST_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One phase: its state moved in, its work without pauses, its state moved off."""
+    """One phase: its state moved in, its work without pauses, its state moved off, and how large that state is.
+
+    Of state that does not say how large it is there are no bytes.
+    """
 
     load_s: float
     body_s: float
     offload_s: float
+    state_bytes: int | None = None
+    switched: bool = False  # state was moved both in and off
 
 
 @dataclass(slots=True)
@@ -28,16 +34,40 @@ class Timings:
 
     wanted: int = 3
     last: dict[PhaseKind, Timing] = field(default_factory=dict)
-    _bodies: dict[PhaseKind, list[float]] = field(default_factory=lambda: {kind: [] for kind in PhaseKind})
+    _first: dict[PhaseKind, list[Timing]] = field(default_factory=lambda: {kind: [] for kind in PhaseKind})
+    _switches: dict[PhaseKind, list[Timing]] = field(default_factory=lambda: {kind: [] for kind in PhaseKind})
 
     def add(self, kind: PhaseKind, timing: Timing) -> None:
+        first, switches = self._first[kind], self._switches[kind]
         self.last[kind] = timing
-        if len(self._bodies[kind]) <= self.wanted:
-            self._bodies[kind].append(timing.body_s)
+        if timing.switched and len(first) and len(switches) < self.wanted:
+            switches.append(timing)
+        if len(first) <= self.wanted:
+            first.append(timing)
 
-    def profile(self, attempt: int) -> Profile | None:
+    def profile(self, attempt: int, process_bytes: int | None = None) -> Profile | None:
         """What to tell the controller, once enough was measured."""
-        if not self.wanted or any(len(bodies) <= self.wanted for bodies in self._bodies.values()):
+        if not self.wanted or any(len(first) <= self.wanted for first in self._first.values()):
             return None
-        rollout, train, sync = (max(bodies[1:]) for bodies in self._bodies.values())
-        return Profile(attempt, max(rollout, SHORTEST_S), max(train, SHORTEST_S), sync)
+        rollout, train, sync = (max(each.body_s for each in first[1:]) for first in self._first.values())
+        return Profile(
+            attempt,
+            max(rollout, SHORTEST_S),
+            max(train, SHORTEST_S),
+            sync,
+            self._switch(PhaseKind.ROLLOUT),
+            self._switch(PhaseKind.TRAIN),
+            _most(each.state_bytes for each in self._first[PhaseKind.ROLLOUT]),
+            _most(each.state_bytes for each in self._first[PhaseKind.TRAIN]),
+            process_bytes,
+        )
+
+    def _switch(self, kind: PhaseKind) -> tuple[float, float] | None:
+        seen = self._switches[kind]
+        if len(seen) < self.wanted:
+            return None
+        return max(each.load_s for each in seen), max(each.offload_s for each in seen)
+
+
+def _most(sizes: Iterable[int | None]) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)

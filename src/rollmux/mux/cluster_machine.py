@@ -153,13 +153,17 @@ class ClusterMachine:
         record = self._record(event.job_id)
         if record is None or not record.is_current(event.attempt):
             return None
-        state, measured = self.state, (event.rollout_s, event.train_s, event.sync_s)
+        state, seen = self.state, (event.rollout_bytes, event.train_bytes, event.process_bytes)
+        measured = (event.rollout_s, event.train_s, event.sync_s, event.rollout_switch_s, event.train_switch_s)
         job = record.job.measured(*measured)
-        problems = job_problems(job, state.cluster)
+        problems = [*map(str, job_problems(job, state.cluster))]
+        problems += [f"{count} bytes" for count in seen if count is not None and count < 0]
         if problems:
-            raise IllegalEvent(f"job {event.job_id} measured what can't be: {'; '.join(map(str, problems))}")
-        if record.state is Job.QUEUED or job == record.job:
+            raise IllegalEvent(f"job {event.job_id} measured what can't be: {'; '.join(problems)}")
+        if record.state is Job.QUEUED:
             return None
+        if job == record.job:
+            return None if seen == (None, None, None) else []
         record.job = job
         homes = [record.group_id] + ([record.target[0]] if record.target else [])
         for group_id in homes:

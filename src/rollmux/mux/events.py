@@ -25,13 +25,22 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True)
 class JobProfiled:
-    """The job's phases have been measured: guarded quantiles, in place of the worst case."""
+    """The job's phases have been measured: guarded quantiles, in place of the worst case.
+
+    Switches are seconds to move a phase's state onto its nodes and off them, where that has been seen. Bytes are those
+    of a phase's state, and the most that a process has had: they are for the owner, and change no plan.
+    """
 
     job_id: str
     attempt: int
     rollout_s: float
     train_s: float
     sync_s: float
+    rollout_switch_s: tuple[float, float] | None = None
+    train_switch_s: tuple[float, float] | None = None
+    rollout_bytes: int | None = None
+    train_bytes: int | None = None
+    process_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

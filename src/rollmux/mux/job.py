@@ -19,6 +19,10 @@ class PhaseKind(Enum):
     __hash__ = object.__hash__
 
 
+# Seconds to move state onto nodes, and off them.
+Switch = tuple[float, float]
+
+
 @dataclass(frozen=True, slots=True)
 class PhaseSpec:
     """One kind of phase: how long, on how many nodes, with how much state.
@@ -48,6 +52,11 @@ class PhaseSpec:
     def switch_s(self) -> float:
         """Time that the nodes are held for moving state, where the phase shares them."""
         return self.load_s + self.offload_s
+
+    def measured(self, measured_s: float, switch_s: Switch | None) -> "PhaseSpec":
+        """The same phase with what was measured in place of what was said."""
+        load_s, offload_s = switch_s or (self.load_s, self.offload_s)
+        return replace(self, measured_s=measured_s, load_s=load_s, offload_s=offload_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +151,19 @@ class JobSpec:
             train=_in_nodes(self.train, cluster.train.node_type.gpus),
         )
 
-    def measured(self, rollout_s: float, train_s: float, sync_s: float | None = None) -> "JobSpec":
+    def measured(
+        self,
+        rollout_s: float,
+        train_s: float,
+        sync_s: float | None = None,
+        rollout_switch_s: Switch | None = None,
+        train_switch_s: Switch | None = None,
+    ) -> "JobSpec":
         """The same job with what was measured in place of the worst case."""
         return replace(
             self,
-            rollout=replace(self.rollout, measured_s=rollout_s),
-            train=replace(self.train, measured_s=train_s),
+            rollout=self.rollout.measured(rollout_s, rollout_switch_s),
+            train=self.train.measured(train_s, train_switch_s),
             sync_s=self.sync_s if sync_s is None else sync_s,
         )
 

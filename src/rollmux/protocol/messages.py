@@ -139,12 +139,17 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What the job's phases really take."""
+    """What the job's phases really take; each switch is the seconds to move state onto the nodes and off them."""
 
     attempt: int
     rollout_s: float
     train_s: float
     sync_s: float
+    rollout_switch_s: tuple[float, float] | None = None
+    train_switch_s: tuple[float, float] | None = None
+    rollout_bytes: int | None = None
+    train_bytes: int | None = None
+    process_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

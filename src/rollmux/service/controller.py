@@ -321,7 +321,9 @@ class Controller:
 
     def profile(self, now: float, job_id: str, call: Profile) -> Done:
         self.live(job_id)
-        self.tell(now, ev.JobProfiled(job_id, call.attempt, call.rollout_s, call.train_s, call.sync_s))
+        seconds = call.rollout_s, call.train_s, call.sync_s, call.rollout_switch_s, call.train_switch_s
+        sizes = call.rollout_bytes, call.train_bytes, call.process_bytes
+        self.tell(now, ev.JobProfiled(job_id, call.attempt, *seconds, *sizes))
         return Done()
 
     # -- what these share --------------------------------------------------------------------------------------------
