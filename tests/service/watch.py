@@ -97,13 +97,14 @@ class Watch:
     # -- what became durable, and what anybody is told ---------------------------------------------------------------
 
     def durable(self, batch: Batch, log: deque[Entry], origin: float) -> None:
-        last = batch.records[-1].seq if batch.records else 0
+        if not batch.records:
+            return
+        first, last = batch.records[0].seq, batch.records[-1].seq
         for record in batch.records:
             if isinstance(record.event, RENEWING):
                 self.renewed[record.event.epoch] = record.at - origin
             elif isinstance(record.event, ev.Heartbeats):
                 self.renewed |= {beat.epoch: record.at - origin for beat in record.event.of}
-        first = batch.records[0].seq if batch.records else 1
         for entry in reversed(log):
             if entry.seq < first:
                 break

@@ -238,7 +238,8 @@ class World:
 
     def over(self) -> bool:
         """Every job was taken and has ended, and what was rented is given back."""
-        return not self.left()
+        ended = self.host.controller.machine.state.ended
+        return all(owner.job_id in ended for owner in self.owners) and not self.left()
 
     def left(self) -> list[str]:
         """What is still to come to its end."""
