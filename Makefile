@@ -3,6 +3,8 @@
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Half of the tests wait for leases, processes and sockets rather than for a core.
+WORKERS := $(shell echo $$(( 2 * $$(nproc) )))
 BENCHMARKS := $(filter-out __init__ controllers harness populations,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
@@ -15,7 +17,7 @@ demo: $(INSTALLED) ## Show RollMux at work on this machine
 	@$(BIN)/rollmux demo
 
 test: lint ## Lint, then every quick test with coverage
-	$(BIN)/pytest --cov -n auto --dist loadgroup
+	$(BIN)/pytest --cov -n $(WORKERS) --dist loadgroup
 
 test-slow: $(INSTALLED) ## The tests that take minutes
 	$(BIN)/pytest -m slow

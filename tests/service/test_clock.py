@@ -13,8 +13,18 @@ from tests.client.world import Crowd, Floor
 from tests.service.serving import PAIR, job, served
 
 SOURCE = Path(rollmux.__file__).parent
-# Who may look at the wall clock: tokens run out at a date, and records say when they were written.
-MAY = {"service/serve.py": "Tokens(", "service/journal.py": "wall_s =", "cli/tokens.py": "Tokens("}
+# Who may look at the wall clock: tokens run out at a date, records, pictures and answers say of when they are, and the
+# checks of a machine look at the clock itself.
+MAY = {
+    "service/serve.py": "Tokens(",
+    "service/journal/written.py": "wall_s, rows =",
+    "service/routes.py": "view.Health(",
+    "service/checkup/machine.py": "time.time()",
+    "cli/doctor.py": "time.time()",
+    "cli/past.py": "unix_s_at_0",
+    "cli/tokens.py": "Tokens(",
+    "cli/top.py": "Frame(",
+}
 YEAR_S = 365 * 86400.0
 
 

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,15 @@ def names(there: Served) -> list[str]:
 
 
 def answering(client: httpx.Client) -> httpx.Response:
-    """Its first answer."""
-    until = time.monotonic() + 20
+    """That it is ready."""
+    until = time.monotonic() + 30
     while True:
-        try:
-            return client.get("/healthz")
-        except httpx.TransportError:
-            assert time.monotonic() < until
+        with suppress(httpx.TransportError):
+            answer = client.get("/readyz", timeout=5.0)
+            if answer.status_code == 200:
+                return answer
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_no_file_can_grow_any_more_and_the_controller_is_read_only_until_it_is_started_anew(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -186,3 +187,17 @@ def test_what_is_no_url_can_not_be_advertised(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["serve", "--advertise", "machine:8421", "--folder", str(tmp_path)])
     assert result.exit_code == 2
     assert "write it like" in result.output
+
+
+def test_whoever_comes_while_the_door_closes_is_answered_or_sent_away() -> None:
+    for _ in range(10):
+        with socket.socket() as at:
+            at.bind(("127.0.0.1", 0))
+            door = Door(at)
+            guests = [socket.create_connection(at.getsockname(), timeout=10) for _ in range(20)]
+            for guest in guests:
+                guest.sendall(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n")
+            door.close()
+        for guest in guests:  # those whom nobody has let in are sent away by the end of the socket
+            with guest, suppress(ConnectionResetError):
+                assert guest.recv(100)[9:12] in (b"", b"503")

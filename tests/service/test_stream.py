@@ -193,7 +193,7 @@ def test_records_that_are_no_news_keep_no_stream_busy(tmp_path: Path) -> None:
         for _ in range(5):
             there.post("/v1/jobs/mine/listen", {"attempt": attempt, "epochs": [epoch]})
             time.sleep(0.1)
-        assert there.get("/healthz")["seq"] == seq + 5
+        assert seq < there.get("/healthz")["seq"] <= seq + 5
         assert time.process_time() - began < 0.3
         with pytest.raises(Empty):
             reader.next(within_s=0.1)

@@ -157,6 +157,8 @@ def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: 
     if plan is None:
         return None
     newcomer = plan.group.members[-1]
+    if newcomer.job.train is not job.train:
+        job = replace(job, train=newcomer.job.train)  # at the width that the policy gives it there
     there = Member(job, newcomer.placement, newcomer.limit_s)
     home = snapshot.groups.get(plan.group.id) or Group(plan.group.id, (), plan.group.order)
     return replace(plan, group=home.joined_by(there))

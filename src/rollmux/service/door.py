@@ -9,6 +9,7 @@ import re
 import socket
 import ssl
 from collections.abc import Coroutine
+from contextlib import suppress
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ from rollmux.protocol.views import Health, Standing
 
 T = TypeVar("T")
 
+# So long is waited for what is just being said when the door closes.
+LAST_WORDS_S = 0.1
 # Who is silent for so long is not waited for, and what is longer is not read.
 PATIENCE_S, MOST_BYTES = 2.0, 1024 * 1024
 
@@ -30,10 +33,12 @@ class Door:
     """Serves a bound socket from a thread of its own; once closed, the socket listens on and is free for another."""
 
     def __init__(self, at: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        self._at, self._tls = at.dup(), tls
+        self._at.setblocking(False)
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="door", daemon=True)
         self._thread.start()
-        self._server = self._in_loop(asyncio.start_server(self._meet, sock=at.dup(), ssl=tls))
+        self._in_loop(self._open())
 
     def close(self) -> None:
         """What is being said is said to its end, within a moment."""
@@ -46,26 +51,45 @@ class Door:
     def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _end(self) -> None:
-        self._server.close()
-        open_ones = asyncio.all_tasks() - {asyncio.current_task()}
-        _, silent = await asyncio.wait(open_ones, timeout=0.1) if open_ones else ((), ())
-        for task in silent:
-            task.cancel()
-        await asyncio.gather(*open_ones, return_exceptions=True)
+    async def _open(self) -> None:
+        self._at.listen()
+        self._loop.add_reader(self._at, self._let_in)
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _let_in(self) -> None:
+        """By hand: who is let in by asyncio's own server in the moment in which that is closed is never answered."""
+        with suppress(OSError):
+            guest, _ = self._at.accept()
+            guest.setblocking(False)
+            self._loop.create_task(self._meet(guest))
+
+    async def _end(self) -> None:
+        self._loop.remove_reader(self._at)
+        self._at.close()
+        until = self._loop.time() + LAST_WORDS_S
+        while open_ones := asyncio.all_tasks() - {asyncio.current_task()}:
+            _, silent = await asyncio.wait(open_ones, timeout=max(0.0, until - self._loop.time()))
+            for task in silent:
+                task.cancel()
+            await asyncio.gather(*open_ones, return_exceptions=True)
+        await asyncio.sleep(0.01)  # what is closed now is so in the next round of the loop
+
+    async def _meet(self, guest: socket.socket) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = _LENGTH.search(head)
-                await reader.read(min(int(length[1]), MOST_BYTES) if length else 0)
-                writer.write(_answer(head))
-                await writer.drain()
+                reader = asyncio.StreamReader()
+                protocol = asyncio.StreamReaderProtocol(reader)
+                transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, guest, ssl=self._tls)
+                writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
+                try:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    length = _LENGTH.search(head)
+                    await reader.read(min(int(length[1]), MOST_BYTES) if length else 0)
+                    writer.write(_answer(head))
+                    await writer.drain()
+                finally:
+                    writer.close()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # it may come again, too
-        finally:
-            writer.close()
+            guest.close()  # it may come again, too
 
 
 def _answer(head: bytes) -> bytes:

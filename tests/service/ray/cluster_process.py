@@ -6,6 +6,7 @@ It lives on loopback addresses; not on 127.0.0.1, which Ray would replace by the
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,6 +15,12 @@ from typing import Any
 from ray.cluster_utils import Cluster
 
 STORE_BYTES = 80 * 2**20
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def main() -> None:
@@ -29,6 +36,7 @@ def main() -> None:
             "node_ip_address": f"{net}.2",
             "include_dashboard": True,
             "dashboard_host": "127.0.0.1",
+            "dashboard_port": free_port(),  # another cluster may have the usual one
             "temp_dir": folder,
         },
     )

@@ -47,7 +47,7 @@ class RealRay:
     def _answer(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, f"the cluster is gone: {self._process.wait()}"
+        assert line, f"the cluster is gone: {self._process.wait()}; its log says more"
         return json.loads(line)
 
 
