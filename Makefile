@@ -17,7 +17,7 @@ demo: $(INSTALLED) ## Show RollMux at work on this machine
 	@$(BIN)/rollmux demo
 
 test: lint ## Lint, then every quick test with coverage
-	$(BIN)/pytest --cov -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest --cov -n $(WORKERS)
 
 test-slow: $(INSTALLED) ## The tests that take minutes
 	$(BIN)/pytest -m slow

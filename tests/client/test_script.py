@@ -311,7 +311,7 @@ def test_state_that_can_not_be_moved_in_gives_the_nodes_back() -> None:
 
 
 def test_the_job_s_log_is_not_filled_with_signs_of_life(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "httpx")
     world = World()
     with world.connect(job_data("a")) as mux, mux.phase("rollout"):
         httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200))).get("http://elsewhere/")

@@ -89,7 +89,7 @@ def test_a_job_is_done_once_whatever_becomes_of_each_call_of_a_kind(tmp_path: Pa
         assert there.get("/v1/jobs/a")["state"] == "ended"
     assert decide.met, "the fault never came about"
     found = events(tmp_path)
-    passing = (ev.Heartbeat, ev.PhaseProgressed, ev.JobProfiled, ev.NodeJoined)
+    passing = (ev.Heartbeats, ev.PhaseProgressed, ev.JobProfiled, ev.NodeJoined)
     counted = Counter(type(event) for event in found if not isinstance(event, passing))
     phases = 3 * STEPS
     assert counted == {

@@ -160,10 +160,8 @@ class ClusterMachine:
         problems += [f"{count} bytes" for count in seen if count is not None and count < 0]
         if problems:
             raise IllegalEvent(f"job {event.job_id} measured what can't be: {'; '.join(problems)}")
-        if record.state is Job.QUEUED:
+        if record.state is Job.QUEUED or job == record.job:
             return None
-        if job == record.job:
-            return None if seen == (None, None, None) else []
         record.job = job
         homes = [record.group_id] + ([record.target[0]] if record.target else [])
         for group_id in homes:

@@ -15,8 +15,6 @@ from tests.service.ray.launching import launching, processes_of, shell
 from tests.service.ray.model import CALLS, Fault, Faulty, RayModel, played
 from tests.service.ray.real import RealRay
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 
 async def asked(ray: RayGateway, node: str, name: str) -> None:
     """What launchers rely on."""
@@ -50,6 +48,7 @@ def test_the_model_does_what_launchers_rely_on() -> None:
     played(asked(RayModel("rollout-0"), "rollout-0", "model"))
 
 
+@pytest.mark.slow
 def test_the_real_one_does_so_too(cluster: RealRay) -> None:
     async def real() -> None:
         ray = HttpGateway(cluster.url)
@@ -70,6 +69,7 @@ def test_the_real_one_does_so_too(cluster: RealRay) -> None:
     asyncio.run(real())
 
 
+@pytest.mark.slow
 def test_a_launcher_bears_that_the_first_calls_of_each_kind_go_wrong_in_each_way(
     cluster: RealRay, tmp_path: Path
 ) -> None:
@@ -89,6 +89,7 @@ def test_a_launcher_bears_that_the_first_calls_of_each_kind_go_wrong_in_each_way
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_folder_may_be_an_address_that_each_node_unpacks(cluster: RealRay, tmp_path: Path) -> None:
     async def story() -> None:
         with ZipFile(tmp_path / "job.zip", "w") as packed:
@@ -103,6 +104,7 @@ def test_a_folder_may_be_an_address_that_each_node_unpacks(cluster: RealRay, tmp
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_what_ray_cant_unpack_fails_the_attempt_with_its_words(cluster: RealRay, tmp_path: Path) -> None:
     async def story() -> None:
         async with launching(tmp_path, cluster) as (launcher, _):

@@ -15,8 +15,6 @@ from rollmux.service.launcher import LaunchFailed
 from tests.service.ray.launching import HERE, launching, machine_of, processes_of, shell, until
 from tests.service.ray.real import RealRay
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 # Lives in a session of its own and takes no hint, as a daemon would that a job has left behind.
 DAEMON = f"""setsid {sys.executable} -c '
 import os, signal, time
@@ -30,6 +28,7 @@ def numbers(folder: Path) -> dict[str, int]:
     return {path.name: int(path.read_text()) for path in folder.glob("rank*")}
 
 
+@pytest.mark.slow
 def test_each_rank_runs_on_its_node_and_what_it_prints_can_be_read(cluster: RealRay, tmp_path: Path) -> None:
     async def story() -> None:
         means = {
@@ -65,6 +64,7 @@ def test_each_rank_runs_on_its_node_and_what_it_prints_can_be_read(cluster: Real
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_the_owner_hears_how_each_attempt_ended(cluster: RealRay, tmp_path: Path) -> None:
     scripts = {
         "good": ("echo done", ""),
@@ -96,6 +96,7 @@ def test_the_owner_hears_how_each_attempt_ended(cluster: RealRay, tmp_path: Path
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_stopped_attempt_has_its_grace_and_leaves_nothing(cluster: RealRay, tmp_path: Path) -> None:
     async def story() -> None:
         async with launching(tmp_path, cluster) as (launcher, heard):
@@ -118,6 +119,7 @@ def test_a_stopped_attempt_has_its_grace_and_leaves_nothing(cluster: RealRay, tm
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_attempts_go_on_without_their_launcher_and_the_next_one_tells_their_ends_once(
     cluster: RealRay, tmp_path: Path
 ) -> None:
@@ -142,6 +144,7 @@ def test_attempts_go_on_without_their_launcher_and_the_next_one_tells_their_ends
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_if_its_program_on_ray_is_killed_nothing_of_an_attempt_goes_on(cluster: RealRay, tmp_path: Path) -> None:
     async def story() -> None:
         async with launching(tmp_path, cluster) as (launcher, heard):

@@ -12,8 +12,6 @@ from rollmux.cli import app
 from tests.service.commanded import Commanded, commanded
 from tests.service.ray.real import RealRay
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 NODE = "{name: n, gpus: 1, usd_per_gpu_hour: 1, hbm_gb: 1, host_memory_gb: 100}"
 PAIR = f"""
 rollout: {{on_demand: false, max_nodes: 1, node: {NODE}}}
@@ -44,6 +42,7 @@ def phases(there: Commanded, name: str) -> list[tuple[str, int, float, float]]:
     return [(kind, step, began, ended) for kind, step, began, ended in map(json.loads, there.printed(name))]
 
 
+@pytest.mark.slow
 def test_two_jobs_weave_by_leases_while_their_controller_is_killed_and_comes_back(
     cluster: RealRay, tmp_path: Path
 ) -> None:
@@ -64,6 +63,7 @@ def test_two_jobs_weave_by_leases_while_their_controller_is_killed_and_comes_bac
             assert all(before[1] <= after[0] for before, after in pairwise(spans)), spans
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_is_gone_and_one_that_fails_is_tried_again(cluster: RealRay, tmp_path: Path) -> None:
     with commanded(tmp_path / "controller", PAIR, "--launcher", "ray", "--ray-address", cluster.url) as there:
         there.submit("long", ["sh", "-c", "echo $$ > pid; echo up; exec sleep 600"])
@@ -76,6 +76,7 @@ def test_a_cancelled_job_is_gone_and_one_that_fails_is_tried_again(cluster: Real
         assert why == "failed 2 times, at last: rank 0 ended with exit code 3; its last line: oh"
 
 
+@pytest.mark.slow
 def test_a_job_whose_ray_node_is_lost_goes_on_elsewhere(cluster: RealRay, tmp_path: Path) -> None:
     with commanded(tmp_path / "controller", SPARE, "--launcher", "ray", "--ray-address", cluster.url) as there:
         there.submit(
