@@ -3,8 +3,8 @@
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# Half of the tests wait for leases, processes and sockets rather than for a core.
-WORKERS := $(shell echo $$(( 2 * $$(nproc) )))
+# Many tests wait for leases, processes and sockets rather than for a core.
+WORKERS := $(shell echo $$(( $$(nproc) + 1 )))
 BENCHMARKS := $(filter-out __init__ controllers harness populations,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
