@@ -114,8 +114,10 @@ def test_two_jobs_that_weave_are_seen_at_work(woven: Served, eyes: Eyes) -> None
     assert sorted(texts(page, ".lane h3 .member")) == sorted([PLAIN, HOSTILE])
     page.get_by_text("The same as a table").click()
     rows = page.locator("#span-table tbody tr")
-    phases = set(texts(page, "#span-table tbody tr > :nth-child(3)"))
-    assert {"rollout 1", "train 1", "sync 1"} <= phases
+    until = time.monotonic() + 30.0
+    while not {"rollout 1", "train 1", "sync 1"} <= set(texts(page, "#span-table tbody tr > :nth-child(3)")):
+        assert time.monotonic() < until
+        page.wait_for_timeout(100)
     assert set(texts(page, "#span-table tbody tr > :nth-child(5)")) == {"rollout-0", "train-0", "no node"}
     newest = rows.first.inner_text()
     page.wait_for_function("was => document.querySelector('#span-table tbody tr').innerText !== was", arg=newest)
