@@ -7,6 +7,7 @@ holds now.
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from math import inf
 from typing import Any
 
 from rollmux.errors import IllegalEvent, RollmuxError
@@ -95,6 +96,7 @@ class Controller:
         self.errands: list[Errand] = []
         self.woken: set[str] = set()  # jobs to which something new may be said
         self.beats: dict[int, ev.Heartbeat] = {}  # signs of life since the last tick, by lease
+        self._wake_at = -inf  # no tick is due before
         self._next_look = 0.0  # for jobs that have gone silent
         self.noted: Callable[[float, ev.Event, Sequence[cmd.Command]], object] = _unheard  # hears what changes
         for live in self.jobs.values():
@@ -108,6 +110,8 @@ class Controller:
         before = ledger.seq
         commands = self.machine.handle(now, event)
         if ledger.seq != before:
+            if not isinstance(event, ev.Heartbeats):  # they only put off what is due
+                self._wake_at = now
             self.pending.append(Record(ledger.seq, now, event, checksum(commands)))
             self._route(commands)
             self.history.heard(now, event, commands)
@@ -119,9 +123,11 @@ class Controller:
         if self.beats:
             beats, self.beats = tuple(self.beats.values()), {}
             self.tell(now, ev.Heartbeats(beats))
-        wake = self.machine.next_wake()
-        if wake is not None and wake <= now:
-            self.tell(now, ev.Tick())
+        if now >= self._wake_at:
+            wake = self.machine.next_wake()
+            self._wake_at = inf if wake is None else wake
+            if self._wake_at <= now:
+                self.tell(now, ev.Tick())
         if now >= self._next_look:
             self._next_look = now + LOOK_S
             self._end_the_silent(now)

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from math import ceil
 from typing import TypeVar
 
 from rollmux.errors import IllegalEvent, RollmuxError
@@ -35,6 +36,8 @@ TRIM_PAUSE_S = 0.05
 GATHER_S = 0.001
 # A parked call is answered at the latest after so long, whatever it asked for: proxies end silent connections.
 LONGEST_PARK_S = 30.0
+# Parked calls whose time is over within so long are answered together: waking up costs more than an answer.
+PARK_GRAIN_S = 0.05
 
 
 class Unavailable(RollmuxError):
@@ -135,7 +138,7 @@ class Host:
     async def park(self, job_id: str, wait_s: float, rule: Callable[[float], T], settled: Callable[[T], bool]) -> T:
         """The rule's answer as soon as it is settled, asked anew whenever there is news of the job; else the last."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + min(wait_s, LONGEST_PARK_S)
+        until = ceil((loop.time() + min(wait_s, LONGEST_PARK_S)) / PARK_GRAIN_S) * PARK_GRAIN_S
         while True:
             news: asyncio.Future[None] = loop.create_future()
             self._parked[job_id].append(news)

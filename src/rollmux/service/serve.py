@@ -4,7 +4,6 @@ The folder holds everything that outlives it: journal, tokens, secret, logs. It 
 """
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -26,6 +25,7 @@ from rollmux.mux.policies import Policy
 from rollmux.service.app import App
 from rollmux.service.door import Door
 from rollmux.service.errands import Errands
+from rollmux.service.garbage import collect_forever
 from rollmux.service.host import Host
 from rollmux.service.journal import Journal, SqliteJournal
 from rollmux.service.launcher import Launcher
@@ -39,8 +39,6 @@ EVERYWHERE = ("", "0.0.0.0", "::")
 ENDING = (signal.SIGTERM, signal.SIGINT)
 # How long open calls may take to end when the controller goes.
 DRAIN_S = 5
-# A full collection stops everything for a tenth of a second with 1,000 jobs; nearly all garbage is young.
-GC = (20_000, 20, 500)
 # How long a thread beside the event loop may keep the interpreter to itself.
 SWITCH_S = 0.0005
 # An idle connection is kept for so long: a job says nothing for whole phases, but for its parked call.
@@ -170,15 +168,14 @@ def run(service: Service) -> None:
         loop = asyncio.get_running_loop()
         for number in ENDING:
             loop.add_signal_handler(number, service.end)
+        collecting = loop.create_task(collect_forever())
         await service.run()
+        collecting.cancel()
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # one more would end it in the midst of its end
         for number in ENDING:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
 
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC)
     sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
