@@ -151,7 +151,7 @@ class Story:
 
     def dies(self) -> None:
         """As by SIGKILL: nothing of it does anything more."""
-        for task in (*self.launcher._tasks, *self.launcher._starting.values()):
+        for task in (*self.launcher._tasks, *self.launcher._starting.tasks):
             task.cancel()
 
     async def new_life(self) -> None:

@@ -175,29 +175,20 @@ def _is_mine(controller: Controller, job_id: str, tenant: str | None) -> bool:
 
 
 def _over(span: Span, job: str) -> SpanView:
-    mine = job == span.job
-    return SpanView(
-        span.epoch,
-        job,
-        span.group,
-        span.kind,
-        span.iteration if mine else -1,
-        span.attempt if mine else 0,
-        tuple(UseView(*use) for use in span.uses),
-        span.waited_s if mine else 0.0,
-        span.began,
-        span.started,
-        span.ended,
-        span.load,
-        span.resumed,
-        span.how,
-        span.fenced,
-    )
+    uses = tuple(UseView(*use) for use in span.uses)
+    return _seen(span, job, uses, ended=span.ended, how=span.how, fenced=span.fenced)
 
 
 def _under_way(span: Open, job: str) -> SpanView:
+    uses = *(UseView(*use) for use in span.given_back), *(UseView(node, at, None) for node, at in span.nodes.items())
+    return _seen(span, job, uses, ended=None, how="", fenced=span.does == LOST)
+
+
+def _seen(
+    span: Span | Open, job: str, uses: tuple[UseView, ...], *, ended: float | None, how: str, fenced: bool
+) -> SpanView:
+    """How far a stranger's job is, and how long it waits, is no one's business."""
     mine = job == span.job
-    gone = [UseView(*use) for use in span.given_back]
     return SpanView(
         span.epoch,
         job,
@@ -205,15 +196,15 @@ def _under_way(span: Open, job: str) -> SpanView:
         span.kind,
         span.iteration if mine else -1,
         span.attempt if mine else 0,
-        (*gone, *(UseView(node, since, None) for node, since in span.nodes.items())),
+        uses,
         span.waited_s if mine else 0.0,
         span.began,
         span.started,
-        None,
+        ended,
         span.load,
         span.resumed,
-        "",
-        span.does == LOST,
+        how,
+        fenced,
     )
 
 

@@ -18,6 +18,7 @@ from rollmux.service.local.attempt_files import AttemptFiles, Key, Started
 from rollmux.service.local.kept import Kept, answer, ask, spawn, wait_ended
 from rollmux.service.local.plans import Bounds, plan_for
 from rollmux.service.local.process_tree import leftovers, send
+from rollmux.service.starts import Starts
 
 log = logging.getLogger("rollmux.service")
 
@@ -46,7 +47,7 @@ class ProcessLauncher:
         self.files = AttemptFiles(folder)
         self.bounds = Bounds(devices, cores, memory_bytes, log_bytes, node_memory_bytes)
         self._on_exit: OnExit | None = None
-        self._starting: dict[Key, asyncio.Task[None]] = {}
+        self._starting = Starts()
         self._kept: dict[Key, Kept] = {}
         self._watching: set[asyncio.Task[None]] = set()
 
@@ -62,19 +63,14 @@ class ProcessLauncher:
         return set(nodes)
 
     async def start(self, attempt: Attempt) -> None:
-        """Goes on to its end even if the caller waits no more: half a start would be nobody's."""
         key = attempt.key
         if key in self._kept:
             return
-        if key not in self._starting:
-            self._starting[key] = asyncio.create_task(self._start(attempt))
-            self._starting[key].add_done_callback(lambda _: self._starting.pop(key))
-        await asyncio.shield(self._starting[key])
+        await self._starting.once(key, lambda: self._start(attempt))
 
     async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
         key = job_id, attempt
-        if key in self._starting:
-            await asyncio.wait([self._starting[key]])
+        await self._starting.settled(key)
         kept = self._kept.get(key)
         if kept is None:
             return
@@ -92,8 +88,8 @@ class ProcessLauncher:
         return self.files.tail(job_id, lines)
 
     async def close(self) -> None:
-        if self._starting:
-            await asyncio.wait(self._starting.values())
+        for key in tuple(self._starting):
+            await self._starting.settled(key)
         for task in self._watching:
             task.cancel()
         await asyncio.gather(*self._watching, return_exceptions=True)

@@ -23,6 +23,7 @@ from rollmux.service.ray.intents import Intent, Intents, Key
 from rollmux.service.ray.places import Places
 from rollmux.service.ray.printed import printed
 from rollmux.service.ray.wire import NOTHING, SWEEP, Word, heard, wish_of
+from rollmux.service.starts import Starts
 
 log = logging.getLogger("rollmux.service")
 T = TypeVar("T")
@@ -72,7 +73,7 @@ class RayLauncher:
         self._live = {each.key: Live(each, told=each.told) for each in self.intents.open()}
         for live in self._live.values():
             self.places.at |= live.intent.nodes
-        self._starting: dict[Key, asyncio.Task[None]] = {}
+        self._starting = Starts()
         self._unwanted: set[Key] = set()
         self._nodes: dict[str, bool] = {}  # those of ours, and whether they were there at the last look
         self._on_exit: OnExit | None = None
@@ -104,23 +105,18 @@ class RayLauncher:
         return set(self._live)
 
     async def start(self, attempt: Attempt) -> None:
-        """Goes on to its end even if the caller waits no more: half a start would be nobody's."""
         key = attempt.key
         live = self._live.get(key)
         if live is not None and live.up and live.work is None:
             return
-        if key not in self._starting:
-            self._starting[key] = asyncio.create_task(self._start(attempt))
-            self._starting[key].add_done_callback(lambda _: self._starting.pop(key))
-        await asyncio.shield(self._starting[key])
+        await self._starting.once(key, lambda: self._start(attempt))
 
     async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
         """Ray carries no word of how long: the grace is that of this launcher, fixed at the start."""
         key = job_id, attempt
         self._unwanted.add(key)
         try:
-            if key in self._starting:
-                await asyncio.wait([self._starting[key]])
+            await self._starting.settled(key)
             while (live := self._live.get(key)) is not None and not self._closed:
                 live.told = True
                 await asyncio.to_thread(self.intents.tell, live.intent, False)
@@ -137,7 +133,7 @@ class RayLauncher:
 
     async def close(self) -> None:
         self._closed = True
-        tasks = [*self._tasks, *self._starting.values()]
+        tasks = [*self._tasks, *self._starting.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
