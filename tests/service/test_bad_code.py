@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -110,3 +111,34 @@ with rollmux.connect() as mux:
         assert there.get("/v1/jobs/loud/log?lines=1")["lines"] == ["trains 3"]
         kept = sum(path.stat().st_size for path in (tmp_path / "controller").rglob("*.log*"))
     assert kept < 20e6 * 1.2
+
+
+TIMED = """
+import time, rollmux
+with rollmux.connect() as mux:
+    for step in mux.steps({steps}):
+        began = time.monotonic()
+        for kind in ("rollout", "train"):
+            with mux.phase(kind):
+                time.sleep(0.05)
+        print(time.monotonic() - began, flush=True)
+"""
+
+
+def iteration_beside(folder: Path, script: str) -> float:
+    """What an iteration takes a job that shares its nodes with this one: the median."""
+    with served(folder / "controller", PAIR) as there:
+        submit(there, folder, "partner", script, max_attempts=3)
+        (folder / "timed.py").write_text(TIMED.format(steps=24))
+        command = [sys.executable, "timed.py"]
+        there.post("/v1/jobs", job("timed", command=command, folder=str(folder), iterations=24, max_attempts=1))
+        assert until_ended(there, "timed", 120.0) == "finished"
+        return median(map(float, there.get("/v1/jobs/timed/log?lines=100")["lines"]))
+
+
+def test_iterations_beside_a_job_that_fails_take_no_longer_than_beside_one_that_works(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+    good = iteration_beside(tmp_path / "good", TIMED.format(steps=4))
+    bad = iteration_beside(tmp_path / "bad", BAD.format(what="time.sleep(0.05); os.abort()", kind="rollout"))
+    assert bad <= 1.5 * good + 0.05, (good, bad)
