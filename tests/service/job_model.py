@@ -131,13 +131,13 @@ class Process:
 
     def step(self) -> None:
         if self.iteration >= (self.submission.job.iterations or 0) and not self.finished:
-            self.say(msg.Leave(self.attempt, rank=self.rank), self.main(lambda _: self.end("")))
+            self.say(msg.Leave(self.attempt, "", self.rank, self.instance), self.main(lambda _: self.end("")))
             return
         if self.iteration >= (self.submission.job.iterations or 0):
             self._back()
         wait_s = self.world.rng.uniform(0.0, 8.0)
         kind = KINDS[self.kind]
-        call = msg.Ask(self.attempt, kind, self.iteration, self.rank, tuple(self.finished), wait_s)
+        call = msg.Ask(self.attempt, kind, self.iteration, self.rank, tuple(self.finished), wait_s, self.instance)
         self.say(call, self.main(self._turn))
 
     def _turn(self, answer: Any) -> None:
@@ -152,7 +152,7 @@ class Process:
             self.soon(self.step)
         elif answer.lease.epoch in self.void:  # a new controller has not heard that
             if not answer.lease.resumed:
-                self.say(msg.Report(Said.FAILED, answer.lease.epoch, self.rank), lambda _: None)
+                self.say(msg.Report(Said.FAILED, answer.lease.epoch, self.rank, instance=self.instance), lambda _: None)
             self.soon(self.step)
         else:
             self._forget()
@@ -180,10 +180,10 @@ class Process:
         self.work = Work(self.owner, lease.epoch, self.launched_as is not None, set(), self.world.now)
         self.world.watch.works_on(self.work, {n for n in lease.nodes if (lease.epoch, n) not in self.freed})
         self.done_at = self.world.now + left_s
-        self.say(msg.Report(Said.STARTED, lease.epoch, self.rank), lambda _: None)
+        self.say(msg.Report(Said.STARTED, lease.epoch, self.rank, instance=self.instance), lambda _: None)
         if phase is PhaseKind.ROLLOUT and job.tail is not None:
             done, total = round(0.8 * job.tail.requests), job.tail.requests
-            progress = msg.Report(Said.PROGRESSED, lease.epoch, self.rank, done, total)
+            progress = msg.Report(Said.PROGRESSED, lease.epoch, self.rank, done, total, instance=self.instance)
             self.later(0.6 * left_s, lambda: self.say(progress, lambda _: None))
         if self.world.faults and self.world.rng.random() < 0.05:
             self.soon(lambda: self._raises(lease.epoch), left_s * self.world.rng.random())
@@ -196,7 +196,7 @@ class Process:
             self._give_up(epoch, Said.FAILED, keeps=False)
         else:
             self.stop_work()
-            leave = msg.Leave(self.attempt, "raised ValueError", self.rank)
+            leave = msg.Leave(self.attempt, "raised ValueError", self.rank, self.instance)
             self.say(leave, self.main(lambda _: self.end("raised ValueError")))
 
     def _done(self, lease: msg.Held) -> None:
@@ -210,7 +210,10 @@ class Process:
             self._say_finished(lease.epoch)
 
     def _say_finished(self, epoch: int) -> None:
-        self.say(msg.Report(Said.FINISHED, epoch, self.rank), self.main(lambda heard: self._finished(epoch, heard)))
+        self.say(
+            msg.Report(Said.FINISHED, epoch, self.rank, instance=self.instance),
+            self.main(lambda heard: self._finished(epoch, heard)),
+        )
 
     def _finished(self, epoch: int, heard: Any) -> None:
         if isinstance(heard, msg.Heard) and heard.committed:
@@ -226,7 +229,7 @@ class Process:
 
     def _listen(self) -> None:
         named = () if self.work is None else (self.work.epoch,)
-        call = msg.Listen(self.attempt, named, self.rank, tuple(self.finished), self.seen, 3.0)
+        call = msg.Listen(self.attempt, named, self.rank, tuple(self.finished), self.seen, 3.0, self.instance)
         self.say(call, lambda answer: self._ordered(answer, named))
 
     def _ordered(self, answer: Any, named: tuple[int, ...]) -> None:
@@ -258,9 +261,9 @@ class Process:
             self.freed |= {(held.epoch, node) for node in held.free}
             if working is not None:
                 self.world.watch.leaves(working, held.free)
-            self.say(msg.Report(Said.SHRUNK, held.epoch, self.rank), lambda _: None)
+            self.say(msg.Report(Said.SHRUNK, held.epoch, self.rank, instance=self.instance), lambda _: None)
         elif held.state == "offloading":
-            self.say(msg.Report(Said.OFFLOADED, held.epoch, self.rank), lambda _: None)
+            self.say(msg.Report(Said.OFFLOADED, held.epoch, self.rank, instance=self.instance), lambda _: None)
 
     def _give_up(self, epoch: int, said: Said, keeps: bool) -> None:
         self.void.add(epoch)
@@ -268,7 +271,7 @@ class Process:
             self.left_s = max(0.0, self.done_at - self.world.now) if keeps else None
             self.stop_work()
             self.soon(self.step)
-        self.say(msg.Report(said, epoch, self.rank), lambda _: None)
+        self.say(msg.Report(said, epoch, self.rank, instance=self.instance), lambda _: None)
 
     def _lost(self, epoch: int) -> None:
         self.void.add(epoch)
@@ -279,7 +282,9 @@ class Process:
     def _told_to_stop(self) -> None:
         self.stop_work()
         if self.world.rng.random() < 0.5:
-            self.say(msg.Leave(self.attempt, "told to stop", self.rank), self.main(lambda _: self.end("")))
+            self.say(
+                msg.Leave(self.attempt, "told to stop", self.rank, self.instance), self.main(lambda _: self.end(""))
+            )
         else:
             self.end("")
 

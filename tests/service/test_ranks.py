@@ -240,3 +240,31 @@ def test_the_real_controller_notices_the_silent(tmp_path: Path, monkeypatch: pyt
             assert time.monotonic() < until
             time.sleep(0.05)
         assert "none of its processes has shown life" in there.get("/v1/jobs/a")["reason"]
+
+
+def test_what_an_earlier_life_of_the_script_says_late_counts_no_more() -> None:
+    job = Alone()
+    job.attach("one")
+    epoch = job.ask().epoch
+    job.restart()  # the controller knows no more who has attached
+    assert [each.attempt for each in job.attach("two")] == [1, 1]
+    assert job.ask().epoch == epoch, "the lease is the job's, whichever life of it works"
+    for rank in range(2):
+        late = Report(Said.FINISHED, epoch, rank, instance=f"one-{rank}")
+        assert not job.controller.report(job.now, "a", late).holds
+    with pytest.raises(IllegalEvent, match="started again"):
+        job.controller.ask(job.now, "a", Ask(1, ROLLOUT, 0, 0, (epoch,), instance="one-0"))
+    told = job.controller.listen(job.now, "a", Listen(1, (epoch,), 0, (epoch,), instance="one-0"))
+    assert (told.stop, told.held) == ("its script was started again", ())
+    job.controller.leave(job.now, "a", Leave(1, "it was killed", 0, "one-0"))
+    assert job.state() is Job.RUNNING
+    assert job.controller.ask(job.now, "a", Ask(1, ROLLOUT, 0, 1, (), instance="two-1")).lease is not None
+
+
+def test_a_new_controller_learns_from_what_ranks_say_who_has_attached() -> None:
+    job = Alone()
+    job.attach("one")
+    epoch = job.ask().epoch
+    job.restart()
+    job.controller.listen(job.now, "a", Listen(1, (epoch,), 0, instance="one-0"))
+    assert [each.attempt for each in job.attach("two")] == [2, 2], "a script that was at work was started again"

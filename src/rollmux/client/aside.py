@@ -31,7 +31,9 @@ class Aside(Thread):
         lease = stint.lease if stint is not None else None
         if lease is not None and 0 <= done <= total and total > 0:
             with self._news:
-                self._progress = Report(Said.PROGRESSED, lease.epoch, self.link.rank, done, total)
+                self._progress = Report(
+                    Said.PROGRESSED, lease.epoch, self.link.rank, done, total, instance=self.link.instance
+                )
                 self._news.notify()
 
     def profile(self, profile: Profile) -> None:

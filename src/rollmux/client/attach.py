@@ -56,14 +56,15 @@ def connect(
     if not place.url:
         return Mux(None, Timings(0), owner=False)
     wire = Wire(place.url, place.token, patience_s, transport)
+    instance = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
     try:
         name = place.job or _submit(wire, job, place.processes)
-        attached = _attach(wire, name, place, wait_s)
+        attached = _attach(wire, name, place, wait_s, instance)
     except BaseException:
         wire.close()
         raise
     timings = Timings(profile if place.rank == 0 else 0)
-    link = Link(wire, name, attached, place.rank, wait_s, timings, place.processes)
+    link = Link(wire, name, attached, place.rank, wait_s, timings, place.processes, instance)
     return Mux(link, timings, owner=place.attempt is None)
 
 
@@ -117,9 +118,8 @@ def _submit(wire: Wire, job: object, processes: int) -> str:
     return str(data["name"])
 
 
-def _attach(wire: Wire, name: str, place: Place, wait_s: float) -> Attached:
+def _attach(wire: Wire, name: str, place: Place, wait_s: float, instance: str) -> Attached:
     """Waits for the job's place, however long that takes, and says why."""
-    instance = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
     said, parked_s = Saying("waiting for a place"), min(wait_s, FIRST_WAIT_S)
     while True:
         call = Attach(instance, place.rank, place.processes, place.attempt, parked_s)

@@ -34,7 +34,7 @@ class Heart(Thread):
         wait_s = min(link.attached.lease_s / SIGNS, LONGEST_WAIT_S)
         while not link.wire.closing.is_set() and not link.stop:
             epochs, parked = self._alive(), self._parked()
-            listen = Listen(link.attempt, epochs, link.rank, link.done_with(), seen, wait_s)
+            listen = Listen(link.attempt, epochs, link.rank, link.done_with(), seen, wait_s, link.instance)
             try:
                 orders = link.send("listen", listen, Orders, wait_s=wait_s)
             except CallRefused as refused:

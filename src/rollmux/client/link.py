@@ -40,10 +40,18 @@ class Link:
     """One process of a running attempt."""
 
     def __init__(
-        self, wire: Wire, job: str, attached: Attached, rank: int, wait_s: float, timings: Timings, processes: int = 1
+        self,
+        wire: Wire,
+        job: str,
+        attached: Attached,
+        rank: int,
+        wait_s: float,
+        timings: Timings,
+        processes: int,
+        instance: str,
     ) -> None:
         self.wire, self.job, self.attached, self.rank = wire, job, attached, rank
-        self.wait_s, self.processes = wait_s, processes
+        self.wait_s, self.processes, self.instance = wait_s, processes, instance
         self.timings = timings
         self.hooks: dict[str, Callable[..., object]] = {}
         self.stop = ""  # why the job is to end
@@ -88,7 +96,7 @@ class Link:
             said.once(turn.reason, turn.expected_s)
 
     def ask(self, kind: PhaseKind, iteration: int, wait_s: float) -> Turn:
-        message = Ask(self.attempt, kind, iteration, self.rank, self.done_with(), wait_s)
+        message = Ask(self.attempt, kind, iteration, self.rank, self.done_with(), wait_s, self.instance)
         try:
             return self.send("ask", message, Turn, wait_s=wait_s)
         except CallRefused as refused:
@@ -99,7 +107,7 @@ class Link:
 
     def _make_good(self, kind: PhaseKind, refused: CallRefused) -> None:
         """An ask was refused: because the job is to end, or because a lease expired of which no word had come."""
-        orders = self.send("listen", Listen(self.attempt, rank=self.rank, seen=-1), Orders)
+        orders = self.send("listen", Listen(self.attempt, rank=self.rank, seen=-1, instance=self.instance), Orders)
         if orders.stop:
             self.stop = orders.stop
             raise Stopped(orders.stop) from refused
@@ -110,7 +118,12 @@ class Link:
             self.give_back(held.epoch)
 
     def report(self, said: Said, epoch: int, reason: str = "", patience_s: float = 0.0) -> Heard:
-        return self.send("report", Report(said, epoch, self.rank, reason=reason), Heard, patience_s=patience_s)
+        return self.send(
+            "report",
+            Report(said, epoch, self.rank, reason=reason, instance=self.instance),
+            Heard,
+            patience_s=patience_s,
+        )
 
     def give_back(self, epoch: int) -> None:
         """This process is off the nodes of a lease that no longer holds: to finish it so commits nothing."""

@@ -147,7 +147,7 @@ class Mux:
             if not failed and not link.stop:
                 self._sync_if_due()
             if self._owner:
-                leave = Leave(link.attempt, failed[:1000], link.rank)
+                leave = Leave(link.attempt, failed[:1000], link.rank, link.instance)
                 link.send("leave", leave, Done, patience_s=LEAVE_PATIENCE_S)
         except RollmuxError as error:
             log.warning("job %s could not take its leave: %s", link.job, error)

@@ -26,7 +26,9 @@ class Said(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """A process of the job is there. `instance` tells one life of the script from the next."""
+    """A process of the job is there. `instance` tells one life of the script from the next, here and in what it says
+    later: what an earlier life has said may come late. Older clients say none with that, which passes.
+    """
 
     instance: str
     rank: int = 0
@@ -57,6 +59,7 @@ class Ask:
     rank: int = 0
     finished: tuple[int, ...] = ()
     wait_s: float = 0.0
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Report:
     done: int = 0
     total: int = 0
     reason: str = ""
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class Listen:
     finished: tuple[int, ...] = ()
     seen: int = 0
     wait_s: float = 0.0
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,7 @@ class Leave:
     attempt: int
     failed: str = ""
     rank: int | None = None
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)

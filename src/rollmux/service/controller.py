@@ -61,6 +61,7 @@ _BY_ALL: dict[Said, Callable[[str, int], ev.Event]] = {
 }
 
 
+ANOTHER_LIFE = "its script was started again"
 # Of what a process says of its failure, so many characters are passed on.
 MOST_REASON = 1000
 
@@ -233,13 +234,13 @@ class Controller:
             raise IllegalEvent(f"attempt {call.attempt} of job {job_id} is over: the present one is {record.attempt}")
         launched = bool(live.submission.command)
         if not launched and record.state is Job.RUNNING and live.is_another(call, record.progress):
-            self.tell(now, ev.JobFailed(job_id, record.attempt, "its script was started again"))
+            self.tell(now, ev.JobFailed(job_id, record.attempt, ANOTHER_LIFE))
         if not launched and record.state is Job.STARTING:
             self.tell(now, ev.JobStarted(job_id, record.attempt))
         record = self._record(job_id)
         if record is None or record.state is not Job.RUNNING or record.placement is None:
             return Attached(0, reason=self._why_not_running(job_id))
-        live.instances[call.rank] = call.instance
+        live.hear_of(call.rank, call.instance)
         live.alive(now, call.rank, 0.0)
         live.left.discard(call.rank)
         where = record.placement
@@ -250,8 +251,11 @@ class Controller:
         """The lease for a phase, or why it is not there yet."""
         live = self.live(job_id)
         live.require_rank(call.rank)
+        if not live.speaks(call.rank, call.instance):
+            raise IllegalEvent(f"rank {call.rank} of job {job_id}: {ANOTHER_LIFE}")
         self._say(now, job_id, live, call.finished, call.rank)
         seat = self._seat(job_id, call.attempt)
+        live.hear_of(call.rank, call.instance)
         if call.iteration < seat.committed(call.kind):
             return Turn(None, done=True)
         mine = [lane for lane in seat.lanes.values() if lane.holding and live.is_done(call.rank, lane.epoch)]
@@ -266,6 +270,8 @@ class Controller:
         """What has become of a lease; whether it counts."""
         live = self.live(job_id)
         live.require_rank(call.rank)
+        if not live.speaks(call.rank, call.instance):
+            return Heard(holds=False, committed=False)
         lane = self._lane(job_id, call.epoch)
         kind, iteration = (lane.kind, _iteration(lane)) if lane is not None else (None, -1)
         if call.said is Said.PROGRESSED:
@@ -286,6 +292,9 @@ class Controller:
         if record is None or not record.is_current(call.attempt):
             why = "this attempt is over" if record else self.machine.state.ended.get(job_id, "the job is over")
             return Orders(live.version, call.attempt, stop=why)
+        if not live.speaks(call.rank, call.instance):
+            return Orders(live.version, call.attempt, stop=ANOTHER_LIFE)
+        live.hear_of(call.rank, call.instance)
         self._say(now, job_id, live, call.finished, call.rank)
         if live.alive(now, call.rank, self.machine.state.rules.timing.lease_s):
             for epoch in call.epochs:
@@ -315,6 +324,8 @@ class Controller:
         live, record = self.live(job_id), self._record(job_id)
         if call.rank is not None:
             live.require_rank(call.rank)
+            if not live.speaks(call.rank, call.instance):
+                return Done()
         if record is not None and record.is_current(call.attempt) and not live.submission.command:
             ranks = set(range(live.submission.processes))
             live.left |= ranks if call.rank is None else {call.rank}

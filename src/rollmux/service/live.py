@@ -49,6 +49,15 @@ class Live:
             return ""
         return self.failed or f"none of its processes has shown life for {silent_s:.0f} s"
 
+    def speaks(self, rank: int, instance: str) -> bool:
+        """Whether this life of the script speaks for the rank, and not one of before."""
+        return not instance or self.instances.get(rank, instance) == instance
+
+    def hear_of(self, rank: int, instance: str) -> None:
+        """A controller that was started anew learns from what is said who has attached before."""
+        if instance:
+            self.instances[rank] = instance
+
     def is_another(self, call: Attach, progress: Progress) -> bool:
         """Whether this is another life of the script than the one that the attempt began with.
 
