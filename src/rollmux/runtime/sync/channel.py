@@ -1,0 +1,151 @@
+"""One connection: frames out and in, and a carrier that moves the bytes of pieces.
+
+Invariant: a channel that has raised is of no more use; nothing is sent twice on it.
+"""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from rollmux.runtime.sync.errors import Broken, Refused
+from rollmux.runtime.sync.wire import DECODER, HEADER_BYTES, MAX_MESSAGE_BYTES, Header, Kind, Message, Refusal
+
+M = TypeVar("M", bound=Message)
+Payload = memoryview | bytes
+# Of the reason that another side gives.
+_SHOWN = 500
+
+
+class Carrier(Protocol):
+    """How the bytes of pieces get across: with the frames, by shared memory, or by torch.distributed."""
+
+    def open_giver(self, link: socket.socket, file: int) -> None:
+        """Before the first piece; `file` holds all of them."""
+
+    def open_taker(self, link: socket.socket) -> None: ...
+
+    def give(self, link: socket.socket, header: bytes, payload: Payload, at: int | None) -> None:
+        """`at` is where in the file the payload lies, if it does."""
+
+    def take(self, link: socket.socket, into: memoryview) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# A sender or a receiver, by its rank.
+Party = tuple[str, int]
+Carry = Callable[[Party, Party], Carrier]
+
+
+class Channel:
+    """Used by one thread; `hang_up` by any."""
+
+    def __init__(self, link: socket.socket, carrier: Carrier, patience_s: float) -> None:
+        self._link, self.carrier = link, carrier
+        self.patience(patience_s)
+        self.sent_bytes = 0
+
+    def patience(self, seconds: float | None) -> None:
+        """How long the other side may be silent; None: as long as its host is alive."""
+        self._link.settimeout(seconds)
+
+    def say(self, message: Message) -> None:
+        body = msgspec.json.encode(message)
+        self.send(Kind.MESSAGE, body)
+
+    def hear(self, *kinds: type[M], limit: int = MAX_MESSAGE_BYTES) -> M:
+        """The next message, which must be of one of these kinds."""
+        header = self.header()
+        if header.kind is not Kind.MESSAGE or header.size > limit:
+            raise Broken(f"{header.kind.name} of {header.size} bytes where a message of at most {limit} was due")
+        body = self.body(header.size)
+        try:
+            message = DECODER.decode(body)
+        except (msgspec.DecodeError, RecursionError) as wrong:
+            raise Broken(f"a message can't be read: {wrong}") from wrong
+        if isinstance(message, Refusal):
+            raise Refused(message.reason[:_SHOWN])
+        if not isinstance(message, kinds):
+            raise Broken(f"{type(message).__name__} where {' or '.join(kind.__name__ for kind in kinds)} was due")
+        return message
+
+    def send(self, kind: Kind, payload: Payload = b"", index: int = 0) -> None:
+        """A frame whose payload goes with it, whatever the carrier."""
+        with _trouble():
+            send_all(self._link, Header(kind, index, len(payload)).pack(), payload)
+
+    def header(self) -> Header:
+        raw = bytearray(HEADER_BYTES)
+        with _trouble():
+            fill(self._link, memoryview(raw))
+        return Header.unpack(bytes(raw))
+
+    def body(self, size: int) -> bytearray:
+        """What follows a header; the caller has looked at its size."""
+        raw = bytearray(size)
+        with _trouble():
+            fill(self._link, memoryview(raw))
+        return raw
+
+    def open_giver(self, file: int) -> None:
+        with _trouble():
+            self.carrier.open_giver(self._link, file)
+
+    def open_taker(self) -> None:
+        with _trouble():
+            self.carrier.open_taker(self._link)
+
+    def give(self, header: Header, payload: Payload = b"", at: int | None = None) -> None:
+        with _trouble():
+            if payload:
+                self.carrier.give(self._link, header.pack(), payload, at)
+            else:
+                send_all(self._link, header.pack(), b"")
+        self.sent_bytes += HEADER_BYTES + len(payload)
+
+    def take(self, into: memoryview) -> None:
+        with _trouble():
+            self.carrier.take(self._link, into)
+
+    def hang_up(self) -> None:
+        """Whoever waits on it, on either side, is woken."""
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.hang_up()
+        self._link.close()
+        self.carrier.close()
+
+
+@contextmanager
+def _trouble() -> Iterator[None]:
+    """Turns what the system says of a connection into our own words."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise Broken("the other side was silent for too long") from error
+    except OSError as error:
+        raise Broken(f"the connection is gone: {error}") from error
+
+
+def send_all(link: socket.socket, header: bytes, payload: Payload) -> None:
+    """Both with one call of the system where that takes them; the payload is not copied here."""
+    sent = link.sendmsg([header, payload])
+    if sent < len(header):
+        link.sendall(header[sent:])
+        sent = len(header)
+    if sent - len(header) < len(payload):
+        link.sendall(memoryview(payload)[sent - len(header) :])
+
+
+def fill(link: socket.socket, into: memoryview) -> None:
+    """Exactly so many bytes, straight to where they belong."""
+    while into:
+        got = link.recv_into(into)
+        if not got:
+            raise Broken("the other side hung up")
+        into = into[got:]

@@ -1,0 +1,31 @@
+"""What can go wrong while weights cross.
+
+RollmuxError
+└── SyncFailed        this attempt is over and nothing has become visible: try again with a higher epoch
+    ├── Refused       the other side said no: a wrong token, an old epoch, another plan
+    ├── Broken        the other side went away, was silent for too long, or said what has no place
+    │   └── Corrupt   bytes arrived that are not those that were sent
+    └── StillRead     the copy that would be overwritten is still being read
+"""
+
+from rollmux.errors import RollmuxError
+
+
+class SyncFailed(RollmuxError):
+    """The receivers serve what they served before."""
+
+
+class Refused(SyncFailed):
+    """Repeating the same would be refused again."""
+
+
+class Broken(SyncFailed):
+    """A connection is of no more use; what has landed by it stays landed."""
+
+
+class Corrupt(Broken):
+    """The digest of what has arrived is not the one that was announced."""
+
+
+class StillRead(SyncFailed):
+    """Somebody reads the older version: close it, or wait longer."""

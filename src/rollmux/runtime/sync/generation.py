@@ -1,0 +1,133 @@
+"""One copy of a rank's weights in a mapped file, beside the digest of every piece that is whole in it.
+
+Invariant: where a digest stands, its bytes are there. It is taken away before the first byte of a piece changes and
+written after the last has been checked; both files are in the page cache, so that this holds for whoever opens them
+after their writer was killed at any point.
+"""
+
+import fcntl
+import mmap
+import os
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollmux.runtime.sync.errors import StillRead
+from rollmux.runtime.sync.layout import Slot, inside, shape_of
+from rollmux.runtime.sync.plan import Piece
+
+DIGEST_BYTES = 16
+NO_DIGEST = bytes(DIGEST_BYTES)
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_LOCK_POLL_S = 0.02
+
+Words = NDArray[np.unsignedinteger]
+
+
+def digest_of(content: "memoryview | bytes | bytearray") -> bytes:
+    """128 bits of SHA-256, which processors have instructions for: a changed piece is never taken for the old one."""
+    return sha256(content).digest()[:DIGEST_BYTES]
+
+
+def whole_of(buffer: NDArray[np.uint8], slot: Slot) -> Words:
+    """A rank's part of a tensor in place, one word for each element."""
+    flat = buffer[slot.offset : slot.offset + slot.nbytes].view(_WORDS[slot.tensor.item_bytes])
+    return flat.reshape(shape_of(slot.box))
+
+
+def words_of(buffer: NDArray[np.uint8], slot: Slot, piece: Piece) -> Words:
+    """A piece within a rank's part of its tensor, in place."""
+    return whole_of(buffer, slot)[inside(slot.box, piece.box)]
+
+
+def bytes_of(words: Words) -> memoryview:
+    """The bytes in the order of the wire: in place where they lie in one run, else a copy."""
+    return words.reshape(-1).view(np.uint8).data
+
+
+class Generation:
+    """Files `weights-N` and `digests-N`. They are made anew where they are of another plan."""
+
+    def __init__(self, folder: Path, number: int, slots: dict[str, Slot], nbytes: int, pieces: int, plan: str) -> None:
+        self.number, self._slots = number, slots
+        self.path, ledger = folder / f"weights-{number}", folder / f"digests-{number}"
+        head = bytes.fromhex(plan)
+        sizes = (max(1, nbytes), len(head) + pieces * DIGEST_BYTES)
+        if not _is_of(self.path, ledger, sizes, head):
+            for path in (ledger, self.path):
+                path.unlink(missing_ok=True)
+            _make(self.path, sizes[0], b"")
+            _make(ledger, sizes[1], head)
+        self.file = os.open(self.path, os.O_RDWR)
+        self.bytes = np.frombuffer(mmap.mmap(self.file, sizes[0]), np.uint8)
+        with ledger.open("r+b") as file:
+            table = np.frombuffer(mmap.mmap(file.fileno(), sizes[1]), np.uint8)
+        self._digests = table[len(head) :].reshape(pieces, DIGEST_BYTES)
+
+    def whole(self, name: str) -> Words:
+        return whole_of(self.bytes, self._slots[name])
+
+    def words(self, piece: Piece) -> Words:
+        return words_of(self.bytes, self._slots[piece.tensor.name], piece)
+
+    def offset(self, words: Words) -> int | None:
+        """Where in the file a piece begins, if it lies there in one run."""
+        if not words.flags.c_contiguous:
+            return None
+        return int(words.__array_interface__["data"][0] - self.bytes.__array_interface__["data"][0])
+
+    def digest(self, index: int) -> bytes:
+        return bytes(self._digests[index].data)
+
+    def clear(self, index: int) -> None:
+        """Before a piece changes."""
+        self._digests[index] = 0
+
+    def clear_all(self) -> None:
+        self._digests[:] = 0
+
+    def mark(self, index: int, digest: bytes) -> None:
+        """After a piece is whole, and was checked."""
+        self._digests[index] = np.frombuffer(digest, np.uint8)
+
+    def lock(self, patience_s: float) -> None:
+        """Waits until nobody reads it. The lock goes with the process that has it, whatever becomes of that."""
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                return fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise StillRead(
+                        f"{self.path} is still read after {patience_s:g} s: close what reads the older version"
+                    ) from None
+                time.sleep(_LOCK_POLL_S)
+
+    def unlock(self) -> None:
+        fcntl.flock(self.file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Views that somebody still has stay good; the lock is given back by name, as the mapping keeps the file."""
+        self.unlock()
+        os.close(self.file)
+
+
+def _is_of(weights: Path, ledger: Path, sizes: tuple[int, int], head: bytes) -> bool:
+    for path, size in zip((weights, ledger), sizes, strict=True):
+        if not path.exists() or path.stat().st_size != size:
+            return False
+    with ledger.open("rb") as file:
+        return file.read(len(head)) == head
+
+
+def _make(path: Path, nbytes: int, head: bytes) -> None:
+    """A file whose room is taken: a full disk is an error here, and no SIGBUS later."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(file, 0, nbytes)
+        os.pwrite(file, head, 0)
+    finally:
+        os.close(file)

@@ -1,0 +1,92 @@
+"""The first sender leads an attempt: begins it at every receiver, and has them flip when all of them have all of it.
+
+Invariant: no receiver is told to flip before each has said that it is whole. So where one serves a version, the others
+have it, and whoever leads next first has those flip that were not told.
+"""
+
+from collections.abc import Sequence
+
+from rollmux.runtime.sync import door
+from rollmux.runtime.sync.channel import Channel
+from rollmux.runtime.sync.errors import SyncFailed
+from rollmux.runtime.sync.plan import Plan
+from rollmux.runtime.sync.shelf import Mark
+from rollmux.runtime.sync.transports.sockets import call
+from rollmux.runtime.sync.wire import Begin, Begun, Flip, Flipped, Hello, Status, Whole
+
+# Each receiver knows at once why it failed.
+_REASON_S = 1.0
+
+
+class Lead:
+    """The connections of a leader, one to each receiver."""
+
+    def __init__(self, plan: Plan, epoch: int, version: int, token: bytes, patience_s: float) -> None:
+        self._plan, self._epoch, self._version, self._token = plan, epoch, version, token
+        self._patience_s = patience_s
+        self._channels: list[Channel] = []
+
+    def begin(self, addresses: Sequence[Sequence[str]]) -> bool:
+        """False: this very attempt was committed already, and all serve its version."""
+        statuses = [self._call(each) for each in addresses]
+        self._complete(statuses)
+        if all(status.held is not None and self._is_this(status.held) for status in statuses):
+            return False
+        order = Begin(tuple(tuple(each) for each in addresses))
+        for channel in self._channels:
+            channel.say(order)
+        for channel in self._channels:
+            channel.hear(Begun)
+            channel.patience(None)
+        return True
+
+    def _call(self, addresses: Sequence[str]) -> Status:
+        place = len(self._channels)
+        nodes = [self._plan.exchange.senders.places[0].node, self._plan.exchange.receivers.places[place].node]
+        channel = call(addresses, nodes[0] == nodes[1], self._patience_s)
+        self._channels.append(channel)
+        hello = Hello("lead", "sender", 0, self._epoch, self._version, self._plan.fingerprint, door.nonce())
+        door.knock(channel, self._token, hello)
+        return channel.hear(Status)
+
+    def _is_this(self, mark: Mark) -> bool:
+        return (mark.version, mark.epoch) == (self._version, self._epoch)
+
+    def _complete(self, statuses: list[Status]) -> None:
+        """An attempt before was committed, and its leader was lost while it said so."""
+        newest = max((status.held for status in statuses if status.held), key=lambda mark: mark.epoch, default=None)
+        for place, status in enumerate(statuses):
+            ready = status.ready
+            if newest and ready and (ready.version, ready.epoch) == (newest.version, newest.epoch) != _key(status.held):
+                self._channels[place].say(Flip(ready.version, ready.epoch))
+                self._channels[place].hear(Flipped)
+                statuses[place] = Status(ready, None)
+
+    def finish(self) -> None:
+        """All have landed all; now all serve it."""
+        for channel in self._channels:
+            channel.hear(Whole)
+        for channel in self._channels:
+            channel.say(Flip(self._version, self._epoch))
+        for channel in self._channels:
+            channel.patience(self._patience_s)
+            channel.hear(Flipped)
+
+    def why(self) -> SyncFailed | None:
+        """What a receiver says of an attempt that failed."""
+        for channel in self._channels:
+            channel.patience(_REASON_S)
+            try:
+                channel.hear(Whole)
+            except SyncFailed as reason:
+                if "silent" not in str(reason):
+                    return reason
+        return None
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+
+def _key(mark: Mark | None) -> tuple[int, int] | None:
+    return (mark.version, mark.epoch) if mark is not None else None

@@ -1,0 +1,115 @@
+"""One attempt at one receiver: which pieces are still missing, who works on them, and how it ends.
+
+Invariant: after `end` returned nobody writes to where its pieces land; until then no newer attempt does.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Condition
+
+from rollmux.runtime.sync.channel import Channel
+from rollmux.runtime.sync.errors import Broken, Refused
+from rollmux.runtime.sync.generation import Generation
+from rollmux.runtime.sync.give import Stock
+from rollmux.runtime.sync.plan import Plan
+from rollmux.runtime.sync.take import Landing
+
+
+class Round:
+    """Begins without a place to land; `open` gives it one."""
+
+    def __init__(self, plan: Plan, rank: int, epoch: int, version: int) -> None:
+        self.epoch, self.version = epoch, version
+        self._plan, self._rank = plan, rank
+        self._changed = Condition()
+        self._missing = set(plan.taken(rank))
+        self._queues: dict[int, SimpleQueue[int | None]] = {peer: SimpleQueue() for peer in plan.shared(rank)}
+        self._workers: set[Channel] = set()
+        self._busy: set[tuple[str, int]] = set()
+        self._stock: Stock | None = None
+        self._over = ""  # why nothing more may land
+
+    def open(self, target: Generation, base: Generation | None) -> None:
+        with self._changed:
+            self._stock = Stock(target, base)
+            self._changed.notify_all()
+
+    def opened(self, patience_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._over or self._stock is not None, patience_s) and not self._over
+
+    @property
+    def stock(self) -> Stock:
+        if self._stock is None:
+            raise Broken("pieces came before the attempt had begun")
+        return self._stock
+
+    @property
+    def landing(self) -> Landing:
+        return Landing(self.stock.new, self.stock.base, self._landed)
+
+    @contextmanager
+    def working(self, channel: Channel, role: str, rank: int) -> Iterator[None]:
+        """While this lasts the channel belongs to the round, which may hang it up. One for each other party."""
+        with self._changed:
+            if self._over:
+                raise Broken(self._over)
+            if (role, rank) in self._busy:
+                raise Refused(f"{role} {rank} already gives here in epoch {self.epoch}")
+            self._busy.add((role, rank))
+            self._workers.add(channel)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._workers.discard(channel)
+                self._busy.discard((role, rank))
+                self._changed.notify_all()
+
+    def ready_for(self, peer: int) -> Iterator[int]:
+        """The pieces that a peer is to get, as they land."""
+        for _ in self._plan.shared(self._rank)[peer]:
+            index = self._queues[peer].get()
+            if index is None:
+                raise Broken(self._over)
+            yield index
+
+    def _landed(self, index: int) -> None:
+        piece = self._plan.pieces[index]
+        with self._changed:
+            if self._over:
+                raise Broken(self._over)
+            self._missing.discard(index)
+            self._changed.notify_all()
+        for peer in piece.shared if piece.first == self._rank else ():
+            self._queues[peer].put(index)
+
+    def wait_whole(self, patience_s: float) -> None:
+        """Until all has landed; raises when the round is over, or when nothing has landed for so long."""
+        with self._changed:
+            while self._missing:
+                before = len(self._missing)
+                moved = self._changed.wait_for(
+                    lambda: self._over or len(self._missing) < before,  # noqa: B023 - called before the next turn
+                    patience_s,
+                )
+                if self._over:
+                    raise Broken(self._over)
+                if not moved:
+                    raise Broken(f"{before} pieces are missing, and none has landed for {patience_s:g} s")
+
+    def end(self, reason: str) -> None:
+        """Nothing more lands. Whoever works on it is woken, and learns why."""
+        with self._changed:
+            self._over = self._over or reason
+            for channel in self._workers:
+                channel.hang_up()
+            self._changed.notify_all()
+        for queue in self._queues.values():
+            queue.put(None)
+
+    def wait_idle(self, patience_s: float) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._workers, patience_s):
+                raise Refused(f"epoch {self.epoch} is over, but still busy after {patience_s:g} s: try again")

@@ -1,0 +1,130 @@
+"""A sender: keeps the version that it was given, and gives to each receiver the pieces that the plan names.
+
+Each sender rank calls `publish` and then `sync` with the same epoch; the first of them leads.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from threading import Lock
+
+from rollmux.runtime.sync import door
+from rollmux.runtime.sync.channel import Carry, Channel
+from rollmux.runtime.sync.errors import Broken, SyncFailed
+from rollmux.runtime.sync.generation import Words
+from rollmux.runtime.sync.give import Stock, Tally, give
+from rollmux.runtime.sync.lead import Lead
+from rollmux.runtime.sync.plan import Plan
+from rollmux.runtime.sync.receive import PATIENCE_S
+from rollmux.runtime.sync.shelf import Shelf
+from rollmux.runtime.sync.transports.sockets import call
+from rollmux.runtime.sync.wire import Hello
+
+Fill = Callable[[str, Words], None]
+
+
+class Sender:
+    """One rank of the sending side. With `delta` the version before is kept too, and only what changed is sent."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        folder: Path,
+        token: str,
+        *,
+        delta: bool = False,
+        carry: Carry | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.plan, self.rank = plan, rank
+        self._token, self._patience_s = door.checked_token(token), patience_s
+        self._shelf = Shelf(folder, plan, plan.exchange.senders, rank, generations=2 if delta else 1)
+        self._carry = carry
+        self._calls: list[Channel] = []
+        self._lock = Lock()
+
+    @property
+    def version(self) -> int | None:
+        """What `sync` would send."""
+        return self._shelf.held.version if self._shelf.held is not None else None
+
+    def publish(self, version: int, fill: Fill) -> None:
+        """Takes a version over: `fill` writes this rank's part of each tensor, in the type in which it lands."""
+        target = self._shelf.begin(self._patience_s)
+        target.clear_all()
+        for name in self._shelf.slots:
+            fill(name, target.whole(name))
+        self._shelf.prepare(target, version, epoch=0)
+        self._shelf.flip()
+
+    def sync(self, epoch: int, addresses: Sequence[Sequence[str]]) -> Tally:
+        """Brings the published version to all receivers; returns what this rank gave.
+
+        When the leader returns, all receivers serve it. The other ranks return when theirs has landed.
+        """
+        version = self.version
+        if version is None:
+            raise SyncFailed(f"sender {self.rank} has no version: publish one first")
+        if self.rank:
+            return self._give_all(epoch, version, addresses)
+        lead = Lead(self.plan, epoch, version, self._token, self._patience_s)
+        try:
+            if not lead.begin(addresses):
+                return Tally()
+            try:
+                tally = self._give_all(epoch, version, addresses)
+            except Broken as trouble:
+                raise lead.why() or trouble from trouble
+            lead.finish()
+            return tally
+        finally:
+            lead.close()
+
+    def close(self) -> None:
+        self._shelf.close()
+
+    def _give_all(self, epoch: int, version: int, addresses: Sequence[Sequence[str]]) -> Tally:
+        """To all receivers at once, each by its own connection. The first that fails ends the others."""
+        given = self.plan.given(self.rank)
+        total, stock = Tally(), Stock(*self._shelf.stock())
+        if not given:
+            return total
+        with ThreadPoolExecutor(len(given), "sync to receiver") as executor:
+            tasks = [executor.submit(self._give, stock, epoch, version, to, addresses[to]) for to in given]
+            wait(tasks, return_when=FIRST_EXCEPTION)
+            if any(task.done() and task.exception() for task in tasks):
+                self._hang_up()
+        for task in sorted(tasks, key=_told):
+            total.add(task.result())
+        return total
+
+    def _give(self, stock: Stock, epoch: int, version: int, to: int, addresses: Sequence[str]) -> Tally:
+        exchange = self.plan.exchange
+        near = exchange.senders.places[self.rank].node == exchange.receivers.places[to].node
+        channel = call(addresses, near, self._patience_s)
+        with self._lock:
+            self._calls.append(channel)
+        try:
+            hello = Hello("give", "sender", self.rank, epoch, version, self.plan.fingerprint, door.nonce())
+            if not door.knock(channel, self._token, hello):
+                return Tally()
+            if self._carry is not None:
+                channel.carrier = self._carry(("sender", self.rank), ("receiver", to))
+            indices = self.plan.given(self.rank)[to]
+            return give(channel, [self.plan.pieces[index] for index in indices], iter(indices), stock)
+        finally:
+            with self._lock:
+                self._calls.remove(channel)
+            channel.close()
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            for channel in self._calls:
+                channel.hang_up()
+
+
+def _told(task: "Future[Tally]") -> int:
+    """What went wrong first, before what only followed from it."""
+    trouble = task.exception()
+    return 2 if trouble is None else 1 if isinstance(trouble, Broken) else 0

@@ -1,0 +1,128 @@
+"""The weights of one rank in a folder of host memory: the version that is held, and beside it the one that lands.
+
+Invariant: `held` names a generation in which every piece of the rank is whole and of one version. It changes by the
+rename of a small file alone, and what it names is not written to before another generation has taken its place.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+import msgspec
+
+from rollmux.checks import Checks
+from rollmux.runtime.sync.errors import SyncFailed
+from rollmux.runtime.sync.generation import Generation
+from rollmux.runtime.sync.layout import slots
+from rollmux.runtime.sync.plan import Plan, Side
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A version that is whole, the attempt that brought it, and where it lies."""
+
+    version: int
+    epoch: int
+    generation: int
+    plan: str
+
+
+class _Epoch(msgspec.Struct, frozen=True):
+    epoch: int
+
+
+def read_mark(folder: Path, name: str) -> Mark | None:
+    path = folder / name
+    return msgspec.json.decode(path.read_bytes(), type=Mark) if path.exists() else None
+
+
+class Shelf:
+    """Written to by one process at a time. With one generation a version is gone while the next is written."""
+
+    def __init__(self, folder: Path, plan: Plan, side: Side, rank: int, generations: int = 2) -> None:
+        checks = Checks("shelf")
+        checks.whole("rank", rank, 0, len(side.places) - 1, "give a rank of the layout")
+        checks.whole("generations", generations, 1, 2, "two are needed to serve one while the other is written")
+        checks.require()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder, self.plan, self._generations = folder, plan, generations
+        self._writer = self._only_writer()
+        self.slots, self._nbytes = slots(plan.exchange.tensors, side.layout, rank)
+        self.held, self.ready = read_mark(folder, "held"), read_mark(folder, "ready")
+        path = folder / "epoch"
+        self.epoch = msgspec.json.decode(path.read_bytes(), type=_Epoch).epoch if path.exists() else 0
+        self._open: dict[int, Generation] = {}
+
+    def base(self) -> Generation | None:
+        """What is held, if it is of the same plan."""
+        if self.held is None or self.held.plan != self.plan.fingerprint:
+            return None
+        return self._generation(self.held.generation)
+
+    def stock(self) -> tuple[Generation, Generation | None]:
+        """What is held, and where there are two the version before."""
+        if self.held is None or self.held.plan != self.plan.fingerprint:
+            raise SyncFailed(f"{self.folder} holds no version of this plan: publish one first")
+        other = self._generation(1 - self.held.generation) if self._generations == 2 else None
+        return self._generation(self.held.generation), other
+
+    def saw(self, epoch: int) -> None:
+        """Remembers the newest attempt, so that after a restart too no older one is listened to."""
+        if epoch > self.epoch:
+            self._write("epoch", _Epoch(epoch))
+            self.epoch = epoch
+
+    def begin(self, patience_s: float) -> Generation:
+        """The generation that may be written to; what lay there is no longer a version, but its pieces may do."""
+        number = (self.held.generation + 1) % self._generations if self.held is not None else 0
+        target = self._generation(number)
+        target.lock(patience_s)
+        self._forget("ready")
+        self.ready = None
+        if self.held is not None and self.held.generation == number:
+            self._forget("held")
+            self.held = None
+        return target
+
+    def prepare(self, target: Generation, version: int, epoch: int) -> None:
+        """All of it has landed."""
+        self.ready = Mark(version, epoch, target.number, self.plan.fingerprint)
+        self._write("ready", self.ready)
+
+    def flip(self) -> Mark:
+        """What has landed becomes what is held."""
+        if self.ready is None:
+            raise SyncFailed(f"{self.folder} has no version that has landed: it must be sent first")
+        self._write("held", self.ready)
+        self.held, self.ready = self.ready, None
+        self._forget("ready")
+        self._generation(self.held.generation).unlock()
+        return self.held
+
+    def close(self) -> None:
+        for generation in self._open.values():
+            generation.close()
+        self._open.clear()
+        os.close(self._writer)
+
+    def _generation(self, number: int) -> Generation:
+        if number not in self._open:
+            pieces, name = len(self.plan.pieces), self.plan.fingerprint
+            self._open[number] = Generation(self.folder, number, self.slots, self._nbytes, pieces, name)
+        return self._open[number]
+
+    def _only_writer(self) -> int:
+        lock = os.open(self.folder / "writer", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise SyncFailed(f"{self.folder} is written to by another process: give each rank its own") from None
+        return lock
+
+    def _write(self, name: str, content: Mark | _Epoch) -> None:
+        fresh = self.folder / f"{name}.new"
+        fresh.write_bytes(msgspec.json.encode(content))
+        os.replace(fresh, self.folder / name)
+
+    def _forget(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)

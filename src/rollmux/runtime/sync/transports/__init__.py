@@ -1,0 +1,1 @@
+"""How connections are made, and how the bytes of pieces cross them."""

@@ -1,0 +1,93 @@
+"""Addresses `tcp://host:port` and `unix:///path`: listening at them and calling them."""
+
+import socket
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rollmux.runtime.sync.channel import Carrier, Channel
+from rollmux.runtime.sync.errors import Broken, Refused
+from rollmux.runtime.sync.transports.inline import Inline
+from rollmux.runtime.sync.transports.shared import Shared
+
+_BACKLOG = 128
+# A host that vanished without a word is noticed after some 40 s.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 6))
+
+
+class Listener:
+    """A socket that others call; its address names the port that it got."""
+
+    def __init__(self, address: str) -> None:
+        scheme, rest = _parsed(address)
+        if scheme == "unix":
+            path = Path(rest)
+            if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+                path.unlink()  # of a process that was killed
+            self.link = socket.socket(socket.AF_UNIX)
+            self.link.bind(rest)
+            path.chmod(0o600)
+            self.address = address
+        else:
+            host, port = _host_port(address)
+            self.link = socket.create_server((host, port), backlog=_BACKLOG)
+            self.address = f"tcp://{host}:{self.link.getsockname()[1]}"
+        self.link.listen(_BACKLOG)
+
+    def accept(self, patience_s: float) -> Channel:
+        link, _ = self.link.accept()
+        return _channel(link, patience_s)
+
+    def close(self) -> None:
+        if self.link.family == socket.AF_UNIX:
+            Path(self.link.getsockname()).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.link.shutdown(socket.SHUT_RDWR)  # wakes who waits for a call
+        self.link.close()
+
+
+def call(addresses: Sequence[str], same_node: bool, patience_s: float) -> Channel:
+    """The best of a party's addresses: shared memory on one node, else TCP."""
+    local = [address for address in addresses if address.startswith("unix:")]
+    remote = [address for address in addresses if address.startswith("tcp:")]
+    chosen = (local if same_node else []) + remote
+    if not chosen:
+        raise Refused(f"none of the addresses {', '.join(addresses)} can be called from here: listen on TCP as well")
+    scheme, rest = _parsed(chosen[0])
+    try:
+        if scheme == "unix":
+            link = socket.socket(socket.AF_UNIX)
+            link.settimeout(patience_s)
+            link.connect(rest)
+        else:
+            link = socket.create_connection(_host_port(chosen[0]), timeout=patience_s)
+    except OSError as trouble:
+        raise Broken(f"{chosen[0]} can't be reached: {trouble}") from trouble
+    return _channel(link, patience_s)
+
+
+def _channel(link: socket.socket, patience_s: float) -> Channel:
+    carrier: Carrier = Inline()
+    if link.family == socket.AF_UNIX:
+        carrier = Shared()
+    else:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            link.setsockopt(socket.IPPROTO_TCP, option, value)
+    return Channel(link, carrier, patience_s)
+
+
+def _parsed(address: str) -> tuple[str, str]:
+    scheme, sep, rest = address.partition("://")
+    if not sep or scheme not in ("tcp", "unix") or not rest:
+        raise Refused(f"address {address[:200]!r}: must be tcp://host:port or unix:///path")
+    return scheme, rest
+
+
+def _host_port(address: str) -> tuple[str, int]:
+    host, _, port = _parsed(address)[1].rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise Refused(f"address {address[:200]!r}: must name a host and a port, as tcp://10.0.0.1:7000")
+    return host, int(port)
