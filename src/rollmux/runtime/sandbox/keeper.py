@@ -1,0 +1,231 @@
+"""The outer half of a run: one process that starts the tree, watches it, ends it, and says how it ended.
+
+Invariant: when the answer leaves, or when nobody waits for it any more, no process of the tree is left. Once the
+program has started no end is the sandbox's fault, so that a program can't turn its failure into somebody else's.
+"""
+
+import os
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from rollmux.runtime.sandbox import inside, kernel, tree
+from rollmux.runtime.sandbox.inside import Ends, Job
+from rollmux.runtime.sandbox.outcome import Cause, Ended
+from rollmux.runtime.sandbox.probe import NOBODY, become_somebody
+from rollmux.runtime.sandbox.protections import Mechanism
+
+# Memory grows by some GB/s and core at most: within the longer interval by less than what a limit is worth.
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 0.05
+_AGAIN_S = 0.005  # between two attempts to end what keeps forking
+_PART_BYTES = 1 << 16
+_SETUP_S = 20.0  # what the inner half may take to put the protections on
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What has come out of the tree so far."""
+
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    told: bytearray = field(default_factory=bytearray)
+    processes: int = 0
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+
+
+class Keeper:
+    """One run, from its fork to its answer."""
+
+    def __init__(self, job: Job, stdin: bytes, owner: socket.socket, channel: int | None) -> None:
+        self.job, self._owner = job, owner
+        self._seen = _Seen()
+        self._left = memoryview(stdin)
+        self._started_s = time.monotonic()
+        self._running = False
+        self._poll = select.poll()
+        self._streams: dict[int, bytearray] = {}
+        self._status = self._stdin = -1
+        self._pid = self._start(channel)
+
+    def run(self) -> Ended | None:
+        """How it ended; None: the owner has gone away, and the tree with it."""
+        cause = self._watch()
+        wall_s = time.monotonic() - self._started_s
+        self._look()
+        waited_s = self._end_tree()
+        self._drain()
+        if cause is Cause.CANCELLED:
+            return None
+        return self._judged(cause, max(self._seen.cpu_s, waited_s), wall_s)
+
+    def _start(self, channel: int | None) -> int:
+        """The first process of the tree, and the pipes to it."""
+        active = self.job.protections.active
+        (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe(), os.pipe()
+        (from_status, status), (go, to_go) = os.pipe(), os.pipe()
+        uid, gid = os.getuid(), os.getgid()
+        flags = kernel.CLONE_NEWPID if Mechanism.PID_NAMESPACE in active else 0
+        flags |= kernel.CLONE_NEWUSER if Mechanism.USER_NAMESPACE in active else 0
+        kernel.unshare(flags)
+        if flags & kernel.CLONE_NEWUSER:
+            kernel.map_ids(NOBODY, uid, gid)
+        kernel.adopt_orphans()
+        pid = os.fork()
+        if pid == 0:
+            for descriptor in (to_stdin, from_stdout, from_stderr, from_status, to_go, self._owner.fileno()):
+                os.close(descriptor)
+            inside.begin(self.job, Ends(stdin, stdout, stderr, status, go, channel))
+        for descriptor in (stdin, stdout, stderr, status, go, *([] if channel is None else [channel])):
+            os.close(descriptor)
+        self._stdin, self._status = to_stdin, from_status
+        seen = self._seen
+        self._streams = {from_stdout: seen.stdout, from_stderr: seen.stderr, from_status: seen.told}
+        for descriptor in (to_stdin, *self._streams):
+            os.set_blocking(descriptor, False)
+        os.write(to_go, b"g")
+        os.close(to_go)
+        return pid
+
+    def _watch(self) -> Cause | None:
+        """Until the program ends (None), or must."""
+        for descriptor in (*self._streams, self._owner.fileno()):
+            self._poll.register(descriptor, select.POLLIN)
+        self._poll.register(self._stdin, select.POLLOUT)
+        look_s = _FIRST_LOOK_S
+        look_at_s = time.monotonic() + look_s
+        while True:
+            for descriptor, _ in self._poll.poll(max(0.0, look_at_s - time.monotonic()) * 1000):
+                if descriptor == self._owner.fileno():
+                    return Cause.CANCELLED
+                self._serve(descriptor)
+            if self._status not in self._streams or self._told_end():
+                return None
+            now_s = time.monotonic()
+            if now_s >= look_at_s:
+                self._look()
+                look_s = min(look_s * 1.3, _LAST_LOOK_S)
+                look_at_s = now_s + look_s
+            cause = self._exceeded(now_s)
+            if cause is not None:
+                return cause
+
+    def _serve(self, descriptor: int) -> None:
+        if descriptor == self._stdin:
+            return self._feed()
+        part = os.read(descriptor, _PART_BYTES)
+        if not part:
+            self._poll.unregister(descriptor)
+            del self._streams[descriptor]
+            os.close(descriptor)
+            return None
+        self._streams[descriptor] += part
+        if not self._running and self._seen.told.startswith(inside.STARTED):
+            self._running, self._started_s = True, time.monotonic()
+        return None
+
+    def _feed(self) -> None:
+        with suppress(BlockingIOError):
+            try:
+                self._left = self._left[os.write(self._stdin, self._left[:_PART_BYTES]) :]
+            except BrokenPipeError:
+                self._left = self._left[:0]
+        if not self._left:
+            self._poll.unregister(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+
+    def _told_end(self) -> bool:
+        return self._seen.told.endswith(b"\n") and bytes(self._seen.told) != inside.STARTED
+
+    def _look(self) -> None:
+        usage = tree.usage(self._pid, self.job.limits.processes)
+        self._seen.processes = max(self._seen.processes, usage.processes)
+        self._seen.cpu_s = max(self._seen.cpu_s, usage.cpu_s)
+        if usage.resident_bytes > max(self._seen.memory_bytes, self.job.limits.memory_bytes):
+            self._seen.memory_bytes = max(self._seen.memory_bytes, tree.memory_bytes(self._pid))
+
+    def _exceeded(self, now_s: float) -> Cause | None:
+        seen, limits = self._seen, self.job.limits
+        if len(seen.stdout) + len(seen.stderr) > limits.output_bytes:
+            return Cause.OUTPUT_LIMIT
+        if seen.memory_bytes > limits.memory_bytes:
+            return Cause.MEMORY_LIMIT
+        # The kernel refuses more, but it counts by user and spares root: without an own user only this holds.
+        if seen.processes > limits.processes:
+            return Cause.PROCESS_LIMIT
+        if seen.cpu_s >= limits.cpu_s:
+            return Cause.CPU_LIMIT
+        if now_s - self._started_s > (limits.wall_s if self._running else _SETUP_S):
+            return Cause.WALL_LIMIT if self._running else Cause.BROKEN
+        return None
+
+    def _end_tree(self) -> float:
+        """Kills all that is left; gives the CPU seconds of all that was waited for."""
+        isolated = Mechanism.PID_NAMESPACE in self.job.protections.active
+        cpu_s = 0.0
+        with suppress(ChildProcessError):
+            while True:
+                if not isolated:
+                    tree.kill_below(os.getpid())
+                    self._kill_user()
+                with suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)  # with its first process a pid namespace dies whole
+                pid, _, rusage = os.wait4(-1, 0 if isolated else os.WNOHANG)
+                cpu_s += rusage.ru_utime + rusage.ru_stime
+                if pid == 0:
+                    time.sleep(_AGAIN_S)
+        return cpu_s
+
+    def _kill_user(self) -> None:
+        """All processes of the run's own user at once: none of them can slip away by forking."""
+        if Mechanism.OWN_USER not in self.job.protections.active:
+            return
+        pid = os.fork()
+        if pid == 0:
+            try:
+                become_somebody(self.job.uid)
+                os.kill(-1, signal.SIGKILL)
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+
+    def _drain(self) -> None:
+        """What was written before the end and not yet read."""
+        room = self.job.limits.output_bytes + _PART_BYTES
+        for descriptor, taken in self._streams.items():
+            with suppress(BlockingIOError):
+                while len(taken) < room and (part := os.read(descriptor, _PART_BYTES)):
+                    taken.extend(part)
+
+    def _judged(self, cause: Cause | None, cpu_s: float, wall_s: float) -> Ended:
+        seen, limits = self._seen, self.job.limits
+        words = seen.told.decode(errors="replace").split(None, 3)
+        told = words[1:] if words[:1] == [inside.STARTED.decode().strip()] else words
+        status, detail = 0, ""
+        if cause is None or cause is Cause.BROKEN:
+            cause, status, detail = _read_end(told, started=self._running)
+        if cause in (Cause.EXITED, Cause.SIGNALLED):
+            if len(seen.stdout) + len(seen.stderr) > limits.output_bytes:
+                cause = Cause.OUTPUT_LIMIT
+            elif cause is Cause.EXITED and status == inside.MEMORY_STATUS:
+                cause = Cause.MEMORY_LIMIT
+            elif cpu_s >= limits.cpu_s or (cause is Cause.SIGNALLED and status == signal.SIGXCPU):
+                cause = Cause.CPU_LIMIT
+        out, err = bytes(seen.stdout[: limits.output_bytes]), bytes(seen.stderr[: limits.output_bytes])
+        return Ended(cause, status, out, err, cpu_s, wall_s, seen.memory_bytes, detail)
+
+
+def _read_end(told: list[str], started: bool) -> tuple[Cause, int, str]:
+    match told:
+        case ["exit", code]:
+            return Cause.EXITED, int(code), ""
+        case ["signal", number]:
+            return Cause.SIGNALLED, int(number), signal.Signals(int(number)).name
+        case _ if started:
+            return Cause.SIGNALLED, signal.SIGKILL, "its whole tree was ended"
+        case _:
+            return Cause.BROKEN, 0, " ".join(told) or "the inner half ended before it began"

@@ -1,0 +1,158 @@
+"""The calls of Linux that Python has no function for, by ctypes.
+
+Invariant: a call that fails raises OSError with the kernel's reason; none is passed over in silence.
+"""
+
+import ctypes
+import os
+import platform
+import struct
+from pathlib import Path
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT = 22, 36, 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+SECCOMP_MODE_FILTER = 2
+LAST_CAPABILITY = 63
+
+_MACHINE = platform.machine()
+_NUMBERS = {
+    "x86_64": {"pivot_root": 155, "capset": 126},
+    "aarch64": {"pivot_root": 41, "capset": 91},
+}.get(_MACHINE, {})
+_MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 442, 444, 445, 446  # the same on both
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
+_CAPABILITY_VERSION_3 = 0x20080522
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+
+
+def checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    checked(libc.unshare(flags), f"unshare({flags:#x})")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    coded = [None if each is None else os.fsencode(each) for each in (source, target, kind, data)]
+    checked(libc.mount(coded[0], coded[1], coded[2], flags, coded[3]), f"mount {source} on {target}")
+
+
+def unmount(target: str) -> None:
+    checked(libc.umount2(os.fsencode(target), MNT_DETACH), f"unmount {target}")
+
+
+def pivot_root(root: str, old: str) -> None:
+    number = _NUMBERS.get("pivot_root", -1)
+    checked(libc.syscall(number, os.fsencode(root), os.fsencode(old)), f"pivot_root to {root}")
+
+
+def make_read_only(target: str) -> None:
+    """A mount and, where the kernel can (5.12), all mounts below it."""
+    attributes = struct.pack("=QQQQ", _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0)
+    path, size = os.fsencode(target), ctypes.c_size_t(len(attributes))
+    if libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, path, _AT_RECURSIVE, attributes, size) == 0:
+        return
+    # The flags of a mount that comes from outside are locked in a user namespace: they must be named again.
+    kept = os.statvfs(target).f_flag & (os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME | os.ST_RELATIME)
+    kept_flags = kept & os.ST_NOEXEC | kept & (os.ST_NOATIME | os.ST_NODIRATIME) | (kept & os.ST_RELATIME) << 9
+    mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept_flags)
+
+
+def prctl(option: int, value: int = 0, what: str = "prctl") -> int:
+    zero = ctypes.c_ulong(0)
+    return checked(libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero), f"{what} {option}")
+
+
+def die_with_parent() -> None:
+    """SIGKILL when the parent ends. Only for children of a process with one thread: a thread's end counts too."""
+    prctl(PR_SET_PDEATHSIG, 9, "die with parent")
+
+
+def hide_from_peers(hidden: bool) -> None:
+    """Whether other processes of the same user may look into this one through /proc."""
+    prctl(PR_SET_DUMPABLE, 0 if hidden else 1, "dumpable")
+
+
+def adopt_orphans() -> None:
+    """Descendants that lose their parent become children of this process."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1, "adopt orphans")
+
+
+def be_killed_first() -> None:
+    """Where this machine runs out of memory."""
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def empty_bounding_set() -> None:
+    """No exec brings a capability back. Ours to do only while we have some: no_new_privs holds all the same."""
+    for capability in range(LAST_CAPABILITY + 1):
+        if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
+            break  # not ours to drop, or beyond the last that this kernel knows
+
+
+def drop_capabilities() -> None:
+    """All that this process holds, for ever."""
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, "clear ambient capabilities")
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    checked(libc.syscall(_NUMBERS.get("capset", -1), header, bytes(24)), "drop capabilities")
+
+
+def forbid_new_privileges() -> None:
+    prctl(PR_SET_NO_NEW_PRIVS, 1, "no_new_privs")
+
+
+def install_filter(program: bytes) -> None:
+    """A seccomp program, as the kernel wants it: 8 bytes for each instruction."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    described = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+    pointer = ctypes.create_string_buffer(described, len(described))
+    result = libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.c_void_p(ctypes.addressof(pointer)))
+    checked(result, "install the seccomp filter")
+
+
+def landlock_version() -> int:
+    """0 where the kernel has no Landlock, or has it switched off."""
+    return max(0, int(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
+
+
+def landlock_ruleset(attributes: bytes) -> int:
+    return checked(
+        libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)),
+        "create a Landlock ruleset",
+    )
+
+
+def landlock_allow(ruleset: int, path: str, access: int) -> None:
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = struct.pack("=Qi", access, descriptor)
+        checked(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, ctypes.c_uint(0)), f"Landlock rule for {path}")
+    finally:
+        os.close(descriptor)
+
+
+def landlock_restrict(ruleset: int) -> None:
+    checked(libc.syscall(_LANDLOCK_RESTRICT, ruleset, ctypes.c_uint(0)), "enforce Landlock")
+
+
+def map_ids(inside: int, uid: int, gid: int) -> None:
+    """In a new user namespace: one user and one group, who are these outside."""
+    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+    Path("/proc/self/uid_map").write_text(f"{inside} {uid} 1", encoding="ascii")
+    Path("/proc/self/gid_map").write_text(f"{inside} {gid} 1", encoding="ascii")

@@ -1,0 +1,98 @@
+"""A root folder with nothing in it but what a program needs to run, all of it read-only.
+
+Invariant: what is not named here is not there: no home, no /etc of this machine, no socket, no device that stores.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rollmux.runtime.sandbox import kernel
+
+SCRATCH = "/tmp"
+_TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_SETTINGS = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_LINKS = (
+    ("/proc/self/fd", "/dev/fd"),
+    ("/proc/self/fd/0", "/dev/stdin"),
+    ("/proc/self/fd/1", "/dev/stdout"),
+    ("/proc/self/fd/2", "/dev/stderr"),
+    (SCRATCH, "/dev/shm"),
+)
+_OLD = "/.old"
+
+
+def readable(extra: Sequence[str] = ()) -> list[str]:
+    """What of this machine a run may read: programs, libraries and this interpreter."""
+    wanted = [f"/{name}" for name in ("usr", *_TOP)] + [sys.base_prefix, sys.prefix, *extra]
+    return [path for path in wanted if path != "/" and os.path.exists(path)]
+
+
+def enter_fresh_root(extra: Sequence[str] = ()) -> None:
+    """Moves this process, in a mount namespace of its own, into the fresh root. Each run brings its scratch folder."""
+    shown = readable(extra)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=4m,mode=755")
+    os.mkdir(SCRATCH + _OLD)
+    kernel.pivot_root(SCRATCH, SCRATCH + _OLD)
+    os.chdir("/")
+    for path in [*shown, *(f"/etc/{name}" for name in _SETTINGS)]:
+        _show(path)
+    _make_settings()
+    _make_devices()
+    os.makedirs(SCRATCH, exist_ok=True)
+    os.mkdir("/proc")
+    # A kernel mounts a new /proc for a user namespace only where the old one is still seen; each run covers it.
+    kernel.mount(f"{_OLD}/proc", "/proc", None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.unmount(_OLD)
+    os.rmdir(_OLD)
+    kernel.mount("none", "/", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID)
+
+
+def _show(path: str) -> None:
+    source = _OLD + path
+    if os.path.lexists(path) or not os.path.lexists(source):
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.islink(source):
+        os.symlink(os.readlink(source), path)
+        return
+    if os.path.isdir(source):
+        os.mkdir(path)
+    else:
+        Path(path).touch()
+    kernel.mount(source, path, None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.make_read_only(path)
+
+
+def _make_settings() -> None:
+    os.makedirs("/etc", exist_ok=True)
+    Path("/etc/passwd").write_text(f"nobody:x:65534:65534:nobody:{SCRATCH}:/bin/sh\n", encoding="ascii")
+    Path("/etc/group").write_text("nogroup:x:65534:\n", encoding="ascii")
+
+
+def _make_devices() -> None:
+    os.mkdir("/dev")
+    for name in _DEVICES:
+        Path(f"/dev/{name}").touch()
+        kernel.mount(f"{_OLD}/dev/{name}", f"/dev/{name}", None, kernel.MS_BIND)
+    for target, path in _LINKS:
+        os.symlink(target, path)
+
+
+def mount_scratch(uid: int, limit_bytes: int, limit_files: int) -> None:
+    """An empty folder in memory, gone with the run."""
+    data = f"size={limit_bytes},nr_inodes={limit_files},mode=700,uid={uid},gid={uid}"
+    kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, data)
+
+
+def mount_own_proc() -> None:
+    """The processes of this run alone; nothing at all where the kernel refuses that."""
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    for data in ("subset=pid", None):
+        with suppress(OSError):
+            return kernel.mount("proc", "/proc", "proc", flags, data)
+    return kernel.mount("tmpfs", "/proc", "tmpfs", flags | kernel.MS_RDONLY, "size=4k")

@@ -1,0 +1,171 @@
+"""Running programs of strangers: the owner's side, for asyncio.
+
+Invariant: every run ends, within its wall limit and a grace, in exactly one `Ended`; a run that is no longer awaited is
+killed with all that it started; closing leaves no process behind.
+"""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from rollmux.runtime.sandbox import frames
+from rollmux.runtime.sandbox.limits import Program, RunLimits
+from rollmux.runtime.sandbox.outcome import Cause, Ended
+from rollmux.runtime.sandbox.protections import Concern, Mechanism, Protections, SandboxError
+
+_SOURCE = str(Path(__file__).resolve().parents[3])
+_BOOT = "import sys; sys.path[:0] = {path!r}; from rollmux.runtime.sandbox.zygote import main; main()"
+_START_S = 60.0
+_GRACE_S = 30.0  # for a busy machine to end and report what its limits have stopped
+_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "random"}
+_BUSY_S = 0.002
+
+
+class Sandbox:
+    """Runs programs side by side, each in a process tree of its own.
+
+    `allow` names what hostile code may do here if nothing prevents it; `without` leaves protections out.
+    `warm` names modules to load once for all runs; `readable` are folders that runs may read besides Python's own.
+    """
+
+    def __init__(
+        self,
+        allow: Collection[Concern] = (),
+        without: Collection[Mechanism] = (),
+        warm: Sequence[str] = (),
+        readable: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        path: Sequence[str] = (),
+        folder: str | None = None,
+    ) -> None:
+        self._allow = frozenset(allow)
+        self._path = [_SOURCE, *path]
+        self._setup = {
+            "without": [mechanism.name for mechanism in without],
+            "warm": list(warm),
+            "readable": list(readable),
+            "environment": list((_ENVIRONMENT if environment is None else dict(environment)).items()),
+            "folder": folder,
+        }
+        self._closed, self._restarting = True, asyncio.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._protections: Protections | None = None
+
+    @property
+    def protections(self) -> Protections:
+        """What is active; known from the start on."""
+        if self._protections is None:
+            raise SandboxError("a sandbox that is not started has tried no protection: use `async with` or start()")
+        return self._protections
+
+    @property
+    def pid(self) -> int:
+        """The zygote's: all runs are below it."""
+        if self._process is None:
+            raise SandboxError("a sandbox that is not started has no process: use `async with` or start()")
+        return self._process.pid
+
+    async def start(self) -> Self:
+        """Starts the zygote, and refuses where this machine can't prevent what it should."""
+        self._closed = False
+        try:
+            self._protections = await self._spawn()
+            self._protections.require(self._allow)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _spawn(self) -> Protections:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._control = ours
+        command = [sys.executable, "-I", "-c", _BOOT.format(path=self._path), str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, json.dumps(self._setup)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={"PYTHONHASHSEED": "random"},
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(_START_S):
+                told, _ = await frames.receive_soon(ours, 0)
+        except frames.BrokenFrame:
+            status = await asyncio.to_thread(self._process.wait)
+            raise SandboxError(f"the sandbox ended with {status} instead of starting; see its standard error") from None
+        return _protections(told)
+
+    async def _restart(self, broken: socket.socket) -> None:
+        """Replaces a zygote that is gone, once for all who find it so."""
+        async with self._restarting:
+            if self._control is broken:
+                await self._stop()
+                (await self._spawn()).require(self._allow)
+
+    async def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+
+    async def close(self) -> None:
+        """Ends all runs; afterwards no process of the sandbox is left."""
+        self._closed = True
+        await self._stop()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def run(self, program: Program, limits: RunLimits, channel: socket.socket | None = None) -> Ended:
+        """How the program ended. Cancelled, it ends the program. `channel` is the program's descriptor 3."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            with theirs:
+                await self._hand_over([theirs, *([] if channel is None else [channel])])
+            try:
+                async with asyncio.timeout(limits.wall_s + _GRACE_S):
+                    return await _exchange(ours, program, limits)
+            except (frames.BrokenFrame, OSError) as error:
+                return Ended(Cause.BROKEN, 0, b"", b"", 0.0, 0.0, 0, f"its keeper is gone: {error}")
+            except TimeoutError:
+                return Ended(Cause.BROKEN, 0, b"", b"", 0.0, limits.wall_s + _GRACE_S, 0, "its keeper does not answer")
+
+    async def _hand_over(self, sockets: list[socket.socket]) -> None:
+        descriptors = [each.fileno() for each in sockets]
+        while not self._closed and (control := self._control) is not None:
+            try:
+                socket.send_fds(control, [b"r"], descriptors)
+                return
+            except BlockingIOError:
+                await asyncio.sleep(_BUSY_S)
+            except OSError:
+                await self._restart(control)
+        raise SandboxError("the sandbox is closed, or was never started: use `async with` or start()")
+
+
+async def _exchange(connection: socket.socket, program: Program, limits: RunLimits) -> Ended:
+    head = {"command": list(program.command), "files": list(program.files), "limits": asdict(limits)}
+    blobs = [program.source.encode(errors="surrogatepass"), program.stdin, *program.files.values()]
+    await asyncio.get_running_loop().sock_sendall(connection, frames.packed(head, blobs))
+    told, (stdout, stderr) = await frames.receive_soon(connection, 2 * limits.output_bytes)
+    return Ended(**{**told, "cause": Cause[told["cause"]], "stdout": stdout, "stderr": stderr})
+
+
+def _protections(told: dict[str, Any]) -> Protections:
+    missing = {Mechanism[name]: str(why) for name, why in told["missing"].items()}
+    return Protections(frozenset(Mechanism[name] for name in told["active"]), missing, int(told["landlock_version"]))

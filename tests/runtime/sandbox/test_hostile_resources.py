@@ -1,0 +1,178 @@
+"""Code that takes all it can get: each ends at its limit, with that limit named, and a neighbour notices nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollmux.errors import InvalidSpec
+from rollmux.runtime.sandbox import Cause, Concern, Program, RunLimits
+from tests.runtime.sandbox.world import SMALL, World
+
+BRIEF = replace(SMALL, cpu_s=0.4)
+
+FORK_BOMB = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+SHELL_FORK_BOMB = Program(command=("/bin/sh", "-c", "b() { b | b & }; b; while :; do :; done"))
+REGEX = "import re; re.match(r'(a+)+$', 'a' * 64 + 'b')"
+DEAF = """
+import signal
+for number in (signal.SIGXCPU, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+    signal.signal(number, lambda *_: None)
+while True:
+    pass
+"""
+MANY_SPINNERS = """
+import os
+for _ in range(6):
+    if os.fork() == 0:
+        os.setsid()
+        while True:
+            pass
+while True:
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [FORK_BOMB, SHELL_FORK_BOMB, REGEX, DEAF, "while True: pass", MANY_SPINNERS],
+    ids=["fork bomb", "shell fork bomb", "endless regex", "deaf to signals", "endless loop", "many spinners"],
+)
+def test_what_never_stops_computing_ends_at_its_cpu_limit(world: World, source: str | Program) -> None:
+    ended = world.run(source, BRIEF)
+    assert ended.cause is Cause.CPU_LIMIT
+    assert ended.cpu_s >= BRIEF.cpu_s
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time; time.sleep(1e9)",
+        "import os, time; os.close(1); os.close(2); time.sleep(1e9)",
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); signal.pause()",
+        "import os; os.kill(os.getpid(), 19)",
+    ],
+    ids=["asleep", "asleep with its output closed", "all signals blocked", "stopped"],
+)
+def test_what_waits_for_ever_ends_at_its_wall_limit(world: World, source: str) -> None:
+    ended = world.run(source, replace(SMALL, wall_s=0.3))
+    assert ended.cause is Cause.WALL_LIMIT
+
+
+EATER = "kept = []\nwhile True:\n    kept.append(bytearray(b'x') * 4_000_000)\n"
+MANY_EATERS = """
+import os, time
+for _ in range(12):
+    if os.fork() == 0:
+        kept = bytearray(b"x") * 40_000_000
+        time.sleep(100)
+time.sleep(100)
+"""
+MAPPER = """
+import mmap, time
+kept = []
+for _ in range(100):
+    kept.append(mmap.mmap(-1, 8_000_000))
+    kept[-1].write(b"x" * 8_000_000)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("source", [EATER, MANY_EATERS], ids=["one process", "many small ones"])
+def test_a_memory_bomb_ends_at_the_limit_of_its_whole_tree(world: World, source: str) -> None:
+    ended = world.run(source, SMALL)
+    assert ended.cause is Cause.MEMORY_LIMIT
+    assert ended.memory_bytes > SMALL.memory_bytes
+
+
+def test_shared_memory_counts_too(world: World) -> None:
+    ended = world.run(MAPPER, SMALL)
+    assert ended.cause is Cause.MEMORY_LIMIT
+
+
+def test_an_allocation_beyond_the_address_space_fails_and_is_told_as_memory(world: World) -> None:
+    ended = world.run("x = bytearray(10**12)", SMALL)
+    assert ended.cause is Cause.MEMORY_LIMIT
+    assert b"MemoryError" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_gigabyte_of_output_ends_at_the_output_limit(world: World, number: int) -> None:
+    ended = world.run(f"import os\nfor _ in range(16_384): os.write({number}, b'x' * 65_536)", SMALL)
+    assert ended.cause is Cause.OUTPUT_LIMIT
+    assert len(ended.stdout) + len(ended.stderr) == SMALL.output_bytes
+
+
+FILLER = """
+written = 0
+try:
+    with open("fill", "wb", buffering=0) as file:
+        while True:
+            written += file.write(b"x" * 65_536)
+except OSError:
+    print(written)
+"""
+
+
+def test_a_disk_is_filled_no_further_than_the_limit(world: World) -> None:
+    world.needs(Concern.DISK)
+    ended = world.run("import signal; signal.signal(25, signal.SIG_IGN)\n" + FILLER, SMALL)
+    assert 0 < int(ended.stdout) <= SMALL.disk_bytes
+
+
+def test_many_files_fill_no_more_than_their_number(world: World) -> None:
+    world.needs(Concern.DISK)
+    source = "made = 0\ntry:\n    while True:\n        open(f'f{made}', 'w').close()\n        made += 1\n"
+    ended = world.run(source + "except OSError:\n    print(made)", replace(SMALL, disk_files=100))
+    assert 0 < int(ended.stdout) <= 100
+
+
+def test_files_run_out_for_the_program_alone(world: World) -> None:
+    source = "import os\nkept = []\ntry:\n    while True: kept.append(os.dup(1))\nexcept OSError: print(len(kept))"
+    ended = world.run(source, replace(SMALL, open_files=40))
+    assert 0 < int(ended.stdout) < 40
+
+
+ZOMBIES = """
+import os
+made = 0
+for _ in range(2000):
+    try:
+        if os.fork() == 0:
+            os._exit(0)
+        made += 1
+    except OSError:
+        pass
+print(made)
+"""
+THREADS = """
+import threading, time
+made = 0
+try:
+    while made < 2000:
+        threading.Thread(target=time.sleep, args=(1e9,), daemon=True).start()
+        made += 1
+except RuntimeError:
+    pass
+print(made, flush=True)
+"""
+
+
+@pytest.mark.parametrize("source", [ZOMBIES, THREADS], ids=["zombies", "threads"])
+def test_a_flood_of_processes_stops_at_their_number(full: World, source: str) -> None:
+    full.needs(Concern.PROCESSES)
+    ended = full.run(source, replace(SMALL, processes=20))
+    assert ended.cause is Cause.EXITED
+    assert 0 < int(ended.stdout) <= 20
+
+
+def test_limits_that_limit_nothing_are_refused_all_at_once() -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        RunLimits(wall_s=0.0, memory_bytes=0)
+    assert [problem.path for problem in refused.value.problems] == ["limits.wall_s", "limits.memory_bytes"]

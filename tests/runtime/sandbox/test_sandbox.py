@@ -1,0 +1,199 @@
+"""What a well-behaved program sees of the sandbox, and what its owner does."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollmux.errors import InvalidSpec
+from rollmux.runtime.sandbox import Cause, Concern, Ended, Mechanism, Program, RunLimits, Sandbox, SandboxError
+from rollmux.runtime.sandbox.protections import Protections, Unprotected
+from rollmux.runtime.sandbox.tree import descendants
+from tests.runtime.sandbox.world import SMALL, World
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_program_reads_its_input_and_its_output_is_kept_apart(world: World) -> None:
+    text = ("grüße " * 40_000).encode()
+    ended = world.run(Program("import sys; print(len(sys.stdin.read())); print('oh', file=sys.stderr)", stdin=text))
+    assert (ended.cause, ended.status) == (Cause.EXITED, 0)
+    assert (ended.stdout, ended.stderr) == (b"240000\n", b"oh\n")
+
+
+def test_a_program_finds_its_files_and_a_clean_environment(world: World) -> None:
+    source = "import os; print(open('data/in.txt').read(), sorted(os.environ), os.getcwd() == os.environ['HOME'])"
+    ended = world.run(Program(source, files={"data/in.txt": b"hello"}))
+    assert ended.stdout == b"hello ['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED'] True\n"
+
+
+def test_a_program_ends_as_it_would_by_itself(world: World) -> None:
+    ended = world.run("""
+import atexit, threading, time
+atexit.register(print, "at exit")
+threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
+class Answer: pass
+print("main", Answer.__module__)
+raise ValueError("no")
+""")
+    assert (ended.cause, ended.status) == (Cause.EXITED, 1)
+    assert ended.stdout == b"main __main__\nthread\nat exit\n"
+    assert b"ValueError: no" in ended.stderr
+
+
+def test_processes_of_a_program_work_together(full: World) -> None:
+    source = """
+from multiprocessing import get_context
+def square(n): return n * n
+with get_context("fork").Pool(2) as pool:
+    print(sum(pool.map(square, range(10))))
+"""
+    assert full.run(source).stdout == b"285\n"
+
+
+def test_a_command_runs_in_any_language(world: World) -> None:
+    ended = world.run(Program(command=("/bin/sh", "-c", "read name; echo hello $name; exit 3"), stdin=b"you\n"))
+    assert (ended.cause, ended.status, ended.stdout) == (Cause.EXITED, 3, b"hello you\n")
+
+
+def test_a_command_that_is_not_there_says_so(world: World) -> None:
+    ended = world.run(Program(command=("/usr/bin/no-such-command",)))
+    assert ended.status == 127
+    assert b"no-such-command" in ended.stderr
+
+
+def test_cpu_time_counts_the_whole_tree_whether_it_was_waited_for_or_not(full: World) -> None:
+    spin = "import time\nend = time.process_time() + 0.15\nwhile time.process_time() < end: pass\n"
+    ended = full.run(f"import os\nfor _ in range(3): os.fork()\n{spin}", replace(SMALL, cpu_s=20.0))
+    assert ended.cause is Cause.EXITED
+    alone = full.run(spin)
+    assert alone.cpu_s >= 0.15
+
+
+def test_a_cancelled_run_is_killed_with_all_that_it_started(world: World) -> None:
+    async def cancelled() -> None:
+        source = "import os, time\nos.fork()\nos.fork()\nprint('up', flush=True)\ntime.sleep(1000)"
+        run = asyncio.create_task(world.sandbox.run(Program(source), SMALL))
+        await _until(lambda: len(descendants(world.sandbox.pid)) >= 6)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        await _until(lambda: not _living(world.sandbox.pid))
+
+    world.do(cancelled())
+
+
+def test_closing_leaves_no_process_behind() -> None:
+    async def closed() -> list[int]:
+        sandbox = await Sandbox(allow=list(Concern)).start()
+        run = asyncio.create_task(sandbox.run(Program("import os, time\nos.fork()\ntime.sleep(1000)"), SMALL))
+        await _until(lambda: len(descendants(sandbox.pid)) >= 4)
+        below = [sandbox.pid, *descendants(sandbox.pid)]
+        await sandbox.close()
+        assert (await run).cause is Cause.BROKEN
+        with pytest.raises(SandboxError, match="closed"):
+            await sandbox.run(Program("pass"), SMALL)
+        return below
+
+    assert [pid for pid in asyncio.run(closed()) if _there(pid)] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_the_owner_is_killed(number: signal.Signals) -> None:
+    source = """
+import asyncio, sys
+from rollmux.runtime.sandbox import *
+async def main():
+    async with Sandbox(allow=list(Concern)) as sandbox:
+        print(sandbox.pid, flush=True)
+        await sandbox.run(Program("import os, time; os.fork(); time.sleep(1000)"), RunLimits(wall_s=1000))
+asyncio.run(main())
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    owner = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, env=environment, text=True)
+    assert owner.stdout is not None
+    with owner.stdout as told:
+        zygote = int(told.readline())
+        asyncio.run(_until(lambda: len(descendants(zygote)) >= 4))
+        below = [zygote, *descendants(zygote)]
+        owner.send_signal(number)
+        owner.wait()
+    asyncio.run(_until(lambda: not any(map(_there, below))))
+
+
+def test_a_zygote_that_was_killed_is_replaced_and_its_runs_are_errors() -> None:
+    async def killed() -> tuple[Ended, Ended, list[int]]:
+        async with Sandbox(allow=list(Concern)) as sandbox:
+            run = asyncio.create_task(sandbox.run(Program("import time; time.sleep(1000)"), SMALL))
+            await _until(lambda: len(descendants(sandbox.pid)) >= 3)
+            below = descendants(sandbox.pid)
+            os.kill(sandbox.pid, signal.SIGKILL)
+            first = await run
+            second = await sandbox.run(Program("print('again')"), SMALL)
+            await _until(lambda: not any(map(_there, below)))
+            return first, second, below
+
+    first, second, _ = asyncio.run(killed())
+    assert first.cause is Cause.BROKEN
+    assert second.stdout == b"again\n"
+
+
+def test_many_runs_at_once_get_their_own_answers(full: World) -> None:
+    async def all_of_them() -> list[Ended]:
+        programs = [Program(f"print(input() * {n})", stdin=b"ab\n") for n in range(1, 21)]
+        return await asyncio.gather(*(full.sandbox.run(program, RunLimits()) for program in programs))
+
+    assert [len(ended.stdout) for ended in full.do(all_of_them())] == [2 * n + 1 for n in range(1, 21)]
+
+
+def test_what_is_not_covered_must_be_allowed_by_name() -> None:
+    async def without(*allowed: Concern) -> Protections:
+        async with Sandbox(allow=allowed, without=list(Mechanism)) as sandbox:
+            return sandbox.protections
+
+    with pytest.raises(Unprotected, match="leave processes behind") as refused:
+        asyncio.run(without(Concern.FILES))
+    assert refused.value.exposed == frozenset(Concern) - {Concern.FILES}
+    protections = asyncio.run(without(*Concern))
+    assert protections.active == frozenset()
+    assert set(protections.missing) == set(Mechanism)
+    assert "not prevented: leave processes behind" in protections.lines()
+
+
+def test_each_concern_is_covered_by_what_can_cover_it_and_nothing_less() -> None:
+    nothing = Protections(frozenset(), {})
+    assert nothing.uncovered == frozenset(Concern)
+    everything = Protections(frozenset(Mechanism), {})
+    assert everything.uncovered == frozenset()
+    container = Protections(frozenset({Mechanism.LANDLOCK, Mechanism.SECCOMP, Mechanism.OWN_USER}), {})
+    assert container.uncovered == {Concern.DISK}
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../b", "", "nul\0"])
+def test_files_outside_of_the_folder_of_a_run_are_refused(name: str) -> None:
+    with pytest.raises(InvalidSpec):
+        Program("pass", files={name: b""})
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def _there(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] != b"Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _living(root: int) -> list[int]:
+    return [pid for pid in descendants(root) if _there(pid)]

@@ -1,0 +1,84 @@
+"""The filter, run by an interpreter of the kernel's little language, and its numbers against the kernel's headers."""
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from rollmux.runtime.sandbox.seccomp import TABLES, Table, filter_program
+
+ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+HEADERS = {
+    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
+}
+
+
+def verdict(table: Table, number: int, *arguments: int, architecture: int | None = None) -> int:
+    """What the filter says of a call."""
+    chosen = table.architecture if architecture is None else architecture
+    data = struct.pack("=IIQ6Q", number, chosen, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
+    lines = list(struct.iter_unpack("=HBBI", filter_program(table)))
+    loaded = place = 0
+    while True:
+        code, if_true, if_false, value = lines[place]
+        place += 1
+        if code == 0x20:
+            loaded = struct.unpack_from("=I", data, value)[0]
+        elif code == 0x06:
+            return int(value)
+        else:
+            true = {0x15: loaded == value, 0x35: loaded >= value, 0x45: bool(loaded & value)}[code]
+            place += if_true if true else if_false
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_each_call_that_is_named_is_refused_and_its_neighbours_are_not(machine: str) -> None:
+    table = TABLES[machine]
+    special = {table.numbers[name] for name in ("clone", "ioctl")}
+    absent = {table.numbers[name] for name in ("clone3", "memfd_create", "memfd_secret")}
+    refused = set(table.numbers.values()) - special
+    for number in range(451):
+        expected = ALLOW if number not in refused else ENOSYS if number in absent else EPERM
+        assert verdict(table, number) == expected, number
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_what_is_newer_is_as_if_the_kernel_had_none(machine: str) -> None:
+    for number in (451, 500, 100_000):
+        assert verdict(TABLES[machine], number) == ENOSYS
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_other_tables_end_the_program(machine: str) -> None:
+    assert verdict(TABLES[machine], 0, architecture=0x40000003) == KILL
+    assert verdict(TABLES[machine], 0x40000000) == KILL
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_a_process_is_cloned_but_no_namespace(machine: str) -> None:
+    table = TABLES[machine]
+    clone = table.numbers["clone"]
+    assert verdict(table, clone, 17) == ALLOW
+    assert verdict(table, clone, 0x3D0F00) == ALLOW  # a thread
+    for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+        assert verdict(table, clone, 17 | flag) == EPERM
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_a_terminal_takes_no_words_put_into_its_mouth(machine: str) -> None:
+    table = TABLES[machine]
+    assert verdict(table, table.numbers["ioctl"], 0, 0x5412) == EPERM
+    assert verdict(table, table.numbers["ioctl"], 0, 0x5412 | 1 << 32) == EPERM
+    assert verdict(table, table.numbers["ioctl"], 0, 0x5401) == ALLOW
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_the_numbers_are_the_kernels(machine: str) -> None:
+    header = HEADERS[machine]
+    if not header.exists():
+        pytest.skip(f"no {header} here")
+    found = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)$", header.read_text(), re.M)
+    theirs = {name: int(number) for name, number in found}
+    assert {name: theirs[name] for name in TABLES[machine].numbers} == TABLES[machine].numbers

@@ -1,0 +1,71 @@
+"""A sandbox for tests: started once for each way to protect, called from plain functions, beside a neighbour."""
+
+import asyncio
+import threading
+from collections.abc import Collection, Coroutine
+from typing import Any, Self, TypeVar
+
+import pytest
+
+from rollmux.runtime.sandbox import Cause, Concern, Ended, Mechanism, Program, RunLimits, Sandbox
+from rollmux.runtime.sandbox.limits import MIB
+
+T = TypeVar("T")
+NAMESPACES = (
+    Mechanism.USER_NAMESPACE,
+    Mechanism.MOUNT_NAMESPACE,
+    Mechanism.PID_NAMESPACE,
+    Mechanism.NETWORK_NAMESPACE,
+    Mechanism.IPC_NAMESPACE,
+)
+# What machines may have: all that this one has, as root and as anybody, and what is left in a common container.
+WAYS: dict[str, tuple[Mechanism, ...]] = {
+    "all": (),
+    "user namespace": (Mechanism.OWN_USER,),
+    "no namespaces": NAMESPACES,
+}
+SMALL = RunLimits(cpu_s=5.0, wall_s=20.0, memory_bytes=192 * MIB, output_bytes=MIB, disk_bytes=8 * MIB)
+NEIGHBOUR = Program(
+    "import time\ntotal = 0\nfor n in range(50):\n    total += n * n\n    time.sleep(0.002)\nprint(total)"
+)
+NEIGHBOUR_SAYS = b"40425\n"
+
+
+class World:
+    """An event loop in a thread with one sandbox."""
+
+    def __init__(self, without: Collection[Mechanism]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.sandbox = Sandbox(allow=list(Concern), without=without)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.do(self.sandbox.start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.do(self.sandbox.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(90)
+
+    def needs(self, *concerns: Concern) -> None:
+        exposed = self.sandbox.protections.uncovered.intersection(concerns)
+        if exposed:
+            pytest.skip(f"nothing prevents it here: {', '.join(each.value for each in exposed)}")
+
+    def run(self, program: str | Program, limits: RunLimits = SMALL) -> Ended:
+        """Runs hostile code beside a neighbour, who must not notice."""
+        hostile = Program(program) if isinstance(program, str) else program
+        ended, neighbour = self.do(self._both(hostile, limits))
+        assert neighbour.cause is Cause.EXITED, neighbour
+        assert neighbour.stdout == NEIGHBOUR_SAYS
+        return ended
+
+    async def _both(self, hostile: Program, limits: RunLimits) -> tuple[Ended, Ended]:
+        neighbour = RunLimits(cpu_s=30.0, wall_s=60.0)
+        return await asyncio.gather(self.sandbox.run(hostile, limits), self.sandbox.run(NEIGHBOUR, neighbour))
