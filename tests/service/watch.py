@@ -6,6 +6,7 @@ A breach raises at once, so that the step that led to it is the last one of the 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
@@ -100,16 +101,16 @@ class Watch:
         if not batch.records:
             return
         first, last = batch.records[0].seq, batch.records[-1].seq
-        for record in batch.records:
-            if isinstance(record.event, RENEWING):
-                self.renewed[record.event.epoch] = record.at - origin
-            elif isinstance(record.event, ev.Heartbeats):
-                self.renewed |= {beat.epoch: record.at - origin for beat in record.event.of}
         for entry in reversed(log):
             if entry.seq < first:
                 break
             if entry.seq <= last:
                 self._commands(entry, origin)
+        for record in batch.records:
+            if isinstance(record.event, RENEWING):
+                self.renewed[record.event.epoch] = record.at - origin
+            elif isinstance(record.event, ev.Heartbeats):
+                self._beats(record.event, record.at - origin)
         for seq, key in [each for each in self.coming if each[0] <= last]:
             self.coming.remove((seq, key))
             self.commits[key] += 1
@@ -117,6 +118,10 @@ class Watch:
             if key[1] is PhaseKind.SYNC:
                 assert key[2] == self.synced[key[0]], f"I7: {key} was committed after {self.synced[key[0]]} syncs"
                 self.synced[key[0]] += 1
+
+    def _beats(self, event: ev.Heartbeats, at: float) -> None:
+        """A fenced lease may be named beside others; that renews nothing."""
+        self.renewed |= {beat.epoch: at for beat in event.of if at <= self.fenced.get(beat.epoch, inf)}
 
     def _commands(self, entry: Entry, origin: float) -> None:
         for command in entry.commands:
