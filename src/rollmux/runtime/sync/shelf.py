@@ -51,6 +51,9 @@ class Shelf:
         path = folder / "epoch"
         self.epoch = msgspec.json.decode(path.read_bytes(), type=_Epoch).epoch if path.exists() else 0
         self._open: dict[int, Generation] = {}
+        for number in range(generations):
+            if self.held is None or self.held.generation != number or self.held.plan == plan.fingerprint:
+                self._generation(number)  # all room is taken now, and none while a version lands
 
     def base(self) -> Generation | None:
         """What is held, if it is of the same plan."""
