@@ -25,7 +25,7 @@ from benchmarks.figures.sync_rank import plan_of
 from benchmarks.harness import ROOT, arguments, record, table
 
 GOAL_BYTES, GOAL_TIME = 1.02, 1.10
-TWO_STAGE, FLAT, GATHER = "two stages", "flat broadcast", "all-gather"
+TWO_STAGE, DELTA, FLAT, GATHER = "two stages", "delta of 1 %", "flat broadcast", "all-gather"
 # Tensor and data parallel ranks of the senders and of the receivers.
 SHAPES = {"2→2": ((2, 1), (1, 2)), "4→4": ((4, 1), (2, 2)), "2→6": ((2, 1), (1, 6))}
 
@@ -76,21 +76,28 @@ def running(made: Fabric, sizes: dict[str, object], folder: Path) -> Iterator[Ra
         yield Ranks(made, *found)
 
 
-def synced(ranks: Ranks, two_stage: bool, version: int) -> float:
-    """Seconds from the word to the leader's answer that all receivers serve the version."""
-    fabric = ranks.fabric
-    told(ranks.senders, lambda _: {"do": "open", "two_stage": two_stage, "host": ""})
-    addresses = told(
-        ranks.receivers, lambda rank: {"do": "open", "two_stage": two_stage, "host": fabric.receiver_host(rank)}
-    )
-    told(ranks.senders, lambda _: {"do": "publish", "version": version})
-    began = time.perf_counter()
-    told(ranks.senders, lambda _: {"do": "sync", "epoch": version, "addresses": addresses})
-    taken = time.perf_counter() - began
-    if not all(told(ranks.receivers, lambda _: {"do": "check", "version": version})):
-        raise RuntimeError(f"a receiver does not serve version {version} as it was sent")
+def synced(ranks: Ranks, version: int, *, two_stage: bool = True, delta: bool = False) -> dict[str, float]:
+    """Brings a new version. With `delta` what counts is the one after it, in which one word in a hundred differs."""
+    way = {"do": "open", "two_stage": two_stage, "delta": delta}
+    told(ranks.senders, lambda _: {**way, "host": ""})
+    addresses = told(ranks.receivers, lambda rank: {**way, "host": ranks.fabric.receiver_host(rank)})
+    found = {}
+    for touched in (False, True) if delta else (False,):
+        content = {"version": version, "touched": touched}
+        told(ranks.senders, lambda _: {"do": "publish", **content})  # noqa: B023 - called at once
+        epoch = 2 * version + touched
+        found = counted(ranks, lambda: flipped(ranks, epoch, addresses))  # noqa: B023
+        if not all(told(ranks.receivers, lambda _: {"do": "check", **content})):  # noqa: B023
+            raise RuntimeError(f"a receiver does not serve version {version} as it was sent")
     told(ranks.all, lambda _: {"do": "close"})
-    return taken
+    return found
+
+
+def flipped(ranks: Ranks, epoch: int, addresses: list[Any]) -> float:
+    """Seconds from the word to the leader's answer that all receivers serve the version."""
+    began = time.perf_counter()
+    told(ranks.senders, lambda _: {"do": "sync", "epoch": epoch, "addresses": addresses})
+    return time.perf_counter() - began
 
 
 def gathered(ranks: Ranks, version: int) -> float:
@@ -114,15 +121,16 @@ def shape_run(name: str, args: Namespace, folder: Path) -> list[dict[str, object
     }  # fmt: skip
     exchange = plan_of(sizes, True).exchange
     ideal_s = exchange.model_bytes * 8 / (args.mbit * 1e6)
-    found: dict[str, list[dict[str, float]]] = {TWO_STAGE: [], FLAT: [], GATHER: []}
+    found: dict[str, list[dict[str, float]]] = {TWO_STAGE: [], DELTA: [], FLAT: [], GATHER: []}
     many = len(exchange.senders.ranks), len(exchange.receivers.ranks)
     with fabric(*many, args.mbit) as made, running(made, sizes, folder) as ranks:
         told(ranks.all, lambda rank: {"do": "join", "host": made.sender_host(0), "world": sum(many), "number": rank})
         for turn in range(args.rounds):
             version = 10 * turn
-            found[TWO_STAGE].append(counted(ranks, lambda: synced(ranks, True, version + 1)))  # noqa: B023
-            found[FLAT].append(counted(ranks, lambda: synced(ranks, False, version + 2)))  # noqa: B023
-            found[GATHER].append(counted(ranks, lambda: gathered(ranks, version + 3)))  # noqa: B023
+            found[TWO_STAGE].append(synced(ranks, version + 1))
+            found[DELTA].append(synced(ranks, version + 2, delta=True))
+            found[FLAT].append(synced(ranks, version + 3, two_stage=False))
+            found[GATHER].append(counted(ranks, lambda: gathered(ranks, version + 4)))  # noqa: B023
     return [row(name, way, runs, exchange.model_bytes, ideal_s) for way, runs in found.items()]
 
 

@@ -47,10 +47,13 @@ def plan_of(sizes: Mapping[str, Any], two_stage: bool) -> Plan:
     return make_plan(Exchange(tensors, made[0], made[1], CHUNK_BYTES, two_stage))
 
 
-def words(tensor: TensorSpec, place: int, version: int) -> NDArray[np.uint16]:
-    """A whole tensor of one version; every word changes with it."""
-    base = np.random.default_rng(place).integers(0, 2**16, tensor.shape, dtype=np.uint16)
-    return base + np.uint16(version)
+def words(tensor: TensorSpec, place: int, version: int, touched: bool) -> NDArray[np.uint16]:
+    """A whole tensor of one version: every word changes with it. `touched`: and one in a hundred once more."""
+    rng = np.random.default_rng(place)
+    found = rng.integers(0, 2**16, tensor.shape, dtype=np.uint16) + np.uint16(version)
+    if touched:
+        found += rng.random(tensor.shape, dtype=np.float32) < 0.01
+    return found
 
 
 class Rank:
@@ -61,20 +64,20 @@ class Rank:
         self._party: Sender | Receiver | None = None
         self._group: Any = None
 
-    def open(self, two_stage: bool, host: str) -> object:
-        """Each plan has its own folder, so that a run finds what the one before it left: room, and another version."""
+    def open(self, two_stage: bool, delta: bool, host: str) -> object:
+        """Each way has its own folder, so that a run finds what the one before it left: room, and another version."""
         plan = plan_of(self.sizes, two_stage)
-        folder = self.folder / plan.fingerprint
+        folder = self.folder / f"{plan.fingerprint}-{delta}"
         if self.role == "senders":
-            self._party = Sender(plan, self.rank, folder, TOKEN)
+            self._party = Sender(plan, self.rank, folder, TOKEN, delta=delta)
             return None
         self._party = Receiver(plan, self.rank, folder, TOKEN, [f"tcp://{host}:0"])
         return self._party.addresses
 
-    def publish(self, version: int) -> object:
+    def publish(self, version: int, touched: bool = False) -> object:
         assert isinstance(self._party, Sender)
         plan = self._party.plan
-        parts = self._parts(plan, version)
+        parts = self._parts(plan, version, touched)
         self._party.publish(version, lambda name, place: np.copyto(place, parts[name]))
         return None
 
@@ -84,10 +87,10 @@ class Rank:
         tally = self._party.sync(epoch, addresses)
         return {"seconds": perf_counter() - began, "sent_bytes": tally.sent_bytes, "piece_bytes": tally.piece_bytes}
 
-    def check(self, version: int) -> object:
+    def check(self, version: int, touched: bool = False) -> object:
         """Whether this receiver serves exactly this version."""
         assert isinstance(self._party, Receiver)
-        parts = self._parts(self._party.plan, version)
+        parts = self._parts(self._party.plan, version, touched)
         with self._party.read() as weights:
             return all(np.array_equal(weights.words[name], part) for name, part in parts.items())
 
@@ -132,12 +135,12 @@ class Rank:
         parts = self._parts(plan, version).values()
         return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
 
-    def _parts(self, plan: Plan, version: int) -> dict[str, NDArray[np.uint16]]:
+    def _parts(self, plan: Plan, version: int, touched: bool = False) -> dict[str, NDArray[np.uint16]]:
         layout = (plan.exchange.senders if self.role == "senders" else plan.exchange.receivers).layout
         found = {}
         for place, tensor in enumerate(plan.exchange.tensors):
             whole = tuple((0, extent) for extent in tensor.shape)
-            found[tensor.name] = words(tensor, place, version)[inside(whole, layout.box(tensor, self.rank))]
+            found[tensor.name] = words(tensor, place, version, touched)[inside(whole, layout.box(tensor, self.rank))]
         return found
 
 

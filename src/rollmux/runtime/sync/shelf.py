@@ -48,6 +48,9 @@ class Shelf:
         self._writer = self._only_writer()
         self.slots, self._nbytes = slots(plan.exchange.tensors, side.layout, rank)
         self.held, self.ready = read_mark(folder, "held"), read_mark(folder, "ready")
+        if self.ready is not None and self.ready.plan != plan.fingerprint:
+            self._forget("ready")  # the room in which it landed is taken for pieces of this plan
+            self.ready = None
         path = folder / "epoch"
         self.epoch = msgspec.json.decode(path.read_bytes(), type=_Epoch).epoch if path.exists() else 0
         self._open: dict[int, Generation] = {}
