@@ -18,6 +18,8 @@ def test_a_quick_run_writes_its_result(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    if done.stdout.startswith("not measured"):
+        pytest.skip(done.stdout.strip())
     result = json.loads(out.read_text())
     assert result["benchmark"] == name
     assert result["measured"]["rows"]

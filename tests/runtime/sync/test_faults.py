@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from rollmux.errors import InvalidSpec
-from rollmux.runtime.sync import Refused, Sender, SyncFailed, door
+from rollmux.runtime.sync import Mark, Receiver, Refused, Sender, SyncFailed, door
 from rollmux.runtime.sync.channel import Channel
 from rollmux.runtime.sync.errors import Broken
 from rollmux.runtime.sync.generation import NO_DIGEST
+from rollmux.runtime.sync.lead import Lead
 from rollmux.runtime.sync.transports.inline import Inline
 from rollmux.runtime.sync.transports.sockets import call
 from rollmux.runtime.sync.wire import (
@@ -31,7 +32,7 @@ from rollmux.runtime.sync.wire import (
     Status,
     Welcome,
 )
-from tests.runtime.sync.models import TOKEN, World, small, whole, world
+from tests.runtime.sync.models import TOKEN, World, holds, small, whole, world
 
 
 def publish(made: World, version: int) -> None:
@@ -130,6 +131,35 @@ def test_an_attempt_that_is_repeated_after_its_commit_changes_nothing(tmp_path: 
         before = [(receiver.held, (receiver.folder / "held").stat().st_mtime_ns) for receiver in made.receivers]
         assert made.sync(5).piece_bytes == 0
         assert before == [(each.held, (each.folder / "held").stat().st_mtime_ns) for each in made.receivers]
+
+
+def test_an_epoch_brings_one_version(tmp_path: Path) -> None:
+    with world(small(), tmp_path) as made:
+        publish(made, 1)
+        made.sync(5)
+        publish(made, 2)
+        with pytest.raises(Refused, match="epoch 5 has brought version 1"):
+            made.senders[0].sync(5, made.addresses)
+        assert made.serve(whole(made.plan, 1))
+
+
+def test_a_receiver_that_was_not_told_to_flip_is_told_by_the_next_leader(tmp_path: Path) -> None:
+    with world(small(), tmp_path) as made:
+        publish(made, 1)
+        made.sync(1)
+        publish(made, 2)
+        made.sync(2)
+        late = made.receivers[1]
+        late.close()
+        for name, version, epoch, generation in (("held", 1, 1, 0), ("ready", 2, 2, 1)):
+            mark = Mark(version, epoch, generation, made.plan.fingerprint)
+            (late.folder / name).write_bytes(msgspec.json.encode(mark))
+        made.receivers[1] = again = Receiver(made.plan, 1, late.folder, TOKEN, ["tcp://127.0.0.1:0"])
+        assert holds(made.plan, again, whole(made.plan, 1))
+        lead = Lead(made.plan, 3, 3, TOKEN.encode(), 10)
+        assert lead.begin(made.addresses)
+        assert holds(made.plan, again, whole(made.plan, 2))
+        lead.close()
 
 
 def test_another_token_opens_nothing_and_is_not_told_on_either_side(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from rollmux.runtime.sync.errors import Broken, Refused
+from rollmux.runtime.sync.errors import Broken, Refused, Silent
 from rollmux.runtime.sync.wire import DECODER, HEADER_BYTES, MAX_MESSAGE_BYTES, Header, Kind, Message, Refusal
 
 M = TypeVar("M", bound=Message)
@@ -127,7 +127,7 @@ def _trouble() -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise Broken("the other side was silent for too long") from error
+        raise Silent("the other side was silent for too long") from error
     except OSError as error:
         raise Broken(f"the connection is gone: {error}") from error
 

@@ -4,7 +4,8 @@ RollmuxError
 └── SyncFailed        this attempt is over and nothing has become visible: try again with a higher epoch
     ├── Refused       the other side said no: a wrong token, an old epoch, another plan
     ├── Broken        the other side went away, was silent for too long, or said what has no place
-    │   └── Corrupt   bytes arrived that are not those that were sent
+    │   ├── Corrupt   bytes arrived that are not those that were sent
+    │   └── Silent    nothing came for as long as one cares to wait
     └── StillRead     the copy that would be overwritten is still being read
 """
 
@@ -25,6 +26,10 @@ class Broken(SyncFailed):
 
 class Corrupt(Broken):
     """The digest of what has arrived is not the one that was announced."""
+
+
+class Silent(Broken):
+    """The other side may be gone, or wait for somebody who is."""
 
 
 class StillRead(SyncFailed):

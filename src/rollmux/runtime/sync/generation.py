@@ -62,7 +62,7 @@ class Generation:
             _make(self.path, sizes[0], b"")
             _make(ledger, sizes[1], head)
         self.file = os.open(self.path, os.O_RDWR)
-        self.bytes = np.frombuffer(mmap.mmap(self.file, sizes[0]), np.uint8)
+        self.bytes = np.frombuffer(mmap.mmap(self.file, sizes[0], mmap.MAP_SHARED | mmap.MAP_POPULATE), np.uint8)
         with ledger.open("r+b") as file:
             table = np.frombuffer(mmap.mmap(file.fileno(), sizes[1]), np.uint8)
         self._digests = table[len(head) :].reshape(pieces, DIGEST_BYTES)

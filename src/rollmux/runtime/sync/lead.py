@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from rollmux.runtime.sync import door
 from rollmux.runtime.sync.channel import Channel
-from rollmux.runtime.sync.errors import SyncFailed
+from rollmux.runtime.sync.errors import Silent, SyncFailed
 from rollmux.runtime.sync.plan import Plan
 from rollmux.runtime.sync.shelf import Mark
 from rollmux.runtime.sync.transports.sockets import call
 from rollmux.runtime.sync.wire import Begin, Begun, Flip, Flipped, Hello, Status, Whole
 
-# Each receiver knows at once why it failed.
+# For all receivers together: whoever knows why it failed has said so already.
 _REASON_S = 1.0
 
 
@@ -75,12 +75,13 @@ class Lead:
     def why(self) -> SyncFailed | None:
         """What a receiver says of an attempt that failed."""
         for channel in self._channels:
-            channel.patience(_REASON_S)
+            channel.patience(_REASON_S / len(self._channels))
             try:
                 channel.hear(Whole)
+            except Silent:
+                continue
             except SyncFailed as reason:
-                if "silent" not in str(reason):
-                    return reason
+                return reason
         return None
 
     def close(self) -> None:

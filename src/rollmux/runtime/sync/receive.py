@@ -55,7 +55,7 @@ class Receiver:
         self._leading = Lock()  # who begins an attempt ends the one before, one after the other
         self._changed = Condition()
         self._round: Round | None = None
-        self._callers = 0
+        self._callers: set[Channel] = set()
         self._closed = False
         for listener in self._listeners:
             Thread(target=self._accept, args=(listener,), name=f"sync {listener.address}", daemon=True).start()
@@ -76,12 +76,16 @@ class Receiver:
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            ending = self._round
+            self._changed.notify_all()
         for listener in self._listeners:
             listener.close()
-        if ending is not None:
-            ending.end("the receiver is closed")
-            ending.wait_idle(self._patience_s)
+        self._fail("the receiver is closed")
+        with self._changed:
+            for channel in self._callers:
+                channel.hang_up()
+            self._changed.wait_for(lambda: not self._callers, self._patience_s)
+        if self._round is not None:
+            self._round.wait_idle(self._patience_s)
         self._shelf.close()
 
     # -- callers -----------------------------------------------------------------------------------------------------
@@ -97,7 +101,8 @@ class Receiver:
                 time.sleep(_REST_S)
                 continue
             with self._changed:
-                full, self._callers = self._callers >= MAX_CALLERS, self._callers + 1
+                full = self._closed or len(self._callers) >= MAX_CALLERS
+                self._callers.add(channel)
             if full:
                 self._gone(channel)
             else:
@@ -106,7 +111,8 @@ class Receiver:
     def _gone(self, channel: Channel) -> None:
         channel.close()
         with self._changed:
-            self._callers -= 1
+            self._callers.discard(channel)
+            self._changed.notify_all()
 
     def _serve(self, channel: Channel) -> None:
         try:
@@ -132,6 +138,9 @@ class Receiver:
             )
         if hello.epoch < self._shelf.epoch:
             raise Refused(f"epoch {hello.epoch} is over: there has been epoch {self._shelf.epoch}")
+        held = self.held
+        if held is not None and held.epoch == hello.epoch and held.version != hello.version:
+            raise Refused(f"epoch {hello.epoch} has brought version {held.version}: take a new one for {hello.version}")
 
     def _fail(self, reason: str) -> None:
         failing = self._round

@@ -43,6 +43,7 @@ class Sender:
         self._carry = carry
         self._calls: list[Channel] = []
         self._lock = Lock()
+        self._busy = Lock()  # what is being sent is not written to
 
     @property
     def version(self) -> int | None:
@@ -51,23 +52,26 @@ class Sender:
 
     def publish(self, version: int, fill: Fill) -> None:
         """Takes a version over: `fill` writes this rank's part of each tensor, in the type in which it lands."""
-        target = self._shelf.begin(self._patience_s)
-        target.clear_all()
-        for name in self._shelf.slots:
-            fill(name, target.whole(name))
-        self._shelf.prepare(target, version, epoch=0)
-        self._shelf.flip()
+        with self._busy:
+            target = self._shelf.begin(self._patience_s)
+            target.clear_all()
+            for name in self._shelf.slots:
+                fill(name, target.whole(name))
+            self._shelf.prepare(target, version, epoch=0)
+            self._shelf.flip()
 
     def sync(self, epoch: int, addresses: Sequence[Sequence[str]]) -> Tally:
         """Brings the published version to all receivers; returns what this rank gave.
 
         When the leader returns, all receivers serve it. The other ranks return when theirs has landed.
         """
-        version = self.version
-        if version is None:
-            raise SyncFailed(f"sender {self.rank} has no version: publish one first")
-        if self.rank:
-            return self._give_all(epoch, version, addresses)
+        with self._busy:
+            version = self.version
+            if version is None:
+                raise SyncFailed(f"sender {self.rank} has no version: publish one first")
+            return (self._give_all if self.rank else self._lead)(epoch, version, addresses)
+
+    def _lead(self, epoch: int, version: int, addresses: Sequence[Sequence[str]]) -> Tally:
         lead = Lead(self.plan, epoch, version, self._token, self._patience_s)
         try:
             if not lead.begin(addresses):

@@ -48,9 +48,15 @@ class Shelf:
         self._writer = self._only_writer()
         self.slots, self._nbytes = slots(plan.exchange.tensors, side.layout, rank)
         self.held, self.ready = read_mark(folder, "held"), read_mark(folder, "ready")
+        if self.ready is not None and self.ready.plan != plan.fingerprint:
+            self._forget("ready")  # the room in which it landed is taken for pieces of this plan
+            self.ready = None
         path = folder / "epoch"
         self.epoch = msgspec.json.decode(path.read_bytes(), type=_Epoch).epoch if path.exists() else 0
         self._open: dict[int, Generation] = {}
+        for number in range(generations):
+            if self.held is None or self.held.generation != number or self.held.plan == plan.fingerprint:
+                self._generation(number)  # all room is taken now, and none while a version lands
 
     def base(self) -> Generation | None:
         """What is held, if it is of the same plan."""
