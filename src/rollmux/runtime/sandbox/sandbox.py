@@ -31,7 +31,8 @@ class Sandbox:
     """Runs programs side by side, each in a process tree of its own.
 
     `allow` names what hostile code may do here if nothing prevents it; `without` leaves protections out.
-    `warm` names modules to load once for all runs; `readable` are folders that runs may read besides Python's own.
+    `warm` names modules to load once for all runs, or `module:function` to call too; `readable` are folders that runs
+    may read besides Python's own. `environment`, `path` and `folder` are for code that is trusted.
     """
 
     def __init__(
@@ -131,12 +132,14 @@ class Sandbox:
         await self.close()
 
     async def run(self, program: Program, limits: RunLimits, channel: socket.socket | None = None) -> Ended:
-        """How the program ended. Cancelled, it ends the program. `channel` is the program's descriptor 3."""
+        """How the program ended. Cancelled, it ends the program. `channel` is its descriptor 3, and closed here."""
         ours, theirs = socket.socketpair()
         with ours:
             ours.setblocking(False)
             with theirs:
                 await self._hand_over([theirs, *([] if channel is None else [channel])])
+            if channel is not None:
+                channel.close()
             try:
                 async with asyncio.timeout(limits.wall_s + _GRACE_S):
                     return await _exchange(ours, program, limits)

@@ -63,8 +63,12 @@ class Zygote:
         """Until the owner closes its end, or is gone."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         kernel.adopt_orphans()
+        os.environ.update(self._setup.environment)
         for name in (*_WARM, *self._setup.warm):
-            import_module(name)
+            module, _, function = name.partition(":")
+            loaded = import_module(module)
+            if function:
+                getattr(loaded, function)()
         self._leave_root()
         self._protections = probe.probe(self._without)
         self._enter()
