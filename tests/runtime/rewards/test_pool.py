@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -123,16 +124,15 @@ def test_a_score_without_its_status_and_a_status_without_its_score_are_refused()
 
 
 def test_closing_cancels_what_runs_and_leaves_no_process() -> None:
-    others = set(descendants(os.getpid()))
+    others = set(_children())
 
     async def closed() -> tuple[Reward, list[int]]:
-        turns = {Kind.CODE: 1}
-        pool = await RewardPool(PoolSettings(turns=turns, allow=list(Concern))).start()
-        scoring = pool.submit(SLEEPER)
-        await until(lambda: len(set(descendants(os.getpid())) - others) >= 4)
-        below = set(descendants(os.getpid())) - others
-        await pool.close()
-        return await scoring.reward(), [pid for pid in below if pid in descendants(os.getpid())]
+        async with RewardPool(PoolSettings(turns={Kind.CODE: 1}, allow=list(Concern))) as pool:
+            (zygote,) = set(_children()) - others
+            scoring = pool.submit(SLEEPER)
+            await until(lambda: len(descendants(zygote)) >= 3)
+            below = [zygote, *descendants(zygote)]
+        return await scoring.reward(), [pid for pid in below if os.path.exists(f"/proc/{pid}")]
 
     reward, left = asyncio.run(closed())
     assert reward.status is Status.CANCELLED
@@ -180,6 +180,14 @@ def test_a_budget_is_kept_in_the_order_of_coming() -> None:
         return order, most
 
     assert asyncio.run(played()) == ([0, 1, 2, 3, 4, 6, 7, 8, 9], 2)
+
+
+def _children() -> list[int]:
+    found = []
+    for pid in descendants(os.getpid()):
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat", "rb") as file:
+            found += [pid] if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid() else []
+    return found
 
 
 def _commands(name: str, root: int) -> list[int]:
