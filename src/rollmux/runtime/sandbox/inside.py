@@ -64,20 +64,26 @@ class Ends:
 def begin(job: Job, ends: Ends) -> NoReturn:
     """In the first process of the tree: protect, start the program, bury its dead, tell how it ended."""
     try:
+        _begin(job, ends)
+    finally:
+        os._exit(1)  # whatever fails here, nothing of it goes on as a second keeper
+
+
+def _begin(job: Job, ends: Ends) -> None:
+    try:
         kernel.die_with_parent()
         if os.read(ends.go, 1) != b"g":
-            os._exit(0)  # whoever watches is gone
+            return  # whoever watches is gone
         _protect(job)
-        os.write(ends.status, STARTED)
+        os.write(ends.status, STARTED)  # fails where the keeper has died meanwhile
         pid = os.fork()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the sandbox's, and its owner must hear of it
         os.write(ends.status, f"broken {error!r}\n".encode())
-        os._exit(1)
+        return
     if pid == 0:
         _run(job, ends)
     _close_all_but(ends.status)
     os.write(ends.status, _bury_until(pid))
-    os._exit(0)
 
 
 def _bury_until(pid: int) -> bytes:

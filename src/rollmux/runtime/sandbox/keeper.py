@@ -224,8 +224,13 @@ def _read_end(told: list[str], started: bool) -> tuple[Cause, int, str]:
         case ["exit", code]:
             return Cause.EXITED, int(code), ""
         case ["signal", number]:
-            return Cause.SIGNALLED, int(number), signal.Signals(int(number)).name
+            return Cause.SIGNALLED, int(number), _named(int(number))
         case _ if started:
             return Cause.SIGNALLED, signal.SIGKILL, "its whole tree was ended"
         case _:
             return Cause.BROKEN, 0, " ".join(told) or "the inner half ended before it began"
+
+
+def _named(number: int) -> str:
+    """Those for real-time use have numbers alone."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

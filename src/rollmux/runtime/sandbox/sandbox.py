@@ -5,7 +5,6 @@ killed with all that it started; closing leaves no process behind.
 """
 
 import asyncio
-import json
 import socket
 import subprocess
 import sys
@@ -91,7 +90,7 @@ class Sandbox:
         command = [sys.executable, "-I", "-c", _BOOT.format(path=self._path), str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
-                [*command, json.dumps(self._setup)],
+                command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -100,10 +99,13 @@ class Sandbox:
             )
         try:
             async with asyncio.timeout(_START_S):
+                await asyncio.get_running_loop().sock_sendall(ours, frames.packed(self._setup))
                 told, _ = await frames.receive_soon(ours, 0)
-        except frames.BrokenFrame:
+        except (frames.BrokenFrame, ConnectionError):
             status = await asyncio.to_thread(self._process.wait)
             raise SandboxError(f"the sandbox ended with {status} instead of starting; see its standard error") from None
+        except TimeoutError:
+            raise SandboxError(f"the sandbox did not start within {_START_S:g} s: warm it with less") from None
         return _protections(told)
 
     async def _restart(self, broken: socket.socket) -> None:
