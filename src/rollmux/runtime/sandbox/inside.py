@@ -26,6 +26,7 @@ from rollmux.runtime.sandbox.protections import Mechanism, Protections
 
 STARTED = b"started\n"
 MEMORY_STATUS = 113  # what a run ends with when an allocation failed and nobody caught that
+_SIGNALS = 1024  # that wait, or that a timer has set aside
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _UNSHARED = {
     Mechanism.MOUNT_NAMESPACE: kernel.CLONE_NEWNS,
@@ -129,7 +130,7 @@ def _give_up_rights(job: Job) -> None:
         writable = [job.folder, *(path for path in _DEVICES if os.path.exists(path))]
         landlock.restrict(job.protections.landlock_version, readable, writable)
     if Mechanism.SECCOMP in active:
-        kernel.install_filter(seccomp.filter_program())
+        kernel.install_filter(seccomp.filter_program(socket_pairs=Mechanism.NETWORK_NAMESPACE in active))
 
 
 def _write_files(files: Mapping[str, bytes]) -> None:
@@ -181,6 +182,7 @@ def _limit(limits: RunLimits, counted: bool) -> None:
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_MEMLOCK: (0, 0),
         resource.RLIMIT_MSGQUEUE: (0, 0),
+        resource.RLIMIT_SIGPENDING: (_SIGNALS, _SIGNALS),
     }
     if limits.address_bytes is not None:
         wanted[resource.RLIMIT_AS] = (limits.address_bytes,) * 2

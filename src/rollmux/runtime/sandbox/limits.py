@@ -28,7 +28,7 @@ class RunLimits:
     output_bytes: int = 4 * MIB
     disk_bytes: int = 64 * MIB
     disk_files: int = 4096
-    # Together they bound what is in the kernel alone, in pipes and sockets: some 200 KiB for each open file.
+    # Together they also bound what is held in the kernel alone, for open files.
     processes: int = 32
     open_files: int = 64
 
