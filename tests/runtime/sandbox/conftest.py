@@ -6,8 +6,11 @@ import pytest
 
 from tests.runtime.sandbox.world import WAYS, World
 
+# What a machine without root has is the same again, and as long: left to the slow run.
+PARAMS = [pytest.param(way, marks=pytest.mark.slow) if way == "user namespace" else way for way in WAYS]
 
-@pytest.fixture(scope="session", params=WAYS)
+
+@pytest.fixture(scope="session", params=PARAMS)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     with World(WAYS[request.param]) as made:
         yield made

@@ -44,7 +44,7 @@ def write():
         return file.write("overwritten")
 attempt(
     lambda: open("/etc/shadow").read(),
-    lambda: open("/root/.bash_history").read(),
+    lambda: open("/etc/gshadow").read(),
     lambda: open(secret).read(),
     lambda: open("../" * 40 + secret).read(),
     lambda: open("/proc/1/root" + secret).read(),

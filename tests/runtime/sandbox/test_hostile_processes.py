@@ -119,6 +119,7 @@ def test_the_exit_status_is_the_programs_own(world: World, status: int) -> None:
     assert ended.succeeded == (status == 0)
 
 
-def test_death_by_a_signal_is_told_apart_from_an_exit(world: World) -> None:
-    ended = world.run("import os; os.abort()", SMALL)
-    assert (ended.cause, ended.status, ended.detail) == (Cause.SIGNALLED, 6, "SIGABRT")
+@pytest.mark.parametrize(("number", "name"), [(6, "SIGABRT"), (9, "SIGKILL"), (40, "signal 40"), (64, "SIGRTMAX")])
+def test_death_by_a_signal_is_told_apart_from_an_exit(world: World, number: int, name: str) -> None:
+    ended = world.run(f"import os; os.kill(os.getpid(), {number})", SMALL)
+    assert (ended.cause, ended.status, ended.detail) == (Cause.SIGNALLED, number, name)

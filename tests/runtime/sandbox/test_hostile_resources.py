@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollmux.errors import InvalidSpec
-from rollmux.runtime.sandbox import Cause, Concern, Program, RunLimits
+from rollmux.runtime.sandbox import Cause, Concern, Mechanism, Program, RunLimits
 from tests.runtime.sandbox.world import SMALL, World
 
 BRIEF = replace(SMALL, cpu_s=0.4)
@@ -107,6 +107,45 @@ def test_a_gigabyte_of_output_ends_at_the_output_limit(world: World, number: int
     ended = world.run(f"import os\nfor _ in range(16_384): os.write({number}, b'x' * 65_536)", SMALL)
     assert ended.cause is Cause.OUTPUT_LIMIT
     assert len(ended.stdout) + len(ended.stderr) == SMALL.output_bytes
+
+
+SOCKETS = """
+import os, socket, time
+for _ in range(20):
+    if os.fork() == 0:
+        break
+kept = []
+try:
+    while len(kept) < 50:
+        kept += socket.socketpair()
+except PermissionError:
+    os._exit(5)
+for each in kept:
+    each.setblocking(False)
+    try:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+    except OSError:
+        pass
+    try:
+        while True:
+            each.send(b"x" * 4096)
+    except OSError:
+        pass
+time.sleep(100)
+"""
+
+
+def test_what_is_kept_in_sockets_counts_too_or_there_are_none(world: World) -> None:
+    ended = world.run(SOCKETS, SMALL)
+    if Mechanism.NETWORK_NAMESPACE in world.sandbox.protections.active:
+        assert ended.cause is Cause.MEMORY_LIMIT
+    elif Mechanism.SECCOMP in world.sandbox.protections.active:
+        assert (ended.cause, ended.status) == (Cause.EXITED, 5)
+
+
+def test_a_program_may_use_asyncio(full: World) -> None:
+    ended = full.run("import asyncio\nasync def main(): print(await asyncio.sleep(0, 42))\nasyncio.run(main())")
+    assert ended.stdout == b"42\n"
 
 
 FILLER = """

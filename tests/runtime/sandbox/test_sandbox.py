@@ -144,6 +144,22 @@ def test_a_zygote_that_was_killed_is_replaced_and_its_runs_are_errors() -> None:
     assert second.stdout == b"again\n"
 
 
+def test_an_environment_is_for_its_runs_and_shown_to_nobody_else() -> None:
+    async def shown() -> tuple[bytes, bytes]:
+        async with Sandbox(list(Concern), list(Mechanism), environment={"TOKEN": "secret-of-its-owner"}) as sandbox:
+            ended = await sandbox.run(Program("import os; print(os.environ['TOKEN'])"), SMALL)
+            return ended.stdout, Path(f"/proc/{sandbox.pid}/cmdline").read_bytes()
+
+    said, command = asyncio.run(shown())
+    assert said == b"secret-of-its-owner\n"
+    assert b"secret" not in command
+
+
+def test_a_sandbox_that_can_not_start_says_so() -> None:
+    with pytest.raises(SandboxError, match="instead of starting"):
+        asyncio.run(Sandbox(list(Concern), warm=["no_such_module_at_all"]).start())
+
+
 def test_many_runs_at_once_get_their_own_answers(full: World) -> None:
     async def all_of_them() -> list[Ended]:
         programs = [Program(f"print(input() * {n})", stdin=b"ab\n") for n in range(1, 21)]
@@ -171,8 +187,14 @@ def test_each_concern_is_covered_by_what_can_cover_it_and_nothing_less() -> None
     assert nothing.uncovered == frozenset(Concern)
     everything = Protections(frozenset(Mechanism), {})
     assert everything.uncovered == frozenset()
-    container = Protections(frozenset({Mechanism.LANDLOCK, Mechanism.SECCOMP, Mechanism.OWN_USER}), {})
-    assert container.uncovered == {Concern.DISK}
+    container = frozenset({Mechanism.LANDLOCK, Mechanism.SECCOMP, Mechanism.OWN_USER})
+    assert Protections(container, {}).uncovered == {Concern.DISK}
+    assert Protections(container - {Mechanism.LANDLOCK}, {}).uncovered == {
+        Concern.DISK,
+        Concern.FILES,
+        Concern.PROCESSES,
+    }
+    assert Concern.NETWORK in Protections(frozenset({Mechanism.NETWORK_NAMESPACE}), {}).uncovered
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../b", "", "nul\0"])

@@ -15,11 +15,13 @@ HEADERS = {
 }
 
 
-def verdict(table: Table, number: int, *arguments: int, architecture: int | None = None) -> int:
+def verdict(
+    table: Table, number: int, *arguments: int, architecture: int | None = None, socket_pairs: bool = True
+) -> int:
     """What the filter says of a call."""
     chosen = table.architecture if architecture is None else architecture
     data = struct.pack("=IIQ6Q", number, chosen, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
-    lines = list(struct.iter_unpack("=HBBI", filter_program(table)))
+    lines = list(struct.iter_unpack("=HBBI", filter_program(table, socket_pairs)))
     loaded = place = 0
     while True:
         code, if_true, if_false, value = lines[place]
@@ -36,7 +38,7 @@ def verdict(table: Table, number: int, *arguments: int, architecture: int | None
 @pytest.mark.parametrize("machine", TABLES)
 def test_each_call_that_is_named_is_refused_and_its_neighbours_are_not(machine: str) -> None:
     table = TABLES[machine]
-    special = {table.numbers[name] for name in ("clone", "ioctl")}
+    special = {table.numbers[name] for name in ("clone", "ioctl", "socketpair")}
     absent = {table.numbers[name] for name in ("clone3", "memfd_create", "memfd_secret")}
     refused = set(table.numbers.values()) - special
     for number in range(451):
@@ -64,6 +66,13 @@ def test_a_process_is_cloned_but_no_namespace(machine: str) -> None:
     assert verdict(table, clone, 0x3D0F00) == ALLOW  # a thread
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
         assert verdict(table, clone, 17 | flag) == EPERM
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_pairs_of_sockets_are_refused_where_nobody_counts_them(machine: str) -> None:
+    table = TABLES[machine]
+    assert verdict(table, table.numbers["socketpair"]) == ALLOW
+    assert verdict(table, table.numbers["socketpair"], socket_pairs=False) == EPERM
 
 
 @pytest.mark.parametrize("machine", TABLES)

@@ -1,1 +1,21 @@
-"""Rewards."""
+"""Rewards: maths answers, code in a sandbox, functions of the caller's, each within a budget and a cap."""
+
+from rollmux.runtime.rewards.pool import PoolSettings, RewardPool, Scoring
+from rollmux.runtime.rewards.reward import NotScored, Reward, Status
+from rollmux.runtime.rewards.tasks import AsyncTask, Case, CodeTask, FunctionTask, Kind, MathsTask, Task
+
+__all__ = [
+    "AsyncTask",
+    "Case",
+    "CodeTask",
+    "FunctionTask",
+    "Kind",
+    "MathsTask",
+    "NotScored",
+    "PoolSettings",
+    "Reward",
+    "RewardPool",
+    "Scoring",
+    "Status",
+    "Task",
+]

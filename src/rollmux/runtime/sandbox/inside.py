@@ -26,6 +26,7 @@ from rollmux.runtime.sandbox.protections import Mechanism, Protections
 
 STARTED = b"started\n"
 MEMORY_STATUS = 113  # what a run ends with when an allocation failed and nobody caught that
+_SIGNALS = 1024  # that wait, or that a timer has set aside
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _UNSHARED = {
     Mechanism.MOUNT_NAMESPACE: kernel.CLONE_NEWNS,
@@ -64,20 +65,26 @@ class Ends:
 def begin(job: Job, ends: Ends) -> NoReturn:
     """In the first process of the tree: protect, start the program, bury its dead, tell how it ended."""
     try:
+        _begin(job, ends)
+    finally:
+        os._exit(1)  # whatever fails here, nothing of it goes on as a second keeper
+
+
+def _begin(job: Job, ends: Ends) -> None:
+    try:
         kernel.die_with_parent()
         if os.read(ends.go, 1) != b"g":
-            os._exit(0)  # whoever watches is gone
+            return  # whoever watches is gone
         _protect(job)
-        os.write(ends.status, STARTED)
+        os.write(ends.status, STARTED)  # fails where the keeper has died meanwhile
         pid = os.fork()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the sandbox's, and its owner must hear of it
         os.write(ends.status, f"broken {error!r}\n".encode())
-        os._exit(1)
+        return
     if pid == 0:
         _run(job, ends)
     _close_all_but(ends.status)
     os.write(ends.status, _bury_until(pid))
-    os._exit(0)
 
 
 def _bury_until(pid: int) -> bytes:
@@ -123,7 +130,7 @@ def _give_up_rights(job: Job) -> None:
         writable = [job.folder, *(path for path in _DEVICES if os.path.exists(path))]
         landlock.restrict(job.protections.landlock_version, readable, writable)
     if Mechanism.SECCOMP in active:
-        kernel.install_filter(seccomp.filter_program())
+        kernel.install_filter(seccomp.filter_program(socket_pairs=Mechanism.NETWORK_NAMESPACE in active))
 
 
 def _write_files(files: Mapping[str, bytes]) -> None:
@@ -175,6 +182,7 @@ def _limit(limits: RunLimits, counted: bool) -> None:
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_MEMLOCK: (0, 0),
         resource.RLIMIT_MSGQUEUE: (0, 0),
+        resource.RLIMIT_SIGPENDING: (_SIGNALS, _SIGNALS),
     }
     if limits.address_bytes is not None:
         wanted[resource.RLIMIT_AS] = (limits.address_bytes,) * 2

@@ -28,8 +28,9 @@ class RunLimits:
     output_bytes: int = 4 * MIB
     disk_bytes: int = 64 * MIB
     disk_files: int = 4096
-    processes: int = 64
-    open_files: int = 256
+    # Together they also bound what is held in the kernel alone, for open files.
+    processes: int = 32
+    open_files: int = 64
 
     def __post_init__(self) -> None:
         checks = Checks("limits")

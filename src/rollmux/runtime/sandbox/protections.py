@@ -40,8 +40,14 @@ _M = Mechanism
 _COVERS: dict[Concern, tuple[frozenset[Mechanism], ...]] = {
     Concern.FILES: (frozenset({_M.MOUNT_NAMESPACE}), frozenset({_M.LANDLOCK})),
     Concern.DISK: (frozenset({_M.MOUNT_NAMESPACE}),),
-    Concern.NETWORK: (frozenset({_M.NETWORK_NAMESPACE}), frozenset({_M.SECCOMP})),
-    Concern.PROCESSES: (frozenset({_M.PID_NAMESPACE}), frozenset({_M.OWN_USER})),
+    # Sockets that are files are not the network namespace's to hide.
+    Concern.NETWORK: (frozenset({_M.NETWORK_NAMESPACE, _M.MOUNT_NAMESPACE}), frozenset({_M.SECCOMP})),
+    # Signals by number are the first's to stop, looking through the machine's own /proc the second's.
+    Concern.PROCESSES: tuple(
+        frozenset({first, second})
+        for first in (_M.PID_NAMESPACE, _M.OWN_USER)
+        for second in (_M.MOUNT_NAMESPACE, _M.LANDLOCK)
+    ),
     Concern.TREE: (frozenset({_M.PID_NAMESPACE}), frozenset({_M.OWN_USER})),
     Concern.PRIVILEGE: (frozenset({_M.OWN_USER}), frozenset({_M.USER_NAMESPACE, _M.MOUNT_NAMESPACE})),
     Concern.KERNEL: (frozenset({_M.SECCOMP}),),

@@ -5,7 +5,6 @@ killed with all that it started; closing leaves no process behind.
 """
 
 import asyncio
-import json
 import socket
 import subprocess
 import sys
@@ -31,7 +30,8 @@ class Sandbox:
     """Runs programs side by side, each in a process tree of its own.
 
     `allow` names what hostile code may do here if nothing prevents it; `without` leaves protections out.
-    `warm` names modules to load once for all runs; `readable` are folders that runs may read besides Python's own.
+    `warm` names modules to load once for all runs, or `module:function` to call too; `readable` are folders that runs
+    may read besides Python's own. `environment`, `path` and `folder` are for code that is trusted.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Sandbox:
         command = [sys.executable, "-I", "-c", _BOOT.format(path=self._path), str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
-                [*command, json.dumps(self._setup)],
+                command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -99,10 +99,13 @@ class Sandbox:
             )
         try:
             async with asyncio.timeout(_START_S):
+                await asyncio.get_running_loop().sock_sendall(ours, frames.packed(self._setup))
                 told, _ = await frames.receive_soon(ours, 0)
-        except frames.BrokenFrame:
+        except (frames.BrokenFrame, ConnectionError):
             status = await asyncio.to_thread(self._process.wait)
             raise SandboxError(f"the sandbox ended with {status} instead of starting; see its standard error") from None
+        except TimeoutError:
+            raise SandboxError(f"the sandbox did not start within {_START_S:g} s: warm it with less") from None
         return _protections(told)
 
     async def _restart(self, broken: socket.socket) -> None:
@@ -131,12 +134,14 @@ class Sandbox:
         await self.close()
 
     async def run(self, program: Program, limits: RunLimits, channel: socket.socket | None = None) -> Ended:
-        """How the program ended. Cancelled, it ends the program. `channel` is the program's descriptor 3."""
+        """How the program ended. Cancelled, it ends the program. `channel` is its descriptor 3, and closed here."""
         ours, theirs = socket.socketpair()
         with ours:
             ours.setblocking(False)
             with theirs:
                 await self._hand_over([theirs, *([] if channel is None else [channel])])
+            if channel is not None:
+                channel.close()
             try:
                 async with asyncio.timeout(limits.wall_s + _GRACE_S):
                     return await _exchange(ours, program, limits)

@@ -44,6 +44,13 @@ def memory_bytes(root: int) -> int:
     return sum(map(_own_memory_bytes, [root, *descendants(root)]))
 
 
+def sockets(pid: int) -> int:
+    """How many there are in a process's network namespace."""
+    with suppress(*_GONE), open(f"/proc/{pid}/net/unix", "rb") as file:
+        return sum(1 for _ in file) - 1
+    return 0
+
+
 def _own_memory_bytes(pid: int) -> int:
     try:
         lines = (line.split() for line in _read(f"/proc/{pid}/smaps_rollup").splitlines())

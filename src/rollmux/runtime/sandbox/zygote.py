@@ -5,7 +5,6 @@ the owner straight to each run's keeper, so that no run finds another's in its m
 """
 
 import gc
-import json
 import os
 import select
 import shutil
@@ -63,8 +62,12 @@ class Zygote:
         """Until the owner closes its end, or is gone."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         kernel.adopt_orphans()
+        os.environ.update(self._setup.environment)
         for name in (*_WARM, *self._setup.warm):
-            import_module(name)
+            module, _, function = name.partition(":")
+            loaded = import_module(module)
+            if function:
+                getattr(loaded, function)()
         self._leave_root()
         self._protections = probe.probe(self._without)
         self._enter()
@@ -202,8 +205,8 @@ def _answer(ended: Ended) -> bytes:
 
 
 def main() -> None:
-    """`python -c ... DESCRIPTOR SETUP`, as the owner starts it."""
+    """`python -c ... DESCRIPTOR`, as the owner starts it. The setup has secrets, and arguments are for all to see."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    setup = json.loads(sys.argv[2])
+    setup, _ = frames.receive(control, 0)
     environment = tuple((str(name), str(value)) for name, value in setup.pop("environment"))
     Zygote(control, Setup(environment=environment, **setup)).serve()

@@ -1,0 +1,80 @@
+"""Scores by a function of the caller's, in a forked process that is trusted but can be killed with all that it started.
+
+Invariant: a function that hangs costs its cap and nothing else; only a finite number is a score.
+"""
+
+import asyncio
+import inspect
+import json
+import math
+import socket
+from importlib import import_module
+from typing import Any
+
+from rollmux.runtime.rewards.reward import Reward, Status
+from rollmux.runtime.rewards.tasks import AsyncTask, FunctionTask
+from rollmux.runtime.sandbox import Cause, Ended, Program, RunLimits, Sandbox, frames
+
+_CHANNEL = 3
+_CALL = "from rollmux.runtime.rewards.functions import call\ncall({function!r}, {arguments!r})"
+_TIME = (Cause.CPU_LIMIT, Cause.WALL_LIMIT)
+
+
+class FunctionScorer:
+    """Each call in a fork of a process in which the functions' modules are loaded."""
+
+    def __init__(self, sandbox: Sandbox, limits: RunLimits) -> None:
+        self._sandbox, self._limits = sandbox, limits
+
+    async def score(self, task: FunctionTask) -> Reward:
+        source = _CALL.format(function=task.function, arguments=json.dumps(dict(task.arguments)))
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            ended = await self._sandbox.run(Program(source), self._limits, theirs)
+            if not ended.succeeded:
+                return _unscored(ended)
+            try:
+                told, _ = await frames.receive_soon(ours, 0)
+            except frames.BrokenFrame:
+                return _unscored(ended)
+        return scored(told["score"], ended.cpu_s, ended.wall_s)
+
+
+async def score_here(task: AsyncTask, cap_s: float) -> Reward:
+    """Awaits the caller's own coroutine; what it raises is an error, and its cap a timeout."""
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    try:
+        async with asyncio.timeout(cap_s) as cap:
+            value = await task.call()
+    except Exception as error:  # noqa: BLE001 - the caller's code may raise anything, and the pool goes on
+        wall_s = loop.time() - start_s
+        if cap.expired():
+            return Reward(Status.TIMEOUT, None, f"no score within {cap_s:g} s", 0.0, wall_s)
+        return Reward(Status.ERROR, None, f"{type(error).__name__}: {error}", 0.0, wall_s)
+    return scored(value, 0.0, loop.time() - start_s)
+
+
+def scored(value: object, cpu_s: float, wall_s: float) -> Reward:
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return Reward(Status.SCORE, float(value), "", cpu_s, wall_s)
+    return Reward(Status.ERROR, None, f"{value!r} is no score: return a finite number", cpu_s, wall_s)
+
+
+def call(function: str, arguments: str) -> None:
+    """In the process that can be killed: the result goes over a socket of its own, whatever is printed."""
+    module, _, name = function.partition(":")
+    value: Any = getattr(import_module(module), name)(**json.loads(arguments))
+    if inspect.iscoroutine(value):
+        value = asyncio.run(value)
+    told = value if isinstance(value, (int, float)) else repr(value)[:200]
+    with socket.socket(fileno=_CHANNEL) as connection:
+        connection.sendall(frames.packed({"score": told}))
+
+
+def _unscored(ended: Ended) -> Reward:
+    lines = ended.stderr.decode(errors="replace").strip().splitlines()
+    detail = f"{ended.cause.value} {ended.detail} {lines[-1][:200] if lines else ''}".strip()
+    status = Status.TIMEOUT if ended.cause in _TIME else Status.ERROR
+    return Reward(status, None, detail, ended.cpu_s, ended.wall_s)

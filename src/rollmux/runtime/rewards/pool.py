@@ -1,0 +1,191 @@
+"""Scores responses side by side, so many of each kind at once.
+
+Invariant: every submitted task ends in exactly one `Reward`. A task that hangs costs its own cap; its kind's other
+turns and all other kinds go on. After `close` no process of the pool is left.
+"""
+
+import asyncio
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Self
+
+from rollmux.checks import MAX_SECONDS, Checks
+from rollmux.packer.timeouts import TimeoutPolicy
+from rollmux.runtime.rewards.budget import Budget
+from rollmux.runtime.rewards.code import Audit, CodeScorer
+from rollmux.runtime.rewards.functions import FunctionScorer, score_here
+from rollmux.runtime.rewards.maths import MathsScorer
+from rollmux.runtime.rewards.reward import Reward, Status
+from rollmux.runtime.rewards.tasks import KINDS, AsyncTask, CodeTask, FunctionTask, Kind, MathsTask, Task
+from rollmux.runtime.sandbox import Concern, Mechanism, Protections, RunLimits, Sandbox, SandboxError
+
+_MOST_AUDITS = 100  # the oldest is dropped: audits only measure
+_CORES = len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Turns of each kind, and what each piece of work may take. Code's time limits are the timeout policy's."""
+
+    turns: Mapping[Kind, int] = field(
+        default_factory=lambda: {Kind.MATHS: _CORES, Kind.CODE: _CORES, Kind.FUNCTION: _CORES, Kind.ASYNC: 256}
+    )
+    code: RunLimits = field(default_factory=RunLimits)
+    maths: RunLimits = field(default_factory=lambda: RunLimits(cpu_s=10.0, wall_s=20.0))
+    function: RunLimits = field(default_factory=lambda: RunLimits(cpu_s=60.0, wall_s=60.0, address_bytes=None))
+    async_cap_s: float = 60.0
+    function_modules: Sequence[str] = ()
+    allow: Collection[Concern] = ()
+
+    def __post_init__(self) -> None:
+        checks = Checks("pool")
+        for kind, turns in self.turns.items():
+            checks.whole(f"turns[{kind.value}]", turns, 0, 100_000, "0 refuses that kind")
+        checks.number("async_cap_s", self.async_cap_s, 1e-3, MAX_SECONDS, "give the seconds after which it is given up")
+        checks.require()
+
+
+class Scoring:
+    """One task on its way to its reward. Cancelling it kills what it has started."""
+
+    def __init__(self, work: asyncio.Task[Reward]) -> None:
+        self._work = work
+
+    def cancel(self) -> None:
+        """The reward becomes CANCELLED, unless it is known already."""
+        self._work.cancel()
+
+    async def reward(self) -> Reward:
+        """Whoever stops waiting cancels the scoring too."""
+        try:
+            await asyncio.wait([self._work])
+        except asyncio.CancelledError:
+            self._work.cancel()
+            raise
+        return _outcome(self._work)
+
+
+class RewardPool:
+    """An async context manager. What a kind needs is started with the pool, for each kind that has turns."""
+
+    def __init__(self, settings: PoolSettings | None = None, timeouts: TimeoutPolicy | None = None) -> None:
+        self.settings = settings or PoolSettings()
+        self.timeouts = timeouts or TimeoutPolicy()
+        self.outcomes: Counter[tuple[Kind, Status]] = Counter()
+        self._budgets = {kind: Budget(turns) for kind, turns in self.settings.turns.items() if turns}
+        self._running: set[asyncio.Task[Reward]] = set()
+        self._sandboxes: dict[Kind, Sandbox] = {}
+        self._stack = AsyncExitStack()
+        self._audits: deque[Audit] = deque(maxlen=_MOST_AUDITS)
+        self._audits_wait = asyncio.Event()
+        self._auditor: asyncio.Task[None] | None = None
+
+    @property
+    def protections(self) -> Protections:
+        """What stands between the code that is scored and this machine."""
+        return self._sandboxes[Kind.CODE].protections
+
+    async def start(self) -> Self:
+        settings = self.settings
+        async with AsyncExitStack() as stack:
+            for kind, sandbox in _sandboxes(settings).items():
+                if kind in self._budgets:
+                    self._sandboxes[kind] = await stack.enter_async_context(sandbox)
+            self._stack = stack.pop_all()
+        if Kind.CODE in self._budgets:
+            self._code = CodeScorer(self._sandboxes[Kind.CODE], self.timeouts, settings.code, self._audit_later)
+            self._auditor = asyncio.create_task(self._audit())
+        if Kind.MATHS in self._budgets:
+            self._maths = MathsScorer(self._sandboxes[Kind.MATHS], settings.maths)
+        if Kind.FUNCTION in self._budgets:
+            self._function = FunctionScorer(self._sandboxes[Kind.FUNCTION], settings.function)
+        return self
+
+    async def close(self) -> None:
+        """What is still running is cancelled."""
+        running = [*self._running, *([] if self._auditor is None else [self._auditor])]
+        for task in running:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*running, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def submit(self, task: Task) -> Scoring:
+        kind = KINDS[type(task)]
+        if kind not in self._budgets:
+            raise SandboxError(f"{kind.value} has no turns in this pool: give it some in PoolSettings.turns")
+        work = asyncio.create_task(self._reward(kind, task))
+        self._running.add(work)
+        work.add_done_callback(lambda done: self._count(kind, done))
+        return Scoring(work)
+
+    def _count(self, kind: Kind, work: asyncio.Task[Reward]) -> None:
+        self._running.discard(work)
+        self.outcomes[kind, _outcome(work).status] += 1
+
+    async def score(self, task: Task) -> Reward:
+        return await self.submit(task).reward()
+
+    async def _reward(self, kind: Kind, task: Task) -> Reward:
+        async with self._budgets[kind]:
+            try:
+                return await self._scored(task)
+            except (SandboxError, OSError) as error:
+                return Reward(Status.ERROR, None, str(error))
+
+    async def _scored(self, task: Task) -> Reward:
+        match task:
+            case MathsTask():
+                return await self._maths.score(task)
+            case CodeTask():
+                return await self._code.score(task)
+            case FunctionTask():
+                return await self._function.score(task)
+            case AsyncTask():
+                return await score_here(task, self.settings.async_cap_s)
+
+    def _audit_later(self, audit: Audit) -> None:
+        self._audits.append(audit)
+        self._audits_wait.set()
+
+    async def _audit(self) -> None:
+        """One at a time, and only while no code waits or runs."""
+        while True:
+            await self._audits_wait.wait()
+            await self._budgets[Kind.CODE].idle()
+            if self._audits:
+                with suppress(SandboxError, OSError):
+                    await self._code.audit(self._audits.popleft())
+            else:
+                self._audits_wait.clear()
+
+
+def _outcome(work: asyncio.Task[Reward]) -> Reward:
+    """Of work that is done. What is cancelled before its first step never runs at all."""
+    return Reward(Status.CANCELLED, None, "called off") if work.cancelled() else work.result()
+
+
+def _sandboxes(settings: PoolSettings) -> dict[Kind, Sandbox]:
+    """Hostile code and hostile answers are held; the caller's own functions are not, but they are watched."""
+    return {
+        Kind.CODE: Sandbox(allow=settings.allow, warm=["rollmux.runtime.rewards.calls"]),
+        Kind.MATHS: Sandbox(allow=settings.allow, warm=["rollmux.runtime.rewards.maths:warm"]),
+        Kind.FUNCTION: Sandbox(
+            allow=list(Concern),
+            without=list(Mechanism),
+            warm=["rollmux.runtime.rewards.functions", *settings.function_modules],
+            environment=dict(os.environ),
+            path=[each for each in sys.path if each],
+            folder=os.getcwd(),
+        ),
+    }

@@ -1,0 +1,86 @@
+"""What can be scored: a mathematical answer, a program with its tests, or by a function of the caller's."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from rollmux.errors import InvalidSpec, Problem
+from rollmux.runtime.sandbox import Program
+
+
+class Kind(Enum):
+    """What scoring needs; each kind has a budget of its own."""
+
+    MATHS = "maths"
+    CODE = "code"
+    FUNCTION = "function"
+    ASYNC = "async"
+
+
+@dataclass(frozen=True, slots=True)
+class MathsTask:
+    """Is the answer in `response` the same as `gold`? Both may be LaTeX or plain."""
+
+    response: str
+    gold: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One test: with this input the program prints this. Lines are compared without the blanks at their ends."""
+
+    stdin: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTask:
+    """A program and its tests: either cases, or `asserts`, Python source that calls what the program defines.
+
+    Tests of one `problem` learn their time limits together; `group` names problems that are alike.
+    """
+
+    problem: str
+    program: Program
+    cases: tuple[Case, ...] = ()
+    asserts: str = ""
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.cases) == bool(self.asserts):
+            remedy = "give cases or asserts, and not both"
+            raise InvalidSpec("code_task", (Problem("code_task.cases", self.cases, "one of two", remedy),))
+        if self.asserts and not self.program.source:
+            problem = Problem("code_task.program", self.program.command, "Python source", "asserts call its functions")
+            raise InvalidSpec("code_task", (problem,))
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTask:
+    """`module:name`, called in a process of its own with these arguments (plain JSON); it returns the score."""
+
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        module, _, name = self.function.partition(":")
+        if not module or not name.isidentifier():
+            problem = Problem("function_task.function", self.function, "module:name", "name what can be imported")
+            raise InvalidSpec("function_task", (problem,))
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncTask:
+    """Awaited where the pool runs, so it must not compute: for a request to a judge that runs elsewhere."""
+
+    call: Callable[[], Awaitable[float]]
+
+
+Task = MathsTask | CodeTask | FunctionTask | AsyncTask
+KINDS: Mapping[type, Kind] = {
+    MathsTask: Kind.MATHS,
+    CodeTask: Kind.CODE,
+    FunctionTask: Kind.FUNCTION,
+    AsyncTask: Kind.ASYNC,
+}

@@ -1,0 +1,41 @@
+"""Functions that score, as a caller of the pool may have them."""
+
+import os
+import subprocess
+import time
+
+
+def length(text: str) -> float:
+    print("what is printed does not matter")
+    return len(text) / 10
+
+
+async def soon(text: str) -> float:
+    return len(text) / 20
+
+
+def raises() -> float:
+    raise RuntimeError("no judge today")
+
+
+def nothing() -> None:
+    return None
+
+
+def not_a_number() -> float:
+    return float("nan")
+
+
+def hangs_with_children() -> float:
+    subprocess.Popen(["/bin/sleep", "1000"], start_new_session=True)
+    os.fork()
+    time.sleep(1000)
+    return 1.0
+
+
+def dies() -> float:
+    os._exit(0)
+
+
+def environment(name: str) -> float:
+    return float(os.environ[name])

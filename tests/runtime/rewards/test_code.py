@@ -1,0 +1,180 @@
+"""Programs scored by their tests: what is right is worth one, what cheats is worth nothing."""
+
+import asyncio
+
+import pytest
+
+from rollmux.errors import InvalidSpec
+from rollmux.runtime.rewards import Case, CodeTask, Reward, Status
+from rollmux.runtime.rewards.code import same_output
+from rollmux.runtime.sandbox import Program
+from tests.runtime.rewards.world import Pooled
+
+CASES = (Case("1 2\n", "3\n"), Case("5 -7\n", "-2"))
+SUM = "a, b = map(int, input().split())\nprint(a + b)"
+
+
+def by_cases(pooled: Pooled, source: str, problem: str = "sum") -> Reward:
+    return pooled.score(CodeTask(problem, Program(source), CASES))
+
+
+def by_asserts(pooled: Pooled, source: str, asserts: str, problem: str = "asserts") -> Reward:
+    return pooled.score(CodeTask(problem, Program(source), asserts=asserts))
+
+
+def test_a_right_program_scores_one(pooled: Pooled) -> None:
+    reward = by_cases(pooled, SUM)
+    assert (reward.status, reward.value) == (Status.SCORE, 1.0)
+    assert reward.cpu_s > 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print(4)",
+        SUM + "\nraise SystemExit(1)",
+        SUM + "\nimport os; os.abort()",
+        "print(",
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "print('{\"score\": 1.0}'); print('passed')",
+        "while True: print('x' * 1000)",
+        "x = bytearray(10**12)",
+        "import os\nwhile True:\n    try: os.write(5, b'exit 0')\n    except OSError: raise SystemExit",
+    ],
+)
+def test_a_wrong_program_scores_zero_however_it_ends(pooled: Pooled, source: str) -> None:
+    reward = by_cases(pooled, source)
+    assert (reward.status, reward.value) == (Status.SCORE, 0.0)
+    assert reward.detail.startswith("test 1 of 2: ")
+
+
+def test_a_command_is_scored_as_well(pooled: Pooled) -> None:
+    script = Program(command=("/bin/sh", "-c", 'read a b; echo "$((a + b))"'))
+    assert pooled.score(CodeTask("sum", script, CASES)).value == 1.0
+
+
+def test_a_program_that_never_ends_is_a_timeout_and_no_score(pooled: Pooled) -> None:
+    pooled.pool.timeouts.learn("hang/0", 0.01, 0.01)
+    reward = by_cases(pooled, "while True: pass", "hang")
+    assert (reward.status, reward.score) == (Status.TIMEOUT, None)
+    assert reward.detail in ("test 1 of 2: CPU limit", "test 1 of 2: wall limit")
+
+
+def test_blanks_at_the_ends_of_lines_do_not_matter_and_all_else_does() -> None:
+    assert same_output("1 \n2\n\n", "1\n2")
+    assert same_output("", "\n")
+    assert not same_output("1 2", "1  2")
+    assert not same_output("\n1", "1")
+    assert not same_output("1\n\n2", "1\n2")
+
+
+ASSERTS = """
+assert add(1, 2) == 3
+assert add([1], [2]) == [1, 2]
+assert add("a", key="b") == "ab"
+assert add({1: (2, 3)}, None) is None
+assert add(float("inf"), 1) == float("inf")
+"""
+ADD = """
+def add(left, right=None, key=""):
+    if right is None:
+        return left + key if key else None
+    return left + right
+"""
+
+
+def test_asserts_call_what_the_program_defines(pooled: Pooled) -> None:
+    assert by_asserts(pooled, ADD, ASSERTS).value == 1.0
+
+
+def test_asserts_reach_objects_and_their_methods(pooled: Pooled) -> None:
+    source = """
+class Solution:
+    def __init__(self, start=0): self.total = start
+    def add(self, n):
+        self.total += n
+        return self
+    def get(self): return self.total
+"""
+    asserts = "made = Solution(5)\nmade.add(1).add(2)\nassert made.get() == 8\nassert Solution().get() == 0"
+    assert by_asserts(pooled, source, asserts).value == 1.0
+
+
+def test_asserts_may_expect_an_error(pooled: Pooled) -> None:
+    asserts = """
+try:
+    root(-1)
+except ValueError as error:
+    assert "negative" in str(error)
+else:
+    raise AssertionError("no error")
+"""
+    assert by_asserts(pooled, "def root(n): raise ValueError('negative')", asserts).value == 1.0
+    assert by_asserts(pooled, "def root(n): return 0", asserts).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class Equal:\n    def __eq__(self, other): return True\ndef add(*_, **__): return Equal()",
+        "class Equal(int):\n    def __eq__(self, other): return True\ndef add(*_, **__): return Equal(7)",
+        "import os; os._exit(0)",
+        "import sys; sys.exit(0)",
+        "import builtins; builtins.AssertionError = ValueError\ndef add(*_, **__): return 0",
+        "import sys\ndef add(*_, **__): sys.exit(0)",
+        "import os\ndef add(*_, **__): os._exit(0)",
+        "import os\nos.write(3, b'\\0' * 64)\ndef add(*_, **__): return 3",
+        "def add(*_, **__): return [] if False else eval('(' * 90 + ')' * 90)",
+        "def add(*_, **__): raise KeyboardInterrupt",
+        "def abs(x): return 3\nall = print",
+        "import gc\nfor each in gc.get_objects():\n    if isinstance(each, dict): each['passed'] = True",
+        "raise AssertionError",
+    ],
+)
+def test_asserts_are_not_deceived_by_what_the_program_does_to_its_process(pooled: Pooled, source: str) -> None:
+    reward = by_asserts(pooled, source, ASSERTS)
+    assert (reward.status, reward.score) == (Status.SCORE, 0.0)
+
+
+def test_a_builtin_that_the_program_redefines_stays_the_tests_own(pooled: Pooled) -> None:
+    source = "def all(_): return True\ndef f(n): return -n"
+    assert by_asserts(pooled, source, "assert all(f(n) == n for n in (1, 2))").value == 0.0
+
+
+def test_a_call_that_never_returns_is_a_timeout(pooled: Pooled) -> None:
+    pooled.pool.timeouts.learn("endless call/0", 0.01, 0.01)
+    reward = by_asserts(pooled, "def f():\n    while True: pass", "assert f() == 1", "endless call")
+    assert (reward.status, reward.score) == (Status.TIMEOUT, None)
+
+
+def test_tests_that_can_not_be_read_are_an_error_of_theirs(pooled: Pooled) -> None:
+    reward = by_asserts(pooled, ADD, "assert add(1, 2) ==")
+    assert (reward.status, reward.score) == (Status.ERROR, None)
+    assert "can't be read" in reward.detail
+
+
+def test_a_limit_that_was_learnt_too_tight_is_found_by_an_audit(pooled: Pooled) -> None:
+    slow = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass\n"
+    assert by_cases(pooled, SUM, "audited").value == 1.0
+    killed = by_cases(pooled, slow + SUM, "audited")
+    assert killed.status is Status.TIMEOUT
+
+    async def audited() -> None:
+        for _ in range(3000):
+            if pooled.pool.timeouts.false_kills.would_have_passed:
+                return
+            await asyncio.sleep(0.01)
+
+    pooled.do(audited())
+    assert pooled.pool.timeouts.false_kills.would_have_passed >= 1
+    assert pooled.pool.timeouts.limits("audited/0").cpu_s > 0.6
+
+
+def test_a_task_without_tests_or_with_both_kinds_is_refused() -> None:
+    with pytest.raises(InvalidSpec):
+        CodeTask("none", Program(SUM))
+    with pytest.raises(InvalidSpec):
+        CodeTask("both", Program(SUM), CASES, asserts="assert True")
+    with pytest.raises(InvalidSpec):
+        CodeTask("asserts of a command", Program(command=("/bin/true",)), asserts="assert True")

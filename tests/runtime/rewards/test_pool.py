@@ -1,0 +1,207 @@
+"""The pool: each task ends once, in one of four ways, and none holds up the others longer than its cap."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from rollmux.errors import InvalidSpec
+from rollmux.runtime.rewards import (
+    AsyncTask,
+    Case,
+    CodeTask,
+    FunctionTask,
+    Kind,
+    MathsTask,
+    NotScored,
+    PoolSettings,
+    Reward,
+    RewardPool,
+    Status,
+)
+from rollmux.runtime.rewards.budget import Budget
+from rollmux.runtime.sandbox import Concern, Mechanism, Program, SandboxError
+from rollmux.runtime.sandbox.tree import descendants
+from tests.runtime.rewards.world import Pooled
+
+SCORES = "tests.runtime.rewards.scores"
+SLEEPER = CodeTask("sleeper", Program("import time; time.sleep(1000)"), (Case("", ""),))
+
+
+def function(called: str, **arguments: object) -> FunctionTask:
+    return FunctionTask(f"{SCORES}:{called}", arguments)
+
+
+def test_functions_score_in_a_process_of_their_own(pooled: Pooled) -> None:
+    assert pooled.score(function("length", text="hello")).value == 0.5
+    assert pooled.score(function("soon", text="hello")).value == 0.25
+    assert pooled.score(function("environment", name="ROLLMUX_TEST_SCORE")).value == 0.5
+
+
+@pytest.mark.parametrize("name", ["raises", "nothing", "not_a_number", "dies", "no_such_function"])
+def test_a_function_without_a_score_is_an_error(pooled: Pooled, name: str) -> None:
+    reward = pooled.score(function(name))
+    assert (reward.status, reward.score) == (Status.ERROR, None)
+    assert reward.detail
+
+
+def test_a_function_that_hangs_costs_its_cap_and_leaves_nothing_behind(pooled: Pooled) -> None:
+    reward = pooled.score(function("hangs_with_children"))
+    assert (reward.status, reward.score) == (Status.TIMEOUT, None)
+    asyncio.run(until(lambda: not _commands("sleep", os.getpid())))
+
+
+def test_coroutines_are_awaited_within_their_cap(pooled: Pooled) -> None:
+    async def good() -> float:
+        await asyncio.sleep(0)
+        return 0.75
+
+    async def bad() -> float:
+        raise KeyError("no")
+
+    async def endless() -> float:
+        await asyncio.sleep(1000)
+        return 1.0
+
+    assert pooled.score(AsyncTask(good)).value == 0.75
+    assert pooled.score(AsyncTask(bad)).status is Status.ERROR
+    assert pooled.score(AsyncTask(endless)).status is Status.TIMEOUT
+
+
+def test_a_cancelled_task_is_never_a_zero(pooled: Pooled) -> None:
+    async def cancelled() -> Reward:
+        scoring = pooled.pool.submit(SLEEPER)
+        await asyncio.sleep(0.1)
+        scoring.cancel()
+        return await scoring.reward()
+
+    reward = pooled.do(cancelled())
+    assert (reward.status, reward.score) == (Status.CANCELLED, None)
+    with pytest.raises(NotScored, match="don't train on a zero"):
+        _ = reward.value
+
+
+def test_a_task_that_is_cancelled_before_it_begins_has_its_outcome_too(pooled: Pooled) -> None:
+    async def cancelled() -> Reward:
+        scoring = pooled.pool.submit(SLEEPER)
+        scoring.cancel()
+        return await scoring.reward()
+
+    assert pooled.do(cancelled()).status is Status.CANCELLED
+
+
+def test_whoever_stops_waiting_cancels_the_work(pooled: Pooled) -> None:
+    async def waited() -> None:
+        before = pooled.pool.outcomes[Kind.CODE, Status.CANCELLED]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await pooled.pool.score(SLEEPER)
+        await until(lambda: pooled.pool.outcomes[Kind.CODE, Status.CANCELLED] == before + 1)
+
+    pooled.do(waited())
+
+
+def test_hung_rewards_stall_no_other_kind_and_their_own_no_longer_than_their_cap(pooled: Pooled) -> None:
+    async def crowded() -> tuple[Reward, Reward, list[Reward]]:
+        hung = [pooled.pool.submit(SLEEPER) for _ in range(4)]
+        maths = await pooled.pool.score(MathsTask("\\boxed{4}", "4"))
+        code = pooled.pool.submit(CodeTask("sum", Program("print(3)"), (Case("", "3"),)))
+        return maths, await code.reward(), [await each.reward() for each in hung]
+
+    pooled.pool.timeouts.learn("sleeper/0", 0.01, 0.01)
+    maths, code, hung = pooled.do(crowded())
+    assert (maths.value, code.value) == (1.0, 1.0)
+    assert [reward.status for reward in hung] == [Status.TIMEOUT] * 4
+
+
+def test_a_score_without_its_status_and_a_status_without_its_score_are_refused() -> None:
+    with pytest.raises(NotScored):
+        Reward(Status.TIMEOUT, 0.0)
+    with pytest.raises(NotScored):
+        Reward(Status.SCORE)
+
+
+def test_closing_cancels_what_runs_and_leaves_no_process() -> None:
+    others = set(_children())
+
+    async def closed() -> tuple[Reward, list[int]]:
+        async with RewardPool(PoolSettings(turns={Kind.CODE: 1}, allow=list(Concern))) as pool:
+            (zygote,) = set(_children()) - others
+            scoring = pool.submit(SLEEPER)
+            await until(lambda: len(descendants(zygote)) >= 3)
+            below = [zygote, *descendants(zygote)]
+        return await scoring.reward(), [pid for pid in below if os.path.exists(f"/proc/{pid}")]
+
+    reward, left = asyncio.run(closed())
+    assert reward.status is Status.CANCELLED
+    assert left == []
+
+
+def test_a_kind_without_turns_is_refused_by_name(pooled: Pooled) -> None:
+    async def none() -> None:
+        async with RewardPool(PoolSettings(turns={Kind.ASYNC: 1})) as pool:
+            pool.submit(MathsTask("4", "4"))
+
+    with pytest.raises(SandboxError, match="maths has no turns"):
+        asyncio.run(none())
+
+
+def test_a_pool_shows_what_protects_its_machine(pooled: Pooled) -> None:
+    assert pooled.pool.protections.active | set(pooled.pool.protections.missing) == set(Mechanism)
+
+
+def test_a_function_must_be_named_so_that_it_can_be_imported() -> None:
+    for name in ("length", ":length", "module:", "module:a.b"):
+        with pytest.raises(InvalidSpec):
+            FunctionTask(name)
+
+
+def test_a_budget_is_kept_in_the_order_of_coming() -> None:
+    async def played() -> tuple[list[int], int]:
+        budget, order, most, inside = Budget(2), list[int](), 0, 0
+
+        async def work(number: int) -> None:
+            nonlocal most, inside
+            async with budget:
+                inside += 1
+                most = max(most, inside)
+                order.append(number)
+                await asyncio.sleep(0)
+                inside -= 1
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work(number)) for number in range(10)]
+            await asyncio.sleep(0)
+            tasks[5].cancel()
+        await budget.idle()
+        assert budget.wanting == 0
+        return order, most
+
+    assert asyncio.run(played()) == ([0, 1, 2, 3, 4, 6, 7, 8, 9], 2)
+
+
+def _children() -> list[int]:
+    found = []
+    for pid in descendants(os.getpid()):
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat", "rb") as file:
+            found += [pid] if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid() else []
+    return found
+
+
+def _commands(name: str, root: int) -> list[int]:
+    found = []
+    for pid in descendants(root):
+        try:
+            with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
+                found += [pid] if file.read().strip() == name else []
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.01)
