@@ -168,6 +168,8 @@ class LocalEngine:
     def step(self) -> list[Event]:
         self._require_open()
         desk = self._desk
+        if desk.events:  # what was cancelled is told without waiting for the others' next token
+            return desk.told()
         if not self._suspended and (work := desk.plan()):
             drawn = self._compute.run(work, desk.room.used)
             for live, count in work:
