@@ -1,0 +1,209 @@
+"""The desk where requests are kept: who waits, who runs, who gives way when the room is short.
+
+Requests are let in as they came. What runs is older than what waits: where the room is short the youngest gives way,
+and is the first to come back. Pure: neither torch nor a clock.
+
+Invariant: a request is at the desk from `add` to exactly one of `end` and `remove`, and holds pages only while it runs.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rollmux.checks import Checks
+from rollmux.runtime.engine.requests import (
+    Ended,
+    Event,
+    FinishReason,
+    Generated,
+    GenerationRequest,
+    Grown,
+    Unfinished,
+)
+from rollmux.runtime.engine.room import Room
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request at the desk. The keys and values of its first `cached` tokens lie in its pages."""
+
+    request: GenerationRequest
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    cached: int = 0
+    known: int = 0  # so many have been computed before, here or elsewhere
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def owed(self) -> int:
+        """Tokens to be computed before the next one can be drawn."""
+        return len(self.request.prompt) + len(self.tokens) - self.cached
+
+    def following(self, count: int) -> list[int]:
+        """The next tokens to be computed."""
+        prompt, first = self.request.prompt, self.cached - len(self.request.prompt)
+        if first >= 0:
+            return self.tokens[first : first + count]
+        return [*prompt[self.cached : self.cached + count], *self.tokens[: max(0, first + count)]]
+
+    def generated(self) -> Generated:
+        return Generated(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions))
+
+
+Work = tuple[Live, int]
+
+
+class Desk:
+    """Requests from their first day to their last."""
+
+    def __init__(self, room: Room, max_running: int, max_length: int, vocabulary: int, prefill_tokens: int) -> None:
+        self.room = room
+        self.max_running, self.max_length, self.prefill_tokens = max_running, max_length, prefill_tokens
+        self.vocabulary = vocabulary
+        self.live: dict[str, Live] = {}
+        self.waiting: deque[Live] = deque()
+        self.running: list[Live] = []  # the youngest last
+        self.events: list[Event] = []
+        self.preemptions = self.generated = self.computed = self.recomputed = self.ended = 0
+
+    def add(self, requests: Iterable[Unfinished]) -> None:
+        """Queues requests with what they have, all or none."""
+        adding: dict[str, Live] = {}
+        checks = Checks("request")
+        for each in requests:
+            self._check(checks, each, adding)
+            adding[each.request.id] = _entering(each)
+        checks.require()
+        self.live |= adding
+        self.waiting.extend(adding.values())
+
+    def _check(self, checks: Checks, each: Unfinished, adding: dict[str, Live]) -> None:
+        request, had = each.request, len(each.response.tokens)
+        if request.id in self.live or request.id in adding:
+            checks.report("id", request.id, "the id of no other unfinished request", "give each request its own")
+        highest = max(*request.prompt, *each.response.tokens, 0)
+        if highest >= self.vocabulary:
+            checks.report("prompt", highest, f"tokens below {self.vocabulary}", "use the tokenizer of this model")
+        longest = len(request.prompt) + request.max_tokens
+        if longest > self.max_length:
+            checks.report(
+                "max_tokens", request.max_tokens,
+                f"at most {self.max_length} with the {len(request.prompt)} tokens of the prompt",
+                "ask for less, or give the engine a longer `max_length`",
+            )  # fmt: skip
+        elif self.room.needed(longest - 1) > self.room.pages:
+            room = self.room.pages * self.room.page_tokens
+            checks.report("max_tokens", longest, f"at most {room} with the prompt", "give the engine more room")
+        if had >= request.max_tokens or any(token in request.stop_tokens for token in each.response.tokens):
+            checks.report("response", had, "an unfinished response", "take it as it is: it is over")
+
+    def plan(self) -> list[Work]:
+        """Who is computed next, and how many tokens of each. Pages are theirs already."""
+        self._admit()
+        budget = self.prefill_tokens
+        work: list[Work] = []
+        for live in tuple(self.running):
+            count = live.owed
+            if count > 1:
+                count = min(count, budget)
+                budget -= count
+            if count and self._hold(live, live.cached + count):
+                work.append((live, count))
+        return work
+
+    def _admit(self) -> None:
+        """Lets in whom there is room for, beside a step of everybody who runs."""
+        room = self.room
+        while self.waiting and len(self.running) < self.max_running:
+            live = self.waiting[0]
+            need = room.needed(live.length)
+            growing = sum(room.needed(each.length) > len(each.pages) for each in self.running)
+            if need + growing > room.free:
+                break
+            room.take(live.pages, need)
+            self.running.append(self.waiting.popleft())
+
+    def _hold(self, live: Live, tokens: int) -> bool:
+        """Whether a request that runs has the pages for so many tokens, now that younger ones gave way."""
+        if not live.pages:
+            return False  # it has given way itself
+        short = self.room.needed(tokens) - len(live.pages)
+        if short <= 0:
+            return True
+        while short > self.room.free:
+            youngest = self.running[-1]
+            self.preempt()
+            if youngest is live:
+                return False
+        self.room.take(live.pages, short)
+        return True
+
+    def preempt(self) -> None:
+        """The youngest that runs gives its pages back and is the next to come in."""
+        self.preemptions += 1
+        live = self.running.pop()
+        self._forget(live)
+        self.waiting.appendleft(live)
+
+    def stop(self) -> None:
+        """All that run wait, without their pages."""
+        for live in reversed(self.running):
+            self._forget(live)
+            self.waiting.appendleft(live)
+        self.running.clear()
+
+    def _forget(self, live: Live) -> None:
+        self.room.give(live.pages)
+        live.cached = 0
+
+    def done(self, live: Live, count: int) -> None:
+        """So many tokens of a request have been computed."""
+        self.computed += count
+        self.recomputed += max(0, min(live.known, live.cached + count) - live.cached)
+        live.cached += count
+        live.known = max(live.known, live.cached)
+
+    def grow(self, live: Live, token: int, logprob: float, version: int) -> None:
+        """A request has its next token, which may be its last."""
+        live.tokens.append(token)
+        live.logprobs.append(logprob)
+        live.versions.append(version)
+        self.generated += 1
+        gained = Generated((token,), (logprob,), (version,))
+        self.events.append(Grown(live.request.id, len(live.tokens) - 1, gained))
+        if token in live.request.stop_tokens:
+            self.end(live, FinishReason.STOP)
+        elif len(live.tokens) == live.request.max_tokens:
+            self.end(live, FinishReason.LENGTH)
+
+    def end(self, live: Live, reason: FinishReason, why: str = "") -> None:
+        self._leave(live)
+        self.ended += 1
+        self.events.append(Ended(live.request.id, reason, live.generated(), why))
+
+    def remove(self, live: Live) -> Unfinished:
+        """A request goes elsewhere."""
+        self._leave(live)
+        return Unfinished(live.request, live.generated())
+
+    def _leave(self, live: Live) -> None:
+        del self.live[live.request.id]
+        (self.running if live in self.running else self.waiting).remove(live)
+        self._forget(live)
+
+    def told(self) -> list[Event]:
+        """What has happened since this was last asked."""
+        events, self.events = self.events, []
+        return events
+
+
+def _entering(each: Unfinished) -> Live:
+    response = each.response
+    live = Live(each.request, list(response.tokens), list(response.logprobs), list(response.versions))
+    live.known = live.length - 1 if live.tokens else 0
+    return live

@@ -1,0 +1,33 @@
+"""What an engine refuses, and what can go wrong with it.
+
+RollmuxError
+├── EngineClosed       something was asked of an engine that is closed
+├── EngineSuspended    something was asked that only a running engine can do
+├── UpdateRefused      new weights, or tokens of other weights, would break on-policy; nothing was changed
+├── UnsupportedModel   the `slots` engine can't compute this model exactly
+└── CanaryDied         the engine answers a fixed prompt otherwise than before: its weights or memory are damaged
+
+A request described wrongly is an `InvalidSpec`, as everywhere.
+"""
+
+from rollmux.errors import RollmuxError
+
+
+class EngineClosed(RollmuxError):
+    """Make a new engine."""
+
+
+class EngineSuspended(RollmuxError):
+    """Call `resume` first."""
+
+
+class UpdateRefused(RollmuxError):
+    """The weights and the requests are as they were."""
+
+
+class UnsupportedModel(RollmuxError):
+    """The message says which part of the model is not known."""
+
+
+class CanaryDied(RollmuxError):
+    """End the engine and load its weights anew: what it generates can't be trusted."""

@@ -1,0 +1,246 @@
+"""An engine that computes in this process: its life, from the first request to `close`.
+
+What is computed, and how, stands behind `Compute`; everything about requests stands in `Desk`. So the engines that
+compute a model and the one that only plays lengths differ in nothing else.
+
+Invariants: what is refused has changed nothing; if a computation raises, no token of it was drawn, and the same step
+may be tried again.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rollmux.checks import MAX_COUNT, Checks
+from rollmux.errors import InvariantViolated
+from rollmux.runtime.engine.desk import Desk, Live, Work
+from rollmux.runtime.engine.errors import EngineClosed, EngineSuspended, UpdateRefused
+from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished
+from rollmux.runtime.engine.room import Room
+from rollmux.runtime.engine.seam import Begun, Gauges
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much an engine takes on. `room_tokens`: the keys and values that it holds at most, all requests together.
+
+    `max_length` bounds a prompt with its response. Of prompts and what is computed anew, a step takes at most
+    `prefill_tokens`, so that responses that run are not held up for long.
+    """
+
+    room_tokens: int
+    max_running: int = 64
+    max_length: int = 4096
+    prefill_tokens: int = 512
+    page_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        checks = Checks("limits")
+        checks.whole("page_tokens", self.page_tokens, 1, 4096, "give tokens of a page; 32 is a good number")
+        checks.whole("room_tokens", self.room_tokens, 1, MAX_COUNT, "give at least one whole request's tokens")
+        for name in ("max_running", "max_length", "prefill_tokens"):
+            checks.whole(name, getattr(self, name), 1, MAX_COUNT, "give at least 1")
+        checks.require()
+
+
+Drawn = tuple[int, float]  # a token and its log-probability, not a number where the model's output is none
+
+
+class Compute(Protocol):
+    """What an engine computes with."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held now."""
+
+    @property
+    def max_length(self) -> int: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def run(self, work: Sequence[Work], used_pages: int) -> list[Drawn | None]:
+        """Computes so many tokens of each; draws the next one of each that then owes none."""
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        """Pages change their places."""
+
+    def wipe(self, pages: list[int]) -> None:
+        """These pages hold what is no number: it must not meet what they hold next."""
+
+    def check(self, weights: Mapping[str, Any]) -> None:
+        """Raises if these are not weights of the model."""
+
+    def load(self, weights: Mapping[str, Any] | None) -> None:
+        """Takes weights that were checked, or those written in place."""
+
+    def release(self) -> None:
+        """Gives all memory back."""
+
+    def restore(self) -> None:
+        """Gets it again."""
+
+
+class LocalEngine:
+    """See `rollmux.runtime.engine.seam.Engine`."""
+
+    def __init__(self, compute: Compute, limits: Limits, version: int = 0) -> None:
+        room = Room(limits.room_tokens // limits.page_tokens, limits.page_tokens, compute.move)
+        longest = min(limits.max_length, compute.max_length)
+        self._desk = Desk(room, limits.max_running, longest, compute.vocabulary, limits.prefill_tokens)
+        self._compute = compute
+        self._version = version
+        self._suspended = self._holds_nothing = self._closed = False
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def is_suspended(self) -> bool:
+        return self._suspended
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._desk.live)
+
+    def submit(self, request: GenerationRequest) -> None:
+        self._require_open()
+        self._desk.add((Unfinished(request, Generated()),))
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        for live in self._find(ids):
+            self._desk.end(live, FinishReason.CANCELLED)
+
+    def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
+        self._require_open()
+        lives = tuple(self._desk.live.values()) if ids is None else self._find(ids)
+        return tuple(map(self._desk.remove, lives))
+
+    def _find(self, ids: Iterable[str]) -> tuple[Live, ...]:
+        """Those of the ids that are there, each once."""
+        return tuple(self._desk.live[name] for name in dict.fromkeys(ids) if name in self._desk.live)
+
+    def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
+        self._require_open()
+        adopted = tuple(unfinished)
+        for each in adopted:
+            if not mixed and any(version != self._version for version in each.response.versions):
+                raise UpdateRefused(
+                    f"request {each.request.id!r} has tokens of versions {sorted(set(each.response.versions))}, the "
+                    f"engine has version {self._version}: bring it to an engine of its version, or allow `mixed`"
+                )
+        self._desk.add(adopted)
+
+    def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
+        self._require_open()
+        if version <= self._version:
+            raise UpdateRefused(f"version {version} is not above {self._version}, which the engine has: count on")
+        started = [live.request.id for live in self._desk.live.values() if live.tokens]
+        if started and begun is Begun.REFUSE:
+            raise UpdateRefused(
+                f"{len(started)} responses have begun under version {self._version}, {started[0]!r} among them: let "
+                "them end, cancel or export them, or say by `begun` what becomes of them"
+            )
+        if weights is not None:
+            self._compute.check(weights)
+        if begun is not Begun.KEEP:
+            self._desk.stop()
+        self._compute.load(weights)
+        self._version = version
+
+    def suspend(self, keep: bool = False) -> None:
+        self._require_open()
+        self._suspended = True
+        if not keep and not self._holds_nothing:
+            self._desk.stop()
+            self._compute.release()
+            self._holds_nothing = True
+
+    def resume(self) -> None:
+        self._require_open()
+        if self._holds_nothing:
+            self._compute.restore()
+            self._holds_nothing = False
+        self._suspended = False
+
+    def step(self) -> list[Event]:
+        self._require_open()
+        desk = self._desk
+        if desk.events:  # what was cancelled is told without waiting for the others' next token
+            return desk.told()
+        if not self._suspended and (work := desk.plan()):
+            drawn = self._compute.run(work, desk.room.used)
+            for live, count in work:
+                desk.done(live, count)
+            for (live, _), token in zip(work, drawn, strict=True):
+                if token is not None:
+                    self._grow(live, *token)
+        return desk.told()
+
+    def _grow(self, live: Live, token: int, logprob: float) -> None:
+        if math.isfinite(logprob):
+            self._desk.grow(live, token, logprob, self._version)
+            return
+        self._compute.wipe(live.pages)
+        why = f"the model's output at token {len(live.tokens)} is not a number: its weights or memory are damaged"
+        self._desk.end(live, FinishReason.FAILED, why)
+
+    def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+        self._require_open()
+        if self._suspended:
+            raise EngineSuspended("a suspended engine can't be probed: resume it first")
+        live = Live(GenerationRequest("probe", prompt, count, temperature=0.0))
+        desk, room = self._desk, self._desk.room
+        need = room.needed(len(prompt) + count)
+        if need > room.pages:
+            raise InvariantViolated("KV room", f"a probe needs {need} pages, there are {room.pages}: probe for less")
+        while need > room.free:
+            desk.preempt()
+        room.take(live.pages, need)
+        try:
+            while len(live.tokens) < count and -1 not in live.tokens:
+                live.tokens.append(self._probed(live))
+        finally:
+            room.give(live.pages)
+        return tuple(live.tokens)
+
+    def _probed(self, live: Live) -> int:
+        """The next token of a probe; -1, which no model says, where its output is not a number."""
+        owed = live.owed
+        drawn = self._compute.run([(live, owed)], self._desk.room.used)[0]
+        assert drawn is not None
+        live.cached += owed
+        if math.isfinite(drawn[1]):
+            return drawn[0]
+        self._compute.wipe(live.pages)
+        return -1
+
+    def gauges(self) -> Gauges:
+        desk = self._desk
+        page = desk.room.page_tokens
+        return Gauges(
+            running=len(desk.running),
+            waiting=len(desk.waiting),
+            room_tokens=desk.room.pages * page,
+            held_tokens=desk.room.used * page,
+            nbytes=self._compute.nbytes,
+            generated_tokens=desk.generated,
+            prefilled_tokens=desk.computed - desk.generated,
+            recomputed_tokens=desk.recomputed,
+            preemptions=desk.preemptions,
+            ended=desk.ended,
+        )
+
+    def close(self) -> list[Event]:
+        if self._closed:
+            return []
+        self.cancel(list(self._desk.live))
+        self._compute.release()
+        self._closed = self._suspended = self._holds_nothing = True
+        return self._desk.told()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("the engine is closed: make a new one")

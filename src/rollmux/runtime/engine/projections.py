@@ -1,0 +1,87 @@
+"""Matrix products with a model's weights.
+
+`Referenced` multiplies with the parameters where they are and sees every change. `Packed` keeps a copy in the blocked
+form that oneDNN computes with, made anew at each update: on a CPU that is up to 2.5 times as fast for the few rows that
+a decode step has, and costs the weights' memory a second time.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+ROWS = 64  # the batch that the blocked form is chosen for; measured to be good for fewer rows, too
+
+
+class Projection(Protocol):
+    """One matrix, or several with the same input whose outputs stand side by side."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def refresh(self) -> None:
+        """The parameters have changed."""
+
+    def release(self) -> None:
+        """Gives back what is held beside the parameters; `refresh` comes before the next call."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Referenced:
+    """The parameters themselves."""
+
+    nbytes = 0
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        self._linears = linears
+
+    def __call__(self, x: Tensor) -> Tensor:
+        parts = [functional.linear(x, linear.weight, linear.bias) for linear in self._linears]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def refresh(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class Packed:
+    """A blocked copy."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        self._linears = linears
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+        self.nbytes = 0
+        self.refresh()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
+
+    def refresh(self) -> None:
+        with torch.no_grad():
+            weight = torch.cat([linear.weight.detach() for linear in self._linears])
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+            self._bias = self._biases()
+        self.nbytes = weight.nbytes
+
+    def _biases(self) -> Tensor | None:
+        if all(linear.bias is None for linear in self._linears):
+            return None
+        none = self._linears[0].weight.new_zeros
+        return torch.cat([none(x.out_features) if x.bias is None else x.bias.detach() for x in self._linears])
+
+    def release(self) -> None:
+        self._weight = self._bias = None
+        self.nbytes = 0
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is a blocked form here that is worth it."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return False
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,0 +1,119 @@
+"""The `slots` engine: continuous batching of a Hugging Face causal model over preallocated pages of keys and values.
+
+The weights stay the caller's. They change through `update` alone: a change that is not told gives tokens a false
+version, and is not seen where the engine computes with a packed copy (`projections.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollmux.checks import Checks
+from rollmux.errors import InvariantViolated
+from rollmux.runtime.engine.anatomy import anatomy
+from rollmux.runtime.engine.desk import Work
+from rollmux.runtime.engine.forward import Forward
+from rollmux.runtime.engine.local import Drawn, Limits, LocalEngine
+from rollmux.runtime.engine.sampling import sample
+
+
+def slots(model: Any, limits: Limits, version: int = 0, packed: bool | None = None) -> LocalEngine:
+    """An engine over a model's own parameters. `packed`: keep a copy that a CPU computes faster with."""
+    return LocalEngine(_Slots(model, limits, packed), limits, version)
+
+
+class _Slots:
+    """See `rollmux.runtime.engine.local.Compute`."""
+
+    def __init__(self, model: Any, limits: Limits, packed: bool | None) -> None:
+        self._model = model
+        self._anatomy = anatomy(model, packed)
+        self._limits = limits
+        self._forward: Forward | None = None
+        self._hold()
+
+    def _hold(self) -> None:
+        limits = self._limits
+        length = min(limits.max_length, self.max_length)
+        pages = limits.room_tokens // limits.page_tokens
+        with torch.inference_mode():
+            self._forward = Forward(self._anatomy, pages, limits.page_tokens, length)
+
+    @property
+    def max_length(self) -> int:
+        return self._anatomy.max_length
+
+    @property
+    def vocabulary(self) -> int:
+        return self._anatomy.vocabulary
+
+    @property
+    def nbytes(self) -> int:
+        packed = sum(projection.nbytes for projection in self._anatomy.projections)
+        return packed + (self._forward.nbytes if self._forward else 0)
+
+    @torch.inference_mode()
+    def run(self, work: Sequence[Work], used_pages: int) -> list[Drawn | None]:
+        forward = self._require()
+        order = sorted(range(len(work)), key=lambda place: work[place][1] > 1)
+        ordered = [work[place] for place in order]
+        due = [place for place in order if work[place][0].owed == work[place][1]]
+        logits = forward(forward.layout(ordered, used_pages))
+        drawn: list[Drawn | None] = [None] * len(work)
+        if due:
+            lives = [work[place][0] for place in due]
+            for place, token in zip(due, sample(logits, [(x.request, len(x.tokens)) for x in lives]), strict=True):
+                drawn[place] = token
+        return drawn
+
+    def _require(self) -> Forward:
+        if self._forward is None:
+            raise InvariantViolated("KV room", "its memory was given back: resume first")
+        return self._forward
+
+    @torch.inference_mode()
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        forward = self._require()
+        for side in (forward.keys, forward.values):
+            side[:, targets] = side[:, sources]
+
+    @torch.inference_mode()
+    def wipe(self, pages: list[int]) -> None:
+        forward = self._require()
+        forward.keys[:, pages] = 0
+        forward.values[:, pages] = 0
+
+    def check(self, weights: Mapping[str, Any]) -> None:
+        known = dict(self._model.named_parameters(remove_duplicate=False))
+        checks = Checks("weights")
+        for name, weight in weights.items():
+            if name not in known:
+                checks.report(name, name, "the name of a parameter", "give names as `named_parameters` has them")
+            elif not isinstance(weight, Tensor) or weight.shape != known[name].shape:
+                shape = tuple(known[name].shape)
+                checks.report(name, tuple(getattr(weight, "shape", ())), f"a tensor of shape {shape}", "reshape it")
+        checks.require()
+
+    def load(self, weights: Mapping[str, Any] | None) -> None:
+        if weights:
+            known = dict(self._model.named_parameters(remove_duplicate=False))
+            with torch.no_grad():
+                for name, weight in weights.items():
+                    known[name].copy_(weight)
+        if self._forward is not None:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        for projection in self._anatomy.projections:
+            projection.refresh()
+
+    def release(self) -> None:
+        self._forward = None
+        for projection in self._anatomy.projections:
+            projection.release()
+
+    def restore(self) -> None:
+        self._refresh()
+        self._hold()

@@ -1,0 +1,325 @@
+"""Updates, sleep, moves, damage and the end of an engine that computes a model."""
+
+import gc
+import math
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rollmux.errors import InvalidSpec
+from rollmux.runtime.engine import (
+    Begun,
+    Canary,
+    CanaryDied,
+    EngineClosed,
+    EngineSuspended,
+    FinishReason,
+    GenerationRequest,
+    Limits,
+    LocalEngine,
+    UpdateRefused,
+)
+from rollmux.runtime.engine.slots import slots
+from tests.runtime.engine.models import finished, forward_logprobs, generated, prompt, tiny
+
+LIMITS = Limits(room_tokens=320, max_running=4, page_tokens=8)
+
+
+def request(name: str = "r", tokens: int = 12, seed: int = 1) -> GenerationRequest:
+    return GenerationRequest(name, prompt(seed, 6), tokens, temperature=0)
+
+
+def other_weights(seed: int = 9) -> Mapping[str, Tensor]:
+    return {name: weight.detach() for name, weight in tiny(seed=seed).named_parameters()}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("asleep", [False, True])
+def test_after_an_update_the_new_weights_draw_every_token(in_place: bool, asleep: bool) -> None:
+    model, engine = tiny(), None
+    engine = slots(model, LIMITS)
+    finished(engine, [request()])
+    if asleep:
+        engine.suspend()
+    if in_place:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(other_weights()[name])
+    engine.update(4, None if in_place else other_weights())
+    engine.resume()
+    response = finished(engine, [request()])["r"].response
+    assert list(response.tokens) == generated(tiny(seed=9), request())
+    assert set(response.versions) == {4}
+
+
+def test_an_update_is_refused_while_responses_have_begun_and_changes_nothing() -> None:
+    model = tiny()
+    engine = slots(model, LIMITS)
+    engine.submit(request())
+    engine.step()
+    with pytest.raises(UpdateRefused, match="'r' among them"):
+        engine.update(1, other_weights())
+    assert engine.version == 0
+    assert list(finished(engine)["r"].response.tokens) == generated(tiny(), request())
+
+
+def test_a_request_without_a_token_is_in_nobodys_way() -> None:
+    engine = slots(tiny(), Limits(room_tokens=320, prefill_tokens=2, page_tokens=8))
+    engine.submit(request())
+    assert engine.step() == []  # some of its prompt is computed, under the old weights
+    engine.update(1, other_weights())
+    assert list(finished(engine)["r"].response.tokens) == generated(tiny(seed=9), request())
+
+
+def test_recomputed_responses_go_on_under_the_new_weights_alone_and_say_so() -> None:
+    engine = slots(tiny(), LIMITS)
+    engine.submit(request())
+    for _ in range(5):
+        engine.step()
+    engine.update(1, other_weights(), Begun.RECOMPUTE)
+    response = finished(engine)["r"].response
+    assert response.versions == (0,) * 5 + (1,) * 7
+    assert not response.is_on_policy
+    assert response.logprobs[5:] == pytest.approx(forward_logprobs(tiny(seed=9), request(), response)[5:], abs=2e-5)
+    assert engine.gauges().recomputed_tokens == 6 + 4
+
+
+def test_kept_responses_go_on_without_computing_anything_anew() -> None:
+    engine = slots(tiny(), LIMITS)
+    engine.submit(request())
+    for _ in range(5):
+        engine.step()
+    engine.update(1, other_weights(), Begun.KEEP)
+    response = finished(engine)["r"].response
+    assert response.versions == (0,) * 5 + (1,) * 7
+    assert engine.gauges().recomputed_tokens == 0
+    pure = forward_logprobs(tiny(seed=9), request(), response)
+    assert response.logprobs[6:] != pytest.approx(pure[6:], abs=1e-3), "old keys and values take part"
+
+
+def test_versions_only_rise_and_wrong_weights_change_nothing() -> None:
+    model = tiny()
+    engine = slots(model, LIMITS, version=3)
+    with pytest.raises(UpdateRefused, match="version 3 is not above 3"):
+        engine.update(3)
+    wrong: dict[str, Any] = {**other_weights(), "model.norm.weight": torch.zeros(7), "head": torch.zeros(2)}
+    with pytest.raises(InvalidSpec, match="head") as told:
+        engine.update(4, wrong)
+    assert len(told.value.problems) == 2
+    assert engine.version == 3
+    assert list(finished(engine, [request()])["r"].response.tokens) == generated(tiny(), request())
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_suspended_engine_stands_still_and_goes_on_where_it_was(keep: bool) -> None:
+    engine = slots(tiny(), LIMITS)
+    engine.submit(request())
+    for _ in range(4):
+        engine.step()
+    held = engine.gauges().nbytes
+    engine.suspend(keep)
+    engine.suspend(keep)
+    assert engine.is_suspended
+    assert engine.step() == []
+    assert engine.gauges().nbytes == (held if keep else 0)
+    engine.submit(request("later"))
+    engine.resume()
+    engine.resume()
+    ends = finished(engine)
+    assert [list(end.response.tokens) for end in ends.values()] == [generated(tiny(), request())] * 2
+    assert engine.gauges().recomputed_tokens == (0 if keep else 6 + 3)
+
+
+def test_what_is_cancelled_in_sleep_is_told_in_sleep() -> None:
+    engine = slots(tiny(), LIMITS)
+    engine.submit(request())
+    engine.step()
+    engine.suspend()
+    engine.cancel(["r", "r", "nobody"])
+    (event,) = engine.step()
+    assert event == finished_event(event)
+    assert engine.step() == []
+
+
+def finished_event(event: Any) -> Any:
+    assert event.reason is FinishReason.CANCELLED
+    assert len(event.response.tokens) == 1
+    return event
+
+
+def test_a_move_to_weights_of_another_version_is_refused_unless_mixing_is_meant() -> None:
+    here, there = slots(tiny(), LIMITS), slots(tiny(), LIMITS, version=1)
+    here.submit(request())
+    here.step()
+    moved = here.export()
+    assert here.unfinished == 0
+    with pytest.raises(UpdateRefused, match=r"versions \[0\], the engine has version 1"):
+        there.adopt(moved)
+    assert there.unfinished == 0
+    there.adopt(moved, mixed=True)
+    assert finished(there)["r"].response.versions == (0,) + (1,) * 11
+
+
+def test_adopting_is_all_or_nothing() -> None:
+    here, there = slots(tiny(), LIMITS), slots(tiny(), LIMITS)
+    for name in ("a", "b"):
+        here.submit(request(name))
+    there.submit(request("b"))
+    with pytest.raises(InvalidSpec, match="no other unfinished"):
+        there.adopt(here.export())
+    assert there.unfinished == 1
+
+
+def test_a_request_that_could_never_run_is_refused_at_once() -> None:
+    engine = slots(tiny(), Limits(room_tokens=16, page_tokens=8))
+    with pytest.raises(InvalidSpec, match="at most 16"):
+        engine.submit(request(tokens=12))
+    engine.submit(request(tokens=11))  # the last token's keys and values are never needed
+    with pytest.raises(InvalidSpec, match="no other unfinished"):
+        engine.submit(request(tokens=2))
+    with pytest.raises(InvalidSpec, match="tokens below 61"):
+        engine.submit(GenerationRequest("foreign", (61,), 1))
+    with pytest.raises(InvalidSpec, match="at most 128"):
+        engine.submit(request("long", tokens=123))
+    assert len(finished(engine)["r"].response.tokens) == 11
+
+
+def test_one_that_gives_way_comes_back_first_and_says_the_same() -> None:
+    engine = slots(tiny(dtype=torch.float64), Limits(room_tokens=48, page_tokens=8))
+    asked = [GenerationRequest(f"r{n}", prompt(n, 9), 30, seed=n) for n in range(3)]
+    ends = finished(engine, asked)
+    assert engine.gauges().preemptions > 0
+    assert engine.gauges().recomputed_tokens > 0
+    assert list(ends) == ["r0", "r1", "r2"]
+    for each in asked:
+        calm = finished(slots(tiny(dtype=torch.float64), LIMITS), [each])
+        assert calm[each.id].response.tokens == ends[each.id].response.tokens
+
+
+def test_output_that_is_no_number_fails_its_request_and_harms_no_other() -> None:
+    model = tiny()
+    engine = slots(model, LIMITS)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[60] = math.nan
+    sick = GenerationRequest("sick", (3, 60, 4), 5)
+    well = GenerationRequest("well", prompt(1, 6), 40, temperature=0, stop_tokens=(60,))
+    ends = finished(engine, [sick, well])
+    assert ends["sick"].reason is FinishReason.FAILED
+    assert "not a number" in ends["sick"].why
+    assert ends["well"].reason is not FinishReason.FAILED
+    again = [GenerationRequest(f"w{n}", (n, n + 1), 20, temperature=0, stop_tokens=(60,)) for n in range(4)]
+    assert FinishReason.FAILED not in {end.reason for end in finished(engine, again).values()}
+
+
+def test_the_canary_lives_through_sleep_and_dies_of_damage() -> None:
+    model = tiny()
+    engine = slots(model, LIMITS)
+    canary = Canary.learn(engine, prompt(2, 5), 8)
+    engine.submit(request())
+    engine.step()
+    engine.suspend()
+    with pytest.raises(EngineSuspended):
+        canary.check(engine)
+    engine.resume()
+    canary.check(engine)
+    engine.suspend()
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(-1)
+    engine.resume()
+    with pytest.raises(CanaryDied, match="before it was"):
+        canary.check(engine)
+
+
+def test_a_canary_of_other_weights_is_no_canary() -> None:
+    engine = slots(tiny(), LIMITS)
+    canary = Canary.learn(engine, (1, 2), 4)
+    engine.update(1)
+    with pytest.raises(CanaryDied, match="learn it anew"):
+        canary.check(engine)
+    model = tiny()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(math.nan)
+    with pytest.raises(CanaryDied, match="not a number"):
+        Canary.learn(slots(model, LIMITS), (1, 2), 4)
+
+
+def test_a_probe_finds_room_in_a_full_engine_and_changes_no_response() -> None:
+    model = tiny(dtype=torch.float64)
+    engine = slots(model, Limits(room_tokens=48, page_tokens=8))
+    asked = [GenerationRequest(f"r{n}", prompt(n, 9), 25, seed=n) for n in range(3)]
+    quiet = finished(slots(model, LIMITS), asked)
+    for each in asked:
+        engine.submit(each)
+    for _ in range(5):
+        engine.step()
+    assert engine.probe(prompt(7, 20), 5) == engine.probe(prompt(7, 20), 5)
+    assert {name: end.response.tokens for name, end in finished(engine).items()} == {
+        name: end.response.tokens for name, end in quiet.items()
+    }
+
+
+def test_a_computation_that_raises_draws_nothing_and_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = slots(tiny(), LIMITS)
+    engine.submit(request())
+    engine.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(torch, "baddbmm", _no_memory)
+        with pytest.raises(MemoryError):
+            engine.step()
+    assert list(finished(engine)["r"].response.tokens) == generated(tiny(), request())
+
+
+def _no_memory(*_: Any, **__: Any) -> Tensor:
+    raise MemoryError("none is left")
+
+
+def test_close_tells_what_was_left_and_leaves_nothing() -> None:
+    model = tiny()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    engine = slots(model, LIMITS)
+    engine.submit(request())
+    engine.submit(request("waits"))
+    engine.step()
+    engine.step()
+    ended = {event.id: event for event in engine.close() if hasattr(event, "reason")}
+    assert {name: len(end.response.tokens) for name, end in ended.items()} == {"r": 2, "waits": 2}  # type: ignore[union-attr]
+    assert engine.close() == []
+    assert engine.gauges().nbytes == 0
+    assert_refuses_all(engine)
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
+def assert_refuses_all(engine: LocalEngine) -> None:
+    for call in (engine.step, engine.resume, engine.suspend, engine.export, lambda: engine.submit(request()),
+                 lambda: engine.adopt(()), lambda: engine.update(9), lambda: engine.probe((1,), 1)):  # fmt: skip
+        with pytest.raises(EngineClosed):
+            call()
+
+
+def test_memory_comes_and_goes_with_sleep_and_does_not_grow() -> None:
+    engine = slots(tiny(), LIMITS)
+    held = engine.gauges().nbytes
+    for cycle in range(20):
+        finished(engine, [request(f"r{cycle}")])
+        engine.suspend()
+        assert engine.gauges().nbytes == 0
+        engine.resume()
+        assert engine.gauges().nbytes == held
+    tensors = tensors_there()
+    finished(engine, [request("last")])
+    engine.suspend()
+    engine.resume()
+    assert tensors_there() <= tensors
+
+
+def tensors_there() -> int:
+    gc.collect()
+    return sum(issubclass(type(each), Tensor) for each in gc.get_objects())

@@ -1,0 +1,42 @@
+"""Pages: who holds which, and that what lies in them follows its holder."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollmux.errors import InvariantViolated
+from rollmux.runtime.engine.room import Room
+
+PAGES = 9
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30))
+def test_pages_in_use_are_the_first_and_what_lies_in_them_follows_its_holder(orders: list[tuple[int, int]]) -> None:
+    memory: list[object] = [None] * PAGES
+
+    def move(sources: list[int], targets: list[int]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            memory[target], memory[source] = memory[source], "moved away"
+
+    room = Room(PAGES, 4, move)
+    held: list[list[int]] = [[] for _ in range(4)]
+    for holder, count in orders:
+        if count == 0:
+            room.give(held[holder])
+        elif count <= room.free:
+            had = len(held[holder])
+            room.take(held[holder], count)
+            for place in range(had, len(held[holder])):
+                memory[held[holder][place]] = (holder, place)
+        assert sorted(page for pages in held for page in pages) == list(range(room.used))
+        for name, pages in enumerate(held):
+            assert [memory[page] for page in pages] == [(name, place) for place in range(len(pages))]
+
+
+def test_more_than_is_free_is_refused() -> None:
+    room = Room(2, 4, lambda sources, targets: None)
+    held: list[int] = []
+    with pytest.raises(InvariantViolated, match="3 pages wanted, 2 of 2 are free"):
+        room.take(held, 3)
+    assert held == []
+    assert [room.needed(tokens) for tokens in (0, 1, 4, 5)] == [0, 1, 1, 2]

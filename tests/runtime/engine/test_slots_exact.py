@@ -1,0 +1,136 @@
+"""The `slots` engine computes what the model's own code computes, whatever runs beside."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rollmux.runtime.engine import GenerationRequest, Limits, UnsupportedModel
+from rollmux.runtime.engine.projections import can_pack
+from rollmux.runtime.engine.slots import slots
+from tests.runtime.engine.models import finished, forward_logprobs, generated, prompt, tiny
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama with grouped heads": ("llama", {}),
+    "llama with tied embeddings": ("llama", {"tie_word_embeddings": True}),
+    "llama with as many keys as heads, and biases": (
+        "llama",
+        {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama with one head of keys": ("llama", {"num_key_value_heads": 1}),
+    "llama with positions of llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama with linear positions": ("llama", {"rope_parameters": LINEAR}),
+    "llama with yarn": ("llama", {"rope_parameters": YARN}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 with tied embeddings": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3 with heads wider than the model": ("qwen3", {"head_dim": 16}),
+    "qwen3 with tied embeddings": ("qwen3", {"tie_word_embeddings": True}),
+}
+SMALL = Limits(room_tokens=160, max_running=4, prefill_tokens=9, page_tokens=8)
+
+
+def requests(temperature: float = 0.0) -> list[GenerationRequest]:
+    """Prompts shorter and longer than a page and than a step's budget."""
+    return [
+        GenerationRequest(f"r{n}", prompt(n, 1 + 7 * n), 6 + 5 * n, temperature=temperature, seed=n) for n in range(5)
+    ]
+
+
+@pytest.mark.parametrize("packed", [None, False], ids=["packed where it can be", "referenced"])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_are_those_of_generate_and_logprobs_those_of_a_forward(name: str, packed: bool | None) -> None:
+    family, changed = MODELS[name]
+    model = tiny(family, **changed)
+    engine = slots(model, SMALL, packed=packed)
+    ends = finished(engine, requests())
+    said = set()
+    for request in requests():
+        response = ends[request.id].response
+        assert list(response.tokens) == generated(model, request)
+        assert response.logprobs == pytest.approx(forward_logprobs(model, request, response), abs=2e-5)
+        said |= set(response.tokens)
+    assert len(said) > 4, "a model that says little shows little"
+
+
+def test_sampled_tokens_have_the_logprobs_of_a_forward_at_temperature_one() -> None:
+    model = tiny()
+    asked = requests(temperature=0.7)
+    ends = finished(slots(model, SMALL), asked)
+    for request in asked:
+        response = ends[request.id].response
+        assert response.logprobs == pytest.approx(forward_logprobs(model, request, response), abs=2e-5)
+
+
+def test_bfloat16_is_as_near_to_single_precision_as_the_models_own_code() -> None:
+    model, exact = tiny(dtype=torch.bfloat16), tiny()
+    for request in requests(temperature=1.0)[1:]:
+        response = finished(slots(model, SMALL), [request])[request.id].response
+        want = torch.tensor(forward_logprobs(exact, request, response))
+        own = torch.tensor(forward_logprobs(model, request, response))
+        ours = torch.tensor(response.logprobs)
+        assert (ours - want).abs().mean() < 2 * (own - want).abs().mean() + 0.02
+
+
+def test_a_stop_token_ends_a_response_and_is_its_last_token() -> None:
+    model = tiny()
+    free = finished(slots(model, SMALL), [GenerationRequest("r", prompt(1, 5), 30, temperature=0)])["r"]
+    stop = free.response.tokens[7]
+    request = GenerationRequest("r", prompt(1, 5), 30, temperature=0, stop_tokens=(stop,))
+    ended = finished(slots(model, SMALL), [request])["r"]
+    until = free.response.tokens.index(stop) + 1
+    assert ended.response.tokens == free.response.tokens[:until]
+    assert ended.reason.value == "stop"
+
+
+def test_both_ways_to_multiply_agree() -> None:
+    if not can_pack(torch.device("cpu"), torch.float32):
+        pytest.skip("oneDNN is not there")
+    model = tiny("qwen2")
+    for packed, referenced in zip(
+        *(finished(slots(model, SMALL, packed=way), requests()).values() for way in (True, False)), strict=True
+    ):
+        assert packed.response.tokens == referenced.response.tokens
+        assert packed.response.logprobs == pytest.approx(referenced.response.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+    ],
+)
+def test_a_model_that_would_not_be_exact_is_refused(changed: dict[str, Any], word: str) -> None:
+    with pytest.raises(UnsupportedModel, match=word):
+        slots(tiny(**changed), SMALL)
+
+
+def test_a_window_and_another_family_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="sliding"):
+        slots(tiny("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1), SMALL)
+    model = tiny()
+    model.config.model_type = "mamba"
+    with pytest.raises(UnsupportedModel, match="mamba"):
+        slots(model, SMALL)
+
+
+def test_an_adapter_in_place_of_a_matrix_is_refused() -> None:
+    model = tiny()
+    model.model.layers[1].mlp.up_proj = torch.nn.Sequential(model.model.layers[1].mlp.up_proj)
+    with pytest.raises(UnsupportedModel, match="Sequential"):
+        slots(model, SMALL)
+
+
+def test_parameters_of_two_types_are_refused() -> None:
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                         num_attention_heads=1))  # fmt: skip
+    model.lm_head.to(torch.bfloat16)
+    with pytest.raises(UnsupportedModel, match="bfloat16"):
+        slots(model, SMALL)
