@@ -80,7 +80,7 @@ def attached(folder: Path) -> Resident:
 def require_whole(resident: Resident) -> int:
     resident.load()
     value = int(resident.notes)
-    for tensor in resident._device._tensors.values():
+    for tensor in resident.device._tensors.values():
         assert torch.equal(tensor, torch.full_like(tensor, value))
     return value
 

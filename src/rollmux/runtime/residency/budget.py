@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from rollmux.runtime.residency.errors import BadCopy, NameTaken, NoRoom, ResidencyError, Unfit, shown
+from rollmux.runtime.residency.errors import BadCopy, Busy, NameTaken, NoRoom, Unfit, shown
 from rollmux.runtime.residency.room import available_bytes
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -57,14 +57,22 @@ class Claim:
             self.entry = msgspec.structs.replace(self.entry, nbytes=nbytes)
             self.budget.write(self.name, self.entry)
 
-    def release(self) -> None:
+    def release(self, patience_s: float = FOLDER_PATIENCE_S) -> None:
         """Gives the bytes back, and what is kept under the name with them."""
         if self._file is None:
             return
-        with self.budget.locked():
-            if self._last():
-                self.budget.forget(self.name)
+        if self.budget.folder.exists():
+            with self.budget.locked(patience_s):
+                if self._last():
+                    self.budget.forget(self.name)
         self.leave()
+
+    def forsake(self) -> None:
+        """Releases, from wherever the garbage collector calls: perhaps from under the lock that this would wait for."""
+        try:
+            self.release(patience_s=0.0)
+        except Busy:
+            self.leave()  # the next that claims anything reclaims it
 
     def leave(self) -> None:
         """Lets go as a process does that ends: what is kept stays for as long as it is to survive."""
@@ -165,10 +173,10 @@ class Budget:
         self._path(name).unlink(missing_ok=True)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, patience_s: float = FOLDER_PATIENCE_S) -> Iterator[None]:
         file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _wait(file, self.folder)
+            _wait(file, self.folder, patience_s)
             yield
         finally:
             os.close(file)
@@ -229,15 +237,15 @@ def check_name(name: str) -> None:
         raise Unfit(f"the name {name!r} must be letters, digits, - and _, at most 100, the first a letter or digit")
 
 
-def _wait(file: int, folder: Path) -> None:
-    until_s = time.monotonic() + FOLDER_PATIENCE_S
+def _wait(file: int, folder: Path, patience_s: float) -> None:
+    until_s = time.monotonic() + patience_s
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            if time.monotonic() > until_s:
-                what = f"{folder / 'lock'} was held for {FOLDER_PATIENCE_S:g} s"
-                raise ResidencyError(f"{what}; look for a stopped process that holds it") from error
+            if time.monotonic() >= until_s:
+                what = f"{folder / 'lock'} was held for {patience_s:g} s"
+                raise Busy(f"{what}; look for a stopped process that holds it") from error
             time.sleep(0.001)
         else:
             return

@@ -3,6 +3,7 @@
 ResidencyError
 ├── NoRoom      the node's budget, its real memory or what the job has declared would be exceeded; nothing was changed
 ├── NameTaken   a living process keeps state under this name
+├── Busy        the budget's lock was not free for long: a process stands still while it holds it
 ├── BadCopy     there is no whole version on the host: the job has to start cold
 ├── NotFreed    the state is safe on the host, but something else still holds the device's memory
 ├── Changed     state that is declared read-only was changed on the device; it was left there
@@ -22,6 +23,10 @@ class NoRoom(ResidencyError):
 
 class NameTaken(ResidencyError):
     """Somebody alive holds the name."""
+
+
+class Busy(ResidencyError):
+    """The folder of the budget is locked."""
 
 
 class BadCopy(ResidencyError):

@@ -186,3 +186,9 @@ class Kept:
         if os.getpid() == self._pid:
             self._memory.unpin()
             self._claim.release()
+
+    def forsake(self) -> None:
+        """The same at the end of its owner, whenever that comes."""
+        if os.getpid() == self._pid:
+            self._memory.unpin()
+            self._claim.forsake()

@@ -52,7 +52,7 @@ class Resident:
             raise Unfit(f"slots = {slots}: 2 keeps the last version while the next is written, 1 saves memory")
         self._slots, self._survive_s, self._declared_bytes, self._rebuild = slots, survive_s, declared_bytes, rebuild
         self._open(name, budget, OnDevice(state, name, memory), read_only, shared)
-        self._layout = self._device.look().layout
+        self._layout = self.device.look().layout
         self._keep(self._created(self._layout))
         self._loaded = True
 
@@ -89,8 +89,8 @@ class Resident:
 
     def _open(self, name: str, budget: Budget, device: OnDevice, read_only: bool, shared: bool) -> None:
         self.name, self.read_only, self._budget = name, read_only, budget
-        self._device, self._shared = device, shared
-        self._kept: Kept | None = None
+        self.device, self._shared = device, shared
+        self.kept: Kept | None = None
         self._at_end: weakref.finalize[..., Resident] | None = None
         self._loaded_version = 0
         self._lock = RLock()
@@ -103,18 +103,26 @@ class Resident:
             if self._loaded and not self.outdated:
                 return
             if self._loaded:
-                self._device.vacate()
+                self.device.vacate()
                 self._loaded = False
-            flat = self._device.memory.allocate(self._layout.nbytes)
-            if self._kept is not None and self._kept.whole:
-                self._loaded_version = bring(self._kept, flat, self._device.memory)
-                self._device.bind(self._layout, flat, watched=self.read_only)
-            elif self._rebuild is not None:
-                self._device.bind(self._layout, flat, watched=False)
-                self._rebuild()
-            else:
-                raise BadCopy(f"{self.name!r} has no copy on the host, and no `rebuild` was given; start cold")
+            try:
+                self._fill(self.device.memory.allocate(self._layout.nbytes))
+            except BaseException:
+                if self.device.flat is not None:
+                    self.device.vacate()
+                raise
             self._loaded = True
+
+    def _fill(self, flat: Tensor) -> None:
+        if self.kept is not None and self.kept.whole:
+            self._loaded_version = bring(self.kept, flat, self.device.memory)
+            self.device.bind(self._layout, flat, watched=self.read_only)
+        elif self._rebuild is not None:
+            self.device.bind(self._layout, flat, watched=False)
+            del flat  # so that an error on its way holds no memory
+            self._rebuild()
+        else:
+            raise BadCopy(f"{self.name!r} has no copy on the host, and no `rebuild` was given; start cold")
 
     def offload(self, notes: bytes | None = None) -> None:
         """Moves the state to the host and gives the device's memory back; `notes` go with the version.
@@ -123,14 +131,14 @@ class Resident:
         """
         with self._lock:
             if not self._loaded:
-                self._device.require_freed()
+                self.device.require_freed()
                 return
-            if self._device.watched and notes is None:
-                self._device.require_unchanged()
+            if self.device.watched and notes is None:
+                self.device.require_unchanged()
             else:
                 self._save(notes)
             self._loaded = False
-            self._device.vacate()
+            self.device.vacate()
 
     @property
     def nbytes(self) -> int:
@@ -140,51 +148,53 @@ class Resident:
     @property
     def leaked_bytes(self) -> int:
         """Device memory that was not free after an offload, and still is not."""
-        return self._device.leaked_bytes
+        return self.device.leaked_bytes
 
     # -- versions ----------------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
         """Of the host's copy; 0 before the first."""
-        return self._kept.newest_version() if self._kept is not None else 0
+        return self.kept.newest_version() if self.kept is not None else 0
 
     @property
     def notes(self) -> bytes:
         """What came with that version."""
-        record = self._kept.record if self._kept is not None else None
+        record = self.kept.record if self.kept is not None else None
         return record.notes if record is not None else b""
 
     @property
     def outdated(self) -> bool:
         """Whether the host has a newer version than the device, for state that only the host changes."""
-        return self._loaded and self._device.watched and self.version > self._loaded_version
+        return self._loaded and self.device.watched and self.version > self._loaded_version
 
     def update(self, values: Mapping[str, Tensor], notes: bytes | None = None) -> int:
         """New values on the host, by name; the next `load` brings them. Returns the new version."""
         with self._lock:
             if self._loaded and not self.read_only:
                 raise Unfit(f"{self.name!r} is on the device, where it may have changed; offload it before its update")
-            if self._loaded and not self._device.watched:
+            if self._shared and self._slots == 1:
+                raise Unfit(f"{self.name!r} is shared in one slot, which others may be reading; use two for updates")
+            if self._loaded and not self.device.watched:
                 self.offload()
                 self.load()
-            if self._kept is None or not self._kept.whole:
+            if self.kept is None or not self.kept.whole:
                 raise BadCopy(f"{self.name!r} has no copy on the host to be updated; load and offload it first")
-            change(self._kept, values, notes)
-            return self._kept.version
+            change(self.kept, values, notes)
+            return self.kept.version
 
     # -- the host's side ---------------------------------------------------------------------------------------------
 
     def _save(self, notes: bytes | None) -> None:
-        seen = self._device.look()
+        seen = self.device.look()
         try:
             self._require_room(seen.layout)
-            kept = self._kept if self._kept is not None else self._keep(self._created(seen.layout))
-            save(kept, seen, self._device.flat, self._device.memory, notes)
+            kept = self.kept if self.kept is not None else self._keep(self._created(seen.layout))
+            save(kept, seen, self.device.flat, self.device.memory, notes)
         except NoRoom as refused:
             if self._rebuild is None:
                 raise
-            log.warning("%s; the next load starts cold", refused)
+            log.warning("%s; the next load starts cold", str(refused))  # which holds none of the state
             self.drop()
         self._layout = seen.layout
 
@@ -203,27 +213,31 @@ class Resident:
 
     def _created(self, layout: Layout) -> Kept:
         self._require_room(layout)
-        memory = self._device.memory
+        memory = self.device.memory
         size = HostCopy.size(layout, self._slots) + memory.staging_bytes
         claim = self._budget.claim(self.name, size, shared=self._shared, survive_s=self._survive_s)
         return Kept.create(claim, layout, self._slots, memory)
 
     def _keep(self, kept: Kept) -> Kept:
-        self._kept, self._at_end = kept, weakref.finalize(self, kept.release)
+        self.kept, self._at_end = kept, weakref.finalize(self, kept.forsake)
         return kept
 
     def drop(self) -> None:
         """Gives the host's copy up. State that is not on the device is lost then, and the next load starts cold."""
         with self._lock:
-            if self._at_end is not None:
-                self._at_end()
-            self._kept = self._at_end = None
+            kept = self._parted()
+            if kept is not None:
+                kept.release()
 
     def close(self, *, keep: bool = False) -> None:
         """Ends residency; with `keep` the host's copy stays for a later process, as long as it is to survive."""
         with self._lock:
-            if keep and self._kept is not None and self._at_end is not None:
-                self._at_end.detach()
-                self._kept.leave()
-                self._kept = None
-            self.drop()
+            kept = self._parted()
+            if kept is not None:
+                kept.leave() if keep else kept.release()
+
+    def _parted(self) -> Kept | None:
+        if self._at_end is not None:
+            self._at_end.detach()
+        kept, self.kept, self._at_end = self.kept, None, None
+        return kept
