@@ -88,7 +88,7 @@ def require_whole(resident: Resident) -> int:
 @pytest.mark.parametrize("grows", [False, True], ids=["same layout", "layouts that change"])
 def test_a_process_killed_in_the_middle_leaves_a_whole_version(folder: Path, nursery: Nursery, grows: bool) -> None:
     seed = random.Random(7)
-    for _ in range(12):
+    for _ in range(8):
         killed(nursery, folder, 2, grows, seed.random() * 0.1)
         resident = attached(folder)
         assert require_whole(resident) >= 1

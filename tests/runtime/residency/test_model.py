@@ -120,5 +120,5 @@ class Moves(RuleBasedStateMachine):
         self.opened.close()
 
 
-Moves.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+Moves.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
 TestMoves = Moves.TestCase
