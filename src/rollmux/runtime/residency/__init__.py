@@ -1,0 +1,24 @@
+"""Warm starts: a phase's state in host memory, moved onto the device and off it as fast as memory allows.
+
+`Resident` is what a phase takes as its state; a `Budget` is shared by all jobs of a node.
+"""
+
+from rollmux.runtime.residency.budget import Budget, Holding
+from rollmux.runtime.residency.errors import BadCopy, Changed, NameTaken, NoRoom, NotFreed, ResidencyError, Unfit
+from rollmux.runtime.residency.memory import CpuMemory, Memory
+from rollmux.runtime.residency.resident import Resident
+
+__all__ = [
+    "BadCopy",
+    "Budget",
+    "Changed",
+    "CpuMemory",
+    "Holding",
+    "Memory",
+    "NameTaken",
+    "NoRoom",
+    "NotFreed",
+    "ResidencyError",
+    "Resident",
+    "Unfit",
+]

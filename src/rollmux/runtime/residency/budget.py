@@ -1,0 +1,251 @@
+"""The host memory of a node, shared out among all jobs on it by files in one folder, without a server.
+
+A claim is a file whose lock its process holds: the kernel lets go of it whenever and however the process ends. Under
+one lock over the folder the sum of claims never exceeds the limit, and what the dead have left is reclaimed.
+"""
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rollmux.runtime.residency.errors import BadCopy, Busy, NameTaken, NoRoom, Unfit, shown
+from rollmux.runtime.residency.room import available_bytes
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+# Looking at the claims takes a millisecond; who has not had the folder after this long waits for a stopped process.
+FOLDER_PATIENCE_S = 30.0
+# What the node's own processes may need at any time.
+LEAVE_FREE_BYTES = 256 << 20
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What a claim's file says. `dead_since_s` is when it was first found without a process, since the boot."""
+
+    nbytes: int
+    survive_s: float
+    dead_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One claim, as others see it."""
+
+    name: str
+    nbytes: int
+    alive: bool
+
+
+class Claim:
+    """Bytes that this process holds under a name."""
+
+    def __init__(self, budget: "Budget", name: str, entry: Entry, file: int) -> None:
+        self.budget, self.name, self.entry = budget, name, entry
+        self._file: int | None = file
+
+    def resize(self, nbytes: int) -> None:
+        """More is refused where it does not fit, and the claim stays as it was."""
+        with self.budget.locked():
+            if nbytes > self.entry.nbytes:
+                self.budget.require(self.name, nbytes, taken=self.entry.nbytes)
+            self.entry = msgspec.structs.replace(self.entry, nbytes=nbytes)
+            self.budget.write(self.name, self.entry)
+
+    def release(self, patience_s: float = FOLDER_PATIENCE_S) -> None:
+        """Gives the bytes back, and what is kept under the name with them."""
+        if self._file is None:
+            return
+        if self.budget.folder.exists():
+            with self.budget.locked(patience_s):
+                if self._last():
+                    self.budget.forget(self.name)
+        self.leave()
+
+    def forsake(self) -> None:
+        """Releases, from wherever the garbage collector calls: perhaps from under the lock that this would wait for."""
+        try:
+            self.release(patience_s=0.0)
+        except Busy:
+            self.leave()  # the next that claims anything reclaims it
+
+    def leave(self) -> None:
+        """Lets go as a process does that ends: what is kept stays for as long as it is to survive."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _last(self) -> bool:
+        """Nobody else shares it."""
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+class Budget:
+    """Claims in `folder`, of which all together hold at most `limit_bytes`. All jobs of a node name the same two."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self.folder, self.limit_bytes = folder, limit_bytes
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+            raise Unfit(f"{folder} is open to other users, who could read the state in it; use a folder with mode 0700")
+        with self.locked():
+            self._agree()
+
+    def _agree(self) -> None:
+        """Two limits for one memory would be none."""
+        path = self.folder / "limit"
+        said = int(path.read_text()) if path.exists() else self.limit_bytes
+        if said != self.limit_bytes:
+            both = f"{said} bytes, not {self.limit_bytes}"
+            raise Unfit(f"the budget in {self.folder} is {both}; all jobs of a node give the same limit")
+        path.write_text(str(self.limit_bytes))
+
+    # -- claims ------------------------------------------------------------------------------------------------------
+
+    def claim(self, name: str, nbytes: int, *, shared: bool = False, survive_s: float = 0.0) -> Claim:
+        """Takes bytes under a name that nobody alive has, for a new state; what the dead kept under it is gone."""
+        check_name(name)
+        with self.locked():
+            if self._exists(name):
+                os.close(self._hold(name, shared=False))
+            self._reclaim()
+            self.require(name, nbytes, taken=0)
+            self.forget(name)
+            return self._claimed(name, Entry(nbytes, survive_s), shared)
+
+    def join(self, name: str, *, shared: bool = False) -> Claim:
+        """Takes over what a dead process has left, or shares what a living one shares."""
+        check_name(name)
+        with self.locked():
+            if not self._exists(name):
+                raise BadCopy(f"nothing is kept as {name!r} in {self.folder}; start cold")
+            return self._claimed(name, msgspec.structs.replace(self._read(name), dead_since_s=None), shared)
+
+    def _claimed(self, name: str, entry: Entry, shared: bool) -> Claim:
+        file = self._hold(name, shared)
+        self.write(name, entry)
+        return Claim(self, name, entry, file)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """All claims."""
+        with self.locked():
+            return tuple(Holding(name, self._read(name).nbytes, self._alive(name)) for name in self._names())
+
+    def sweep(self, *, now: bool = False) -> tuple[str, ...]:
+        """Reclaims what the dead have left, with `now` also what was to survive them; returns the names."""
+        with self.locked():
+            return self._reclaim(now)
+
+    # -- for claims, under the folder's lock -------------------------------------------------------------------------
+
+    def require(self, name: str, nbytes: int, taken: int) -> None:
+        """Refuses what would exceed the limit, or what the node does not have any more."""
+        others = sum(self._read(each).nbytes for each in self._names() if each != name)
+        if others + nbytes > self.limit_bytes:
+            left = f"{shown(self.limit_bytes - others)} of the node's {shown(self.limit_bytes)} are left"
+            remedy = "hold less, raise the limit, or end a job that holds state here"
+            raise NoRoom(f"{name!r} needs {shown(nbytes)} of host memory, and {left}; {remedy}")
+        free = available_bytes()
+        if free is not None and nbytes - taken > free - LEAVE_FREE_BYTES:
+            left = f"the node has {shown(free)}, of which {shown(LEAVE_FREE_BYTES)} stay free"
+            raise NoRoom(f"{name!r} needs {shown(nbytes - taken)} more host memory; {left}; end what else uses it")
+
+    def write(self, name: str, entry: Entry) -> None:
+        """Into the same file, for it carries the lock."""
+        data = msgspec.json.encode(entry)
+        with self._path(name).open("r+b") as file:
+            file.write(data.ljust(256))
+
+    def forget(self, name: str) -> None:
+        """The claim's file goes last: a crash in between leaves a claim to be reclaimed."""
+        for suffix in (".state", ".new"):
+            self.state_path(name).with_suffix(suffix).unlink(missing_ok=True)
+        self._path(name).unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self, patience_s: float = FOLDER_PATIENCE_S) -> Iterator[None]:
+        file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _wait(file, self.folder, patience_s)
+            yield
+        finally:
+            os.close(file)
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def state_path(self, name: str) -> Path:
+        return self.folder / f"{name}.state"
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.claim"
+
+    def _exists(self, name: str) -> bool:
+        return self._path(name).exists()
+
+    def _names(self) -> list[str]:
+        return sorted(path.stem for path in self.folder.glob("*.claim"))
+
+    def _read(self, name: str) -> Entry:
+        data = self._path(name).read_bytes()
+        return msgspec.json.decode(data, type=Entry) if data else Entry(0, 0.0)  # its process ended while it began
+
+    def _reclaim(self, now: bool = False) -> tuple[str, ...]:
+        over = tuple(name for name in self._names() if not self._alive(name) and (now or self._is_over(name)))
+        for name in over:
+            self.forget(name)
+        return over
+
+    def _is_over(self, name: str) -> bool:
+        """Whether a dead process's state has survived it for long enough, from when that was first noticed."""
+        entry, now_s = self._read(name), time.clock_gettime(time.CLOCK_BOOTTIME)
+        if entry.dead_since_s is None and entry.survive_s > 0:
+            self.write(name, msgspec.structs.replace(entry, dead_since_s=now_s))
+            return False
+        return entry.dead_since_s is None or now_s - entry.dead_since_s >= entry.survive_s
+
+    def _alive(self, name: str) -> bool:
+        try:
+            os.close(self._hold(name, shared=False))
+        except NameTaken:
+            return True
+        return False
+
+    def _hold(self, name: str, shared: bool) -> int:
+        """Opens the claim's file with its lock. Forked children share the lock, and keep the claim alive."""
+        file = os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(file)
+            remedy = "take another name, end that process, or share the state on both sides"
+            raise NameTaken(f"a living process keeps state as {name!r} in {self.folder}; {remedy}") from error
+        return file
+
+
+def check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise Unfit(f"the name {name!r} must be letters, digits, - and _, at most 100, the first a letter or digit")
+
+
+def _wait(file: int, folder: Path, patience_s: float) -> None:
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= until_s:
+                what = f"{folder / 'lock'} was held for {patience_s:g} s"
+                raise Busy(f"{what}; look for a stopped process that holds it") from error
+            time.sleep(0.001)
+        else:
+            return

@@ -1,0 +1,96 @@
+"""A GPU's memory: one block that torch's allocator takes and gives back to the device, copies in several streams."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollmux.runtime.residency.errors import NoRoom, NotFreed, Unfit, shown
+from rollmux.runtime.residency.layout import CHUNK_BYTES
+from rollmux.runtime.residency.transfer import Direct, Staged, Transfer
+
+STREAMS = 2
+CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+class CudaCopies:
+    """Copies in streams of their own, which begin after what the device was doing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.lanes = STREAMS
+        self._streams = [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+
+    def follow(self, device: torch.device) -> None:
+        for stream in self._streams:
+            stream.wait_stream(torch.cuda.current_stream(device))
+
+    def start(self, lane: int, target: Tensor, source: Tensor) -> None:
+        with torch.cuda.stream(self._streams[lane]):
+            target.copy_(source, non_blocking=True)
+
+    def wait(self, lane: int) -> None:
+        self._streams[lane].synchronize()
+
+
+class CudaMemory:
+    """One GPU."""
+
+    window = 64  # a wait for sums once in 256 MiB
+    staging_bytes = STREAMS * CHUNK_BYTES
+
+    def __init__(self, device: torch.device) -> None:
+        if any("expandable_segments:true" in os.environ.get(name, "").lower() for name in CONFIGURATIONS):
+            remedy = f"take expandable_segments out of {' and '.join(CONFIGURATIONS)}"
+            raise Unfit(f"with expandable segments torch keeps the device's memory when it is freed; {remedy}")
+        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self._copies = CudaCopies(self.device)
+        self._pinned: Tensor | None = None
+        self._buffers: list[Tensor] = []
+        self._before = self._reserved = self._expected = 0
+        self._in_one = False
+
+    def allocate(self, nbytes: int) -> Tensor:
+        torch.cuda.empty_cache()  # so that the piece is a block of its own, and can go back whole
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def expect(self, nbytes: int, in_one: bool) -> None:
+        torch.cuda.synchronize(self.device)
+        self._before = torch.cuda.memory_allocated(self.device)
+        self._reserved = torch.cuda.memory_reserved(self.device)
+        self._expected, self._in_one = nbytes, in_one
+
+    def release(self) -> None:
+        freed = self._before - torch.cuda.memory_allocated(self.device)
+        torch.cuda.empty_cache()
+        returned = self._reserved - torch.cuda.memory_reserved(self.device)
+        if freed < self._expected or (self._in_one and returned < self._expected):
+            what = f"of {shown(self._expected)}, {shown(freed)} were freed and {shown(returned)} given back"
+            raise NotFreed(f"{self.device}: {what}; look for who else allocates meanwhile")
+
+    def abandon(self) -> None:
+        """The allocator knows whose it is."""
+
+    def pin(self, data: Tensor) -> None:
+        """What can't be pinned where it lies goes through pinned buffers."""
+        if int(_runtime().cudaHostRegister(data.data_ptr(), data.numel(), 0)) == 0:
+            self._pinned = data
+            return
+        try:
+            self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(STREAMS)]
+        except RuntimeError as error:
+            remedy = "raise the limit on locked memory (ulimit -l), or hold less"
+            raise NoRoom(f"not even {shown(self.staging_bytes)} can be pinned: {error}; {remedy}") from error
+
+    def unpin(self) -> None:
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            _runtime().cudaHostUnregister(pinned.data_ptr())
+
+    def transfer(self) -> Transfer:
+        self._copies.follow(self.device)
+        return Staged(self._copies, self._buffers) if self._pinned is None else Direct(self._copies)
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -1,0 +1,182 @@
+"""The state of a job in one file in the node's memory, mapped: it outlives the process.
+
+A version becomes visible by its record alone, once all that it names is written. With two slots a chunk, a version is
+written beside the last one, which stays whole until the next; with one, a version under way leaves none.
+"""
+
+import mmap
+import os
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import torch
+from torch import Tensor
+
+from rollmux.runtime.residency import record as records
+from rollmux.runtime.residency.errors import BadCopy, NoRoom, shown
+from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout
+from rollmux.runtime.residency.record import Record
+
+PAGE_BYTES, HUGE_BYTES = 4096, 2 << 20
+FORMAT = 1
+MADV_POPULATE_WRITE = 23  # of Linux; Python 3.11 does not name it
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What stands in the first page."""
+
+    format: int
+    catalogue_bytes: int
+    catalogue_digest: str
+    record_bytes: int
+    chunk_bytes: int
+    slots: int
+    stamp: int
+
+    @property
+    def data_at(self) -> int:
+        before = PAGE_BYTES + self.catalogue_bytes + 2 * self.record_bytes
+        return -(-before // HUGE_BYTES) * HUGE_BYTES
+
+
+class HostCopy:
+    """A mapped file. Its creator writes versions; whoever opens it sees the newest whole one."""
+
+    def __init__(self, path: Path, head: Head, layout: Layout, mapped: mmap.mmap) -> None:
+        self.path, self.layout, self.slots = path, layout, head.slots
+        self._head, self._mapped = head, mapped
+        self._under_way: Path | None = None  # where it stands until it has a version
+        self.data = torch.frombuffer(mapped, dtype=torch.uint8, offset=head.data_at, count=head.slots * layout.nbytes)
+
+    @classmethod
+    def create(cls, path: Path, layout: Layout, slots: int) -> Self:
+        """All its memory is taken here, so that no later write can fail for want of it. Nobody sees it yet."""
+        head, catalogue = _head(layout, slots)
+        under_way = path.with_suffix(".new")
+        under_way.unlink(missing_ok=True)
+        mapped = _taken(under_way, head.data_at + slots * layout.nbytes)
+        mapped[PAGE_BYTES : PAGE_BYTES + len(catalogue)] = catalogue
+        first = msgspec.json.encode(head)
+        mapped[: len(first)] = first
+        copy = cls(path, head, layout, mapped)
+        copy._under_way = under_way
+        return copy
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """What another process, dead or alive, has left under this name."""
+        try:
+            mapped = _mapped(path)
+        except FileNotFoundError as error:
+            raise BadCopy(f"no state is kept as {path.stem!r} in {path.parent}; start cold") from error
+        try:
+            head = msgspec.json.decode(mapped[:PAGE_BYTES].rstrip(b"\0"), type=Head)
+            catalogue = mapped[PAGE_BYTES : PAGE_BYTES + head.catalogue_bytes]
+            if head.format != FORMAT or head.chunk_bytes != CHUNK_BYTES or _digest(catalogue) != head.catalogue_digest:
+                raise BadCopy(f"{path} is damaged, or of another release; remove it and start cold")
+            layout = msgspec.json.decode(catalogue, type=Layout)
+        except msgspec.DecodeError as error:
+            raise BadCopy(f"{path} is no state of ours ({error}); remove it and start cold") from error
+        if len(mapped) != head.data_at + head.slots * layout.nbytes:
+            raise BadCopy(f"{path} was cut off at {shown(len(mapped))}; remove it and start cold")
+        return cls(path, head, layout, mapped)
+
+    @staticmethod
+    def size(layout: Layout, slots: int) -> int:
+        """The bytes that such a file takes."""
+        return _head(layout, slots)[0].data_at + slots * layout.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._mapped)
+
+    @property
+    def stamp(self) -> int:
+        """Names the layout."""
+        return self._head.stamp
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether it has had a version."""
+        return self._under_way is None
+
+    def discard(self) -> None:
+        """It is not to become visible any more."""
+        if self._under_way is not None:
+            self._under_way.unlink(missing_ok=True)
+
+    def newest(self) -> Record | None:
+        """The newest whole version."""
+        both = [records.unpacked(self._area(number), self._head.stamp) for number in (0, 1)]
+        return max((each for each in both if each is not None), key=lambda each: each.version, default=None)
+
+    def view(self, chunk: int, slot: int) -> Tensor:
+        where = self.layout.chunk(chunk)
+        return self.data[slot * self.layout.nbytes :][where]
+
+    def spoil(self) -> None:
+        """With one slot: from here to the next commit there is no version."""
+        for number in (0, 1):
+            at = self._area_at(number)
+            self._mapped[at : at + records.HEAD.size] = bytes(records.HEAD.size)
+
+    def commit(self, record: Record) -> None:
+        """The flip: before it the last version holds, after it this one."""
+        packed = record.packed()
+        at = self._area_at(record.version % 2)
+        self._mapped[at : at + len(packed)] = packed
+        if self._under_way is not None:
+            self._under_way.rename(self.path)
+            self._under_way = None
+
+    def _area_at(self, number: int) -> int:
+        return PAGE_BYTES + self._head.catalogue_bytes + number * self._head.record_bytes
+
+    def _area(self, number: int) -> bytes:
+        at = self._area_at(number)
+        return self._mapped[at : at + self._head.record_bytes]
+
+
+def _head(layout: Layout, slots: int) -> tuple[Head, bytes]:
+    catalogue = msgspec.json.encode(layout)
+    name = _digest(catalogue)
+    return Head(
+        FORMAT, len(catalogue), name, records.space(layout.chunks), CHUNK_BYTES, slots, int(name[:12], 16)
+    ), catalogue
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return _touched(mmap.mmap(file, os.fstat(file).st_size))
+    except ValueError as error:
+        raise BadCopy(f"{path} is empty; remove it and start cold") from error
+    finally:
+        os.close(file)
+
+
+def _taken(path: Path, size: int) -> mmap.mmap:
+    """A new file with all of its memory."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)
+        return _touched(mmap.mmap(file, size))
+    except OSError as error:
+        path.unlink()
+        raise NoRoom(f"{path.parent} has no {shown(size)} left ({error.strerror}); hold less, or enlarge it") from error
+    finally:
+        os.close(file)
+
+
+def _touched(mapped: mmap.mmap) -> mmap.mmap:
+    """Page tables are made now and not by the first copies; a kernel that can't (before 5.14) does it then."""
+    with suppress(OSError):
+        mapped.madvise(MADV_POPULATE_WRITE)
+    return mapped

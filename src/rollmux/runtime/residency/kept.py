@@ -1,0 +1,194 @@
+"""What a job keeps on the host: its claim on the budget, the mapped file, and the version that holds.
+
+A new version is written beside the one that holds, or in its place where there is one slot only.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torch import Tensor
+
+from rollmux.runtime.residency.budget import Budget, Claim
+from rollmux.runtime.residency.checksum import SUM_BYTES, checksum
+from rollmux.runtime.residency.errors import BadCopy, Unfit, shown
+from rollmux.runtime.residency.host_copy import HostCopy
+from rollmux.runtime.residency.layout import Layout
+from rollmux.runtime.residency.memory import Memory
+from rollmux.runtime.residency.record import NOTES_BYTES, Record
+
+
+class Kept:
+    """One state on the host. Writers of all processes take turns."""
+
+    def __init__(self, claim: Claim, host: HostCopy, memory: Memory) -> None:
+        self.host, self.record = host, host.newest()
+        self._claim, self._memory, self._pid = claim, memory, os.getpid()
+        self._before: HostCopy | None = None  # holds until the new file, of another layout, has a version
+        self._spoilt = False
+        memory.pin(host.data)
+
+    @classmethod
+    def create(cls, claim: Claim, layout: Layout, slots: int, memory: Memory) -> "Kept":
+        """Under a claim on its bytes, which is given back if they can't be had."""
+        try:
+            return cls(claim, HostCopy.create(claim.budget.state_path(claim.name), layout, slots), memory)
+        except BaseException:
+            claim.release()
+            raise
+
+    @classmethod
+    def join(cls, budget: Budget, name: str, memory: Memory, *, shared: bool) -> "Kept":
+        """What a dead process has left, or a living one shares, checked from the first byte to the last."""
+        claim = budget.join(name, shared=shared)
+        try:
+            kept = cls(claim, HostCopy.open(budget.state_path(name)), memory)
+            kept.verify()
+        except BaseException:
+            claim.leave()
+            raise
+        return kept
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is a version of this layout."""
+        return self.record is not None and self.record.stamp == self.host.stamp
+
+    def newest_version(self) -> int:
+        """Whoever has written it."""
+        found = self.host.newest()
+        return max(self.version, 0 if found is None else found.version)
+
+    @property
+    def version(self) -> int:
+        return self.record.version if self.record is not None else 0
+
+    def refresh(self) -> Record:
+        """The version that holds now."""
+        found = self.host.newest()
+        if found is None:
+            raise BadCopy(f"{self.host.path} holds no whole version: its writer was broken off; start cold")
+        self.record = found
+        return found
+
+    def current(self, chunk: int) -> Tensor:
+        return self.host.view(chunk, self._slot(chunk))
+
+    def sum_of(self, chunk: int) -> bytes | None:
+        return self.record.sum_of(chunk) if self.record is not None and self.whole else None
+
+    def verify(self) -> None:
+        """Reads all of the version that holds, again if another one is written meanwhile."""
+        while (chunk := self._wrong()) is not None:
+            read = self.version
+            if self.refresh().version == read:
+                where = f"chunk {chunk} of version {read} in {self.host.path}"
+                raise BadCopy(f"{where} does not have its checksum; remove the file and start cold")
+
+    def _wrong(self) -> int | None:
+        """The first chunk that is not what its checksum says."""
+        record = self.refresh()
+        for chunk in range(self.host.layout.chunks):
+            if checksum(self.current(chunk)) != record.sum_of(chunk):
+                return chunk
+        return None
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self, layout: Layout | None = None) -> Iterator[None]:
+        """One version is written inside; if that fails, the one before holds, where there are two slots."""
+        file = os.open(self.host.path, os.O_RDWR | os.O_CLOEXEC) if self.host.is_visible else None
+        try:
+            if file is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if layout is not None and layout != self.host.layout:
+                self._grow(layout)
+            self._begin()
+            yield
+        except BaseException:
+            self._revert()
+            raise
+        finally:
+            if file is not None:
+                os.close(file)
+
+    def _begin(self) -> None:
+        found = self.host.newest()
+        if found is not None:
+            self.record = found
+        elif self.record is not None:
+            self.record = replace(self.record, stamp=0)  # its number goes on, though nothing of it is here
+        self._spoilt = False
+
+    def target(self, chunk: int) -> Tensor:
+        """Where the next version of a chunk goes."""
+        if self.host.slots == 1 and not self._spoilt:
+            self.host.spoil()
+            self._spoilt = True
+        return self.host.view(chunk, self._next_slot(chunk))
+
+    def commit(self, changed: Mapping[int, bytes], notes: bytes | None = None) -> None:
+        """The chunks in `changed` were written to their targets and have these checksums; the others stay."""
+        notes = notes if notes is not None else self.record.notes if self.record is not None else b""
+        if len(notes) > NOTES_BYTES:
+            raise Unfit(f"the notes take {shown(len(notes))}: at most {shown(NOTES_BYTES)}; keep a file, and its name")
+        chunks = range(self.host.layout.chunks)
+        slots = bytes(self._next_slot(each) if each in changed else self._slot(each) for each in chunks)
+        sums = b"".join(changed.get(each) or self.sum_of(each) or bytes(SUM_BYTES) for each in chunks)
+        record = Record(self.version + 1, self.host.stamp, slots, sums, notes)
+        self.host.commit(record)
+        self.record = record
+        if self._before is not None:
+            self._before = None
+            self._claim.resize(self.host.nbytes + self._memory.staging_bytes)
+
+    def _slot(self, chunk: int) -> int:
+        return self.record.slots[chunk] if self.record is not None and self.whole else 0
+
+    def _next_slot(self, chunk: int) -> int:
+        return 1 - self._slot(chunk) if self.host.slots == 2 and self.whole else 0
+
+    def _grow(self, layout: Layout) -> None:
+        """Room for another layout, beside this one until a version is in it."""
+        before = self.host
+        size = before.nbytes + HostCopy.size(layout, before.slots) + self._memory.staging_bytes
+        self._claim.resize(size)
+        self._before = before
+        self.host = HostCopy.create(before.path, layout, before.slots)
+        self._memory.unpin()
+        self._memory.pin(self.host.data)
+
+    def _revert(self) -> None:
+        if self._before is None:
+            return
+        if self.host is not self._before:
+            self.host.discard()
+            self._memory.unpin()
+            self.host, self._before = self._before, None
+            self._memory.pin(self.host.data)
+        self._before, self.record = None, self.host.newest()
+        self._claim.resize(self.host.nbytes + self._memory.staging_bytes)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """As a process does that ends: what is kept stays."""
+        self._memory.unpin()
+        self._claim.leave()
+
+    def release(self) -> None:
+        """Gives it up, unless others share it; not in a child that has inherited it."""
+        if os.getpid() == self._pid:
+            self._memory.unpin()
+            self._claim.release()
+
+    def forsake(self) -> None:
+        """The same at the end of its owner, whenever that comes."""
+        if os.getpid() == self._pid:
+            self._memory.unpin()
+            self._claim.forsake()

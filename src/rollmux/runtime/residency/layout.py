@@ -1,0 +1,131 @@
+"""Where everything lies in one flat piece of memory, the same on the host and on the device.
+
+The unit is the storage, not the tensor: what shares memory (tied weights, views, flat buffers) still does after a move.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from rollmux.runtime.residency.leaves import Leaf
+
+# Both larger than any alignment that torch or a GPU asks for; a row is what one number of a checksum covers.
+ALIGN_BYTES, ROW_BYTES = 512, 4096
+# Small enough to stay in a CPU's cache between being copied and being summed, large enough that calls do not count:
+# 4 MiB copied at 14 GB/s with two threads, 1 MiB at 10.7, all at once at 11.6.
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One storage."""
+
+    at: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One tensor in a unit; `offset` counts elements."""
+
+    name: str
+    unit: int
+    dtype: str
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All units, in the order in which they were met, and all tensors."""
+
+    units: tuple[Unit, ...]
+    places: tuple[Place, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the flat memory, in whole rows."""
+        last = self.units[-1] if self.units else Unit(0, 0)
+        return ceil((last.at + last.nbytes) / ROW_BYTES) * ROW_BYTES
+
+    @property
+    def chunks(self) -> int:
+        return ceil(self.nbytes / CHUNK_BYTES)
+
+    def chunk(self, number: int) -> slice:
+        return slice(number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, self.nbytes))
+
+    def view(self, place: Place, flat: Tensor) -> Tensor:
+        """The tensor of this place in such a flat memory."""
+        dtype = getattr(torch, place.dtype)
+        start = (flat.storage_offset() + self.units[place.unit].at) // dtype.itemsize + place.offset
+        empty = torch.empty(0, dtype=dtype, device=flat.device)
+        return empty.set_(flat.untyped_storage(), start, place.size, place.stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Where the tensors are now: a layout for them, and for each unit its present bytes."""
+
+    layout: Layout
+    sources: tuple[Tensor, ...]
+    at_home: bool  # all lie in the flat memory, each in its place
+
+
+class _Surveyor:
+    """Meets one tensor after the other."""
+
+    def __init__(self, layout: Layout | None, flat: Tensor | None) -> None:
+        self.layout, self.flat = layout, flat
+        self.home = flat.untyped_storage().data_ptr() if flat is not None else None
+        self.starts = [unit.at for unit in layout.units] if layout is not None else []
+        self.numbers: dict[tuple[bool, int], int] = {}  # in the flat memory, which unit; elsewhere, which storage
+        self.units: list[Unit] = []
+        self.sources: list[Tensor] = []
+        self.places: list[Place] = []
+
+    def meet(self, leaf: Leaf) -> None:
+        tensor = leaf.tensor
+        first = tensor.storage_offset() * tensor.itemsize
+        base = tensor.untyped_storage().data_ptr()
+        if base == self.home and self.layout is not None and self.flat is not None:
+            first -= self.flat.storage_offset()
+            number = bisect_right(self.starts, first) - 1
+            unit = self.layout.units[number]
+            first -= unit.at
+            place = self._unit((True, number), self.flat[unit.at : unit.at + unit.nbytes])
+        else:
+            place = self._unit((False, base), whole(tensor))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        offset, size, stride = first // tensor.itemsize, tuple(tensor.shape), tuple(tensor.stride())
+        self.places.append(Place(leaf.name, place, dtype, offset, size, stride))
+
+    def _unit(self, key: tuple[bool, int], source: Tensor) -> int:
+        if key not in self.numbers:
+            self.numbers[key] = len(self.units)
+            self.sources.append(source)
+            self.units.append(Unit(self._end(), source.numel()))
+        return self.numbers[key]
+
+    def _end(self) -> int:
+        last = self.units[-1] if self.units else Unit(0, 0)
+        return ceil((last.at + last.nbytes) / ALIGN_BYTES) * ALIGN_BYTES
+
+
+def survey(found: Sequence[Leaf], layout: Layout | None = None, flat: Tensor | None = None) -> Survey:
+    """Looks at where each tensor is. Those in `flat` keep the units that `layout` gives them."""
+    surveyor = _Surveyor(layout, flat)
+    for leaf in found:
+        surveyor.meet(leaf)
+    seen = Layout(tuple(surveyor.units), tuple(surveyor.places))
+    return Survey(seen, tuple(surveyor.sources), seen == layout and all(inside for inside, _ in surveyor.numbers))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All bytes of the memory that a tensor looks at."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

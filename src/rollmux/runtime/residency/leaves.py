@@ -1,0 +1,88 @@
+"""The tensors of a state: modules, optimizers, gradients, and containers of them, each under a name of its own.
+
+Every tensor object comes once, under the first name that leads to it. What is not looked into is refused, not skipped.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from rollmux.runtime.residency.errors import Unfit
+
+PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One tensor object."""
+
+    name: str
+    tensor: Tensor
+
+
+def leaves(state: object) -> list[Leaf]:
+    """All tensors of a state that hold anything."""
+    found: dict[int, Leaf] = {}
+    for name, tensor in _walk("", state):
+        if id(tensor) not in found:
+            _check(name, tensor)
+            found[id(tensor)] = Leaf(name, tensor)
+    return [leaf for leaf in found.values() if leaf.tensor.untyped_storage().nbytes()]
+
+
+def _walk(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+        if value._base is not None:  # a view holds on to what it was made from
+            yield f"{name}.base", value._base
+        if value.is_leaf and value.grad is not None:
+            yield f"{name}.grad", value.grad
+    elif isinstance(value, nn.Module):
+        for below, tensor in chain(value.named_parameters(), value.named_buffers()):
+            yield from _walk(_under(name, below), tensor)
+    elif isinstance(value, Optimizer):
+        yield from _optimizer(name, value)
+    elif not isinstance(value, PLAIN):
+        for below, item in _items(name, value):
+            yield from _walk(_under(name, below), item)
+
+
+def _items(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """What a container holds."""
+    if isinstance(value, Mapping):
+        yield from ((str(key), item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((str(place), item) for place, item in enumerate(value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from ((each.name, getattr(value, each.name)) for each in fields(value))
+    else:
+        remedy = "give its tensors in a dict, or the module or optimizer itself"
+        raise Unfit(f"{name or 'the state'} is a {type(value).__qualname__}, which is not looked into; {remedy}")
+
+
+def _optimizer(name: str, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for place, parameter in enumerate(parameters):
+        yield from _walk(_under(name, f"params.{place}"), parameter)
+    for place, parameter in enumerate(parameters):
+        if parameter in optimizer.state:
+            yield from _walk(_under(name, f"state.{place}"), optimizer.state[parameter])
+
+
+def _under(name: str, below: str) -> str:
+    return f"{name}.{below}" if name else below
+
+
+def _check(name: str, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        kind = f"{tensor.layout} on {tensor.device}"
+        raise Unfit(f"{name or 'the tensor'} is {kind}: only dense tensors with data are held; make it dense")
+    wraps: bool = is_traceable_wrapper_subclass(tensor)
+    if wraps:
+        remedy = "give the tensors inside it, such as `to_local()` of a DTensor"
+        raise Unfit(f"{name or 'the tensor'} is a {type(tensor).__qualname__}, which wraps other tensors; {remedy}")

@@ -1,0 +1,119 @@
+"""The two ways between a flat piece of device memory and what is kept on the host, and changes on the host alone."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rollmux.runtime.residency.checksum import checksum, digest, row_sums
+from rollmux.runtime.residency.errors import Unfit
+from rollmux.runtime.residency.kept import Kept
+from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
+from rollmux.runtime.residency.memory import Memory
+
+
+def bring(kept: Kept, flat: Tensor, memory: Memory) -> int:
+    """Loads the newest version; returns its number."""
+    layout = kept.host.layout
+    while True:
+        record = kept.refresh()
+        transfer = memory.transfer()
+        for chunk in range(layout.chunks):
+            transfer.load(flat[layout.chunk(chunk)], kept.current(chunk))
+        transfer.finish()
+        # Who writes two versions meanwhile writes over what was just read: then once more.
+        if kept.refresh().version == record.version:
+            return record.version
+
+
+def save(kept: Kept, seen: Survey, flat: Tensor | None, memory: Memory, notes: bytes | None) -> None:
+    """Writes what differs as a new version. Where nothing does, and no notes came, the version stays."""
+    with kept.writing(seen.layout):
+        changed = _in_place(kept, flat, memory) if seen.at_home and flat is not None else _gathered(kept, seen, memory)
+        if changed or notes is not None or not kept.whole:
+            kept.commit(changed, notes)
+
+
+def _in_place(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
+    """Chunks whose checksum is another one. The sum comes first, so that the copy finds the chunk in the cache."""
+    layout, changed = kept.host.layout, dict[int, bytes]()
+    known = [kept.sum_of(chunk) for chunk in range(layout.chunks)]
+    transfer = memory.transfer()
+    for first in range(0, layout.chunks, memory.window):
+        chunks = range(first, min(first + memory.window, layout.chunks))
+        sums = [row_sums(flat[layout.chunk(chunk)]) for chunk in chunks]
+        for chunk, each in zip(chunks, sums, strict=True):
+            found = digest(each)
+            if found != known[chunk]:
+                transfer.save(kept.target(chunk), flat[layout.chunk(chunk)])
+                changed[chunk] = found
+    transfer.finish()
+    return changed
+
+
+def _gathered(kept: Kept, seen: Survey, memory: Memory) -> dict[int, bytes]:
+    """Everything, from wherever it lies."""
+    transfer = memory.transfer()
+    for unit, source in zip(seen.layout.units, seen.sources, strict=True):
+        for chunk, inside, part in _pieces(unit.at, unit.nbytes):
+            transfer.save(kept.target(chunk)[inside], source[part])
+    transfer.finish()
+    return {chunk: checksum(kept.target(chunk)) for chunk in range(seen.layout.chunks)}
+
+
+def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None) -> None:
+    """New values for some of the tensors, as a new version on the host."""
+    layout = kept.host.layout
+    places = {place.name: place for place in layout.places}
+    unknown = sorted(set(values) - set(places))
+    if unknown:
+        raise Unfit(
+            f"{unknown[0]!r} is not in the state {kept.host.path.stem!r}: it holds {sorted(places)[:3]} and so on"
+        )
+    with kept.writing():
+        kept.refresh()
+        touched = {chunk for name in values for chunk in _chunks_of(layout, places[name])}
+        for chunk in touched:
+            if kept.host.slots == 2:
+                kept.target(chunk).copy_(kept.current(chunk))
+        for name, value in values.items():
+            _write(kept, places[name], value)
+        kept.commit({chunk: checksum(kept.target(chunk)) for chunk in sorted(touched)}, notes)
+
+
+def _write(kept: Kept, place: Place, value: Tensor) -> None:
+    layout = kept.host.layout
+    if tuple(value.shape) != place.size:
+        raise Unfit(f"{place.name!r} has the shape {place.size}, not {tuple(value.shape)}; give all of it")
+    unit = layout.units[place.unit]
+    first, last = _extent(place)
+    bytes_of_it = torch.empty(last - first, dtype=torch.uint8)
+    for chunk, inside, part in _pieces(unit.at + first, last - first):
+        bytes_of_it[part] = kept.target(chunk)[inside]
+    typed = bytes_of_it.view(getattr(torch, place.dtype))
+    torch.as_strided(typed, place.size, place.stride).copy_(value)
+    for chunk, inside, part in _pieces(unit.at + first, last - first):
+        kept.target(chunk)[inside] = bytes_of_it[part]
+
+
+def _extent(place: Place) -> tuple[int, int]:
+    """The bytes of a unit that a tensor spans."""
+    size = getattr(torch, place.dtype).itemsize
+    span = sum((count - 1) * step for count, step in zip(place.size, place.stride, strict=True)) + 1
+    return place.offset * size, (place.offset + span) * size
+
+
+def _chunks_of(layout: Layout, place: Place) -> Sequence[int]:
+    first, last = _extent(place)
+    at = layout.units[place.unit].at
+    return range((at + first) // CHUNK_BYTES, (at + last - 1) // CHUNK_BYTES + 1)
+
+
+def _pieces(at: int, nbytes: int) -> Iterator[tuple[int, slice, slice]]:
+    """Each chunk that a stretch of the flat memory meets: where in the chunk, and which part of the stretch."""
+    done = 0
+    while done < nbytes:
+        chunk, inside = divmod(at + done, CHUNK_BYTES)
+        size = min(nbytes - done, CHUNK_BYTES - inside)
+        yield chunk, slice(inside, inside + size), slice(done, done + size)
+        done += size

@@ -1,0 +1,243 @@
+"""The state of a phase: on the device while the phase works, on the host otherwise, and never half on either.
+
+A phase calls `load` and `offload`. Tensor objects stay the same; in between they are empty, so that nobody computes
+with what is not there. The host's copy is the last version that was written whole.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from threading import RLock
+
+from torch import Tensor
+
+from rollmux.runtime.residency.budget import Budget
+from rollmux.runtime.residency.errors import BadCopy, NoRoom, Unfit, shown
+from rollmux.runtime.residency.host_copy import HostCopy
+from rollmux.runtime.residency.kept import Kept
+from rollmux.runtime.residency.layout import Layout
+from rollmux.runtime.residency.memory import Memory
+from rollmux.runtime.residency.moves import bring, change, save
+from rollmux.runtime.residency.on_device import OnDevice
+
+log = logging.getLogger("rollmux")
+
+
+class Resident:
+    """`state`: modules, optimizers, tensors, and containers of them.
+
+    - `read_only`: the device never changes it, so nothing is copied back; that it did not is watched
+    - `slots`: 2 keeps the last version whole while the next is written; 1 takes half of the host memory
+    - `shared`: other processes may join it by `attach`; all of them share one copy on the host
+    - `survive_s`: how long the host's copy outlives this process if it dies
+    - `declared_bytes`: the host memory that the job has said it needs
+    - `rebuild`: fills the state anew; with it the host's copy is given up where there is no room for it
+    """
+
+    def __init__(
+        self,
+        state: object,
+        *,
+        name: str,
+        budget: Budget,
+        memory: Memory | None = None,
+        read_only: bool = False,
+        slots: int = 2,
+        shared: bool = False,
+        survive_s: float = 0.0,
+        declared_bytes: int | None = None,
+        rebuild: Callable[[], object] | None = None,
+    ) -> None:
+        if slots not in (1, 2):
+            raise Unfit(f"slots = {slots}: 2 keeps the last version while the next is written, 1 saves memory")
+        self._slots, self._survive_s, self._declared_bytes, self._rebuild = slots, survive_s, declared_bytes, rebuild
+        self._open(name, budget, OnDevice(state, name, memory), read_only, shared)
+        self._layout = self.device.look().layout
+        self._keep(self._created(self._layout))
+        self._loaded = True
+
+    @classmethod
+    def attach(
+        cls,
+        state: object,
+        *,
+        name: str,
+        budget: Budget,
+        memory: Memory | None = None,
+        read_only: bool = False,
+        shared: bool = False,
+        rebuild: Callable[[], object] | None = None,
+    ) -> "Resident":
+        """Takes over what a dead process has left, or joins a living one that shares it.
+
+        `state` is built like theirs; its values are of no matter. It is offloaded, and `load` brings the host's.
+        """
+        self, device = cls.__new__(cls), OnDevice(state, name, memory)
+        kept = Kept.join(budget, name, device.memory, shared=shared)
+        try:
+            device.expect(kept.host.layout)
+        except BaseException:
+            kept.leave()
+            raise
+        self._slots, self._survive_s, self._declared_bytes, self._rebuild = kept.host.slots, 0.0, None, rebuild
+        self._open(name, budget, device, read_only, shared)
+        self._layout = kept.host.layout
+        self._keep(kept)
+        self._loaded = False
+        device.vacate()
+        return self
+
+    def _open(self, name: str, budget: Budget, device: OnDevice, read_only: bool, shared: bool) -> None:
+        self.name, self.read_only, self._budget = name, read_only, budget
+        self.device, self._shared = device, shared
+        self.kept: Kept | None = None
+        self._at_end: weakref.finalize[..., Resident] | None = None
+        self._loaded_version = 0
+        self._lock = RLock()
+
+    # -- what a phase calls ------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Moves the newest version onto the device. Does nothing if it is there."""
+        with self._lock:
+            if self._loaded and not self.outdated:
+                return
+            if self._loaded:
+                self.device.vacate()
+                self._loaded = False
+            try:
+                self._fill(self.device.memory.allocate(self._layout.nbytes))
+            except BaseException:
+                if self.device.flat is not None:
+                    self.device.vacate()
+                raise
+            self._loaded = True
+
+    def _fill(self, flat: Tensor) -> None:
+        if self.kept is not None and self.kept.whole:
+            self._loaded_version = bring(self.kept, flat, self.device.memory)
+            self.device.bind(self._layout, flat, watched=self.read_only)
+        elif self._rebuild is not None:
+            self.device.bind(self._layout, flat, watched=False)
+            del flat  # so that an error on its way holds no memory
+            self._rebuild()
+        else:
+            raise BadCopy(f"{self.name!r} has no copy on the host, and no `rebuild` was given; start cold")
+
+    def offload(self, notes: bytes | None = None) -> None:
+        """Moves the state to the host and gives the device's memory back; `notes` go with the version.
+
+        An error other than NotFreed leaves the state on the device, as it was.
+        """
+        with self._lock:
+            if not self._loaded:
+                self.device.require_freed()
+                return
+            if self.device.watched and notes is None:
+                self.device.require_unchanged()
+            else:
+                self._save(notes)
+            self._loaded = False
+            self.device.vacate()
+
+    @property
+    def nbytes(self) -> int:
+        """What moves."""
+        return self._layout.nbytes
+
+    @property
+    def leaked_bytes(self) -> int:
+        """Device memory that was not free after an offload, and still is not."""
+        return self.device.leaked_bytes
+
+    # -- versions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Of the host's copy; 0 before the first."""
+        return self.kept.newest_version() if self.kept is not None else 0
+
+    @property
+    def notes(self) -> bytes:
+        """What came with that version."""
+        record = self.kept.record if self.kept is not None else None
+        return record.notes if record is not None else b""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the host has a newer version than the device, for state that only the host changes."""
+        return self._loaded and self.device.watched and self.version > self._loaded_version
+
+    def update(self, values: Mapping[str, Tensor], notes: bytes | None = None) -> int:
+        """New values on the host, by name; the next `load` brings them. Returns the new version."""
+        with self._lock:
+            if self._loaded and not self.read_only:
+                raise Unfit(f"{self.name!r} is on the device, where it may have changed; offload it before its update")
+            if self._shared and self._slots == 1:
+                raise Unfit(f"{self.name!r} is shared in one slot, which others may be reading; use two for updates")
+            if self._loaded and not self.device.watched:
+                self.offload()
+                self.load()
+            if self.kept is None or not self.kept.whole:
+                raise BadCopy(f"{self.name!r} has no copy on the host to be updated; load and offload it first")
+            change(self.kept, values, notes)
+            return self.kept.version
+
+    # -- the host's side ---------------------------------------------------------------------------------------------
+
+    def _save(self, notes: bytes | None) -> None:
+        seen = self.device.look()
+        try:
+            self._require_room(seen.layout)
+            kept = self.kept if self.kept is not None else self._keep(self._created(seen.layout))
+            save(kept, seen, self.device.flat, self.device.memory, notes)
+        except NoRoom as refused:
+            if self._rebuild is None:
+                raise
+            log.warning("%s; the next load starts cold", str(refused))  # which holds none of the state
+            self.drop()
+        self._layout = seen.layout
+
+    def _require_room(self, layout: Layout) -> None:
+        """What the job has declared and shared binds it."""
+        size = HostCopy.size(layout, self._slots)
+        if self._declared_bytes is not None and size > self._declared_bytes:
+            both = (
+                f"{shown(size)} of host memory for {self._slots} slots, and {shown(self._declared_bytes)} are declared"
+            )
+            raise NoRoom(f"{self.name!r} needs {both}; declare more, hold less, or use one slot")
+        if self._shared and layout != self._layout:
+            raise Unfit(
+                f"{self.name!r} is shared, and its tensors are not those that it began with; keep them the same"
+            )
+
+    def _created(self, layout: Layout) -> Kept:
+        self._require_room(layout)
+        memory = self.device.memory
+        size = HostCopy.size(layout, self._slots) + memory.staging_bytes
+        claim = self._budget.claim(self.name, size, shared=self._shared, survive_s=self._survive_s)
+        return Kept.create(claim, layout, self._slots, memory)
+
+    def _keep(self, kept: Kept) -> Kept:
+        self.kept, self._at_end = kept, weakref.finalize(self, kept.forsake)
+        return kept
+
+    def drop(self) -> None:
+        """Gives the host's copy up. State that is not on the device is lost then, and the next load starts cold."""
+        with self._lock:
+            kept = self._parted()
+            if kept is not None:
+                kept.release()
+
+    def close(self, *, keep: bool = False) -> None:
+        """Ends residency; with `keep` the host's copy stays for a later process, as long as it is to survive."""
+        with self._lock:
+            kept = self._parted()
+            if kept is not None:
+                kept.leave() if keep else kept.release()
+
+    def _parted(self) -> Kept | None:
+        if self._at_end is not None:
+            self._at_end.detach()
+        kept, self.kept, self._at_end = self.kept, None, None
+        return kept

@@ -1,0 +1,374 @@
+"""Residency as a phase uses it: what moves, what does not, what is refused, and that the memory is really free."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rollmux.client import residency as phases
+from rollmux.runtime.residency import (
+    BadCopy,
+    Budget,
+    Changed,
+    CpuMemory,
+    NameTaken,
+    NoRoom,
+    NotFreed,
+    Resident,
+    Unfit,
+)
+from rollmux.runtime.residency.memory import resident_bytes
+from tests.runtime.residency.keeping import MB
+
+BIG = 3_000_000  # floats: three chunks
+
+
+def mapped_bytes(resident: Resident) -> int:
+    """What the kernel keeps of the state's working memory."""
+    memory = resident.device.memory
+    assert isinstance(memory, CpuMemory)
+    assert memory._mapped is not None
+    return resident_bytes(memory._mapped)
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(900, 900), nn.Linear(900, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    return model, optimizer
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    loss = model(torch.ones(2, 900)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def test_a_phase_of_the_sdk_takes_it_as_its_state(budget: Budget) -> None:
+    resident = Resident({"w": torch.ones(BIG)}, name="a", budget=budget)
+    state = phases.as_state(resident)
+    assert phases.moves(state)
+    assert phases.size(state) == resident.nbytes >= 4 * BIG
+    phases.offload(state)
+    phases.load(state)
+    assert mapped_bytes(resident) >= 4 * BIG
+
+
+def test_training_with_moves_between_the_steps_is_training(budget: Budget) -> None:
+    torch.manual_seed(0)
+    model, optimizer = trained()
+    torch.manual_seed(0)
+    same, its_optimizer = trained()
+    resident = Resident({"model": model, "optimizer": optimizer}, name="a", budget=budget)
+    names = [place.name for place in resident._layout.places]
+    assert {"model.0.weight", "model.0.weight.grad", "optimizer.state.0.exp_avg"} <= set(names)
+    for turn in range(4):
+        resident.offload()
+        resident.load()
+        if turn == 2:
+            optimizer.zero_grad()
+            its_optimizer.zero_grad()
+        assert step(model, optimizer) == step(same, its_optimizer)
+
+
+def test_what_a_fused_optimizer_changes_past_the_counters_is_copied_back(budget: Budget) -> None:
+    weight = nn.Parameter(torch.ones(10))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    resident = Resident([weight, optimizer], name="a", budget=budget)
+    resident.offload()
+    resident.load()
+    counted, (weight.grad) = weight._version, torch.ones(10)
+    optimizer.step()
+    assert weight._version == counted  # the reason why counters are not enough
+    expected = weight.detach().clone()
+    resident.offload()
+    resident.load()
+    assert torch.equal(weight.detach(), expected)
+
+
+def test_after_offload_the_kernel_keeps_none_of_it(budget: Budget) -> None:
+    resident = Resident({"w": torch.ones(BIG)}, name="a", budget=budget)
+    for _ in range(3):
+        resident.offload()
+        resident.load()
+        assert mapped_bytes(resident) >= 4 * BIG
+    resident.offload()
+    assert mapped_bytes(resident) == 0
+    assert resident.leaked_bytes == 0
+
+
+def test_an_offload_that_frees_nothing_fails_and_says_what_is_held(budget: Budget) -> None:
+    state = {"w": torch.ones(BIG)}
+    resident = Resident(state, name="a", budget=budget)
+    resident.offload()
+    resident.load()
+    sneaky = state["w"][5:6]
+    with pytest.raises(NotFreed, match=r"'a' is on the host, but others still hold 12\.00 MB"):
+        resident.offload()
+    with pytest.raises(NotFreed):
+        resident.offload()  # asked again, it does not pretend
+    assert sneaky.item() == 1.0  # what is held stays what it was
+    resident.load()
+    assert torch.equal(state["w"], torch.ones(BIG))
+    del sneaky
+    resident.offload()
+    assert resident.leaked_bytes == 0
+
+
+def test_a_leak_before_the_first_move_is_noticed_too(budget: Budget) -> None:
+    state = {"w": torch.ones(BIG)}
+    kept = state["w"].detach()
+    resident = Resident(state, name="a", budget=budget)
+    with pytest.raises(NotFreed):
+        resident.offload()
+    del kept
+    resident.offload()
+
+
+def test_what_only_a_cycle_of_dead_objects_holds_is_no_leak(budget: Budget) -> None:
+    state = {"w": torch.ones(BIG)}
+    resident = Resident(state, name="a", budget=budget)
+    cycle: list[object] = [state["w"].detach()]
+    cycle.append(cycle)
+    gc.collect()
+    del cycle
+    resident.offload()
+    assert resident.leaked_bytes == 0
+
+
+def test_unchanged_state_is_not_written_again(budget: Budget, folder: Path) -> None:
+    state = {"w": torch.ones(BIG), "v": torch.zeros(BIG)}
+    resident = Resident(state, name="a", budget=budget)
+    resident.offload()
+    first = resident.kept.record if resident.kept is not None else None
+    resident.load()
+    resident.offload()
+    assert resident.version == 1
+    resident.load()
+    state["v"][7] = 1.0
+    resident.offload()
+    second = resident.kept.record if resident.kept is not None else None
+    assert first is not None
+    assert second is not None
+    assert second.version == 2
+    moved = [chunk for chunk, (a, b) in enumerate(zip(first.slots, second.slots, strict=True)) if a != b]
+    assert len(moved) == 1
+
+
+@pytest.mark.parametrize("past_the_counter", [False, True])
+def test_read_only_state_is_let_go_of_uncopied_and_a_change_is_noticed(budget: Budget, past_the_counter: bool) -> None:
+    weight = torch.ones(BIG)
+    resident = Resident({"w": weight}, name="a", budget=budget, read_only=True, slots=1)
+    resident.offload()
+    resident.load()
+    resident.offload()
+    assert resident.version == 1
+    resident.load()
+    (weight.data if past_the_counter else weight).mul_(2)
+    with pytest.raises(Changed, match=r"'a' is read-only, and .* was? ?changed"):
+        resident.offload()
+    assert weight[0] == 2.0  # nothing is lost: it is still there
+
+
+def test_a_read_only_tensor_that_was_put_elsewhere_is_noticed(budget: Budget) -> None:
+    weight = torch.ones(BIG)
+    resident = Resident({"w": weight}, name="a", budget=budget, read_only=True)
+    resident.offload()
+    resident.load()
+    weight.data = torch.ones(BIG)
+    with pytest.raises(Changed, match="'w' was changed, or put elsewhere"):
+        resident.offload()
+
+
+def test_an_update_on_the_host_reaches_read_only_weights_with_the_next_load(budget: Budget) -> None:
+    model = nn.Linear(1500, 1500)
+    model.requires_grad_(False)
+    resident = Resident(model, name="a", budget=budget, read_only=True)
+    for version in (2, 3):
+        assert resident.update({"weight": torch.full((1500, 1500), float(version))}, notes=b"step") == version
+        assert model.weight[0, 0] != version  # what runs is not disturbed
+        assert resident.outdated
+        resident.load()
+        assert torch.equal(model.weight, torch.full((1500, 1500), float(version)))
+        assert not resident.outdated
+    assert resident.notes == b"step"
+
+
+def test_updates_that_do_not_fit_change_nothing(budget: Budget) -> None:
+    resident = Resident({"w": torch.ones(8), "v": torch.ones(8)}, name="a", budget=budget)
+    with pytest.raises(Unfit, match="offload it before its update"):
+        resident.update({"w": torch.ones(8)})
+    resident.offload()
+    with pytest.raises(Unfit, match=r"'w' has the shape \(8,\), not \(9,\)"):
+        resident.update({"v": torch.zeros(8), "w": torch.ones(9)})
+    with pytest.raises(Unfit, match="'x' is not in the state 'a'"):
+        resident.update({"x": torch.ones(9)})
+    assert resident.version == 1
+    resident.load()
+    assert resident.device.flat is not None
+
+
+def test_one_copy_serves_several_and_an_update_reaches_all(budget: Budget) -> None:
+    mine, theirs = {"w": torch.ones(BIG)}, {"w": torch.zeros(BIG)}
+    owner = Resident(mine, name="a", budget=budget, read_only=True, shared=True)
+    owner.offload()
+    joined = Resident.attach(theirs, name="a", budget=budget, read_only=True, shared=True)
+    assert len(budget.holdings()) == 1
+    owner.load()
+    joined.load()
+    assert torch.equal(theirs["w"], mine["w"])
+    joined.update({"w": torch.full((BIG,), 5.0)})
+    assert owner.outdated
+    owner.load()
+    assert mine["w"][-1] == 5.0
+    owner.close()
+    assert len(budget.holdings()) == 1  # somebody still has it
+    joined.load()
+    assert theirs["w"][0] == 5.0
+    joined.close()
+    assert budget.holdings() == ()
+
+
+def test_what_is_not_shared_is_its_owners_alone(budget: Budget) -> None:
+    owner = Resident({"w": torch.ones(8)}, name="a", budget=budget)
+    owner.offload()
+    for shared in (False, True):
+        with pytest.raises(NameTaken, match="a living process keeps state as 'a'"):
+            Resident.attach({"w": torch.ones(8)}, name="a", budget=budget, shared=shared)
+    with pytest.raises(NameTaken):
+        Resident({"w": torch.ones(8)}, name="a", budget=budget)
+    owner.load()
+    assert owner.version == 1
+
+
+def test_a_copy_that_was_tampered_with_is_refused(budget: Budget) -> None:
+    resident = Resident({"w": torch.ones(BIG)}, name="a", budget=budget, survive_s=60)
+    resident.offload()
+    assert resident.kept is not None
+    resident.kept.current(1)[12345] ^= 1
+    resident.close(keep=True)
+    with pytest.raises(BadCopy, match=r"chunk 1 of version 1 in .*a\.state does not have its checksum"):
+        Resident.attach({"w": torch.ones(BIG)}, name="a", budget=budget)
+
+
+def test_state_of_another_shape_is_not_taken_over(budget: Budget) -> None:
+    resident = Resident({"w": torch.ones(8)}, name="a", budget=budget, survive_s=60)
+    resident.offload()
+    resident.close(keep=True)
+    with pytest.raises(Unfit, match=r"'a': 'w' is \('float32', \(9,\)\), and \('float32', \(8,\)\) in the copy"):
+        Resident.attach({"w": torch.ones(9)}, name="a", budget=budget)
+    attached = Resident.attach({"w": torch.zeros(8)}, name="a", budget=budget)
+    attached.load()
+
+
+def test_more_than_the_budget_is_refused_before_anything_is_taken(folder: Path) -> None:
+    budget = Budget(folder, 30 * MB)
+    neighbour = Resident({"w": torch.ones(BIG // 2)}, name="neighbour", budget=budget)
+    with pytest.raises(NoRoom, match=r"'a' needs 2\d\.\d\d MB of host memory, and .* of the node's 30\.00 MB are left"):
+        Resident({"w": torch.ones(BIG)}, name="a", budget=budget)
+    assert [each.name for each in budget.holdings()] == ["neighbour"]
+    assert [path.name for path in folder.glob("a.*")] == []
+    neighbour.offload()
+
+
+def test_state_that_outgrows_the_budget_stays_where_it_is(folder: Path) -> None:
+    budget = Budget(folder, 60 * MB)
+    state = {"w": torch.ones(BIG)}
+    resident = Resident(state, name="a", budget=budget)
+    resident.offload()
+    resident.load()
+    state["more"] = torch.ones(BIG)
+    held = budget.holdings()
+    with pytest.raises(NoRoom):
+        resident.offload()
+    assert state["more"][0] == 1.0
+    assert budget.holdings() == held
+    del state["more"]
+    resident.offload()
+    assert resident.version == 1
+
+
+def test_an_owner_that_can_start_cold_gives_up_its_own_copy_and_no_neighbours(folder: Path) -> None:
+    budget = Budget(folder, 60 * MB)
+    neighbour = Resident({"w": torch.ones(8)}, name="neighbour", budget=budget)
+    neighbour.offload()
+    state: dict[str, Tensor] = {"w": torch.ones(BIG)}
+    rebuilt: list[int] = []
+
+    def rebuild() -> None:
+        rebuilt.append(1)
+        for tensor in state.values():
+            tensor.fill_(7)
+
+    resident = Resident(state, name="a", budget=budget, rebuild=rebuild)
+    resident.offload()
+    resident.load()
+    assert rebuilt == []
+    state["more"] = torch.ones(2 * BIG)
+    resident.offload()
+    assert [each.name for each in budget.holdings()] == ["neighbour"]
+    resident.load()
+    assert rebuilt == [1]
+    assert state["more"][-1] == 7.0
+    neighbour.load()
+
+
+def test_a_footprint_above_the_declared_one_is_refused(budget: Budget) -> None:
+    with pytest.raises(NoRoom, match=r"for 2 slots, and 20\.00 MB are declared"):
+        Resident({"w": torch.ones(BIG)}, name="a", budget=budget, declared_bytes=20 * MB)
+    Resident({"w": torch.ones(BIG)}, name="a", budget=budget, declared_bytes=20 * MB, slots=1)
+
+
+def test_two_limits_for_one_memory_are_refused(budget: Budget, folder: Path) -> None:
+    with pytest.raises(Unfit, match="all jobs of a node give the same limit"):
+        Budget(folder, budget.limit_bytes + 1)
+    folder.chmod(0o755)
+    with pytest.raises(Unfit, match="open to other users"):
+        Budget(folder, budget.limit_bytes)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a.b", "-x", "a" * 101])
+def test_names_that_are_no_plain_words_are_refused(budget: Budget, name: str) -> None:
+    with pytest.raises(Unfit, match="must be letters"):
+        Resident({"w": torch.ones(8)}, name=name, budget=budget)
+
+
+def test_what_can_not_be_looked_into_is_refused_and_not_skipped(budget: Budget) -> None:
+    with pytest.raises(Unfit, match=r"deep\.0 is a set"):
+        Resident({"deep": [{torch.ones(1)}]}, name="a", budget=budget)
+    with pytest.raises(Unfit, match=r"w is torch\.sparse_coo"):
+        Resident({"w": torch.ones(3, 3).to_sparse()}, name="a", budget=budget)
+    with pytest.raises(Unfit, match="holds no tensor"):
+        Resident({"w": 3}, name="a", budget=budget)
+
+
+def test_state_that_is_gone_is_not_made_up(budget: Budget) -> None:
+    resident = Resident({"w": torch.ones(8)}, name="a", budget=budget)
+    resident.offload()
+    resident.drop()
+    with pytest.raises(BadCopy, match="no `rebuild` was given"):
+        resident.load()
+
+
+def test_a_cold_start_that_fails_leaves_nothing_on_the_device(budget: Budget) -> None:
+    def rebuild() -> None:
+        raise OSError("no checkpoint")
+
+    state = {"w": torch.ones(BIG)}
+    resident = Resident(state, name="a", budget=budget, rebuild=rebuild)
+    resident.offload()
+    resident.drop()
+    with pytest.raises(OSError, match="no checkpoint"):
+        resident.load()
+    assert state["w"].numel() == 0
+    assert mapped_bytes(resident) == 0
+
+
+def test_shared_state_in_one_slot_is_not_written_under_its_readers(budget: Budget) -> None:
+    resident = Resident({"w": torch.ones(8)}, name="a", budget=budget, read_only=True, shared=True, slots=1)
+    resident.offload()
+    with pytest.raises(Unfit, match="use two for updates"):
+        resident.update({"w": torch.zeros(8)})
