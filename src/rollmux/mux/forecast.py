@@ -44,6 +44,12 @@ class Forecaster:
 
     def forecast(self, group: Group) -> Forecast:
         """Steady iteration times of all members: for each the slower of the starts that matter."""
+        known: tuple[Forecaster, Forecast] | None = group.__dict__.get("_forecast")
+        if known is None or known[0] is not self:
+            known = group.__dict__["_forecast"] = self, self._forecast(group)
+        return known[1]
+
+    def _forecast(self, group: Group) -> Forecast:
         slowest = [0.0] * len(group.members)
         exact = True
         for part in group.parts:

@@ -11,7 +11,7 @@ from rollmux.mux.hardware import Cluster, NodeType
 from rollmux.mux.job import JobSpec, PhaseKind
 from rollmux.mux.linked import Part, grown, linked_parts
 from rollmux.mux.order import Order
-from rollmux.mux.placed import ROLLOUT, TRAIN, Member, NodeUse, Tenant
+from rollmux.mux.placed import ROLLOUT, TRAIN, UNUSED, Member, NodeUse, Tenant
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Group:
                         found[node] = known[node]
                         continue
                     tenant = tenant or member.tenant(kind, self.order)
-                    found[node] = found.get(node, NodeUse()).joined_by(tenant, member.job)
+                    found[node] = found.get(node, UNUSED).joined_by(tenant, member.job)
         return found
 
     def _uses_with_newcomer(self, known: Mapping[str, NodeUse]) -> dict[str, NodeUse]:
@@ -111,7 +111,7 @@ class Group:
         for kind in (ROLLOUT, TRAIN):
             tenant = newcomer.tenant(kind, self.order)
             for node in newcomer.placement.nodes(kind):
-                found[node] = found.get(node, NodeUse()).joined_by(tenant, newcomer.job)
+                found[node] = found.get(node, UNUSED).joined_by(tenant, newcomer.job)
         return found
 
     @cached_property

@@ -110,6 +110,11 @@ class JobSpec:
         """The spec of a phase that holds nodes."""
         return self.rollout if kind is PhaseKind.ROLLOUT else self.train
 
+    @property
+    def may_shrink(self) -> bool:
+        """Whether a rollout may give nodes back early, or work on some of them."""
+        return self.rollout.nodes > 1 and (self.tail is not None or self.elastic_rollout)
+
     @cached_property
     def solo_s(self) -> float:
         """Iteration time alone on machines of its own."""
@@ -137,6 +142,16 @@ class JobSpec:
         if self.iterations is None:
             return self.limit_s
         return max(self.solo_s, self.limit_s - self.solo_s / max(1, self.iterations))
+
+    def under(self, slo: float, iterations: int | None) -> "JobSpec":
+        """The same job with another SLO and so many iterations, and with all that is known of its phases."""
+        job = object.__new__(JobSpec)
+        known = dict(self.__dict__)
+        known.pop("limit_s", None)
+        known.pop("opening_limit_s", None)
+        known["slo"], known["iterations"] = slo, iterations
+        job.__dict__.update(known)
+        return job
 
     def usd_per_hour(self, cluster: Cluster) -> float:
         """The hourly price of the nodes that it wants, each phase apart."""

@@ -86,7 +86,8 @@ class Mover:
             return
         able = {}
         for group in state.groups.values():
-            movable = self.movable(now, group) if group.id not in state.strained else {}
+            horizon_s = state.rules.exchange_horizon_s
+            movable = self.movable(now, group, horizon_s=horizon_s) if group.id not in state.strained else {}
             paces = state.policy.forecaster.forecast(group).iteration_s if movable else ()
             for member, pace_s in zip(group.members, paces, strict=False):
                 if member.job.id in movable and not member.apart:
@@ -219,9 +220,15 @@ class Mover:
             self.make_moves(now, moves, "its SLO is in danger: it is slower than was forecast", out)
             self.move_if_safe(now, record, out, synced=True)
 
-    def movable(self, now: float, group: Group, *, settled: bool = True) -> dict[str, Movable]:
-        """The group's jobs that run, are not on their way already, can afford a move and have earned their last."""
+    def movable(
+        self, now: float, group: Group, *, settled: bool = True, horizon_s: float | None = None
+    ) -> dict[str, Movable]:
+        """The group's jobs that run, are not on their way already, can afford a move and have earned their last.
+
+        How long one still runs is told well only where it is less than the horizon.
+        """
         found, rules = {}, self.state.rules
+        horizon_s = rules.horizon_s if horizon_s is None else horizon_s
         for number, member in enumerate(group.members):
             record = self.state.jobs[member.job.id]
             if record.state is not Job.RUNNING or self.state.is_moving(record):
@@ -239,8 +246,8 @@ class Mover:
             else:
                 # It goes after the iteration under way; in its last one it stays.
                 left -= not self.state.seat(record).quiet
-                remaining_s = left * record.job.solo_s  # at least: it matters only within the horizon
-                if remaining_s < max(rules.horizon_s, rules.exchange_horizon_s):
+                remaining_s = left * record.job.solo_s  # at least
+                if remaining_s < horizon_s:
                     remaining_s = left * self.state.policy.forecaster.forecast(group).iteration_s[number]
             if left is None or left > 0:
                 found[record.job.id] = Movable(record.job, remaining_s, lost_s, limit_s, left)

@@ -12,11 +12,14 @@ from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.job import JobSpec
-from rollmux.mux.placed import Member
-from rollmux.mux.plan import Plan
+from rollmux.mux.placed import ROLLOUT, ROUNDING, TRAIN, Member
+from rollmux.mux.plan import USD_ROUNDING, Plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.snapshot import Snapshot
-from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour, worth_of
+from rollmux.mux.worth import WORTH, burden_usd_per_hour, most_worth_usd_per_hour, worth_by_phase, worth_of
+
+# Of what work is worth, the part that it gains on new nodes which it fills.
+NEW_NODES_GAIN = 1 - 1 / WORTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +65,13 @@ def compaction(
     cluster = snapshot.cluster
     for leavers in _leavers(group, movable):
         freed = _freed_usd_per_hour(group, leavers, cluster, policy.forecaster)
-        cost = sum(_move_usd(movable[m.job.id], snapshot) for m in leavers)
-        hours = min(horizon_s, max(movable[m.job.id].remaining_s for m in leavers)) / 3600
+        cost = sum([_move_usd(movable[m.job.id], snapshot) for m in leavers])
+        hours = min(horizon_s, max([movable[m.job.id].remaining_s for m in leavers])) / 3600
         if hours <= 0:
             continue
         # What the new places may add in all, if this is to gain more than what is known already.
         budget = freed - (cost + gain_usd) / hours
-        if budget <= -sum(most_worth_usd_per_hour(m.job, cluster) for m in leavers):
+        if budget <= -sum([most_worth_usd_per_hour(m.job, cluster) for m in leavers]):
             continue
         found = _elsewhere(group, [movable[m.job.id] for m in leavers], snapshot, policy, budget)
         if found is None:
@@ -133,19 +136,53 @@ def _elsewhere(
     group: Group, leavers: Sequence[Movable], snapshot: Snapshot, policy: Policy, below_usd: float = inf
 ) -> tuple[list[Plan], float] | None:
     """A place in other groups for each of these, one after the other, and the burden of all: less than the budget."""
-    snapshot = replace(snapshot, frozen=snapshot.frozen | {group.id})
+    cluster = snapshot.cluster
+    snapshot = snapshot.without_newcomers(group.id)
     plans: list[Plan] = []
     burden = 0.0
-    to_gain = sum(most_worth_usd_per_hour(leaver.job, snapshot.cluster) for leaver in leavers)  # at most
-    for leaver in leavers:
-        to_gain -= most_worth_usd_per_hour(leaver.job, snapshot.cluster)
+    to_gain = sum([most_worth_usd_per_hour(leaver.job, cluster) for leaver in leavers])  # at most
+    for number, leaver in enumerate(leavers, 1):
+        rest = leavers[number - 1 :]
+        if below_usd < inf and -_most_gained_usd(rest, snapshot, policy.forecaster) >= below_usd - burden:
+            return None
+        to_gain -= most_worth_usd_per_hour(leaver.job, cluster)
         plan = place_mover(leaver, snapshot, policy, below_usd - burden + to_gain)
         if plan is None:
             return None
         plans.append(plan)
         burden += burden_usd_per_hour(plan, snapshot, policy.forecaster)
-        snapshot = snapshot.with_group(plan.group, plan.new_nodes)
+        if number < len(leavers):
+            snapshot = snapshot.with_group(plan.group, plan.new_nodes)
     return (plans, burden) if burden < below_usd else None
+
+
+def _most_gained_usd(leavers: Sequence[Movable], snapshot: Snapshot, forecaster: Forecaster) -> float:
+    """What all of these may gain elsewhere at most: found without a play, where most are to gain too little.
+
+    On a node that is there, no phase gains more than what is left undone; on new ones, work that fills them gains what
+    it is worth less what they cost.
+    """
+    cluster, most = snapshot.cluster, 0.0
+    groups = [group for group in snapshot.groups.values() if group.id not in snapshot.frozen]
+    for kind in (ROLLOUT, TRAIN):
+        room: list[tuple[float, float]] = []
+        for group in groups:
+            idle_usd, uses = worth_of(group, cluster, forecaster).idle_usd, group.uses
+            room += [(idle_usd[node], uses[node].share) for node in group.nodes_of(kind)]
+        room.sort(reverse=True)
+        for leaver in leavers:
+            job, worth = leaver.job, worth_by_phase(leaver.job, cluster)[kind]
+            phase, limit_s = job.phase(kind), leaver.limit_s or job.limit_s
+            fits = 1 + ROUNDING - (0.0 if kind is ROLLOUT and job.may_shrink else phase.planned_s / limit_s)
+            gained = worth * NEW_NODES_GAIN
+            for idle, share in room:
+                if idle <= gained:
+                    break
+                if share <= fits:
+                    gained = idle if idle < worth else worth
+                    break
+            most += gained * phase.nodes
+    return most + USD_ROUNDING
 
 
 def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float) -> Plan | None:
@@ -153,7 +190,7 @@ def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: 
     job, limit_s = leaver.job, leaver.limit_s
     if limit_s is None:
         return policy.place(job, snapshot, below_usd).plan
-    plan = policy.place(replace(job, slo=limit_s / job.solo_s, iterations=leaver.left), snapshot, below_usd).plan
+    plan = policy.place(job.under(limit_s / job.solo_s, leaver.left), snapshot, below_usd).plan
     if plan is None:
         return None
     newcomer = plan.group.members[-1]
@@ -161,7 +198,7 @@ def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: 
         job = replace(job, train=newcomer.job.train)  # at the width that the policy gives it there
     there = Member(job, newcomer.placement, newcomer.limit_s)
     home = snapshot.groups.get(plan.group.id) or Group(plan.group.id, (), plan.group.order)
-    return replace(plan, group=home.joined_by(there))
+    return Plan(plan.job_id, plan.strategy, home.joined_by(there), plan.new_nodes, plan.added_usd_per_hour)
 
 
 def _freed_usd_per_hour(group: Group, leavers: tuple[Member, ...], cluster: Cluster, forecaster: Forecaster) -> float:

@@ -38,6 +38,9 @@ class Placement:
         return tuple(dict.fromkeys(self.rollout + self.train))
 
 
+NOWHERE = Placement((), ())
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """A job in a group: where it is pinned and the slowest iteration that its SLO allows.
@@ -64,7 +67,7 @@ class Member:
         """This member's claim on each node of one of its phases."""
         job, phase_s = self.job, self.job.phase(kind).planned_s
         pauses = order is Order.URGENCY and job.phase(kind).pause_s is not None
-        may_shrink = kind is ROLLOUT and job.rollout.nodes > 1 and (job.tail is not None or job.elastic_rollout)
+        may_shrink = kind is ROLLOUT and job.may_shrink
         overlaps = may_shrink or job.staleness > 0
         return Tenant(
             job.id,
@@ -126,8 +129,11 @@ class NodeUse:
     def joined_by(self, new: Tenant, job: JobSpec) -> "NodeUse":
         """The same node with one more tenant."""
         phase = job.phase(new.kind)
-        tenants = [t.losing(lost) if (lost := t.waits_for(new)) else t for t in self.tenants]
-        tenants.append(new.losing(sum([new.waits_for(t) for t in self.tenants])))
+        if self.tenants:
+            tenants = [t.losing(lost) if (lost := t.waits_for(new)) else t for t in self.tenants]
+            tenants.append(new.losing(sum([new.waits_for(t) for t in self.tenants])))
+        else:
+            tenants = [new]
         return NodeUse(
             tuple(tenants),
             self.busy_s + phase.planned_s,
@@ -150,3 +156,6 @@ class NodeUse:
                 spare -= (other_s - away_s) / other_limit_s
         least = min(least, spare)
         return max(least, 0.0) if least >= -ROUNDING else -1.0
+
+
+UNUSED = NodeUse()

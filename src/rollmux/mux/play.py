@@ -290,11 +290,16 @@ def lasting(times: list[int], now: int) -> list[int]:
 
 
 def cautious_mean(done: list[list[int]]) -> Played:
-    """Iteration times from completions without a cycle: the mean of the second half and a part in n of its excess."""
+    """Iteration times from completions without a cycle."""
+    return Played(tuple(cautious_means(done)), exact=False)
+
+
+def cautious_means(done: list[list[int]]) -> list[float]:
+    """The mean of the second half of each job's iteration times and a part in n of its excess."""
     means = []
     for times in done:
         half = times[min(len(times) // 2, len(times) - 2) :]
         gaps = len(half) - 1
         mean = (half[-1] - half[0]) / gaps
         means.append((mean + (max(map(sub, half[1:], half)) - mean) / gaps) / 1000)
-    return Played(tuple(means), exact=False)
+    return means

@@ -164,8 +164,10 @@ class Seat:
     @property
     def quiet(self) -> bool:
         """Between iterations: nothing held or waited for, nothing rolled out that is not trained and synced."""
-        idle = all(lane.state in (Phase.IDLE, Phase.PARKED) for lane in self.lanes.values())
-        return idle and self.progress.rolled == self.progress.synced
+        for lane in self.lanes.values():
+            if lane.state is not Phase.IDLE and lane.state is not Phase.PARKED:
+                return False
+        return self.progress.rolled == self.progress.synced
 
     def committed(self, kind: PhaseKind) -> int:
         """How many phases of this kind are done."""

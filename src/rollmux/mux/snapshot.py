@@ -67,6 +67,10 @@ class Snapshot:
             next_group=self.next_group + (group.id not in self.groups),
         )
 
+    def without_newcomers(self, group_id: str) -> "Snapshot":
+        """The same cluster where nobody may join this group."""
+        return replace(self, frozen=self.frozen | {group_id})
+
     def emptied(self) -> "Snapshot":
         """The same cluster without any job."""
         emptied = self

@@ -19,21 +19,28 @@ from rollmux.mux.snapshot import Snapshot
 WORTH = 1.2
 
 
+Priced = tuple[Cluster, dict[PhaseKind, float], float]
+
+
 def worth_by_phase(job: JobSpec, cluster: Cluster) -> dict[PhaseKind, float]:
     """What an hour of each of a job's phases is worth at its own speed, on each of the phase's nodes."""
-    priced: tuple[Cluster, dict[PhaseKind, float]] | None = job.__dict__.get("_worths")
-    if priced is None or priced[0] is not cluster:
-        pools = ((ROLLOUT, cluster.rollout, job.rollout), (TRAIN, cluster.train, job.train))
-        solo_s = job.solo_s
-        worths = {kind: WORTH * pool.node_type.usd_per_hour * phase.planned_s / solo_s for kind, pool, phase in pools}
-        priced = job.__dict__["_worths"] = cluster, worths
-    return priced[1]
+    return _priced(job, cluster)[1]
 
 
 def most_worth_usd_per_hour(job: JobSpec, cluster: Cluster) -> float:
     """What its work of an hour is worth at its own speed."""
-    worths = worth_by_phase(job, cluster)
-    return job.rollout.nodes * worths[ROLLOUT] + job.train.nodes * worths[TRAIN]
+    return _priced(job, cluster)[2]
+
+
+def _priced(job: JobSpec, cluster: Cluster) -> Priced:
+    priced: Priced | None = job.__dict__.get("_worths")
+    if priced is None or priced[0] is not cluster:
+        pools = ((ROLLOUT, cluster.rollout, job.rollout), (TRAIN, cluster.train, job.train))
+        solo_s = job.solo_s
+        worths = {kind: WORTH * pool.node_type.usd_per_hour * phase.planned_s / solo_s for kind, pool, phase in pools}
+        most = job.rollout.nodes * worths[ROLLOUT] + job.train.nodes * worths[TRAIN]
+        priced = job.__dict__["_worths"] = cluster, worths, most
+    return priced
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +60,17 @@ def worth_of(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:
 
 
 def _worth(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:
-    cluster_usd = {ROLLOUT: cluster.rollout.node_type.usd_per_hour, TRAIN: cluster.train.node_type.usd_per_hour}
-    idle_usd = {node: WORTH * cluster_usd[kind] for kind in (TRAIN, ROLLOUT) for node in group.nodes_of(kind)}
+    idle_usd = dict.fromkeys(group.train_nodes, WORTH * cluster.train.node_type.usd_per_hour)
+    idle_usd.update(dict.fromkeys(group.rollout_nodes, WORTH * cluster.rollout.node_type.usd_per_hour))
     worth = 0.0
     paces = forecaster.trial(group).iteration_s if group.members else ()
     for member, pace in zip(group.members, paces, strict=True):
-        speed = min(1.0, member.job.solo_s / pace)
-        for kind, usd in worth_by_phase(member.job, cluster).items():
+        job, placement = member.job, member.placement
+        worths, solo_s = worth_by_phase(job, cluster), job.solo_s
+        speed = solo_s / pace if pace > solo_s else 1.0
+        for usd, nodes in ((worths[ROLLOUT], placement.rollout), (worths[TRAIN], placement.train)):
             done_usd = usd * speed
-            for node in member.placement.nodes(kind):
+            for node in nodes:
                 worth += done_usd
                 idle_usd[node] -= done_usd
     return Worth(worth, idle_usd)

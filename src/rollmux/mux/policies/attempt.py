@@ -29,8 +29,13 @@ class Widening:
         return strategy_of(len(self.rollout), len(self.train))
 
 
+_NO_WIDER = Widening((), (), 0.0)
+
+
 def widening(snapshot: Snapshot, new_rollout: int, new_train: int) -> Widening | None:
     """So many new nodes of each pool, or None where the pools can't give them."""
+    if not (new_rollout or new_train):
+        return _NO_WIDER
     cluster = snapshot.cluster
     rollout = snapshot.offer(cluster.rollout, new_rollout)
     train = snapshot.offer(cluster.train, new_train, skip=new_rollout if cluster.shared else 0)
@@ -40,17 +45,19 @@ def widening(snapshot: Snapshot, new_rollout: int, new_train: int) -> Widening |
     return Widening(rollout, train, usd)
 
 
-def works(plan: Plan, snapshot: Snapshot, forecaster: Forecaster, trail: Trail, fits: bool = False) -> bool:
+def works(plan: Plan, snapshot: Snapshot, forecaster: Forecaster, trail: Trail | None, fits: bool = False) -> bool:
     """Whether the plan fits host memory (unless that is known) and every SLO; a refusal is left in the trail."""
     trouble = None if fits else memory_problem(snapshot, plan.group)
     if trouble is not None:
         node, needed, room = trouble
-        trail.add(refusal(plan, Verdict.MEMORY, node, needed, room))
+        if trail is not None:
+            trail.add(refusal(plan, Verdict.MEMORY, node, needed, room))
         return False
     late = forecaster.late(plan.group)
     if late is not None:
         member, iteration_s = late
-        trail.add(refusal(plan, Verdict.SLO, member.job.id, iteration_s, member.limit_s))
+        if trail is not None:
+            trail.add(refusal(plan, Verdict.SLO, member.job.id, iteration_s, member.limit_s))
         return False
     return True
 
@@ -66,12 +73,16 @@ def packed(group: Group, member: Member, added: Widening, snapshot: Snapshot) ->
     return Plan(member.job.id, added.strategy, group.joined_by(member), new, added.added_usd_per_hour)
 
 
-def place_alone(job: JobSpec, snapshot: Snapshot, order: Order, forecaster: Forecaster, trail: Trail) -> Plan | None:
+def place_alone(
+    job: JobSpec, snapshot: Snapshot, order: Order, forecaster: Forecaster, trail: Trail | None
+) -> Plan | None:
     """The cheapest new group that this job can have, or None where there are no nodes for it."""
     empty = Group(f"group-{snapshot.next_group}", (), order)
     for plan in own_groups(job, snapshot, empty):
         if works(plan, snapshot, forecaster, trail):
             return plan
+    if trail is None:
+        return None
     for pool, wanted in ((snapshot.cluster.rollout, job.rollout.nodes), (snapshot.cluster.train, job.train.nodes)):
         _report_shortage(pool, wanted, snapshot, empty, trail)
     return None

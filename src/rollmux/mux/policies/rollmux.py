@@ -16,7 +16,7 @@ from rollmux.mux.group import Group
 from rollmux.mux.hardware import NodeType
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.order import Order
-from rollmux.mux.placed import ROLLOUT, ROUNDING, TRAIN, Member, NodeUse, Placement, Tenant
+from rollmux.mux.placed import NOWHERE, ROLLOUT, ROUNDING, TRAIN, Member, NodeUse, Placement, Tenant
 from rollmux.mux.plan import TRAIL_LIMIT, USD_ROUNDING, Candidate, Decision, Plan, Strategy, Trail, Verdict
 from rollmux.mux.policies.attempt import (
     Widening,
@@ -101,9 +101,9 @@ class RollmuxPolicy:
     name: str = "rollmux"
 
     def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
-        trail = Trail()
-        member = Member.of(job, Placement((), ()))
-        candidates = self._open(member, snapshot, trail if below_usd == inf else None)
+        trail = Trail() if below_usd == inf else None  # nobody asks why a job was not moved
+        member = Member.of(job, NOWHERE)
+        candidates = self._open(member, snapshot, trail)
         tries, wins = (TRIES, WINS) if below_usd == inf else (TRIES_TO_MOVE, WINS_TO_MOVE)
         search = Search(worth_by_phase(job, snapshot.cluster), below_usd, tries, wins)
         worth = most_worth_usd_per_hour(job, snapshot.cluster)  # of its work, if nobody is slowed
@@ -121,6 +121,8 @@ class RollmuxPolicy:
             alone = self._alone(job, snapshot, trail)
             if alone is not None:
                 search.offer(alone, alone.added_usd_per_hour - worth)
+        if trail is None:
+            return Decision(job.id, self.name, search.best, ())
         search.tell(trail)
         return Decision.of(job, self.name, search.best, trail)
 
@@ -131,7 +133,7 @@ class RollmuxPolicy:
         added: Widening,
         candidates: list[Open],
         snapshot: Snapshot,
-        trail: Trail,
+        trail: Trail | None,
     ) -> None:
         """Plays the likeliest places with these new nodes, but for those that can't be the best."""
         usd = added.added_usd_per_hour
@@ -151,7 +153,7 @@ class RollmuxPolicy:
             if search.is_over:
                 return
 
-    def _alone(self, job: JobSpec, snapshot: Snapshot, trail: Trail) -> Plan | None:
+    def _alone(self, job: JobSpec, snapshot: Snapshot, trail: Trail | None) -> Plan | None:
         return place_alone(job, snapshot, self.order, self.forecaster, trail)
 
     def _open(self, member: Member, snapshot: Snapshot, trail: Trail | None) -> list[Open]:
