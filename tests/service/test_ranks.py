@@ -261,10 +261,15 @@ def test_what_an_earlier_life_of_the_script_says_late_counts_no_more() -> None:
     assert job.controller.ask(job.now, "a", Ask(1, ROLLOUT, 0, 1, (), instance="two-1")).lease is not None
 
 
-def test_a_new_controller_learns_from_what_ranks_say_who_has_attached() -> None:
+def test_what_one_rank_of_an_earlier_life_has_finished_the_next_life_has_not() -> None:
     job = Alone()
     job.attach("one")
     epoch = job.ask().epoch
     job.restart()
-    job.controller.listen(job.now, "a", Listen(1, (epoch,), 0, instance="one-0"))
-    assert [each.attempt for each in job.attach("two")] == [2, 2], "a script that was at work was started again"
+    job.say(Said.FINISHED, epoch, 0)  # of the earlier life: the new controller has not seen it attach
+    job.attach("two")
+    assert [job.ask(rank).epoch for rank in range(2)] == [epoch, epoch]
+    job.say(Said.FINISHED, epoch, 1)
+    assert job.controller.machine.state.jobs["a"].progress.rolled == 0, "rank 0 has not done it"
+    job.say(Said.FINISHED, epoch, 0)
+    assert job.controller.machine.state.jobs["a"].progress.rolled == 1

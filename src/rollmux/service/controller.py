@@ -240,7 +240,7 @@ class Controller:
         record = self._record(job_id)
         if record is None or record.state is not Job.RUNNING or record.placement is None:
             return Attached(0, reason=self._why_not_running(job_id))
-        live.hear_of(call.rank, call.instance)
+        live.attached(call.rank, call.instance)
         live.alive(now, call.rank, 0.0)
         live.left.discard(call.rank)
         where = record.placement
@@ -255,7 +255,6 @@ class Controller:
             raise IllegalEvent(f"rank {call.rank} of job {job_id}: {ANOTHER_LIFE}")
         self._say(now, job_id, live, call.finished, call.rank)
         seat = self._seat(job_id, call.attempt)
-        live.hear_of(call.rank, call.instance)
         if call.iteration < seat.committed(call.kind):
             return Turn(None, done=True)
         mine = [lane for lane in seat.lanes.values() if lane.holding and live.is_done(call.rank, lane.epoch)]
@@ -294,7 +293,6 @@ class Controller:
             return Orders(live.version, call.attempt, stop=why)
         if not live.speaks(call.rank, call.instance):
             return Orders(live.version, call.attempt, stop=ANOTHER_LIFE)
-        live.hear_of(call.rank, call.instance)
         self._say(now, job_id, live, call.finished, call.rank)
         if live.alive(now, call.rank, self.machine.state.rules.timing.lease_s):
             for epoch in call.epochs:

@@ -53,10 +53,12 @@ class Live:
         """Whether this life of the script speaks for the rank, and not one of before."""
         return not instance or self.instances.get(rank, instance) == instance
 
-    def hear_of(self, rank: int, instance: str) -> None:
-        """A controller that was started anew learns from what is said who has attached before."""
-        if instance:
-            self.instances[rank] = instance
+    def attached(self, rank: int, instance: str) -> None:
+        """This life of the script speaks for the rank from here on; what another has said counts no more."""
+        if self.instances.get(rank) != instance:
+            for said in self.said.values():
+                said.pop(rank, None)
+        self.instances[rank] = instance
 
     def is_another(self, call: Attach, progress: Progress) -> bool:
         """Whether this is another life of the script than the one that the attempt began with.
