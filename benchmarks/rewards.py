@@ -14,7 +14,7 @@ from rollmux.runtime.sandbox import Sandbox
 
 
 async def measured(args: Namespace) -> dict[str, object]:
-    runs = 45 if args.quick else args.runs
+    runs = 15 if args.quick else args.runs
     at_once = 2 * len(os.sched_getaffinity(0))
     async with Sandbox() as sandbox:
         protections = sandbox.protections.lines()
@@ -38,7 +38,7 @@ async def measured(args: Namespace) -> dict[str, object]:
 async def limited(args: Namespace) -> list[dict[str, object]]:
     """Fixed against adaptive limits; many programs computed, some run."""
     many = time_limits.drawn(20 if args.quick else 2000, 8, args.seed)
-    some = time_limits.drawn(4 if args.quick else 50, 4 if args.quick else 8, args.seed)
+    some = time_limits.drawn(2 if args.quick else 50, 4 if args.quick else 8, args.seed)
     scale = 0.02 if args.quick else 0.1
     turns = len(os.sched_getaffinity(0))
     return [time_limits.computed(many, at_once=turns), await time_limits.in_the_sandbox(some, scale, turns)]
