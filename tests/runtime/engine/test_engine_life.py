@@ -205,9 +205,9 @@ def test_output_that_is_no_number_fails_its_request_and_harms_no_other() -> None
     engine = slots(model, LIMITS)
     with torch.no_grad():
         model.model.embed_tokens.weight[60] = math.nan
-    sick = GenerationRequest("sick", (3, 60, 4), 5)
+    sick = GenerationRequest("sick", (3, 60, 4, 5, 6, 7, 8), 5)
     well = GenerationRequest("well", prompt(1, 6), 40, temperature=0, stop_tokens=(60,))
-    ends = finished(engine, [sick, well])
+    ends = finished(engine, [well, sick])  # the page of the last is the next to be taken
     assert ends["sick"].reason is FinishReason.FAILED
     assert "not a number" in ends["sick"].why
     assert ends["well"].reason is not FinishReason.FAILED

@@ -1,7 +1,7 @@
 """Any interleaving of calls ends every request exactly once, with the tokens it would have had alone.
 
-The models are in double precision: in single precision sums depend on the batch by a rounding, which once in a
-million tokens decides between two.
+The models are in double precision: in single precision sums depend on the batch by a rounding, which now and
+then decides between two tokens.
 """
 
 from random import Random
