@@ -32,9 +32,10 @@ from benchmarks.figures.goals import Goal, show
 from benchmarks.harness import ROOT, Row, arguments, record, seconds, table
 from rollmux.runtime.residency import Budget, CpuMemory, Memory, Resident
 from rollmux.runtime.residency.checksum import checksum
+from rollmux.runtime.residency.cuda import CudaMemory
 from rollmux.runtime.residency.memory import resident_bytes
 
-GOAL_COPY, GOAL_START = 0.8, 40.0
+GOAL_COPY, GOAL_GPU, GOAL_START = 0.8, 0.9, 40.0
 LIMIT_BYTES = 12 * 10**9
 PROMPT = 16
 # The model's published configuration.
@@ -75,9 +76,12 @@ print("stepped", flush=True)
 """
 
 
-def built(shape: dict[str, Any], train: bool) -> tuple[LlamaForCausalLM, torch.optim.Optimizer | None]:
+def built(
+    shape: dict[str, Any], train: bool, device: str = "cpu"
+) -> tuple[LlamaForCausalLM, torch.optim.Optimizer | None]:
     """A model, with gradients and moments if it is to be trained."""
     model = LlamaForCausalLM(LlamaConfig(**shape))
+    nn.Module.to(model, torch.device(device))
     if not train:
         return model.requires_grad_(False), None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -87,7 +91,7 @@ def built(shape: dict[str, Any], train: bool) -> tuple[LlamaForCausalLM, torch.o
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Tensor:
     """The first thing that a phase does: a prompt's next token, or a training step whose gradients stay."""
-    tokens = torch.arange(PROMPT).reshape(1, -1)
+    tokens = torch.arange(PROMPT, device=next(model.parameters()).device).reshape(1, -1)
     if optimizer is None:
         with torch.no_grad():
             return torch.as_tensor(model(tokens).logits[0, -1].argmax())
@@ -106,7 +110,7 @@ class Lane:
 
     def __init__(self, budget: Budget, shape: dict[str, Any], train: bool, memory: Memory) -> None:
         self.memory = memory
-        self.resident = Resident(built(shape, train), name="moves", budget=budget, memory=memory)
+        self.resident = Resident(built(shape, train, memory.device.type), name="moves", budget=budget, memory=memory)
         self.resident.offload()
         self.resident.load()
 
@@ -129,6 +133,7 @@ class Lane:
         """One copy into working memory that was just let go of, which is let go of again."""
         source, target = self.slots()[0], self.memory.allocate(self.resident.nbytes)
         taken = self.copied(target, source)
+        self.memory.expect(target.numel(), in_one=True)
         del target
         self.memory.release()
         return taken
@@ -336,21 +341,25 @@ def memories() -> list[tuple[str, Memory]]:
     return [("given back", CpuMemory()), ("reclaimable", CpuMemory(lazy=True))]
 
 
+def gpus() -> list[tuple[str, Memory]]:
+    return [("GPU", CudaMemory(torch.device("cuda")))] if torch.cuda.is_available() else []
+
+
 def measure(args: Namespace) -> dict[str, object]:
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     with places() as (budget, folder):
-        rows = [moves(args, budget, train, memory, told) for told, memory in memories() for train in (False, True)]
+        kinds = memories() + gpus()
+        rows = [moves(args, budget, train, memory, told) for told, memory in kinds for train in (False, True)]
         table(rows)
         written(TINY if args.quick else SMOLLM2, folder)
         begun = [row for kind in ("rollout", "train") for row in starts(args, budget, folder, kind)]
         table(begun)
         turned = rotation(args, budget)
         table([turned])
-    print(
-        "GPU: none here, so moves to and from one were left out" if not torch.cuda.is_available() else "GPU: see --gpu"
-    )
+    if not gpus():
+        print("there is no GPU here: moves to and from one were left out")
     found = show(goals(rows, begun, turned))
     return {"threads": args.threads, "rows": rows, "starts": begun, "rotation": turned, "goals": found}
 
@@ -360,7 +369,8 @@ def goals(rows: Sequence[Row], begun: Sequence[Row], turned: Row) -> list[Goal]:
     for row in rows:
         for way in ("load", "offload"):
             name = f"{way} of {row['state']} state ({row['working memory']}) over a bare copy"
-            found.append(Goal(name, number(row, f"{way}/bare"), GOAL_COPY, False))
+            limit = GOAL_GPU if row["working memory"] == "GPU" else GOAL_COPY
+            found.append(Goal(name, number(row, f"{way}/bare"), limit, False))
     for row in begun:
         name = f"cold over warm start of {row['state']} ({row['working memory']})"
         found.append(Goal(name, number(row, "cold/warm"), GOAL_START, False))

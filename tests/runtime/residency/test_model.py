@@ -111,13 +111,13 @@ class Moves(RuleBasedStateMachine):
                 assert tensor.numel() == 0
 
     def teardown(self) -> None:
-        if hasattr(self, "model"):
-            self.resident.load()
-            self.loaded = True
-            self.values_are_the_models()
-            self.resident.close()
-            assert self.budget.holdings() == ()
-        self.opened.close()
+        with self.opened:
+            if hasattr(self, "model"):
+                self.resident.load()
+                self.loaded = True
+                self.values_are_the_models()
+                self.resident.close()
+                assert self.budget.holdings() == ()
 
 
 Moves.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
