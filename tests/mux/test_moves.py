@@ -1,6 +1,8 @@
 """Changing places: nodes are given back at once, moves are made when they pay or an SLO needs them; no work is lost."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import pytest
@@ -17,9 +19,10 @@ from rollmux.mux.hardware import GB, Cluster, NodeType, Pool, elastic
 from rollmux.mux.invariants import check_all
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.job_record import JobRecord
-from rollmux.mux.moves import Movable, escape, relief
+from rollmux.mux.moves import Movable, Moves, compaction, escape, relief
+from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
-from rollmux.mux.plan import Strategy
+from rollmux.mux.plan import Decision, Strategy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.transitions import Job
@@ -181,6 +184,48 @@ def test_nodes_are_given_back_with_the_event_that_frees_them() -> None:
     assert released.pool == "rollout"
     last = next(x for x in cast.history if x[1] == ev.JobFinished("slim", 1))
     assert sorted(c.pool for c in last[2] if isinstance(c, cmd.ReleaseNode)) == ["rollout", "train"]
+
+
+# -- what is refused without a play ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked(RollmuxPolicy):
+    """Remembers whom it was to place."""
+
+    jobs: list[str] = field(default_factory=list)
+
+    def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
+        self.jobs.append(job.id)
+        return super().place(job, snapshot, below_usd)
+
+
+def asked_for(home: str, others: str) -> tuple[Asked, Moves | None]:
+    """A policy that has been asked for moves out of one group of such jobs on one node a phase into another."""
+
+    def crowd(name: str, jobs: str) -> Group:
+        placement = Placement((f"r-{name}",), (f"t-{name}",))
+        return Group(name, tuple(Member.of(job(each), placement) for each in jobs), Order.URGENCY)
+
+    policy, leaving, staying = Asked(), crowd("home", home), crowd("other", others)
+    able = {each: Movable(job(each), 1e6, 60.0, limit_s=120.0) for each in home}
+    nodes = {"rollout": 2, "train": 2}
+    snapshot = Snapshot(CLUSTER, {"home": leaving, "other": staying}, rented=nodes, next_node=4, next_group=2)
+    return policy, compaction(leaving, snapshot, able, policy, 3600.0)
+
+
+def test_jobs_that_could_gain_too_little_anywhere_are_refused_without_asking() -> None:
+    full, none = asked_for("AB", "CD")
+    assert (full.jobs, none) == ([], None)
+
+
+def test_jobs_that_could_gain_enough_are_tried_and_moved_if_they_do() -> None:
+    tried, none = asked_for("AB", "C")
+    assert tried.jobs == ["A", "B"]
+    assert none is None
+    _, moves = asked_for("A", "C")
+    assert moves is not None
+    assert [(plan.job_id, plan.group.id) for plan in moves.plans] == [("A", "other")]
 
 
 # -- when a move pays: it costs half an iteration, 50 s of 100, more than the cold start -------------------------------

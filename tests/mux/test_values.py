@@ -90,6 +90,17 @@ def test_rollouts_and_the_rest_are_looked_up_by_kind() -> None:
     assert found.phase(PhaseKind.TRAIN) is found.train
 
 
+def test_under_another_slo_a_job_keeps_back_one_of_the_iterations_left_and_all_else_stays() -> None:
+    given = replace(job(slo=1.2), iterations=100)
+    assert (given.limit_s, given.opening_limit_s) == (240.0, 238.0)  # asked for before: it must not stay as it was
+    shown = given.under(1.5, 10)
+    assert (shown.limit_s, shown.opening_limit_s) == (300.0, 280.0)
+    assert shown == replace(given, slo=1.5)
+    assert given.under(1.05, 10).opening_limit_s == 200.0  # as fast as alone at most
+    assert given.under(1.5, None).opening_limit_s == 300.0
+    assert given.opening_limit_s == 238.0
+
+
 def test_a_job_is_a_value_that_nobody_changes() -> None:
     with pytest.raises(FrozenInstanceError):
         job().slo = 2.0  # type: ignore[misc]

@@ -139,18 +139,17 @@ class JobSpec:
 
         One iteration is kept back for that, which matters to short jobs alone.
         """
-        if self.iterations is None:
-            return self.limit_s
-        return max(self.solo_s, self.limit_s - self.solo_s / max(1, self.iterations))
+        return _opening_limit_s(self.limit_s, self.solo_s, self.iterations)
 
-    def under(self, slo: float, iterations: int | None) -> "JobSpec":
-        """The same job with another SLO and so many iterations, and with all that is known of its phases."""
+    def under(self, slo: float, left: int | None) -> "JobSpec":
+        """The same job with another SLO for so many of its iterations, and with all that is known of its phases."""
         job = object.__new__(JobSpec)
         known = dict(self.__dict__)
         known.pop("limit_s", None)
         known.pop("opening_limit_s", None)
-        known["slo"], known["iterations"] = slo, iterations
+        known["slo"] = slo
         job.__dict__.update(known)
+        job.__dict__["opening_limit_s"] = _opening_limit_s(slo * self.solo_s, self.solo_s, left)
         return job
 
     def usd_per_hour(self, cluster: Cluster) -> float:
@@ -181,6 +180,10 @@ class JobSpec:
             train=self.train.measured(train_s, train_switch_s),
             sync_s=self.sync_s if sync_s is None else sync_s,
         )
+
+
+def _opening_limit_s(limit_s: float, solo_s: float, iterations: int | None) -> float:
+    return limit_s if iterations is None else max(solo_s, limit_s - solo_s / max(1, iterations))
 
 
 def _in_nodes(phase: PhaseSpec, gpus_per_node: int) -> PhaseSpec:

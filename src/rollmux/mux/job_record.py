@@ -52,7 +52,8 @@ class JobRecord:
         if self.began is None:
             return None
         progress = self.progress
-        spent_s = (now if progress.since is None else progress.since) - self.began
+        since = progress.since
+        spent_s = (now if since is None else since) - self.began
         return limit_now_s(self.job, progress.synced, spent_s + lost_s)
 
     @property

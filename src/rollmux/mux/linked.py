@@ -139,9 +139,10 @@ def _tail(job: JobSpec, nodes: int) -> TailPlay | None:
 
 def _components(members: Sequence[Member]) -> list[list[int]]:
     """Members by which of them are linked through shared nodes; the unlinked don't slow each other."""
-    hub = members[0].placement.train[0]
-    if all(hub in m.placement.train for m in members):
-        return [list(range(len(members)))]
+    first = members[0].placement
+    for hub, trains in ((first.train[0], True), (first.rollout[0], False)):
+        if all(hub in (m.placement.train if trains else m.placement.rollout) for m in members):
+            return [list(range(len(members)))]
     home: dict[str, list[int]] = {}
     for i, member in enumerate(members):
         linked = {id(home[n]): home[n] for n in member.placement.all_nodes if n in home}

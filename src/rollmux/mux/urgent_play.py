@@ -42,16 +42,18 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
     following: list[int] = []
     aim: list[int] = []
     solo: list[int] = []
-    for code, job in zip(range(0, 4 * len(jobs), 4), jobs, strict=True):
-        rollout, train, sync = job.rollout_ms << low_bits, job.train_ms << low_bits, job.sync_ms << low_bits
-        at_rollout, at_train = line_at.setdefault(job.rollout_nodes[0], []), line_at.setdefault(job.train_nodes[0], [])
-        line_of += at_rollout, at_train, [code + SYNC], []  # a sync has a place of its own; all begin at its end
+    code = 0
+    for rollout_ms, train_ms, sync_ms, (at_rollout,), (at_train,), _, _, _, aim_ms, off_rollout, off_train in jobs:
+        rollout, train, sync = rollout_ms << low_bits, train_ms << low_bits, sync_ms << low_bits
+        # A sync has a place of its own; all begin at its end.
+        line_of += line_at.setdefault(at_rollout, []), line_at.setdefault(at_train, []), [code + SYNC], []
         takes += rollout, train, sync, 0
         before_due += rollout + train + sync - code, train + sync - code - 1, 0, 0
-        pauses += job.rollout_pause, job.train_pause, None, None
-        following += code + TRAIN, code + SYNC if job.sync_ms else code, code, 0
-        aim.append(job.aim_ms << low_bits)
-        solo.append(job.rollout_ms + job.train_ms + job.sync_ms)
+        pauses += off_rollout, off_train, None, None
+        following += code + TRAIN, code + SYNC if sync_ms else code, code, 0
+        aim.append(aim_ms << low_bits)
+        solo.append(rollout_ms + train_ms + sync_ms)
+        code += 4
     slowest = solo.index(max(solo))
 
     # Who may lose nothing: an iteration of theirs that takes longer than alone is a miss, however rare.
@@ -76,12 +78,15 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
             turns += 1
             now_ms = now >> low_bits
             if limits_ms is None:
+                # Who waits, for what: when each was to begin at the latest follows from when its iteration is due.
+                waiting = [then & mask for line in line_at.values() for then in line[1:]]
                 state = (
-                    (event - now, *[then - now for then in agenda]),
-                    tuple([then - now for then in due]),
-                    tuple([tuple([then - now for then in line]) for line in line_at.values()]),
-                    tuple([left[then & mask] for line in line_at.values() for then in line[1:]]),
-                    tuple([left[line[0] & mask] for line in pausing.values()]),
+                    event - now,
+                    *[then - now for then in agenda],
+                    *[then - now for then in due],
+                    *waiting,
+                    *[left[code] for code in waiting],
+                    *[left[line[0] & mask] for line in pausing.values()],
                 )
                 if state in seen:
                     then_ms, counts = seen[state]
@@ -171,8 +176,11 @@ def _hopeless(done: list[list[int]], limits_ms: tuple[float, ...], now: int, job
 
 def _clear(done: list[list[int]], limits_ms: tuple[float, ...], now: int) -> Played:
     """The means so far, none over its limit."""
-    means = [min(mean, limit_ms / 1000) for mean, limit_ms in zip(_means(done, now), limits_ms, strict=True)]
-    return Played(tuple(means), exact=False)
+    paces = []
+    for mean, limit_ms in zip(_means(done, now), limits_ms, strict=True):
+        limit_s = limit_ms / 1000
+        paces.append(limit_s if limit_s < mean else mean)
+    return Played(tuple(paces), exact=False)
 
 
 def _means(done: list[list[int]], now: int) -> list[float]:
