@@ -4,7 +4,8 @@ An engine is driven by its owner: `step` does one piece of work and tells what c
 own and is called from one thread at a time. Nothing here needs torch.
 
 Invariants: each request ends exactly once, by one `Ended` or by one `export`; its tokens depend on the request and the
-weights alone, not on what runs beside it, nor on preemption, suspension or a move to another engine.
+weights alone, not on what runs beside it, nor on preemption, suspension or a move to another engine (but for servers
+that can't promise it: `engine.http` says which).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
