@@ -1,0 +1,173 @@
+"""The requests of an engine behind HTTP: who waits, whose stream is open, and what of all this has to be told.
+
+Invariant: a request is here from `add` to exactly one of `end` and `remove`; news of an attempt that is over, given up
+or of another day change nothing.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from rollmux.checks import Checks
+from rollmux.runtime.engine.http.calls import Attempt, Over, Piece
+from rollmux.runtime.engine.http.errors import Unsound
+from rollmux.runtime.engine.http.live import Live
+from rollmux.runtime.engine.http.settings import Settings
+from rollmux.runtime.engine.http.wire import Cut, Heard, Refused
+from rollmux.runtime.engine.requests import Ended, Event, FinishReason, Grown, Unfinished
+
+LONGEST_RETRY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A stream that is being read."""
+
+    attempt: int
+    name: str
+    stream: "Future[None]"
+
+
+class Counter:
+    """Where requests are handed in and responses handed out."""
+
+    def __init__(self, settings: Settings, check: Callable[[Unfinished], None], now: Callable[[], float]) -> None:
+        self._settings, self._check, self._now = settings, check, now
+        self.live: dict[str, Live] = {}
+        self.waiting: deque[str] = deque()
+        self.open: dict[str, Open] = {}
+        self.events: list[Event] = []
+        self.continued_tokens = 0
+
+    def add(self, requests: Iterable[Unfinished]) -> None:
+        """All or none."""
+        adding: dict[str, Live] = {}
+        for each in requests:
+            self._check_new(each, adding)
+            response = each.response
+            adding[each.request.id] = Live(
+                each.request, list(response.tokens), list(response.logprobs), list(response.versions)
+            )
+        self.live |= adding
+        self.waiting.extend(adding)
+
+    def _check_new(self, each: Unfinished, adding: dict[str, Live]) -> None:
+        request, had = each.request, each.response.tokens
+        checks = Checks("request")
+        if request.id in self.live or request.id in adding:
+            checks.report("id", request.id, "the id of no other unfinished request", "give each request its own")
+        most = self._settings.max_length
+        if len(request.prompt) + request.max_tokens > most:
+            limit = f"at most {most} with the {len(request.prompt)} tokens of the prompt"
+            checks.report("max_tokens", request.max_tokens, limit, "ask for less, or serve with a longer limit")
+        if len(had) >= request.max_tokens or any(token in request.stop_tokens for token in had):
+            checks.report("response", len(had), "an unfinished response", "take it as it is: it is over")
+        checks.require()
+        self._check(each)
+
+    def launch(self, begin: Callable[[Attempt, Live], "Future[None]"], prefix: str) -> None:
+        """Opens streams for those that wait, the first come first, as far as there may be more."""
+        now = self._now()
+        for _ in range(len(self.waiting)):
+            if len(self.open) >= self._settings.max_open:
+                return
+            name = self.waiting.popleft()
+            live = self.live[name]
+            if live.not_before_s > now:
+                self.waiting.append(name)
+                continue
+            self.continued_tokens += len(live.tokens)
+            attempt = live.next_attempt(prefix)
+            live.heard_s = now
+            self.open[name] = Open(live.attempt, attempt.name, begin(attempt, live))
+
+    def hear(self, heard: Heard, version: int, parking: bool = False) -> None:
+        """`parking`: the server was paused, so what ends as aborted or cut goes on later."""
+        name, attempt = heard.key
+        if (opened := self.open.get(name)) is None or opened.attempt != attempt:
+            return
+        live = self.live[name]
+        live.heard_s = self._now()
+        match heard.what:
+            case Piece() as piece:
+                self._hear_piece(live, piece, version, parking)
+            case Cut(why):
+                self.park(live) if parking else self.cut(live, why)
+            case Refused(why):
+                self.end(live, FinishReason.FAILED, why)
+
+    def _hear_piece(self, live: Live, piece: Piece, version: int, parking: bool) -> None:
+        first = len(live.tokens)
+        try:
+            gained = live.take(piece, version)
+        except Unsound as unsound:
+            self.end(live, FinishReason.FAILED, str(unsound))
+            return
+        if gained is None:
+            self.cut(live, f"tokens {len(live.tokens)} and on are missing")
+            return
+        if gained.tokens:
+            self.events.append(Grown(live.request.id, first, gained))
+        if piece.over is None:
+            return
+        if piece.over is Over.ABORT and parking:
+            self.park(live)
+        else:
+            self.end(live, *live.ending(piece.over, piece.why))
+
+    def cut(self, live: Live, why: str) -> None:
+        """Goes on later from the tokens that are there, unless that was so too often."""
+        live.cuts += 1
+        if live.cuts > self._settings.cuts:
+            self.end(live, FinishReason.FAILED, f"cut {live.cuts} times, at last: {why}")
+            return
+        live.not_before_s = self._now() + min(self._settings.retry_s * 2 ** (live.cuts - 1), LONGEST_RETRY_S)
+        self.park(live)
+
+    def park(self, live: Live) -> None:
+        """Its stream is given up; it waits, with its tokens. One that has all its tokens is over."""
+        self.hang_up(live)
+        last = live.tokens[-1] if live.tokens else None
+        if last in live.request.stop_tokens:
+            self.end(live, FinishReason.STOP)
+        elif len(live.tokens) == live.request.max_tokens:
+            self.end(live, FinishReason.LENGTH)
+        else:
+            self.waiting.append(live.request.id)
+
+    def hang_up(self, live: Live) -> str | None:
+        """Closes the stream if there is one; gives the attempt's name."""
+        opened = self.open.pop(live.request.id, None)
+        if opened is None:
+            return None
+        opened.stream.cancel()
+        return opened.name
+
+    def end(self, live: Live, reason: FinishReason, why: str = "") -> str | None:
+        name = self._leave(live)
+        self.events.append(Ended(live.request.id, reason, live.generated(), why))
+        return name
+
+    def remove(self, live: Live) -> tuple[Unfinished, str | None]:
+        name = self._leave(live)
+        return Unfinished(live.request, live.generated()), name
+
+    def _leave(self, live: Live) -> str | None:
+        name = self.hang_up(live)
+        del self.live[live.request.id]
+        if live.request.id in self.waiting:
+            self.waiting.remove(live.request.id)
+        return name
+
+    def stalled(self) -> list[Live]:
+        """Whose stream has said nothing for too long."""
+        before = self._now() - self._settings.stall_s
+        return [self.live[name] for name in self.open if self.live[name].heard_s < before]
+
+    def find(self, ids: Iterable[str]) -> tuple[Live, ...]:
+        return tuple(self.live[name] for name in dict.fromkeys(ids) if name in self.live)
+
+    def told(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events

@@ -1,0 +1,301 @@
+"""The `vllm` engine: a vLLM or SGLang server behind its HTTP interface, driven as every other engine is.
+
+The server computes; what it says is checked here, and nothing is believed that can be seen. Unlike an engine of ours it
+has a thread (see `wire`), in which streams are read; `step` takes what came and waits for news a moment at most.
+
+Invariants: as the seam says, but for one: a response that was broken off and continued has the same distribution as one
+that was not, and only if it is greedy the same tokens (see docs/design/engine_http.md).
+"""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from time import monotonic, sleep
+from typing import Any
+from uuid import uuid4
+
+from rollmux.runtime.engine.canary import Canary
+from rollmux.runtime.engine.errors import EngineClosed, EngineSuspended, UpdateRefused
+from rollmux.runtime.engine.http.calls import Attempt, Reply
+from rollmux.runtime.engine.http.counter import Counter
+from rollmux.runtime.engine.http.dialect import Dialect
+from rollmux.runtime.engine.http.errors import ServerFailed, ServerMismatch, Unsound
+from rollmux.runtime.engine.http.life import Life
+from rollmux.runtime.engine.http.live import Live
+from rollmux.runtime.engine.http.memory import Memory
+from rollmux.runtime.engine.http.settings import Settings
+from rollmux.runtime.engine.http.sse import Events
+from rollmux.runtime.engine.http.weights import source
+from rollmux.runtime.engine.http.wire import Opening, Server, Wire
+from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished
+from rollmux.runtime.engine.seam import Begun, Gauges
+
+HEALTH_EVERY_S = 0.1
+HEALTH_WITHIN_S = 5.0
+
+
+class HttpEngine:
+    """See `rollmux.runtime.engine.seam.Engine`. The server is not ended by `close`: who started it ends it."""
+
+    def __init__(
+        self,
+        server: Server,
+        dialect: Dialect,
+        settings: Settings,
+        version: int = 0,
+        memory: Memory | None = None,
+        canary: tuple[int, ...] = (),
+    ) -> None:
+        """Waits until the server is ready. With a `canary` prompt, its answer is compared after each sleep."""
+        self._dialect, self._settings, self._memory = dialect, settings, memory
+        self._version = version
+        self._prefix = uuid4().hex[:12]  # so that no two engines, nor two lives of one, use the same names
+        self._suspended = self._closed = False
+        self._slept = False  # and has not been heard to be sound since
+        self._canary_prompt = canary
+        self._canary: Canary | None = None
+        self._counter = Counter(settings, lambda each: dialect.check(each.request), monotonic)
+        self._wire = Wire(server, settings.inbox)
+        self._life = Life(self._wire, dialect, memory)
+        try:
+            self._wait_ready()
+            self._tells_version = self._announce()
+        except BaseException:
+            self._wire.close()
+            raise
+
+    def _wait_ready(self) -> None:
+        until = monotonic() + self._settings.ready_s
+        while True:
+            try:
+                self._wire.ask(self._dialect.health(), HEALTH_WITHIN_S)
+                return
+            except ServerFailed as failed:
+                if monotonic() >= until:
+                    raise ServerFailed(f"not ready after {self._settings.ready_s:g} s: {failed}") from failed
+            sleep(HEALTH_EVERY_S)
+
+    def _announce(self) -> bool:
+        """Tells the server its version; whether it can say it again."""
+        self._wire.ask(self._dialect.announce(self._version))
+        reply = self._wire.ask(self._dialect.version())
+        if reply.status == 404:
+            return False
+        if (why := self._wrong_version(reply)) is not None:
+            raise ServerMismatch(why)
+        return True
+
+    def _wrong_version(self, reply: Reply) -> str | None:
+        found = self._dialect.read_version(reply)
+        if found == str(self._version):
+            return None
+        return f"the server has version {found!r} of the weights, the engine has {self._version}: update it"
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def is_suspended(self) -> bool:
+        return self._suspended
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._counter.live)
+
+    @property
+    def leaked_bytes(self) -> int:
+        """What the server has gained from its first sleep to its worst one."""
+        return self._life.leaked_bytes
+
+    def is_healthy(self) -> bool:
+        """Whether the server answers now that it is well."""
+        self._require_open()
+        try:
+            self._wire.ask(self._dialect.health(), HEALTH_WITHIN_S)
+        except ServerFailed:
+            return False
+        return True
+
+    def submit(self, request: GenerationRequest) -> None:
+        self._require_open()
+        self._counter.add((Unfinished(request, Generated()),))
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        for live in self._counter.find(ids):
+            self._abort(self._counter.end(live, FinishReason.CANCELLED))
+
+    def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
+        self._require_open()
+        counter = self._counter
+        taken = []
+        for live in tuple(counter.live.values()) if ids is None else counter.find(ids):
+            unfinished, name = counter.remove(live)
+            self._abort(name)
+            taken.append(unfinished)
+        return tuple(taken)
+
+    def _abort(self, name: str | None) -> None:
+        """The closed connection ends it on the server; this is for those who stand between."""
+        if name is not None:
+            self._wire.tell(self._dialect.abort(name))
+
+    def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
+        self._require_open()
+        adopted = tuple(unfinished)
+        for each in adopted:
+            if not mixed and any(version != self._version for version in each.response.versions):
+                raise UpdateRefused(
+                    f"request {each.request.id!r} has tokens of versions {sorted(set(each.response.versions))}, the "
+                    f"engine has version {self._version}: bring it to an engine of its version, or allow `mixed`"
+                )
+        self._counter.add(adopted)
+
+    def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
+        """`weights`: none if they are in place, {"path": folder} or {"update_info": what the server is told}.
+
+        If the server fails in the middle, the engine stays suspended and asks for the update again.
+        """
+        self._require_open()
+        source(weights)
+        self._require_updatable(version, begun)
+        goes_on = not self._suspended
+        self._suspended = True
+        self._empty(keep_tokens=begun is not Begun.REFUSE)
+        self._life.update(version, weights)
+        self._version = version
+        self._canary = None
+        if goes_on:
+            self.resume()
+
+    def _require_updatable(self, version: int, begun: Begun) -> None:
+        if version <= self._version:
+            raise UpdateRefused(f"version {version} is not above {self._version}, which the engine has: count on")
+        if begun is Begun.KEEP:
+            raise UpdateRefused(
+                "a server does not tell for each token on its way which weights drew it, so responses can't go on over "
+                "an update: say RECOMPUTE"
+            )
+        started = [live.request.id for live in self._counter.live.values() if live.tokens]
+        if started and begun is Begun.REFUSE:
+            raise UpdateRefused(
+                f"{len(started)} responses have begun under version {self._version}, {started[0]!r} among them: let "
+                "them end, cancel or export them, or say by `begun` what becomes of them"
+            )
+
+    def _empty(self, keep_tokens: bool) -> None:
+        """Takes the server's requests back; the tokens that it still sends count, or were never heard of."""
+        if not keep_tokens:
+            for live in self._counter.find(tuple(self._counter.open)):
+                self._abort(self._counter.hang_up(live))
+                self._counter.waiting.append(live.request.id)
+        self._life.empty()
+        until = monotonic() + self._settings.drain_s
+        while self._counter.open and monotonic() < until:
+            self._listen(self._settings.wait_s, parking=True)
+        for live in self._counter.find(tuple(self._counter.open)):
+            self._abort(self._counter.hang_up(live))
+            self._counter.waiting.append(live.request.id)
+
+    def suspend(self, keep: bool = False) -> None:
+        """Without `keep`, returns only when the server's memory is seen to be free, and raises otherwise."""
+        self._require_open()
+        if keep:
+            self._suspended = True
+            self._life.freeze()
+            return
+        self._life.require_memory()
+        if self._canary_prompt and self._canary is None and not self._suspended:
+            self._canary = Canary.learn(self, self._canary_prompt)
+        self._suspended = True
+        self._empty(keep_tokens=True)
+        self._slept = True
+        self._life.sleep()
+
+    def resume(self) -> None:
+        self._require_open()
+        self._life.proceed()
+        if self._slept and self._canary is not None:
+            self._check_canary(self._canary)
+        self._slept = False
+        now = monotonic()
+        for name in self._counter.open:
+            self._counter.live[name].heard_s = now  # frozen, it could not say anything
+        self._suspended = False
+
+    def _check_canary(self, canary: Canary) -> None:
+        self._suspended = False  # so that it can be asked
+        try:
+            canary.check(self)
+        except BaseException:
+            self._suspended = True
+            raise
+
+    def step(self) -> list[Event]:
+        self._require_open()
+        counter = self._counter
+        if self._suspended:
+            return counter.told()
+        counter.launch(self._begin, self._prefix)
+        self._listen(0.0 if counter.events or not counter.live else self._settings.wait_s)
+        for live in counter.stalled():
+            name = counter.open[live.request.id].name
+            counter.cut(live, f"nothing came for {self._settings.stall_s:g} s")
+            self._abort(name)
+        return counter.told()
+
+    def _begin(self, attempt: Attempt, live: Live) -> "Future[None]":
+        """A server that was started anew has other weights: it is asked, or says it with each token."""
+        key = (live.request.id, live.attempt)
+        opening = Opening(key, self._dialect.generate(attempt), self._dialect.read)
+        if not self._dialect.tells_version_with_tokens and (self._tells_version or live.cuts):
+            opening = replace(opening, before=self._dialect.version(), refuse=self._refusal)
+        return self._wire.open(opening)
+
+    def _refusal(self, reply: Reply) -> str | None:
+        """Called in the wire's thread; it only reads."""
+        if reply.status == 404:
+            return "the stream was cut, and the server can't say whether it still has the same weights"
+        return self._wrong_version(reply)
+
+    def _listen(self, wait_s: float, parking: bool = False) -> None:
+        for heard in self._wire.take(wait_s):
+            self._counter.hear(heard, self._version, parking)
+
+    def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+        """All are -1, which no model says, where the answer is not sound."""
+        self._require_open()
+        if self._suspended:
+            raise EngineSuspended("a suspended engine can't be probed: resume it first")
+        live = Live(GenerationRequest(f"probe-{uuid4().hex[:12]}", prompt, count, temperature=0.0))
+        reply = self._wire.ask(self._dialect.generate(live.next_attempt(self._prefix)))
+        try:
+            for data in Events().feed(reply.content):
+                if (piece := self._dialect.read(data)) is not None:
+                    live.take(piece, self._version)
+        except (Unsound, ValueError, LookupError, TypeError, AttributeError):
+            return (-1,) * count
+        return tuple(live.tokens) if len(live.tokens) == count else (-1,) * count
+
+    def gauges(self) -> Gauges:
+        """As the server tells them, but for `nbytes`: all that its processes hold, where somebody can tell."""
+        self._require_open()
+        gauges = self._dialect.read_gauges(self._wire.ask(self._dialect.metrics()))
+        return replace(
+            gauges,
+            waiting=gauges.waiting + len(self._counter.waiting),
+            nbytes=self._memory.held() if self._memory is not None else 0,
+            recomputed_tokens=self._counter.continued_tokens,
+        )
+
+    def close(self) -> list[Event]:
+        if self._closed:
+            return []
+        self.cancel(list(self._counter.live))
+        self._closed = self._suspended = True
+        self._wire.close()
+        return self._counter.told()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("the engine is closed: make a new one")

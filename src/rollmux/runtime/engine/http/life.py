@@ -1,0 +1,135 @@
+"""A server's life between running and asleep, one step at a time, in the one order that works:
+
+    pause, sleep, [bytes seen free], wake weights, update, wake KV, invalidate caches, proceed
+
+Invariant: each step may be asked again, whether it was done, half done or its answer was lost; what is done is not sent
+a second time. A server whose weights are half new never proceeds.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from rollmux.runtime.engine.http.calls import Call, Reply
+from rollmux.runtime.engine.http.dialect import CACHE, WEIGHTS, Dialect
+from rollmux.runtime.engine.http.errors import EngineWorn, MemoryHeld, ServerFailed, ServerMismatch, ServerRefused
+from rollmux.runtime.engine.http.memory import Memory
+from rollmux.runtime.engine.http.reading import thing
+from rollmux.runtime.engine.http.wire import Wire
+
+
+class Pause(Enum):
+    """What a server does with requests."""
+
+    NONE = "it runs"
+    FROZEN = "they wait where they are"
+    EMPTY = "there are none"
+
+
+class Life:
+    """How the server stands, as far as it has answered."""
+
+    def __init__(self, wire: Wire, dialect: Dialect, memory: Memory | None) -> None:
+        self._wire, self._dialect, self._memory = wire, dialect, memory
+        self.pause = Pause.NONE
+        self.asleep: set[str] = set()
+        self._stale = False  # keys and values of before may be there still
+        self._half: int | None = None  # the version of an update that was begun and not ended
+        self._unsure: set[str] = set()  # what was asked without an answer
+        self._first_held: int | None = None
+        self.leaked_bytes = 0
+
+    def freeze(self) -> None:
+        if self.pause is Pause.NONE:
+            self._ask(self._dialect.freeze())
+            self.pause = Pause.FROZEN
+
+    def empty(self) -> None:
+        """Pauses, and ends as aborted what the server has."""
+        if self.pause is not Pause.EMPTY:
+            self._ask(self._dialect.pause())
+            self.pause = Pause.EMPTY
+
+    def require_memory(self) -> Memory:
+        if self._memory is None:
+            raise MemoryHeld("nobody tells what the server holds: give the engine `memory`, or suspend with `keep`")
+        return self._memory
+
+    def sleep(self) -> None:
+        """Of an empty server. Returns when its bytes are seen to be free."""
+        memory = self.require_memory()
+        if self.asleep != {WEIGHTS, CACHE}:
+            if self.asleep:
+                self._wake(CACHE)  # half awake after an update, it would sleep no further
+            if not self._says_asleep():
+                self._once("sleep", self._dialect.sleep())
+            self.asleep = {WEIGHTS, CACHE}
+            self._stale = True
+        held = memory.settle()
+        self._first_held = held if self._first_held is None else self._first_held
+        self.leaked_bytes = max(self.leaked_bytes, held - self._first_held)
+
+    def _says_asleep(self) -> bool:
+        call = self._dialect.asleep()
+        return call is not None and bool(thing(self._ask(call).content)["is_sleeping"])
+
+    def update(self, version: int, weights: Mapping[str, Any] | None) -> None:
+        """Of an empty server, awake or asleep; the cache sleeps on."""
+        calls = self._dialect.update(version, weights)
+        self._wake(WEIGHTS)
+        self._half = version
+        for call in calls:
+            _require_success(call, self._ask(call))
+        self._half = None
+        self._stale = True
+
+    def proceed(self) -> None:
+        """To where requests run."""
+        if self._half is not None:
+            raise ServerMismatch(f"the update to version {self._half} did not end: update again before resuming")
+        if self._memory is not None and self.leaked_bytes > self._memory.leak_bytes:
+            raise EngineWorn(
+                f"from sleep to sleep the server has gained {self.leaked_bytes} bytes, {self._memory.leak_bytes} are "
+                "allowed: export what is unfinished and start it anew"
+            )
+        self._wake(WEIGHTS)
+        self._wake(CACHE)
+        if self._stale:
+            self._ask(self._dialect.invalidate())
+            self._stale = False
+        if self.pause is not Pause.NONE:
+            self._ask(self._dialect.proceed())
+            self.pause = Pause.NONE
+
+    def _wake(self, tag: str) -> None:
+        if tag in self.asleep:
+            self._once(tag, self._dialect.wake(tag))
+            self.asleep.discard(tag)
+
+    def _once(self, step: str, call: Call) -> None:
+        """For what some servers can't bear twice. After a lost answer, a refusal says that it was done already;
+        whether that is true is seen by the bytes and the canary."""
+        try:
+            self._ask(call)
+        except ServerRefused:
+            if step not in self._unsure:
+                raise
+        except ServerFailed:
+            self._unsure.add(step)
+            raise
+        self._unsure.discard(step)
+
+    def _ask(self, call: Call) -> Reply:
+        return self._wire.ask(call)
+
+
+def _require_success(call: Call, reply: Reply) -> None:
+    """Some servers answer 200 and say in the answer that it failed."""
+    if not reply.content:
+        return
+    try:
+        said = thing(reply.content)
+    except ValueError:
+        return  # not every answer is an object, and those that are not tell no failure
+    if said.get("success") is False:
+        raise ServerFailed(f"{call.path} failed: {said.get('message')!s:.300}")

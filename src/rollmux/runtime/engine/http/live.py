@@ -1,0 +1,87 @@
+"""One response as it grows over one or several attempts. Pure.
+
+A piece says how many tokens there are with it. So what comes twice is seen and left out, and what is missing is seen
+too: then the attempt is given up, and another one goes on from the last token that is certain.
+Invariant: tokens are taken in order, once each, with a log-probability each, under the version that the server has.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from rollmux.runtime.engine.http.calls import Attempt, Over, Piece
+from rollmux.runtime.engine.http.errors import Unsound
+from rollmux.runtime.engine.requests import FinishReason, Generated, GenerationRequest
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request that is neither over nor exported."""
+
+    request: GenerationRequest
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    attempt: int = 0  # the how manieth it is
+    begun: int = 0  # tokens that were there when it began
+    cuts: int = 0
+    not_before_s: float = 0.0  # when the next attempt may begin
+    heard_s: float = 0.0  # when the last piece came
+
+    def generated(self) -> Generated:
+        return Generated(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions))
+
+    def next_attempt(self, prefix: str) -> Attempt:
+        self.attempt += 1
+        self.begun = len(self.tokens)
+        return Attempt(f"{prefix}-{self.request.id}-{self.attempt}", self.request, tuple(self.tokens))
+
+    def take(self, piece: Piece, version: int) -> Generated | None:
+        """The tokens that are new in a piece; None if some before them are missing."""
+        if piece.version is not None and piece.version != str(version):
+            raise Unsound(f"the server draws with version {piece.version!r}, the engine has {version}")
+        prompt = len(self.request.prompt) + self.begun
+        if piece.prompt_tokens not in (None, prompt):
+            raise Unsound(f"the server has a prompt of {piece.prompt_tokens} tokens, it was sent {prompt}")
+        count = len(piece.tokens)
+        if count and piece.total is None:
+            raise Unsound("the server does not count its tokens: one that is missing would not be seen")
+        first = (piece.total if piece.total is not None else len(self.tokens) - self.begun) - count
+        place = self.begun + first
+        if first < 0:
+            raise Unsound(f"{count} tokens came, {piece.total} in all by the server's count")
+        if place > len(self.tokens):
+            return None
+        before = self.tokens[place : place + count]
+        if tuple(before) != piece.tokens[: len(before)]:
+            raise Unsound(f"tokens {place} and on were {before}, now they are {piece.tokens[: len(before)]}")
+        return self._grow(piece, len(before), version)
+
+    def _grow(self, piece: Piece, known: int, version: int) -> Generated:
+        fresh, chances = piece.tokens[known:], piece.logprobs[known:]
+        if len(piece.logprobs) != len(piece.tokens):
+            raise Unsound(f"{len(piece.tokens)} tokens came with {len(piece.logprobs)} log-probabilities")
+        numbers = tuple(float(each) for each in chances if each is not None and math.isfinite(each))
+        if len(numbers) != len(fresh):
+            raise Unsound(f"the log-probabilities {chances} are not all numbers: weights or memory may be damaged")
+        if len(self.tokens) + len(fresh) > self.request.max_tokens:
+            raise Unsound(f"more than {self.request.max_tokens} tokens came")
+        if fresh and (stopped := set(self.request.stop_tokens) & {*self.tokens, *fresh[:-1]}):
+            raise Unsound(f"tokens came after the stop token {min(stopped)}")
+        self.tokens += fresh
+        self.logprobs += numbers
+        self.versions += [version] * len(fresh)
+        return Generated(fresh, numbers, (version,) * len(fresh))
+
+    def ending(self, over: Over, why: str) -> tuple[FinishReason, str]:
+        """How the request ends, now that the server says that it is over."""
+        last = self.tokens[-1] if self.tokens else None
+        if over is Over.STOP and last in self.request.stop_tokens:
+            return FinishReason.STOP, ""
+        if over in (Over.STOP, Over.LENGTH) and len(self.tokens) == self.request.max_tokens:
+            return FinishReason.LENGTH, ""
+        if over is Over.STOP:
+            return FinishReason.FAILED, f"the server stopped at token {last}: name it among `stop_tokens` if it may"
+        if over is Over.LENGTH:
+            most = self.request.max_tokens
+            return FinishReason.FAILED, f"the server's own limit came after {len(self.tokens)} of {most} tokens"
+        return FinishReason.FAILED, why or f"the server ended it: {over.value}"

@@ -1,0 +1,33 @@
+"""How much an engine behind HTTP takes on, and how patient it is."""
+
+from dataclasses import dataclass
+
+from rollmux.checks import MAX_COUNT, MAX_SECONDS, Checks
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`max_length` bounds a prompt with its response and is the server's own limit (`--max-model-len`).
+
+    A stream that says nothing for `stall_s` is cut. A response that was cut is continued, `cuts` times at most; before
+    that a pause that begins with `retry_s` and doubles.
+    """
+
+    max_length: int
+    max_open: int = 256  # streams at a time; what is beyond waits here
+    inbox: int = 4096  # pieces heard and not yet taken by `step`
+    wait_s: float = 0.05  # the longest that a step waits for news
+    stall_s: float = 120.0
+    cuts: int = 5
+    retry_s: float = 0.2
+    ready_s: float = 600.0  # for a server that loads its model
+    drain_s: float = 10.0  # for streams to end after a pause
+
+    def __post_init__(self) -> None:
+        checks = Checks("settings")
+        for name in ("max_length", "max_open", "inbox"):
+            checks.whole(name, getattr(self, name), 1, MAX_COUNT, "give at least 1")
+        checks.whole("cuts", self.cuts, 0, 1000, "give how often a response may be continued")
+        for name in ("wait_s", "stall_s", "retry_s", "ready_s", "drain_s"):
+            checks.number(name, getattr(self, name), 0, MAX_SECONDS, "give seconds")
+        checks.require()

@@ -1,0 +1,151 @@
+"""How an SGLang server is spoken to: its native `/generate` with token ids.
+
+Start it with `--enable-memory-saver`; with `--enable-deterministic-inference` for seeds to count; with
+`SGLANG_RETURN_ORIGINAL_LOGPROB=1` for other temperatures than 0 and 1. Sources: docs/design/engine_http.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollmux.checks import Checks
+from rollmux.runtime.engine.http import reading
+from rollmux.runtime.engine.http.calls import Attempt, Call, Over, Piece, Reply
+from rollmux.runtime.engine.http.metrics import Metrics
+from rollmux.runtime.engine.http.weights import FromDisk, InPlace, Transferred, source
+from rollmux.runtime.engine.requests import GenerationRequest
+from rollmux.runtime.engine.seam import Gauges
+
+
+@dataclass(frozen=True, slots=True)
+class Sglang:
+    """See `Dialect`. `raw_logprobs`: the server gives log-probabilities as they are before temperature and top-p."""
+
+    raw_logprobs: bool = False
+    tells_version_with_tokens = True
+
+    def check(self, request: GenerationRequest) -> None:
+        checks = Checks("request")
+        remedy = "start the server with SGLANG_RETURN_ORIGINAL_LOGPROB=1 and say `raw_logprobs`"
+        if not self.raw_logprobs and request.temperature not in (0.0, 1.0):
+            checks.report("temperature", request.temperature, "0 or 1 for log-probabilities of the model", remedy)
+        if not self.raw_logprobs and request.top_p != 1.0 and request.temperature:
+            checks.report("top_p", request.top_p, "1 for log-probabilities of the model", remedy)
+        checks.require()
+
+    def generate(self, attempt: Attempt) -> Call:
+        request = attempt.request
+        sampling = {
+            "max_new_tokens": attempt.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+            "stop_token_ids": list(request.stop_tokens),
+            "ignore_eos": not request.stop_tokens,  # it would ignore the request's stop tokens too
+            "sampling_seed": request.seed % 2**63,  # draws are a matter of seed and place: the same when continued
+            "skip_special_tokens": False,
+        }  # fmt: skip
+        body = {"rid": attempt.name, "input_ids": list(attempt.prompt), "sampling_params": sampling}
+        return Call("POST", "/generate", body | {"stream": True, "return_logprob": True, "logprob_start_len": -1})
+
+    def read(self, data: bytes) -> Piece | None:
+        if data.strip() == b"[DONE]":
+            return None
+        event = reading.thing(data)
+        if "error" in event:
+            return reading.error(event["error"])
+        meta = event["meta_info"]
+        ids = reading.tokens("output_ids", event.get("output_ids") or [])
+        pairs = meta.get("output_token_logprobs") or []
+        told = reading.tokens("output_token_logprobs", [pair[1] for pair in pairs])
+        common = min(len(ids), len(told))
+        if common and ids[-common:] != told[-common:]:
+            raise ValueError(f"output_ids {ids[-common:]!r:.120} are not those of the log-probabilities")
+        over, why = _over(meta.get("finish_reason"))
+        return Piece(
+            tokens=told or ids,
+            logprobs=reading.logprobs("output_token_logprobs", [pair[0] for pair in pairs]),
+            total=reading.count("completion_tokens", meta["completion_tokens"]),
+            prompt_tokens=reading.count("prompt_tokens", meta["prompt_tokens"]),
+            version=str(meta["weight_version"]) if "weight_version" in meta else None,
+            over=over,
+            why=why,
+        )
+
+    def abort(self, name: str) -> Call:
+        return Call("POST", "/abort_request", {"rid": name})
+
+    def health(self) -> Call:
+        return Call("GET", "/health")
+
+    def pause(self) -> Call:
+        return Call("POST", "/pause_generation", {"mode": "abort"})
+
+    def freeze(self) -> Call:
+        return Call("POST", "/pause_generation", {"mode": "in_place"})
+
+    def proceed(self) -> Call:
+        return Call("POST", "/continue_generation", {})
+
+    def sleep(self) -> Call:
+        return Call("POST", "/release_memory_occupation", {})
+
+    def asleep(self) -> Call | None:
+        return None
+
+    def wake(self, tag: str) -> Call:
+        return Call("POST", "/resume_memory_occupation", {"tags": [tag]})
+
+    def invalidate(self) -> Call:
+        return Call("POST", "/flush_cache")
+
+    def update(self, version: int, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
+        told = {"weight_version": str(version)}
+        match source(weights):
+            case InPlace():
+                return (self.announce(version),)
+            case FromDisk(path):
+                # Caches are flushed when there are some again: asleep there are none.
+                body = {"model_path": path, "flush_cache": False}
+                return (Call("POST", "/update_weights_from_disk", body | told),)
+            case Transferred(info):
+                return (Call("POST", "/update_weights_from_distributed", dict(info) | {"flush_cache": False} | told),)
+
+    def announce(self, version: int) -> Call:
+        return Call("POST", "/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+
+    def version(self) -> Call:
+        return Call("GET", "/get_model_info")
+
+    def read_version(self, reply: Reply) -> str:
+        return str(reading.thing(reply.content)["weight_version"])
+
+    def metrics(self) -> Call:
+        return Call("GET", "/metrics")
+
+    def read_gauges(self, reply: Reply) -> Gauges:
+        """Only there if the server was started with `--enable-metrics`."""
+        found = Metrics(reply.content.decode())
+        held, share = found.sum("sglang:num_used_tokens"), found.share("sglang:token_usage")
+        return Gauges(
+            running=found.sum("sglang:num_running_reqs"),
+            waiting=found.sum("sglang:num_queue_reqs"),
+            room_tokens=round(held / share) if share else 0,
+            held_tokens=held,
+            nbytes=0,
+            generated_tokens=found.sum("sglang:generation_tokens_total"),
+            prefilled_tokens=found.sum("sglang:prompt_tokens_total"),
+            recomputed_tokens=0,
+            preemptions=found.sum("sglang:num_retracted_reqs"),
+            ended=found.sum("sglang:num_requests_total"),
+        )
+
+
+def _over(reason: object) -> tuple[Over | None, str]:
+    if not isinstance(reason, dict):
+        return reading.over(reason), ""
+    over = reading.over(reason.get("type"))
+    if over is Over.STOP and isinstance(reason.get("matched"), str):
+        # When the model's output is no number, the server writes a stop token in the last place and says so here only.
+        return Over.ERROR, f"the server stopped at {reason['matched']!r}, which is no token"
+    return over, str(reason.get("message") or "")

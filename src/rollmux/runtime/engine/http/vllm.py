@@ -1,0 +1,156 @@
+"""How a vLLM server is spoken to: `/v1/completions` with token ids, and the routes of `VLLM_SERVER_DEV_MODE=1`.
+
+Start it with `--enable-sleep-mode --generation-config vllm` and, if it was set otherwise, `--logprobs-mode
+raw_logprobs`. Sources and versions: docs/design/engine_http.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from rollmux.runtime.engine.http import reading
+from rollmux.runtime.engine.http.calls import Attempt, Call, Over, Piece, Reply
+from rollmux.runtime.engine.http.metrics import Metrics
+from rollmux.runtime.engine.http.weights import FromDisk, InPlace, Transferred, source
+from rollmux.runtime.engine.requests import GenerationRequest
+from rollmux.runtime.engine.seam import Gauges
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """See `rollmux.runtime.engine.http.dialect.Dialect`. Without `model`, the server's own."""
+
+    model: str | None = None
+    tells_version_with_tokens = False
+
+    def check(self, request: GenerationRequest) -> None:
+        """Its log-probabilities are those of the model itself, whatever the temperature: all can be asked."""
+
+    def generate(self, attempt: Attempt) -> Call:
+        request = attempt.request
+        body: dict[str, Any] = {
+            "prompt": list(attempt.prompt),
+            "max_tokens": attempt.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "seed": _seed(request.seed, len(attempt.tokens)),
+            "stop_token_ids": list(request.stop_tokens),
+            "ignore_eos": True,  # nothing but the request's own stop tokens ends it
+            "logprobs": 1,
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "request_id": attempt.name,
+            "add_special_tokens": False,
+            # What is left out is filled in from the model's own generation config.
+            "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+        }  # fmt: skip
+        return Call("POST", "/v1/completions", body | ({"model": self.model} if self.model else {}))
+
+    def read(self, data: bytes) -> Piece | None:
+        if data.strip() == b"[DONE]":
+            return None
+        event = reading.thing(data)
+        if "error" in event:
+            return reading.error(event["error"])
+        usage = event.get("usage") or {}
+        total = reading.count("completion_tokens", usage["completion_tokens"]) if usage else None
+        prompt = reading.count("prompt_tokens", usage["prompt_tokens"]) if usage else None
+        if not event.get("choices"):
+            return Piece(total=total, prompt_tokens=prompt)
+        choice = event["choices"][0]
+        chances = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        return Piece(
+            tokens=reading.tokens("token_ids", choice.get("token_ids") or []),
+            logprobs=reading.logprobs("token_logprobs", chances),
+            total=total,
+            prompt_tokens=prompt,
+            over=reading.over(choice.get("finish_reason")),
+            why="" if reading.over(choice.get("finish_reason")) is not Over.ERROR else f"{choice['finish_reason']!r}",
+        )
+
+    def abort(self, name: str) -> Call:
+        """Where the route is not known, the closed connection does it."""
+        return Call("POST", "/abort_requests", {"request_ids": [f"cmpl-{name}-0"]}, optional=True)
+
+    def health(self) -> Call:
+        return Call("GET", "/health")
+
+    def pause(self) -> Call:
+        return Call("POST", "/pause", query={"mode": "abort"})
+
+    def freeze(self) -> Call:
+        return Call("POST", "/pause", query={"mode": "keep"})
+
+    def proceed(self) -> Call:
+        return Call("POST", "/resume")
+
+    def sleep(self) -> Call:
+        return Call("POST", "/sleep", query={"level": "1"})
+
+    def asleep(self) -> Call | None:
+        return Call("GET", "/is_sleeping")
+
+    def wake(self, tag: str) -> Call:
+        return Call("POST", "/wake_up", query={"tags": tag})
+
+    def invalidate(self) -> Call:
+        return Call("POST", "/reset_prefix_cache")
+
+    def update(self, version: int, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
+        told = {"weight_version": str(version)}
+        match source(weights):
+            case InPlace():
+                return (self.announce(version),)
+            case FromDisk(path):
+                reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+                return Call("POST", "/collective_rpc", reload), self.announce(version)
+            case Transferred(info):
+                begin = Call("POST", "/start_weight_update", {})
+                return (
+                    begin,
+                    Call("POST", "/update_weights", {"update_info": dict(info)}),
+                    Call("POST", "/finish_weight_update", told),
+                    self.announce(version),  # older ones do not take it from the call before
+                )
+
+    def announce(self, version: int) -> Call:
+        return Call("POST", "/update_weight_version", {"new_version": str(version)}, optional=True)
+
+    def version(self) -> Call:
+        return Call("GET", "/weight_info", optional=True)
+
+    def read_version(self, reply: Reply) -> str:
+        return str(reading.thing(reply.content)["weight_version"])
+
+    def metrics(self) -> Call:
+        return Call("GET", "/metrics")
+
+    def read_gauges(self, reply: Reply) -> Gauges:
+        found = Metrics(reply.content.decode())
+        room = found.label_product("vllm:cache_config_info", "num_gpu_blocks", "block_size")
+        return Gauges(
+            running=found.sum("vllm:num_requests_running"),
+            waiting=found.sum("vllm:num_requests_waiting"),
+            room_tokens=room,
+            held_tokens=round(room * found.share("vllm:kv_cache_usage_perc")),
+            nbytes=0,
+            generated_tokens=found.sum("vllm:generation_tokens_total"),
+            prefilled_tokens=found.sum("vllm:prompt_tokens_total"),
+            recomputed_tokens=0,
+            preemptions=found.sum("vllm:num_preemptions_total"),
+            ended=found.sum("vllm:request_success_total"),
+        )
+
+
+def _seed(seed: int, place: int) -> int:
+    """64 bits as the server wants them, with a sign.
+
+    The server counts a request's draws from where it begins, so a response that is continued with the same seed would
+    meet its first draws again: from its second beginning on, it gets a seed of its own.
+    """
+    if place:
+        digest = blake2b(seed.to_bytes(8, "big") + place.to_bytes(8, "big"), digest_size=8).digest()
+        seed = int.from_bytes(digest, "big")
+    return seed - 2**64 if seed >= 2**63 else seed

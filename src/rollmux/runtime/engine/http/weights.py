@@ -1,0 +1,45 @@
+"""Where a server gets new weights from: the tensors themselves do not go over HTTP."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollmux.checks import Checks
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """They are there already, written by the owner's own way; only the version is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromDisk:
+    """The server reads them from a folder that it sees too, such as one under /dev/shm."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """They come over a group that the server has joined; this is what it must be told of them."""
+
+    info: Mapping[str, Any]
+
+
+Source = InPlace | FromDisk | Transferred
+
+
+def source(weights: Mapping[str, Any] | None) -> Source:
+    """Reads the seam's `weights`: none, or {"path": folder}, or {"update_info": what the server is told}."""
+    if weights is None:
+        return InPlace()
+    checks = Checks("weights")
+    match dict(weights):
+        case {"path": str(path), **rest} if path and not rest:
+            return FromDisk(path)
+        case {"update_info": Mapping() as info, **rest} if not rest:
+            return Transferred(info)
+    remedy = "give none if they are in place; tensors can't go over HTTP"
+    checks.report("keys", sorted(map(str, weights)), "{'path': folder} or {'update_info': mapping}", remedy)
+    checks.require()
+    raise AssertionError  # `require` has raised

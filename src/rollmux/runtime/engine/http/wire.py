@@ -1,0 +1,180 @@
+"""The connection to one server: a thread of its own with an event loop, in which all streams are read.
+
+Invariant: after `close` there is neither the thread nor a socket; whoever waits for an answer then gets `ServerFailed`.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any, TypeVar
+
+import httpx
+
+from rollmux.runtime.engine.http.calls import Call, Piece, Reply
+from rollmux.runtime.engine.http.errors import ServerFailed, ServerRefused
+from rollmux.runtime.engine.http.inbox import Inbox
+from rollmux.runtime.engine.http.sse import Events
+
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # the same call may go well a little later
+Answer = TypeVar("Answer")
+Key = tuple[str, int]  # a request and the attempt at it
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server is, and how long a call may take. A stream may take as long as it likes."""
+
+    url: str
+    headers: dict[str, str] = field(default_factory=dict)
+    connect_s: float = 5.0
+    call_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A stream ended without saying so, or never began, and may be tried again."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The server will not do this, however often it is asked."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What was heard of one attempt."""
+
+    key: Key
+    what: Piece | Cut | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A stream to be opened: what to ask, how to read it, and what must hold before."""
+
+    key: Key
+    call: Call
+    read: Callable[[bytes], Piece | None]
+    before: Call | None = None
+    refuse: Callable[[Reply], str | None] = lambda reply: None
+
+
+class Wire:
+    """Asks and listens."""
+
+    def __init__(self, server: Server, capacity: int) -> None:
+        self._server = server
+        self._inbox: Inbox[Heard] = Inbox(capacity)
+        self._loop = asyncio.new_event_loop()
+        self._client = httpx.AsyncClient(
+            base_url=server.url,
+            headers=server.headers,
+            timeout=httpx.Timeout(server.call_s, connect=server.connect_s, read=None, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            verify=server.url.startswith("https:"),  # without need, loading the certificates is most of the start
+            trust_env=False,  # a proxy named in the environment is not meant for machines of our own
+        )
+        self._thread = Thread(target=self._loop.run_forever, name="rollmux-engine-http", daemon=True)
+        self._thread.start()
+
+    def ask(self, call: Call, within_s: float | None = None) -> Reply:
+        """Waits for an answer."""
+        return self._wait(self._asked(call, within_s or self._server.call_s))
+
+    def take(self, wait_s: float) -> list[Heard]:
+        return self._inbox.take(wait_s, self._loop.call_soon_threadsafe)
+
+    def open(self, opening: Opening) -> "Future[None]":
+        """Begins to listen; cancelling what is given closes the connection, which both servers take as an abort."""
+        return asyncio.run_coroutine_threadsafe(self._follow(opening), self._loop)
+
+    def tell(self, call: Call) -> None:
+        """Asks without waiting. For what is only a courtesy: whether it is heard makes no difference."""
+        asyncio.run_coroutine_threadsafe(self._told(call), self._loop)
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        self._wait(self._ended())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise ServerFailed(f"{self._server.url}: the connection was closed while waiting") from error
+        except BaseException:
+            future.cancel()  # whoever waited was interrupted: nobody wants the answer
+            raise
+
+    async def _asked(self, call: Call, within_s: float) -> Reply:
+        where = f"{self._server.url}{call.path}"
+        try:
+            async with asyncio.timeout(within_s):
+                response = await self._client.send(self._request(call))
+        except TimeoutError as error:
+            raise ServerFailed(f"{where} did not answer within {within_s:g} s") from error
+        except httpx.HTTPError as error:
+            raise ServerFailed(f"{where}: {_said(error)}") from error
+        if response.is_success or (call.optional and response.status_code == 404):
+            return Reply(response.status_code, response.content)
+        raise ServerRefused(response.status_code, f"{where} answered {response.status_code}: {response.text:.300}")
+
+    def _request(self, call: Call) -> httpx.Request:
+        return self._client.build_request(call.method, call.path, params=dict(call.query) or None, json=call.body)
+
+    async def _told(self, call: Call) -> None:
+        with suppress(ServerFailed):
+            await self._asked(call, self._server.call_s)
+
+    async def _follow(self, opening: Opening) -> None:
+        """Every stream ends by a note that it is cut; one that was over before then is no longer waited for."""
+        try:
+            last: Cut | Refused = await self._streamed(opening)
+        except (httpx.HTTPError, ServerFailed) as error:
+            last = Cut(_said(error))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            last = Cut(f"what came can't be read: {error}")  # of the shapes that JSON can take, not ours to trust
+        await self._inbox.put(Heard(opening.key, last))
+
+    async def _streamed(self, opening: Opening) -> Cut | Refused:
+        if opening.before is not None:
+            why = opening.refuse(await self._asked(opening.before, self._server.call_s))
+            if why is not None:
+                return Refused(why)
+        request = self._request(opening.call)
+        response = await self._client.send(request, stream=True)
+        try:
+            if response.status_code != 200:
+                said = (await response.aread())[:300].decode(errors="replace")
+                why = f"{opening.call.path} answered {response.status_code}: {said}"
+                return Cut(why) if response.status_code in PASSING else Refused(why)
+            events = Events()
+            async for chunk in response.aiter_bytes():
+                for data in events.feed(chunk):
+                    if (piece := opening.read(data)) is not None:
+                        await self._inbox.put(Heard(opening.key, piece))
+        finally:
+            await response.aclose()
+        return Cut("the stream ended without an end")
+
+    async def _ended(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

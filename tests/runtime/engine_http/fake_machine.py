@@ -1,0 +1,140 @@
+"""What stands behind the fake server: weights, memory and caches that can be told apart by the tokens drawn.
+
+A token is a matter of the weights, the text before it, and the draw; of stale keys and values too, if there are any.
+Invariant: what a real server would crash at kills it: it is `dead`, and answers nothing but 500.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from time import monotonic
+
+from tests.runtime.engine_http.faults import Faults
+
+VOCABULARY = 1000
+WEIGHTS_BYTES, CACHE_BYTES, BASE_BYTES = 1000, 3000, 100
+BYTES = {"weights": WEIGHTS_BYTES, "kv_cache": CACHE_BYTES}
+
+
+def draw(weights: str, context: tuple[int, ...], luck: tuple[int, int] | None) -> tuple[int, float]:
+    """`luck`: seed and number of the draw; none is greedy. Token 0 is never drawn."""
+    digest = blake2b(repr((weights, context, luck)).encode(), digest_size=8).digest()
+    return 1 + int.from_bytes(digest[:4]) % (VOCABULARY - 1), -(1 + int.from_bytes(digest[4:]) % 4000) / 1000
+
+
+def greedy(weights: str, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """What a sound server answers."""
+    context = prompt
+    for _ in range(count):
+        context += (draw(weights, context, None)[0],)
+    return context[len(prompt) :]
+
+
+@dataclass
+class Machine:
+    """All of it under one lock."""
+
+    faults: Faults = field(default_factory=Faults)
+    weights: str = "base"
+    version: str = "default"
+    asleep: set[str] = field(default_factory=set)
+    paused: bool = False
+    dead: str = ""
+    updating: bool = False
+    sleeps: int = 0
+    slept_at_s: float = 0.0
+    running: dict[str, str] = field(default_factory=dict)  # name: "runs" or "abort"
+    cache: dict[tuple[int, ...], tuple[str, int]] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
+
+    def held(self) -> int:
+        with self.changed:
+            leaked = self.faults.leak_bytes * self.sleeps
+            late = self.asleep and monotonic() - self.slept_at_s < self.faults.frees_after_s
+            awake = sum(size for tag, size in BYTES.items() if late or tag not in self.asleep)
+            return BASE_BYTES + leaked + awake + (self.faults.holds_bytes if self.asleep else 0)
+
+    def kill(self, why: str) -> None:
+        self.dead = self.dead or why
+
+    def pause(self, keep: bool) -> None:
+        with self.changed:
+            self.paused = True
+            if not keep:
+                self.abort(tuple(self.running))
+
+    def proceed(self) -> None:
+        with self.changed:
+            if self.asleep:
+                self.kill(f"proceeds while {sorted(self.asleep)} sleep")
+            self.paused = False
+            self.changed.notify_all()
+
+    def abort(self, names: tuple[str, ...]) -> None:
+        with self.changed:
+            for name in names:
+                if name in self.running:
+                    self.running[name] = "abort"
+            self.changed.notify_all()
+
+    def drained(self, within_s: float = 5.0) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: not self.running, within_s)
+
+    def sleep(self) -> None:
+        with self.changed:
+            if self.running:
+                self.kill("sleeps while requests run")
+            self.asleep = set(BYTES)
+            self.sleeps += 1
+            self.slept_at_s = monotonic()
+            if self.faults.gibberish:
+                self.weights = f"damaged {self.weights}"
+
+    def wake(self, tag: str) -> None:
+        with self.changed:
+            if tag == "kv_cache" and "weights" in self.asleep:
+                self.kill("wakes the cache before the weights")
+            self.asleep.discard(tag)
+
+    def load(self, weights: str) -> None:
+        with self.changed:
+            if "weights" in self.asleep:
+                self.kill("writes weights that sleep")
+            if not self.paused:
+                self.kill("writes weights while requests run")
+            self.weights = weights
+
+    def invalidate(self) -> None:
+        with self.changed:
+            if "kv_cache" in self.asleep:
+                self.kill("flushes a cache that sleeps")
+            self.cache.clear()
+
+    def restart(self) -> None:
+        """Another process, at the same address."""
+        self.weights, self.version = "base", "default"
+        self.cache.clear()
+
+    def begin(self, name: str, prompt: tuple[int, ...]) -> str:
+        """Waits until it may run; what it draws with from there on."""
+        with self.changed:
+            self.running[name] = "runs"
+            self.changed.wait_for(lambda: not self.paused or self.running[name] == "abort")
+            if self.asleep and self.running[name] == "runs":
+                self.kill(f"generates while {sorted(self.asleep)} sleep")
+            now = (self.weights, self.sleeps)
+            stale = [was for text, was in self.cache.items() if prompt[: len(text)] == text and was != now]
+            self.cache[prompt] = now
+            return f"{self.weights} upon the stale cache of {stale[0]}" if stale else self.weights
+
+    def goes_on(self, name: str) -> bool:
+        """Waits while it is frozen; whether it may draw its next token."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.paused or self.running[name] == "abort")
+            return self.running[name] == "runs"
+
+    def end(self, name: str) -> None:
+        with self.changed:
+            self.running.pop(name, None)
+            self.changed.notify_all()

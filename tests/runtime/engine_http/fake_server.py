@@ -1,0 +1,444 @@
+"""A real HTTP server on a real socket that speaks as vLLM and SGLang do, and misbehaves when told to.
+
+One class for both, with the routes of each (see docs/design/engine_http.md for where they are from). It is not made to
+suit the engine: it keeps what is awkward in the real ones, such as calls that can't be made twice.
+"""
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import sleep
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from tests.runtime.engine_http.fake_machine import Machine, draw
+from tests.runtime.engine_http.faults import Faults
+
+Json = dict[str, Any]
+
+
+class Hangup(Exception):
+    """The connection ends here, without a word."""
+
+
+class FakeServer:
+    """A server in threads of this process."""
+
+    def __init__(self, token_s: float = 0.0005, cumulative: bool = True) -> None:
+        self.machine = Machine()
+        self.token_s, self.cumulative = token_s, cumulative
+        self.calls: list[str] = []
+        self.bodies: list[Json] = []
+        self.connections: set[socket.socket] = set()
+        self.stopping = threading.Event()
+        fake = self
+
+        class Handler(_Handler):
+            server_state = fake
+
+        self._http = _Quiet(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    @property
+    def faults(self) -> Faults:
+        return self.machine.faults
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def control_calls(self) -> list[str]:
+        """What changed its life, in order."""
+        noise = (
+            "/health",
+            "/v1/completions",
+            "/generate",
+            "/weight_info",
+            "/get_model_info",
+            "/is_sleeping",
+            "/metrics",
+        )
+        return [call for call in self.calls if not call.split(" ")[1].startswith((*noise, "/abort"))]
+
+    def close(self) -> None:
+        self.stopping.set()
+        self.machine.proceed()
+        self._http.shutdown()
+        for connection in tuple(self.connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._http.server_close()
+        self._thread.join()
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A connection that broke is what many tests are about."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_state: FakeServer
+    protocol_version = "HTTP/1.1"
+    wbufsize = 0
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.server_state.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.server_state.connections.discard(self.connection)
+        super().finish()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Tests print nothing."""
+
+    def do_GET(self) -> None:
+        self._serve({})
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self._serve(json.loads(raw) if raw else {})
+
+    def _serve(self, body: Json) -> None:
+        state, address = self.server_state, urlsplit(self.path)
+        state.calls.append(f"{self.command} {self.path}")
+        state.bodies.append(body)
+        sleep(state.faults.slow_s)
+        try:
+            if address.path in ("/v1/completions", "/generate"):
+                self._generate(body, address.path == "/generate")
+                return
+            status, answer = self._control(address.path, {k: v[0] for k, v in parse_qs(address.query).items()}, body)
+            if address.path in state.faults.lost_answers:
+                state.faults.lost_answers.discard(address.path)
+                raise Hangup
+            self._answer(status, answer)
+        except (Hangup, BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def _answer(self, status: int, answer: Json | str) -> None:
+        content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    # What is not generation.
+
+    def _control(self, path: str, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        state = self.server_state
+        machine, faults = state.machine, state.faults
+        if path == "/health":
+            if faults.loading > 0:
+                faults.loading -= 1
+                return 503, ""
+            return (503 if machine.dead else 200), ""
+        if machine.dead:
+            return 500, {"error": machine.dead}
+        route = ROUTES.get(path)
+        if route is None or (faults.knows_no_version and path in ("/weight_info", "/update_weight_version")):
+            return 404, {"detail": "Not Found"}
+        with machine.changed:
+            answer: tuple[int, Json | str] = route(self, query, body)
+        if path == "/pause_generation" and body["mode"] == "abort":
+            machine.drained()  # this one answers only then
+        return answer
+
+    def _vllm_pause(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        self.server_state.machine.pause(keep=query.get("mode", "abort") == "keep")
+        return 200, {"status": "paused"}
+
+    def _resume(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        self.server_state.machine.proceed()
+        return 200, {"status": "resumed"}
+
+    def _sleep(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if query.get("level", "1") == "1" and not self.server_state.machine.asleep:
+            self.server_state.machine.sleep()
+        return 200, ""
+
+    def _is_sleeping(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        return 200, {"is_sleeping": bool(self.server_state.machine.asleep)}
+
+    def _wake_up(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        self.server_state.machine.wake(query["tags"])
+        return 200, ""
+
+    def _invalidate(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if self.server_state.machine.running:
+            return 400, "There are running requests."
+        self.server_state.machine.invalidate()
+        return 200, ""
+
+    def _collective_rpc(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if body.get("method") != "reload_weights":
+            return 500, {"detail": "no such method"}
+        return self._updated(body["kwargs"]["weights_path"], None)
+
+    def _start_weight_update(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        self.server_state.machine.updating = True
+        return 200, {"message": "Weight update started"}
+
+    def _update_weights(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if not self.server_state.machine.updating:
+            return 500, {"detail": "start_weight_update comes first"}
+        return self._updated(body["update_info"]["weights"], None)
+
+    def _finish_weight_update(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        self.server_state.machine.updating = False
+        self.server_state.machine.version = body["weight_version"]
+        return 200, {"message": "Weight update finished"}
+
+    def _update_weight_version(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        self.server_state.machine.version = body["new_version"]
+        return 200, {"success": True, "new_version": body["new_version"]}
+
+    def _version(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        return 200, {"weight_version": self.server_state.machine.version}
+
+    def _abort_requests(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        names = tuple(name.removeprefix("cmpl-").removesuffix("-0") for name in body["request_ids"])
+        self.server_state.machine.abort(names)
+        return 200, {"status": "aborted", "aborted": len(names)}
+
+    def _abort_request(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        self.server_state.machine.abort((body["rid"],))
+        return 200, ""
+
+    def _pause_generation(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        self.server_state.machine.pause(keep=body["mode"] != "abort")
+        return 200, {"message": "Generation paused successfully.", "status": "ok"}
+
+    def _release(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if self.server_state.machine.asleep:
+            return 400, {"error": {"message": "release_memory_occupation was called twice"}}
+        self.server_state.machine.sleep()
+        return 200, "null"
+
+    def _regain(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        machine = self.server_state.machine
+        for tag in body["tags"]:
+            if tag not in machine.asleep:
+                return 400, {"error": {"message": f"{tag} was not released"}}
+            machine.wake(tag)
+        return 200, "null"
+
+    def _from_disk(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        return self._updated(body["model_path"], body["weight_version"])
+
+    def _from_group(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        return self._updated(body["group_name"], body["weight_version"])
+
+    def _updated(self, weights: str, version: str | None) -> tuple[int, Json | str]:
+        machine, faults = self.server_state.machine, self.server_state.faults
+        if faults.update_fails > 0:
+            faults.update_fails -= 1
+            machine.load(f"half {weights}")
+            failed = {"success": False, "message": "out of memory in the middle"}
+            return (200 if faults.fails_softly else 400), failed
+        machine.load(weights)
+        if version is not None:
+            machine.version = version
+        return 200, {"success": True, "message": "Succeeded."}
+
+    def _metrics(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        running = len(self.server_state.machine.running)
+        return 200, (
+            "# TYPE vllm:num_requests_running gauge\n"
+            f'vllm:num_requests_running{{engine="0"}} {running}\n'
+            f'vllm:num_requests_running{{engine="1"}} {running}\n'
+            'vllm:num_requests_waiting{engine="0"} 2\n'
+            'vllm:kv_cache_usage_perc{engine="0"} 0.25\n'
+            'vllm:kv_cache_usage_perc{engine="1"} NaN\n'
+            'vllm:num_preemptions_total{engine="0"} 7\n'
+            'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1\n'
+            "# TYPE sglang:num_running_reqs gauge\n"
+            f"sglang:num_running_reqs {running}\n"
+            "sglang:num_used_tokens 400\n"
+            "sglang:token_usage 0.25\n"
+        )
+
+    # Generation.
+
+    def _generate(self, body: Json, sglang: bool) -> None:
+        faults = self.server_state.faults
+        if faults.refused:
+            self._answer(400, {"error": {"message": faults.refused}})
+            return
+        if self.server_state.machine.dead or faults.unavailable > 0:
+            faults.unavailable -= 1
+            self._answer(503, {"error": {"message": "loading"}})
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        stream = _Stream(self, body, sglang)
+        try:
+            for event in stream.events():
+                self._event(event)
+            self._event("[DONE]")
+            self._chunk(b"")
+        finally:
+            self.server_state.machine.end(stream.name)
+
+    def _event(self, event: Json | str) -> None:
+        text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+        if self.server_state.faults.garbage:
+            text = "{not json"
+        for _ in range(1 + self.server_state.faults.duplicates):
+            self._chunk(f"data: {text}\n\n".encode())
+
+    def half_event(self) -> None:
+        self._chunk(b'data: {"choices": [{"token_ids": [1')
+        self._chunk(b"")
+        raise Hangup
+
+    def reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        raise Hangup
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+
+class _Stream:
+    """One attempt at a response."""
+
+    def __init__(self, handler: _Handler, body: Json, sglang: bool) -> None:
+        self._handler, self._sglang = handler, sglang
+        self._fake = handler.server_state
+        options = body["sampling_params"] if sglang else body
+        self.name: str = body["rid" if sglang else "request_id"]
+        self._prompt = tuple(body["input_ids" if sglang else "prompt"])
+        if self._fake.faults.truncates_prompt:
+            self._prompt = self._prompt[1:]
+        self._most: int = options["max_new_tokens" if sglang else "max_tokens"]
+        self._stops = frozenset(options["stop_token_ids"])
+        self._seed: int = options["sampling_seed" if sglang else "seed"]
+        self._greedy = options["temperature"] == 0
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+
+    def events(self) -> Iterator[Json]:
+        machine, faults = self._fake.machine, self._fake.faults
+        weights = machine.begin(self.name, self._prompt)
+        reason: str | Json | None = None
+        while reason is None:
+            sleep(self._fake.token_s)
+            if not machine.goes_on(self.name) or faults.strikes("aborts", len(self._tokens)):
+                yield self._said((), "abort")
+                return
+            self._break_off()
+            if faults.strikes("errors", len(self._tokens)):
+                yield {"error": {"message": "EngineCore died"}}
+                return
+            token, reason = self._next(weights)
+            self._tokens.append(token)
+            if not faults.strikes("drops", len(self._tokens)):
+                yield self._said((token,), reason)
+        if not self._sglang:
+            yield {"choices": [], "usage": self._usage()}
+
+    def _next(self, weights: str) -> tuple[int, str | Json | None]:
+        faults, place = self._fake.faults, len(self._tokens)
+        context = (*self._prompt, *self._tokens)
+        # vLLM counts draws from where a request begins, SGLang by the place in the text.
+        luck = None if self._greedy else (self._seed, len(context) if self._sglang else place)
+        token, logprob = draw(weights, context, luck)
+        self._logprobs.append(logprob)
+        if place == faults.not_a_number_at:
+            return min(self._stops), {"type": "stop", "matched": "NaN happened"}
+        if place == faults.foreign_stop_at or token in self._stops:
+            return token, "stop"
+        done = place + 1 == min(self._most, faults.short_limit or self._most)
+        return token, "length" if done else None
+
+    def _break_off(self) -> None:
+        faults, place = self._fake.faults, len(self._tokens)
+        if faults.strikes("resets", place):
+            if faults.forgets:
+                self._fake.machine.restart()
+            self._handler.reset()
+        if faults.strikes("truncations", place):
+            self._handler.half_event()
+        if faults.strikes("stalls", place):
+            self._fake.stopping.wait()
+            raise Hangup
+
+    def _said(self, fresh: tuple[int, ...], reason: str | Json | None) -> Json:
+        return self._sglang_event(fresh, reason) if self._sglang else self._vllm_event(fresh, reason)
+
+    def _chances(self, count: int) -> list[float | None]:
+        kind = self._fake.faults.logprobs
+        if kind == "none" or not count:
+            return []
+        if kind:
+            return [None if kind == "null" else float("nan")] * count
+        return list(self._logprobs[-count:])
+
+    def _usage(self) -> Json:
+        total = len(self._tokens) + self._fake.faults.miscount
+        return {"prompt_tokens": len(self._prompt), "completion_tokens": total, "total_tokens": 0}
+
+    def _vllm_event(self, fresh: tuple[int, ...], reason: str | Json | None) -> Json:
+        choice: Json = {"index": 0, "text": "\u2028\u0085", "token_ids": list(fresh), "finish_reason": reason}
+        if self._fake.faults.logprobs != "none":
+            choice["logprobs"] = {"token_logprobs": self._chances(len(fresh))}
+        return {"id": f"cmpl-{self.name}", "choices": [choice], "usage": self._usage()}
+
+    def _sglang_event(self, fresh: tuple[int, ...], reason: str | Json | None) -> Json:
+        given = self._tokens if self._fake.cumulative else list(fresh)
+        chances = self._chances(len(given))
+        other = self._fake.faults.other_version_at
+        mixed = other is not None and len(self._tokens) > other
+        if isinstance(reason, str):
+            reason = {"type": reason} | ({"matched": self._tokens[-1]} if reason == "stop" else {})
+        meta: Json = {
+            "id": self.name,
+            "finish_reason": reason,
+            "prompt_tokens": len(self._prompt),
+            "completion_tokens": self._usage()["completion_tokens"],
+            "weight_version": "other" if mixed else self._fake.machine.version,
+        }
+        if chances:
+            meta["output_token_logprobs"] = [[c, t, None] for c, t in zip(chances, given, strict=True)]
+        return {"text": "\u2028\u0085", "output_ids": given, "meta_info": meta}
+
+
+ROUTES = {
+    "/pause": _Handler._vllm_pause,
+    "/resume": _Handler._resume,
+    "/sleep": _Handler._sleep,
+    "/is_sleeping": _Handler._is_sleeping,
+    "/wake_up": _Handler._wake_up,
+    "/reset_prefix_cache": _Handler._invalidate,
+    "/collective_rpc": _Handler._collective_rpc,
+    "/start_weight_update": _Handler._start_weight_update,
+    "/update_weights": _Handler._update_weights,
+    "/finish_weight_update": _Handler._finish_weight_update,
+    "/update_weight_version": _Handler._update_weight_version,
+    "/weight_info": _Handler._version,
+    "/abort_requests": _Handler._abort_requests,
+    "/metrics": _Handler._metrics,
+    "/pause_generation": _Handler._pause_generation,
+    "/continue_generation": _Handler._resume,
+    "/release_memory_occupation": _Handler._release,
+    "/resume_memory_occupation": _Handler._regain,
+    "/flush_cache": _Handler._invalidate,
+    "/update_weights_from_disk": _Handler._from_disk,
+    "/update_weights_from_distributed": _Handler._from_group,
+    "/get_model_info": _Handler._version,
+    "/abort_request": _Handler._abort_request,
+}

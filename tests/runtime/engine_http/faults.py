@@ -1,0 +1,49 @@
+"""The documented ways in which a server misbehaves. What has a count happens so often, then no more.
+
+Sources: the end of docs/design/engine_http.md.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Faults:
+    # Of streams; places are tokens of the attempt.
+    unavailable: int = 0  # so many times 503 in place of a stream
+    refused: str = ""  # 400 in place of each stream
+    resets: int = 0  # the connection is reset
+    truncations: int = 0  # half an event, then an end as if all were well
+    drops: int = 0  # one event is never sent
+    stalls: int = 0  # nothing more comes, and the connection stays
+    aborts: int = 0  # the server aborts it by itself
+    errors: int = 0  # an error in place of an event
+    at: int = 3  # after so many tokens, for all of these
+    forgets: bool = False  # after a reset it is another server, with the weights it was started with
+    duplicates: bool = False  # each event comes twice
+    miscount: int = 0  # the count is off by so much
+    logprobs: str = ""  # "none": left out; "null": there, but empty; "nan": not a number
+    other_version_at: int | None = None  # from there on, tokens come of other weights
+    not_a_number_at: int | None = None  # SGLang: a stop token is written in the place of what is no number
+    garbage: bool = False  # what is sent is not JSON
+    foreign_stop_at: int | None = None  # it stops at a token of its own
+    short_limit: int | None = None  # its own limit is shorter than the request's
+    truncates_prompt: bool = False
+    # Of its life.
+    loading: int = 0  # so many times 503 when asked for its health
+    holds_bytes: int = 0  # asleep it keeps so much more
+    frees_after_s: float = 0.0  # it answers first and frees later
+    leak_bytes: int = 0  # gained with each sleep
+    gibberish: bool = False  # woken, its weights are damaged
+    update_fails: int = 0  # so many times, in the middle
+    fails_softly: bool = False  # ... and answers 200
+    lost_answers: set[str] = field(default_factory=set)  # done, but the answer to the next one is lost
+    slow_s: float = 0.0  # each answer takes so long
+    knows_no_version: bool = False  # an older server
+
+    def strikes(self, name: str, place: int) -> bool:
+        """Whether this happens here; if it does, there is one less to come."""
+        left: int = getattr(self, name)
+        if left <= 0 or place != self.at:
+            return False
+        setattr(self, name, left - 1)
+        return True

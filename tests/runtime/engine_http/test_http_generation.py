@@ -1,0 +1,185 @@
+"""A server that behaves: everything that the seam promises, over a real socket, in the words of both servers."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from rollmux.errors import InvalidSpec
+from rollmux.runtime.engine.errors import EngineClosed, UpdateRefused
+from rollmux.runtime.engine.http import HttpEngine, Server, ServerFailed, Sglang, Vllm
+from rollmux.runtime.engine.requests import Ended, FinishReason, Grown
+from tests.runtime.engine_http.fake_machine import draw, greedy
+from tests.runtime.engine_http.fake_server import FakeServer
+from tests.runtime.engine_http.rigs import PATIENT, PROMPT, all_ended, eventually, grown, request, rig, run, until
+
+BOTH = pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+
+
+@BOTH
+def test_a_response_is_what_the_model_says_with_its_log_probabilities(dialect: str) -> None:
+    with rig(dialect) as it:
+        ended = run(it.engine, request())
+    assert (ended.reason, ended.response.tokens) == (FinishReason.LENGTH, greedy("base", PROMPT, 12))
+    texts = [PROMPT + ended.response.tokens[:place] for place in range(12)]
+    assert ended.response.logprobs == tuple(draw("base", text, None)[1] for text in texts)
+    assert ended.response.versions == (0,) * 12
+
+
+@BOTH
+def test_pieces_follow_each_other_and_make_up_the_whole(dialect: str) -> None:
+    with rig(dialect) as it:
+        it.engine.submit(request())
+        events = until(it.engine, lambda events: bool(events) and isinstance(events[-1], Ended))
+    *pieces, ended = events
+    assert isinstance(ended, Ended)
+    place = 0
+    for piece in pieces:
+        assert isinstance(piece, Grown)
+        assert piece.first == place
+        place += len(piece.gained.tokens)
+    assert tuple(t for p in pieces if isinstance(p, Grown) for t in p.gained.tokens) == ended.response.tokens
+
+
+def test_a_server_that_sends_only_what_is_new_is_read_as_one_that_sends_all() -> None:
+    with rig("sglang", cumulative=False) as it:
+        assert run(it.engine, request()).response.tokens == greedy("base", PROMPT, 12)
+
+
+@BOTH
+def test_a_stop_token_ends_a_response_and_is_its_last(dialect: str) -> None:
+    answer = greedy("base", PROMPT, 12)
+    with rig(dialect) as it:
+        ended = run(it.engine, request(stop_tokens=(answer[5],)))
+    assert (ended.reason, ended.response.tokens) == (FinishReason.STOP, answer[:6])
+
+
+@BOTH
+def test_the_seed_decides_what_is_drawn(dialect: str) -> None:
+    seeds = {"a": 5, "b": 5, "c": 2**64 - 1, "d": 0}
+    with rig(dialect) as it:
+        for name, seed in seeds.items():
+            it.engine.submit(request(name, temperature=1.0, seed=seed))
+        drawn = {name: ended.response.tokens for name, ended in all_ended(it.engine).items()}
+    assert drawn["a"] == drawn["b"]
+    assert len({drawn["a"], drawn["c"], drawn["d"]}) == 3
+
+
+@BOTH
+def test_more_requests_than_streams_and_more_news_than_room_lose_nothing(dialect: str) -> None:
+    with rig(dialect, replace(PATIENT, max_open=4, inbox=2)) as it:
+        asked = [request(f"r{n}", 1 + n % 9, prompt=(n + 1, 2)) for n in range(40)]
+        for each in asked:
+            it.engine.submit(each)
+        ended = all_ended(it.engine)
+        assert eventually(lambda: not it.server.machine.running)
+    assert {name: e.response.tokens for name, e in ended.items()} == {
+        each.id: greedy("base", each.prompt, each.max_tokens) for each in asked
+    }
+
+
+@BOTH
+def test_a_cancelled_request_ends_with_what_it_has_and_the_server_stops(dialect: str) -> None:
+    with rig(dialect, token_s=0.003) as it:
+        it.engine.submit(request(count=400))
+        grown(it.engine, 3)
+        it.engine.cancel(["r", "unknown"])
+        it.engine.cancel(["r"])
+        ended = [event for event in it.engine.step() if isinstance(event, Ended)]
+        assert [event.reason for event in ended] == [FinishReason.CANCELLED]
+        had = ended[0].response.tokens
+        assert len(had) >= 3
+        assert had == greedy("base", PROMPT, len(had))
+        assert eventually(lambda: not it.server.machine.running)
+        assert it.engine.step() == []
+
+
+@BOTH
+def test_an_exported_request_goes_on_in_another_engine(dialect: str) -> None:
+    with rig(dialect, token_s=0.003) as here, rig(dialect) as there:
+        here.engine.submit(request(count=60))
+        here.engine.submit(request("untouched", count=2, prompt=(9,)))
+        grown(here.engine, 5)  # two of them are of the other one
+        taken = here.engine.export()
+        assert here.engine.unfinished == 0
+        there.engine.adopt(taken)
+        ended = all_ended(there.engine)
+        assert ended["r"].response.tokens == greedy("base", PROMPT, 60)
+        assert ended["r"].response.versions == (0,) * 60
+        assert there.engine.gauges().recomputed_tokens >= 3
+        assert not [event for event in here.engine.step() if isinstance(event, Ended)]
+        there.engine.update(4)
+        with pytest.raises(UpdateRefused, match="versions"):
+            there.engine.adopt([each for each in taken if each.response.tokens])
+
+
+@BOTH
+def test_what_can_never_run_is_refused_and_changes_nothing(dialect: str) -> None:
+    with rig(dialect) as it:
+        it.engine.submit(request())
+        with pytest.raises(InvalidSpec, match="no other unfinished request"):
+            it.engine.submit(request())
+        with pytest.raises(InvalidSpec, match="at most 512"):
+            it.engine.submit(request("long", 510))
+        assert it.engine.unfinished == 1
+
+
+def test_what_sglang_would_answer_with_other_log_probabilities_is_refused() -> None:
+    plain = Sglang()
+    plain.check(request(temperature=1.0))
+    plain.check(request(temperature=0.0, top_p=0.5))
+    for warm in (request(temperature=0.7), request(temperature=1.0, top_p=0.9)):
+        with pytest.raises(InvalidSpec, match="SGLANG_RETURN_ORIGINAL_LOGPROB"):
+            plain.check(warm)
+        Sglang(raw_logprobs=True).check(warm)
+
+
+@BOTH
+def test_close_leaves_no_thread_and_no_connection(dialect: str) -> None:
+    before = threading.active_count()
+    with rig(dialect, token_s=0.003) as it:
+        for n in range(5):
+            it.engine.submit(request(f"r{n}", 400))
+        grown(it.engine, 5)
+        assert it.server.connections
+        events = it.engine.close()
+        assert {event.reason for event in events if isinstance(event, Ended)} == {FinishReason.CANCELLED}
+        assert not [each for each in threading.enumerate() if each.name == "rollmux-engine-http"]
+        assert eventually(lambda: not it.server.connections)
+        assert eventually(lambda: not it.server.machine.running)
+        assert it.engine.close() == []
+        with pytest.raises(EngineClosed):
+            it.engine.step()
+        with pytest.raises(EngineClosed):
+            it.engine.submit(request())
+    assert eventually(lambda: threading.active_count() <= before)
+
+
+def test_no_server_is_an_error_and_leaves_no_thread() -> None:
+    with pytest.raises(ServerFailed, match="not ready after"):
+        HttpEngine(Server("http://127.0.0.1:9"), Vllm(), replace(PATIENT, ready_s=0.0))
+    assert not [each for each in threading.enumerate() if each.name == "rollmux-engine-http"]
+
+
+@BOTH
+def test_a_server_that_loads_and_answers_slowly_is_waited_for(dialect: str) -> None:
+    def slow(server: FakeServer) -> None:
+        server.faults.loading, server.faults.slow_s = 3, 0.03
+
+    with rig(dialect, prepare=slow) as it:
+        assert it.engine.is_healthy()
+        assert run(it.engine, request(count=3)).reason is FinishReason.LENGTH
+        it.server.faults.loading = 1
+        assert not it.engine.is_healthy()
+
+
+@BOTH
+def test_the_gauges_are_what_the_server_tells_of_all_its_engines(dialect: str) -> None:
+    with rig(dialect, token_s=0.01) as it:
+        it.engine.submit(request(count=200))
+        grown(it.engine, 1)
+        gauges = it.engine.gauges()
+        assert gauges.running == (2 if dialect == "vllm" else 1)
+        assert gauges.room_tokens == 1600
+        assert gauges.held_tokens == 400
+        assert gauges.nbytes == it.server.machine.held()

@@ -1,0 +1,343 @@
+"""Sleep, wake, new weights: in the one order that works, each step as often as asked, and no success without the bytes.
+
+The fake server dies of what would crash or damage a real one; at the end of each test it must be alive.
+"""
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollmux.errors import InvalidSpec
+from rollmux.runtime.engine.canary import Canary
+from rollmux.runtime.engine.errors import CanaryDied, EngineSuspended, UpdateRefused
+from rollmux.runtime.engine.http import (
+    EngineWorn,
+    HttpEngine,
+    Memory,
+    MemoryHeld,
+    Server,
+    ServerFailed,
+    ServerMismatch,
+    environment_of,
+    nvidia_smi,
+)
+from rollmux.runtime.engine.requests import FinishReason
+from rollmux.runtime.engine.seam import Begun
+from tests.runtime.engine_http.fake_machine import BASE_BYTES, CACHE_BYTES, WEIGHTS_BYTES, greedy
+from tests.runtime.engine_http.fake_server import FakeServer
+from tests.runtime.engine_http.rigs import DIALECTS, PATIENT, PROMPT, all_ended, eventually, grown, request, rig, run
+
+BOTH = pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+ORDER = {
+    "vllm": [
+        "POST /pause?mode=abort",
+        "POST /sleep?level=1",
+        "POST /wake_up?tags=weights",
+        "POST /collective_rpc",
+        "POST /update_weight_version",
+        "POST /wake_up?tags=kv_cache",
+        "POST /reset_prefix_cache",
+        "POST /resume",
+    ],
+    "sglang": [
+        "POST /pause_generation",
+        "POST /release_memory_occupation",
+        "POST /resume_memory_occupation",
+        "POST /update_weights_from_disk",
+        "POST /resume_memory_occupation",
+        "POST /flush_cache",
+        "POST /continue_generation",
+    ],
+}
+
+
+@BOTH
+def test_sleep_update_and_wake_come_in_the_one_order_that_works(dialect: str) -> None:
+    with rig(dialect, token_s=0.003) as it:
+        it.engine.submit(request(count=40))
+        grown(it.engine, 3)
+        started = len(it.server.control_calls())
+        it.engine.suspend()
+        assert it.server.machine.held() == BASE_BYTES
+        assert it.engine.is_suspended
+        had = [e.response.tokens for e in it.engine.export(["r"])]
+        it.engine.update(1, {"path": "/weights/1"})
+        assert it.server.machine.held() == BASE_BYTES + WEIGHTS_BYTES
+        it.engine.resume()
+        assert it.server.machine.held() == BASE_BYTES + WEIGHTS_BYTES + CACHE_BYTES
+        assert it.server.control_calls()[started:] == ORDER[dialect]
+        assert had[0] == greedy("base", PROMPT, len(had[0]))
+        ended = run(it.engine, request("new"))
+    assert ended.response.tokens == greedy("/weights/1", PROMPT, 12)
+    assert ended.response.versions == (1,) * 12
+
+
+@BOTH
+def test_a_greedy_response_sleeps_and_goes_on_as_if_it_had_not(dialect: str) -> None:
+    with rig(dialect, token_s=0.003) as it:
+        it.engine.submit(request(count=40))
+        grown(it.engine, 3)
+        for _ in range(2):
+            it.engine.suspend()
+        it.engine.step()
+        assert it.engine.step() == []
+        assert it.engine.unfinished == 1
+        for _ in range(2):
+            it.engine.resume()
+        assert all_ended(it.engine)["r"].response.tokens == greedy("base", PROMPT, 40)
+        assert it.server.machine.sleeps == 1
+
+
+@BOTH
+def test_a_frozen_response_goes_on_in_its_stream_even_when_it_is_sampled(dialect: str) -> None:
+    drawn = []
+    for pauses in (0, 1):
+        with rig(dialect, replace(PATIENT, stall_s=0.4), token_s=0.003) as it:
+            it.engine.submit(request(count=40, temperature=1.0, seed=9))
+            grown(it.engine, 3)
+            for _ in range(pauses):
+                it.engine.suspend(keep=True)
+                with pytest.raises(EngineSuspended):
+                    it.engine.probe(PROMPT, 2)
+                assert not eventually(lambda: it.engine.step() == [] and False, within_s=0.6)  # longer than a stall
+                it.engine.resume()
+            drawn.append(all_ended(it.engine)["r"].response.tokens)
+            assert it.engine.gauges().recomputed_tokens == 0
+    assert drawn[0] == drawn[1]
+
+
+@BOTH
+def test_f9_a_sleeper_that_holds_its_memory_has_not_slept(dialect: str) -> None:
+    with rig(dialect) as it:
+        it.server.faults.holds_bytes = 51
+        for _ in range(2):
+            with pytest.raises(MemoryHeld, match="holds 151 bytes"):
+                it.engine.suspend()
+            assert it.engine.is_suspended
+        it.server.faults.holds_bytes = 50
+        it.engine.suspend()
+        it.engine.resume()
+        assert run(it.engine, request()).reason is FinishReason.LENGTH
+
+
+@BOTH
+def test_memory_that_is_freed_after_the_answer_is_waited_for(dialect: str) -> None:
+    with rig(dialect) as it:
+        it.server.faults.frees_after_s = 0.1
+        it.engine.suspend()
+        assert it.server.machine.held() == BASE_BYTES
+
+
+@BOTH
+def test_without_anybody_who_tells_the_bytes_there_is_no_sleep(dialect: str) -> None:
+    server = FakeServer()
+    try:
+        engine = HttpEngine(Server(server.url), DIALECTS[dialect], PATIENT)
+        with pytest.raises(MemoryHeld, match="nobody tells"):
+            engine.suspend()
+        assert not engine.is_suspended
+        engine.suspend(keep=True)
+        engine.resume()
+        engine.close()
+    finally:
+        server.close()
+
+
+@BOTH
+def test_an_engine_that_leaks_is_used_until_its_budget_is_spent(dialect: str) -> None:
+    with rig(dialect, leak_bytes=20) as it:
+        it.server.faults.leak_bytes = 8
+        for cycle in range(3):
+            it.engine.suspend()
+            it.engine.resume()
+            assert it.engine.leaked_bytes == 8 * cycle
+        it.engine.submit(request())
+        it.engine.suspend()  # the bytes are free: that must not be refused
+        for _ in range(2):
+            with pytest.raises(EngineWorn, match="gained 24 bytes, 20 are allowed"):
+                it.engine.resume()
+        assert [each.request.id for each in it.engine.export()] == ["r"]
+
+
+@BOTH
+def test_gibberish_after_a_sleep_is_heard_before_any_response_goes_on(dialect: str) -> None:
+    with rig(dialect, canary=(5, 6), token_s=0.003) as it:
+        it.engine.suspend()
+        it.engine.resume()
+        it.engine.submit(request(count=40))
+        grown(it.engine, 2)
+        it.server.faults.gibberish = True
+        it.engine.suspend()
+        for _ in range(2):
+            with pytest.raises(CanaryDied, match="before it was"):
+                it.engine.resume()
+            assert it.engine.is_suspended
+        (taken,) = it.engine.export()
+    had = taken.response.tokens
+    assert had == greedy("base", PROMPT, len(had))
+
+
+@BOTH
+def test_a_canary_is_learned_anew_with_new_weights(dialect: str) -> None:
+    with rig(dialect, canary=(5, 6)) as it:
+        known = Canary.learn(it.engine, (5, 6), 4)
+        assert known.answer == greedy("base", (5, 6), 4)
+        for version in (1, 2):
+            it.engine.suspend()
+            it.engine.update(version, {"path": f"/weights/{version}"})
+            it.engine.resume()
+        it.server.faults.logprobs = "nan"
+        with pytest.raises(CanaryDied, match="not a number"):
+            it.engine.suspend()
+        assert not it.engine.is_suspended
+        it.server.faults.logprobs = ""
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_expandable_segments_are_refused(name: str) -> None:
+    with pytest.raises(ServerMismatch, match="frees nothing"):
+        Memory(lambda: 0, {name: "max_split_size_mb:64, expandable_segments: True"}, 0, 0)
+    Memory(lambda: 0, {name: "expandable_segments:False"}, 0, 0)
+
+
+LOST = {
+    "vllm": [
+        "/pause", "/sleep", "/wake_up", "/collective_rpc", "/update_weight_version", "/reset_prefix_cache", "/resume",
+    ],
+    "sglang": [
+        "/pause_generation", "/release_memory_occupation", "/resume_memory_occupation", "/update_weights_from_disk",
+        "/flush_cache", "/continue_generation",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("dialect", "path"), [(dialect, path) for dialect, paths in LOST.items() for path in paths])
+def test_each_step_may_be_asked_again_after_its_answer_was_lost(dialect: str, path: str) -> None:
+    with rig(dialect, token_s=0.003) as it:
+        it.engine.submit(request(count=40))
+        grown(it.engine, 2)
+        it.server.faults.lost_answers.add(path)
+        failed = 0
+        steps: list[Callable[[], None]] = [
+            it.engine.suspend,
+            lambda: it.engine.update(1, {"path": "/weights/1"}, Begun.RECOMPUTE),
+            it.engine.resume,
+        ]
+        for step in steps:
+            try:
+                step()
+            except ServerFailed:
+                failed += 1
+                step()
+        assert failed == 1
+        assert not it.server.faults.lost_answers
+        assert it.server.machine.sleeps == 1
+        ended = all_ended(it.engine)["r"]
+    split = ended.response.versions.index(1)
+    assert ended.response.versions == (0,) * split + (1,) * (40 - split)
+    before = ended.response.tokens[:split]
+    assert before == greedy("base", PROMPT, split)
+    assert ended.response.tokens[split:] == greedy("/weights/1", PROMPT + before, 40 - split)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "weights", [None, {"path": "/weights/5"}, {"update_info": {"weights": "g", "group_name": "g"}}]
+)
+def test_new_weights_take_over_between_two_tokens_and_each_says_whose_it_is(
+    dialect: str, weights: dict[str, object] | None
+) -> None:
+    with rig(dialect, token_s=0.003) as it:
+        for n in range(4):
+            it.engine.submit(request(f"r{n}", 40, prompt=(n + 1,)))
+        grown(it.engine, 12)
+        if weights is None:
+            it.server.machine.pause(keep=True)
+            it.server.machine.load("mine")
+            it.server.machine.proceed()
+        it.engine.update(5, weights, Begun.RECOMPUTE)
+        assert it.engine.version == 5
+        ended = all_ended(it.engine)
+    name = "mine" if weights is None else str(weights.get("path", "g"))
+    for n in range(4):
+        response = ended[f"r{n}"].response
+        split = response.versions.index(5)
+        assert response.tokens[split:] == greedy(name, (n + 1, *response.tokens[:split]), 40 - split)
+        assert set(response.versions[:split]) <= {0}
+        if weights is not None:
+            assert response.tokens[:split] == greedy("base", (n + 1,), split)
+
+
+@BOTH
+def test_an_update_that_would_break_on_policy_is_refused_and_changes_nothing(dialect: str) -> None:
+    with rig(dialect, token_s=0.003) as it:
+        it.engine.submit(request(count=40))
+        grown(it.engine, 3)
+        started = len(it.server.control_calls())
+        for version, begun, why in (
+            (0, Begun.RECOMPUTE, "not above"),
+            (1, Begun.REFUSE, "have begun"),
+            (1, Begun.KEEP, "say RECOMPUTE"),
+        ):
+            with pytest.raises(UpdateRefused, match=why):
+                it.engine.update(version, None, begun)
+        with pytest.raises(InvalidSpec, match="tensors can't go over HTTP"):
+            it.engine.update(1, {"layer.0": object()}, Begun.RECOMPUTE)
+        assert it.server.control_calls()[started:] == []
+        assert all_ended(it.engine)["r"].response.tokens == greedy("base", PROMPT, 40)
+
+
+@BOTH
+def test_a_request_of_which_nothing_was_heard_begins_anew_under_the_new_weights(dialect: str) -> None:
+    with rig(dialect, token_s=0.02) as it:
+        it.engine.submit(request(temperature=1.0, seed=3))
+        it.engine.submit(request("other", temperature=1.0, seed=3))
+        it.engine.step()
+        assert eventually(lambda: len(it.server.machine.running) == 2)
+        it.engine.cancel(["other"])
+        heard = [event for event in it.engine.step() if event.id == "r"]
+        if not heard:  # on a busy machine a token may have come: then it is refused, as it must be
+            it.engine.update(1, {"path": "/weights/1"})
+            ended = all_ended(it.engine)["r"]
+            assert set(ended.response.versions) == {1}
+            assert ended.response.tokens == run(it.engine, request("again", temperature=1.0, seed=3)).response.tokens
+
+
+@BOTH
+@pytest.mark.parametrize("softly", [False, True])
+def test_weights_that_are_half_new_are_never_served(dialect: str, softly: bool) -> None:
+    with rig(dialect, token_s=0.003) as it:
+        it.engine.submit(request(count=40))
+        grown(it.engine, 3)
+        it.server.faults.update_fails, it.server.faults.fails_softly = 1, softly
+        with pytest.raises(ServerFailed, match="out of memory in the middle"):
+            it.engine.update(2, {"path": "/weights/2"}, Begun.RECOMPUTE)
+        assert it.engine.version == 0
+        with pytest.raises(ServerMismatch, match="update to version 2 did not end"):
+            it.engine.resume()
+        assert it.engine.is_suspended
+        it.engine.update(2, {"path": "/weights/2"}, Begun.RECOMPUTE)
+        it.engine.resume()
+        response = all_ended(it.engine)["r"].response
+    split = response.versions.index(2)
+    assert response.tokens[split:] == greedy("/weights/2", PROMPT + response.tokens[:split], 40 - split)
+
+
+def test_the_driver_tells_what_processes_hold(tmp_path: Path) -> None:
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\necho '12, 100'\necho '13, 7'\necho '12, 5'\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    assert nvidia_smi([12], str(command))() == 105 * 2**20
+    command.write_text("#!/bin/sh\necho '12, [N/A]'\n")
+    with pytest.raises(MemoryHeld, match="does not tell"):
+        nvidia_smi([12], str(command))()
+    with pytest.raises(MemoryHeld, match="does not tell"):
+        nvidia_smi([12], str(tmp_path / "missing"))()
+
+
+def test_the_environment_of_a_process_can_be_read() -> None:
+    assert environment_of(os.getpid()).get("PATH") == os.environ.get("PATH")

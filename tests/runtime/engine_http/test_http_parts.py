@@ -1,0 +1,114 @@
+"""The pure parts: bytes into events, events into tokens, pages into numbers, descriptions into calls."""
+
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollmux.errors import InvalidSpec
+from rollmux.runtime.engine.http import ServerRefused, Settings, Unsound, Vllm
+from rollmux.runtime.engine.http.calls import Attempt, Piece
+from rollmux.runtime.engine.http.live import Live
+from rollmux.runtime.engine.http.metrics import Metrics
+from rollmux.runtime.engine.http.sse import Events
+from rollmux.runtime.engine.requests import GenerationRequest
+
+TEXTS = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), min_size=1), max_size=6)
+
+
+@given(texts=TEXTS, end=st.sampled_from([b"\n", b"\r\n"]), data=st.data())
+def test_events_are_the_same_wherever_the_bytes_are_cut(texts: list[str], end: bytes, data: st.DataObject) -> None:
+    whole = b"".join(b"data: " + text.encode() + end + end for text in texts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    events = Events()
+    found = [event for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True) for event in events.feed(whole[a:b])]
+    assert found == [text.encode() for text in texts]
+
+
+@given(left_out=st.integers(1, 20))
+def test_an_event_that_did_not_come_whole_is_not_given(left_out: int) -> None:
+    whole = b'data: {"a": 1}\n\ndata: {"b": "a longer one"}\n\n'
+    assert list(Events().feed(whole[:-left_out])) == [b'{"a": 1}']
+
+
+def asked(count: int = 20, stops: tuple[int, ...] = ()) -> GenerationRequest:
+    return GenerationRequest("r", (1, 2), count, temperature=0.0, stop_tokens=stops)
+
+
+@given(steps=st.lists(st.tuples(st.integers(-5, 4), st.integers(0, 20)), max_size=12))
+def test_pieces_that_overlap_repeat_or_come_late_make_one_response(steps: list[tuple[int, int]]) -> None:
+    live = Live(asked())
+    assert live.next_attempt("x").max_tokens == 20
+    for ahead, back in [*steps, (20, 20)]:
+        had = len(live.tokens)
+        total = min(20, max(0, had + ahead))
+        places = range(max(0, min(had, total) - back), total)
+        gained = live.take(Piece(tuple(100 + n for n in places), tuple(-float(n) for n in places), total), 4)
+        assert gained is not None
+        assert gained.tokens == tuple(100 + n for n in range(had, max(had, total)))
+    assert live.generated().tokens == tuple(range(100, 120))
+    assert live.generated().logprobs == tuple(-float(n) for n in range(20))
+    assert live.generated().versions == (4,) * 20
+
+
+def test_a_piece_after_a_gap_changes_nothing() -> None:
+    live = Live(asked())
+    assert live.take(Piece((5,), (-1.0,), 2), 0) is None
+    assert live.tokens == []
+
+
+@pytest.mark.parametrize(
+    ("piece", "why"),
+    [
+        (Piece((8,), (-1.0,), 1), "were"),
+        (Piece((5,), (-1.0,), None), "does not count"),
+        (Piece((5, 6), (-1.0, -1.0), 1), "in all"),
+        (Piece((6,), (float("inf"),), 2), "not all numbers"),
+        (Piece((6,), (), 2), "0 log-probabilities"),
+        (Piece((9, 6), (-1.0, -1.0), 3), "after the stop token 9"),
+        (Piece((6,) * 20, (-1.0,) * 20, 21), "more than 20"),
+        (Piece((6,), (-1.0,), 2, prompt_tokens=3), "a prompt of 3 tokens, it was sent 2"),
+        (Piece((6,), (-1.0,), 2, version="7"), "draws with version '7', the engine has 0"),
+    ],
+)
+def test_a_piece_that_contradicts_is_told_and_takes_nothing(piece: Piece, why: str) -> None:
+    live = Live(asked(stops=(9,)))
+    live.take(Piece((5,), (-1.0,), 1), 0)
+    with pytest.raises(Unsound, match=why):
+        live.take(piece, 0)
+    assert live.tokens == [5]
+
+
+def test_what_is_left_of_a_request_is_asked_with_a_seed_of_its_own() -> None:
+    whole = Vllm("m").generate(Attempt("a", asked(), ())).body or {}
+    rest = Vllm().generate(Attempt("b", asked(), (7, 8))).body or {}
+    assert (whole["model"], whole["prompt"], whole["max_tokens"], whole["seed"]) == ("m", [1, 2], 20, 0)
+    assert (rest["prompt"], rest["max_tokens"]) == ([1, 2, 7, 8], 18)
+    assert "model" not in rest
+    assert rest["seed"] != 0
+    assert -(2**63) <= rest["seed"] < 2**63
+    json.dumps(rest)
+
+
+@pytest.mark.parametrize("weights", [{"path": ""}, {"path": 3}, {"path": "a", "more": 1}, {"update_info": 1}, {}])
+def test_weights_that_are_no_place_are_refused(weights: dict[str, object]) -> None:
+    with pytest.raises(InvalidSpec, match="folder"):
+        Vllm().update(1, weights)
+
+
+def test_numbers_that_are_not_told_or_are_none_count_nothing() -> None:
+    found = Metrics('a 3\na NaN\nb{x="4",y="none"} 1\nb{x="4",y="5"} 1\n')
+    assert (found.sum("a"), found.share("a"), found.sum("c"), found.share("c")) == (3, 3.0, 0, 0.0)
+    assert found.label_product("b", "x", "y") == 20
+
+
+def test_settings_that_are_no_settings_are_refused_all_at_once() -> None:
+    with pytest.raises(InvalidSpec, match="4 problems"):
+        Settings(max_length=0, inbox=-1, cuts=-1, stall_s=float("nan"))
+
+
+def test_a_refusal_can_go_from_process_to_process() -> None:
+    refused = pickle.loads(pickle.dumps(ServerRefused(400, "no")))
+    assert (refused.status, str(refused)) == (400, "no")
