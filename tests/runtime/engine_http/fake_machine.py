@@ -119,9 +119,9 @@ class Machine:
     def begin(self, name: str, prompt: tuple[int, ...]) -> str:
         """Waits until it may run; what it draws with from there on."""
         with self.changed:
+            self.changed.wait_for(lambda: not self.paused)  # not among those that a pause aborts
             self.running[name] = "runs"
-            self.changed.wait_for(lambda: not self.paused or self.running[name] == "abort")
-            if self.asleep and self.running[name] == "runs":
+            if self.asleep:
                 self.kill(f"generates while {sorted(self.asleep)} sleep")
             now = (self.weights, self.sleeps)
             stale = [was for text, was in self.cache.items() if prompt[: len(text)] == text and was != now]

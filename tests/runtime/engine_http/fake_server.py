@@ -118,7 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
             if address.path in ("/v1/completions", "/generate"):
                 self._generate(body, address.path == "/generate")
                 return
-            status, answer = self._control(address.path, {k: v[0] for k, v in parse_qs(address.query).items()}, body)
+            query = {name: values[0] for name, values in parse_qs(address.query).items()}
+            status, answer = self._control(address.path, query, body)
             if address.path in state.faults.lost_answers:
                 state.faults.lost_answers.discard(address.path)
                 raise Hangup
@@ -150,8 +151,8 @@ class _Handler(BaseHTTPRequestHandler):
             return 404, {"detail": "Not Found"}
         with machine.changed:
             answer: tuple[int, Json | str] = route(self, query, body)
-        if path == "/pause_generation" and body["mode"] == "abort":
-            machine.drained()  # this one answers only then
+        if path in ("/pause", "/pause_generation") and "abort" in (query.get("mode"), body.get("mode")):
+            machine.drained()  # it answers only then
         return answer
 
     def _vllm_pause(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:

@@ -13,7 +13,7 @@ from tests.runtime.engine_http.fake_server import FakeServer
 
 DIALECTS: Mapping[str, Any] = {"vllm": Vllm(), "sglang": Sglang(raw_logprobs=True)}
 PROMPT = (11, 12, 13)
-PATIENT = Settings(max_length=512, wait_s=0.02, retry_s=0.01, stall_s=30.0, drain_s=5.0, ready_s=20.0)
+PATIENT = Settings(max_length=512, wait_s=0.02, retry_s=0.01, stall_s=30.0, drain_s=2.0, ready_s=20.0)
 
 
 @dataclass(frozen=True, slots=True)

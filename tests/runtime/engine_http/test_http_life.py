@@ -327,6 +327,49 @@ def test_weights_that_are_half_new_are_never_served(dialect: str, softly: bool) 
     assert response.tokens[split:] == greedy("/weights/2", PROMPT + response.tokens[:split], 40 - split)
 
 
+@BOTH
+def test_a_request_that_reached_a_paused_server_does_not_hold_up_the_sleep(dialect: str) -> None:
+    with rig(dialect, replace(PATIENT, drain_s=0.1)) as it:
+        it.server.machine.pause(keep=True)
+        it.engine.submit(request())
+        it.engine.step()
+        assert eventually(
+            lambda: any(call.split(" ")[1] in ("/v1/completions", "/generate") for call in it.server.calls)
+        )
+        it.engine.suspend()
+        assert it.server.machine.held() == BASE_BYTES
+        it.engine.resume()
+        assert all_ended(it.engine)["r"].response.tokens == greedy("base", PROMPT, 12)
+
+
+@BOTH
+def test_a_server_that_paused_without_saying_so_is_woken(dialect: str) -> None:
+    with rig(dialect) as it:
+        it.server.faults.lost_answers.add("/pause" if dialect == "vllm" else "/pause_generation")
+        with pytest.raises(ServerFailed):
+            it.engine.suspend()
+        assert it.server.machine.paused
+        it.engine.resume()  # the sleep is given up
+        assert run(it.engine, request()).response.tokens == greedy("base", PROMPT, 12)
+
+
+@BOTH
+def test_an_engine_does_not_take_a_server_of_another_version_for_its_own(dialect: str) -> None:
+    with rig(dialect) as it:
+        it.engine.update(3, {"path": "/weights/3"})
+        with pytest.raises(ServerMismatch, match="version '3' of the weights, the engine has 0"):
+            HttpEngine(Server(it.server.url), DIALECTS[dialect], PATIENT)
+        again = HttpEngine(Server(it.server.url), DIALECTS[dialect], PATIENT, version=3)
+        assert run(again, request()).response.versions == (3,) * 12
+        again.close()
+
+
+def test_memory_that_still_falls_is_not_yet_what_is_held_asleep() -> None:
+    falling = iter([900, 90, 60, 40, 40, 40])
+    assert Memory(lambda: next(falling), {}, asleep_bytes=100, leak_bytes=0).settle() == 40
+    assert Memory(lambda: id(object()) % 7, {}, asleep_bytes=100, leak_bytes=0, settle_s=0.05).settle() < 7
+
+
 def test_the_driver_tells_what_processes_hold(tmp_path: Path) -> None:
     command = tmp_path / "nvidia-smi"
     command.write_text("#!/bin/sh\necho '12, 100'\necho '13, 7'\necho '12, 5'\n")

@@ -6,7 +6,6 @@ or of another day change nothing.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from rollmux.checks import Checks
@@ -14,7 +13,7 @@ from rollmux.runtime.engine.http.calls import Attempt, Over, Piece
 from rollmux.runtime.engine.http.errors import Unsound
 from rollmux.runtime.engine.http.live import Live
 from rollmux.runtime.engine.http.settings import Settings
-from rollmux.runtime.engine.http.wire import Cut, Heard, Refused
+from rollmux.runtime.engine.http.wire import Cut, Heard, Refused, Stream
 from rollmux.runtime.engine.requests import Ended, Event, FinishReason, Grown, Unfinished
 
 LONGEST_RETRY_S = 10.0
@@ -26,7 +25,7 @@ class Open:
 
     attempt: int
     name: str
-    stream: "Future[None]"
+    stream: Stream
 
 
 class Counter:
@@ -66,7 +65,7 @@ class Counter:
         checks.require()
         self._check(each)
 
-    def launch(self, begin: Callable[[Attempt, Live], "Future[None]"], prefix: str) -> None:
+    def launch(self, begin: Callable[[Attempt, Live], Stream], prefix: str) -> None:
         """Opens streams for those that wait, the first come first, as far as there may be more."""
         now = self._now()
         for _ in range(len(self.waiting)):
@@ -141,7 +140,7 @@ class Counter:
         opened = self.open.pop(live.request.id, None)
         if opened is None:
             return None
-        opened.stream.cancel()
+        opened.stream.hang_up()
         return opened.name
 
     def end(self, live: Live, reason: FinishReason, why: str = "") -> str | None:

@@ -8,7 +8,6 @@ that was not, and only if it is greedy the same tokens (see docs/design/engine_h
 """
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any
@@ -26,7 +25,7 @@ from rollmux.runtime.engine.http.memory import Memory
 from rollmux.runtime.engine.http.settings import Settings
 from rollmux.runtime.engine.http.sse import Events
 from rollmux.runtime.engine.http.weights import source
-from rollmux.runtime.engine.http.wire import Opening, Server, Wire
+from rollmux.runtime.engine.http.wire import Opening, Server, Stream, Wire
 from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished
 from rollmux.runtime.engine.seam import Begun, Gauges
 
@@ -76,13 +75,14 @@ class HttpEngine:
             sleep(HEALTH_EVERY_S)
 
     def _announce(self) -> bool:
-        """Tells the server its version; whether it can say it again."""
-        self._wire.ask(self._dialect.announce(self._version))
+        """Tells the server its version, unless it knows of another one; whether it can say it again."""
         reply = self._wire.ask(self._dialect.version())
         if reply.status == 404:
             return False
-        if (why := self._wrong_version(reply)) is not None:
+        why = self._wrong_version(reply)
+        if why is not None and self._dialect.read_version(reply).isdecimal():
             raise ServerMismatch(why)
+        self._wire.ask(self._dialect.announce(self._version))
         return True
 
     def _wrong_version(self, reply: Reply) -> str | None:
@@ -190,12 +190,19 @@ class HttpEngine:
                 self._abort(self._counter.hang_up(live))
                 self._counter.waiting.append(live.request.id)
         self._life.empty()
-        until = monotonic() + self._settings.drain_s
-        while self._counter.open and monotonic() < until:
-            self._listen(self._settings.wait_s, parking=True)
+        self._drain()
         for live in self._counter.find(tuple(self._counter.open)):
             self._abort(self._counter.hang_up(live))
             self._counter.waiting.append(live.request.id)
+
+    def _drain(self) -> None:
+        """Until all streams have ended, or are silent: what came to a paused server waits there and is not aborted."""
+        quiet_s = self._settings.drain_s
+        until = last = monotonic() + quiet_s
+        last += 9 * quiet_s  # for a server that does not pause
+        while self._counter.open and monotonic() < min(until, last):
+            if self._listen(min(self._settings.wait_s, quiet_s), parking=True):
+                until = monotonic() + quiet_s
 
     def suspend(self, keep: bool = False) -> None:
         """Without `keep`, returns only when the server's memory is seen to be free, and raises otherwise."""
@@ -244,7 +251,7 @@ class HttpEngine:
             self._abort(name)
         return counter.told()
 
-    def _begin(self, attempt: Attempt, live: Live) -> "Future[None]":
+    def _begin(self, attempt: Attempt, live: Live) -> Stream:
         """A server that was started anew has other weights: it is asked, or says it with each token."""
         key = (live.request.id, live.attempt)
         opening = Opening(key, self._dialect.generate(attempt), self._dialect.read)
@@ -258,9 +265,12 @@ class HttpEngine:
             return "the stream was cut, and the server can't say whether it still has the same weights"
         return self._wrong_version(reply)
 
-    def _listen(self, wait_s: float, parking: bool = False) -> None:
-        for heard in self._wire.take(wait_s):
+    def _listen(self, wait_s: float, parking: bool = False) -> bool:
+        """Whether there was anything to hear."""
+        notes = self._wire.take(wait_s)
+        for heard in notes:
             self._counter.hear(heard, self._version, parking)
+        return bool(notes)
 
     def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
         """All are -1, which no model says, where the answer is not sound."""

@@ -35,18 +35,21 @@ class Life:
         self.asleep: set[str] = set()
         self._stale = False  # keys and values of before may be there still
         self._half: int | None = None  # the version of an update that was begun and not ended
+        self._touched = False  # it was asked to pause, and may have done so
         self._unsure: set[str] = set()  # what was asked without an answer
         self._first_held: int | None = None
         self.leaked_bytes = 0
 
     def freeze(self) -> None:
         if self.pause is Pause.NONE:
+            self._touched = True
             self._ask(self._dialect.freeze())
             self.pause = Pause.FROZEN
 
     def empty(self) -> None:
         """Pauses, and ends as aborted what the server has."""
         if self.pause is not Pause.EMPTY:
+            self._touched = True
             self._ask(self._dialect.pause())
             self.pause = Pause.EMPTY
 
@@ -97,9 +100,9 @@ class Life:
         if self._stale:
             self._ask(self._dialect.invalidate())
             self._stale = False
-        if self.pause is not Pause.NONE:
+        if self._touched:
             self._ask(self._dialect.proceed())
-            self.pause = Pause.NONE
+            self.pause, self._touched = Pause.NONE, False
 
     def _wake(self, tag: str) -> None:
         if tag in self.asleep:

@@ -75,10 +75,11 @@ class Live:
     def ending(self, over: Over, why: str) -> tuple[FinishReason, str]:
         """How the request ends, now that the server says that it is over."""
         last = self.tokens[-1] if self.tokens else None
-        if over is Over.STOP and last in self.request.stop_tokens:
-            return FinishReason.STOP, ""
-        if over in (Over.STOP, Over.LENGTH) and len(self.tokens) == self.request.max_tokens:
-            return FinishReason.LENGTH, ""
+        if over in (Over.STOP, Over.LENGTH):
+            if last in self.request.stop_tokens:
+                return FinishReason.STOP, ""
+            if len(self.tokens) == self.request.max_tokens:
+                return FinishReason.LENGTH, ""
         if over is Over.STOP:
             return FinishReason.FAILED, f"the server stopped at token {last}: name it among `stop_tokens` if it may"
         if over is Over.LENGTH:

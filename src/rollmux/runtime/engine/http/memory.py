@@ -46,15 +46,19 @@ class Memory:
                 )
 
     def settle(self) -> int:
-        """Waits until no more is held than may be; gives what is held."""
+        """Waits until no more is held than may be and it falls no further; gives what is held."""
         until = monotonic() + self.settle_s
-        while (held := self.held()) > self.asleep_bytes:
-            if monotonic() >= until:
+        before, held = None, self.held()
+        while held > self.asleep_bytes or held != before:
+            if held > self.asleep_bytes and monotonic() >= until:
                 raise MemoryHeld(
                     f"the server says that it sleeps but holds {held} bytes after {self.settle_s:g} s, "
                     f"{self.asleep_bytes} are allowed: end it before its memory is given away"
                 )
+            if monotonic() >= until + LOOK_EVERY_S:
+                break  # little enough is held, though it does not stand still
             sleep(LOOK_EVERY_S)
+            before, held = held, self.held()
         return held
 
 

@@ -21,7 +21,7 @@ class Settings:
     cuts: int = 5
     retry_s: float = 0.2
     ready_s: float = 600.0  # for a server that loads its model
-    drain_s: float = 10.0  # for streams to end after a pause
+    drain_s: float = 1.0  # so long is silence after a pause taken for the end of a stream
 
     def __post_init__(self) -> None:
         checks = Checks("settings")

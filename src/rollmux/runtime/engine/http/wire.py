@@ -5,7 +5,7 @@ Invariant: after `close` there is neither the thread nor a socket; whoever waits
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Thread
@@ -66,6 +66,40 @@ class Opening:
     refuse: Callable[[Reply], str | None] = lambda reply: None
 
 
+class Stream:
+    """An attempt that is being listened to. Hanging up closes its connection, which both servers take as an abort.
+
+    While the connection is being made nothing is broken off: anyio would leave a coroutine behind that nobody awaits.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._task: asyncio.Task[None] | None = None
+        self._connecting = self._hung_up = False
+
+    def hang_up(self) -> None:
+        self._loop.call_soon_threadsafe(self._hang_up)
+
+    def _hang_up(self) -> None:
+        self._hung_up = True
+        if self._task is not None and not self._connecting:
+            self._task.cancel()
+
+    def begins(self, task: "asyncio.Task[None]") -> bool:
+        """Whether anybody wants to listen still."""
+        self._task = task
+        return not self._hung_up
+
+    async def trace(self, event: str, info: object) -> None:
+        """Called by httpcore (its `trace` extension)."""
+        if event == "connection.connect_tcp.started":
+            self._connecting = True
+        elif event.startswith("connection.connect_tcp."):
+            self._connecting = False
+            if self._hung_up:
+                self._hang_up()
+
+
 class Wire:
     """Asks and listens."""
 
@@ -91,9 +125,10 @@ class Wire:
     def take(self, wait_s: float) -> list[Heard]:
         return self._inbox.take(wait_s, self._loop.call_soon_threadsafe)
 
-    def open(self, opening: Opening) -> "Future[None]":
-        """Begins to listen; cancelling what is given closes the connection, which both servers take as an abort."""
-        return asyncio.run_coroutine_threadsafe(self._follow(opening), self._loop)
+    def open(self, opening: Opening) -> Stream:
+        stream = Stream(self._loop)
+        asyncio.run_coroutine_threadsafe(self._follow(opening, stream), self._loop)
+        return stream
 
     def tell(self, call: Call) -> None:
         """Asks without waiting. For what is only a courtesy: whether it is heard makes no difference."""
@@ -117,11 +152,11 @@ class Wire:
             future.cancel()  # whoever waited was interrupted: nobody wants the answer
             raise
 
-    async def _asked(self, call: Call, within_s: float) -> Reply:
+    async def _asked(self, call: Call, within_s: float, stream: Stream | None = None) -> Reply:
         where = f"{self._server.url}{call.path}"
         try:
             async with asyncio.timeout(within_s):
-                response = await self._client.send(self._request(call))
+                response = await self._client.send(self._request(call, stream))
         except TimeoutError as error:
             raise ServerFailed(f"{where} did not answer within {within_s:g} s") from error
         except httpx.HTTPError as error:
@@ -130,30 +165,36 @@ class Wire:
             return Reply(response.status_code, response.content)
         raise ServerRefused(response.status_code, f"{where} answered {response.status_code}: {response.text:.300}")
 
-    def _request(self, call: Call) -> httpx.Request:
-        return self._client.build_request(call.method, call.path, params=dict(call.query) or None, json=call.body)
+    def _request(self, call: Call, stream: Stream | None = None) -> httpx.Request:
+        request = self._client.build_request(call.method, call.path, params=dict(call.query) or None, json=call.body)
+        if stream is not None:
+            request.extensions["trace"] = stream.trace
+        return request
 
     async def _told(self, call: Call) -> None:
         with suppress(ServerFailed):
             await self._asked(call, self._server.call_s)
 
-    async def _follow(self, opening: Opening) -> None:
+    async def _follow(self, opening: Opening, stream: Stream) -> None:
         """Every stream ends by a note that it is cut; one that was over before then is no longer waited for."""
+        task = asyncio.current_task()
+        assert task is not None
+        if not stream.begins(task):
+            return
         try:
-            last: Cut | Refused = await self._streamed(opening)
+            last: Cut | Refused = await self._streamed(opening, stream)
         except (httpx.HTTPError, ServerFailed) as error:
             last = Cut(_said(error))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             last = Cut(f"what came can't be read: {error}")  # of the shapes that JSON can take, not ours to trust
         await self._inbox.put(Heard(opening.key, last))
 
-    async def _streamed(self, opening: Opening) -> Cut | Refused:
+    async def _streamed(self, opening: Opening, stream: Stream) -> Cut | Refused:
         if opening.before is not None:
-            why = opening.refuse(await self._asked(opening.before, self._server.call_s))
+            why = opening.refuse(await self._asked(opening.before, self._server.call_s, stream))
             if why is not None:
                 return Refused(why)
-        request = self._request(opening.call)
-        response = await self._client.send(request, stream=True)
+        response = await self._client.send(self._request(opening.call, stream), stream=True)
         try:
             if response.status_code != 200:
                 said = (await response.aread())[:300].decode(errors="replace")
@@ -169,10 +210,10 @@ class Wire:
         return Cut("the stream ended without an end")
 
     async def _ended(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
 
 
