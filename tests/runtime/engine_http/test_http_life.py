@@ -130,6 +130,7 @@ def test_memory_that_is_freed_after_the_answer_is_waited_for(dialect: str) -> No
         it.server.faults.frees_after_s = 0.1
         it.engine.suspend()
         assert it.server.machine.held() == BASE_BYTES
+        assert it.engine.is_healthy()
 
 
 @BOTH
