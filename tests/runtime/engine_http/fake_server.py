@@ -8,21 +8,14 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import sleep
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.runtime.engine_http.fake_machine import Machine, draw
+from tests.runtime.engine_http.fake_machine import Machine
+from tests.runtime.engine_http.fake_stream import FakeStream, Hangup, Json
 from tests.runtime.engine_http.faults import Faults
-
-Json = dict[str, Any]
-
-
-class Hangup(Exception):
-    """The connection ends here, without a word."""
 
 
 class FakeServer:
@@ -272,11 +265,12 @@ class _Handler(BaseHTTPRequestHandler):
     # Generation.
 
     def _generate(self, body: Json, sglang: bool) -> None:
-        faults = self.server_state.faults
+        state = self.server_state
+        faults = state.faults
         if faults.refused:
             self._answer(400, {"error": {"message": faults.refused}})
             return
-        if self.server_state.machine.dead or faults.unavailable > 0:
+        if state.machine.dead or faults.unavailable > 0:
             faults.unavailable -= 1
             self._answer(503, {"error": {"message": "loading"}})
             return
@@ -284,14 +278,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        stream = _Stream(self, body, sglang)
+        stream = FakeStream(state.machine, self, body, sglang, state.cumulative, state.token_s, state.stopping)
         try:
             for event in stream.events():
                 self._event(event)
             self._event("[DONE]")
             self._chunk(b"")
         finally:
-            self.server_state.machine.end(stream.name)
+            state.machine.end(stream.name)
 
     def _event(self, event: Json | str) -> None:
         text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
@@ -312,110 +306,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-
-
-class _Stream:
-    """One attempt at a response."""
-
-    def __init__(self, handler: _Handler, body: Json, sglang: bool) -> None:
-        self._handler, self._sglang = handler, sglang
-        self._fake = handler.server_state
-        options = body["sampling_params"] if sglang else body
-        self.name: str = body["rid" if sglang else "request_id"]
-        self._prompt = tuple(body["input_ids" if sglang else "prompt"])
-        if self._fake.faults.truncates_prompt:
-            self._prompt = self._prompt[1:]
-        self._most: int = options["max_new_tokens" if sglang else "max_tokens"]
-        self._stops = frozenset(options["stop_token_ids"])
-        self._seed: int = options["sampling_seed" if sglang else "seed"]
-        self._greedy = options["temperature"] == 0
-        self._tokens: list[int] = []
-        self._logprobs: list[float] = []
-
-    def events(self) -> Iterator[Json]:
-        machine, faults = self._fake.machine, self._fake.faults
-        weights = machine.begin(self.name, self._prompt)
-        reason: str | Json | None = None
-        while reason is None:
-            sleep(self._fake.token_s)
-            if not machine.goes_on(self.name) or faults.strikes("aborts", len(self._tokens)):
-                yield self._said((), "abort")
-                return
-            self._break_off()
-            if faults.strikes("errors", len(self._tokens)):
-                yield {"error": {"message": "EngineCore died"}}
-                return
-            token, reason = self._next(weights)
-            self._tokens.append(token)
-            if not faults.strikes("drops", len(self._tokens)):
-                yield self._said((token,), reason)
-        if not self._sglang:
-            yield {"choices": [], "usage": self._usage()}
-
-    def _next(self, weights: str) -> tuple[int, str | Json | None]:
-        faults, place = self._fake.faults, len(self._tokens)
-        context = (*self._prompt, *self._tokens)
-        # vLLM counts draws from where a request begins, SGLang by the place in the text.
-        luck = None if self._greedy else (self._seed, len(context) if self._sglang else place)
-        token, logprob = draw(weights, context, luck)
-        self._logprobs.append(logprob)
-        if place == faults.not_a_number_at:
-            return min(self._stops), {"type": "stop", "matched": "NaN happened"}
-        if place == faults.foreign_stop_at or token in self._stops:
-            return token, "stop"
-        done = place + 1 == min(self._most, faults.short_limit or self._most)
-        return token, "length" if done else None
-
-    def _break_off(self) -> None:
-        faults, place = self._fake.faults, len(self._tokens)
-        if faults.strikes("resets", place):
-            if faults.forgets:
-                self._fake.machine.restart()
-            self._handler.reset()
-        if faults.strikes("truncations", place):
-            self._handler.half_event()
-        if faults.strikes("stalls", place):
-            self._fake.stopping.wait()
-            raise Hangup
-
-    def _said(self, fresh: tuple[int, ...], reason: str | Json | None) -> Json:
-        return self._sglang_event(fresh, reason) if self._sglang else self._vllm_event(fresh, reason)
-
-    def _chances(self, count: int) -> list[float | None]:
-        kind = self._fake.faults.logprobs
-        if kind == "none" or not count:
-            return []
-        if kind:
-            return [None if kind == "null" else float("nan")] * count
-        return list(self._logprobs[-count:])
-
-    def _usage(self) -> Json:
-        total = len(self._tokens) + self._fake.faults.miscount
-        return {"prompt_tokens": len(self._prompt), "completion_tokens": total, "total_tokens": 0}
-
-    def _vllm_event(self, fresh: tuple[int, ...], reason: str | Json | None) -> Json:
-        choice: Json = {"index": 0, "text": "\u2028\u0085", "token_ids": list(fresh), "finish_reason": reason}
-        if self._fake.faults.logprobs != "none":
-            choice["logprobs"] = {"token_logprobs": self._chances(len(fresh))}
-        return {"id": f"cmpl-{self.name}", "choices": [choice], "usage": self._usage()}
-
-    def _sglang_event(self, fresh: tuple[int, ...], reason: str | Json | None) -> Json:
-        given = self._tokens if self._fake.cumulative else list(fresh)
-        chances = self._chances(len(given))
-        other = self._fake.faults.other_version_at
-        mixed = other is not None and len(self._tokens) > other
-        if isinstance(reason, str):
-            reason = {"type": reason} | ({"matched": self._tokens[-1]} if reason == "stop" else {})
-        meta: Json = {
-            "id": self.name,
-            "finish_reason": reason,
-            "prompt_tokens": len(self._prompt),
-            "completion_tokens": self._usage()["completion_tokens"],
-            "weight_version": "other" if mixed else self._fake.machine.version,
-        }
-        if chances:
-            meta["output_token_logprobs"] = [[c, t, None] for c, t in zip(chances, given, strict=True)]
-        return {"text": "\u2028\u0085", "output_ids": given, "meta_info": meta}
 
 
 ROUTES = {

@@ -93,6 +93,17 @@ def test_a_greedy_response_sleeps_and_goes_on_as_if_it_had_not(dialect: str) -> 
 
 
 @BOTH
+def test_what_the_server_has_sent_by_the_time_of_its_pause_is_not_lost(dialect: str) -> None:
+    with rig(dialect) as it:
+        it.engine.submit(request())
+        it.engine.step()
+        assert eventually(lambda: PROMPT in it.server.machine.cache and not it.server.machine.running)
+        it.engine.suspend()
+        assert it.engine.unfinished == 0
+        assert all_ended(it.engine)["r"].response.tokens == greedy("base", PROMPT, 12)
+
+
+@BOTH
 def test_a_frozen_response_goes_on_in_its_stream_even_when_it_is_sampled(dialect: str) -> None:
     drawn = []
     for pauses in (0, 1):
@@ -130,6 +141,7 @@ def test_memory_that_is_freed_after_the_answer_is_waited_for(dialect: str) -> No
         it.server.faults.frees_after_s = 0.1
         it.engine.suspend()
         assert it.server.machine.held() == BASE_BYTES
+        assert it.engine.is_healthy()
 
 
 @BOTH

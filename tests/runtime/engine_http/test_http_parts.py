@@ -1,5 +1,6 @@
 """The pure parts: bytes into events, events into tokens, pages into numbers, descriptions into calls."""
 
+import asyncio
 import json
 import pickle
 
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.engine.http import ServerRefused, Settings, Unsound, Vllm
 from rollmux.runtime.engine.http.calls import Attempt, Piece
+from rollmux.runtime.engine.http.counter import Counter
 from rollmux.runtime.engine.http.live import Live
 from rollmux.runtime.engine.http.metrics import Metrics
 from rollmux.runtime.engine.http.sse import Events
-from rollmux.runtime.engine.requests import GenerationRequest
+from rollmux.runtime.engine.http.wire import Cut, Heard, Refused, Stream
+from rollmux.runtime.engine.requests import Generated, GenerationRequest, Grown, Unfinished
 
 TEXTS = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), min_size=1), max_size=6)
 
@@ -112,3 +115,22 @@ def test_settings_that_are_no_settings_are_refused_all_at_once() -> None:
 def test_a_refusal_can_go_from_process_to_process() -> None:
     refused = pickle.loads(pickle.dumps(ServerRefused(400, "no")))
     assert (refused.status, str(refused)) == (400, "no")
+
+
+def test_news_of_an_attempt_that_was_given_up_changes_nothing() -> None:
+    loop = asyncio.new_event_loop()
+    counter = Counter(Settings(max_length=99, retry_s=0.0), lambda each: None, lambda: 0.0)
+    counter.add([Unfinished(asked(), Generated())])
+    for attempt in (1, 2):
+        counter.launch(lambda attempt, live: Stream(loop, set()), "x")
+        assert counter.open["r"].attempt == attempt
+        if attempt == 1:
+            counter.hear(Heard(("r", 1), Cut("reset")), 0)
+    for late in (Piece((5,), (-1.0,), 1), Cut("late"), Refused("late")):
+        counter.hear(Heard(("r", 1), late), 0)
+        counter.hear(Heard(("unknown", 1), late), 0)
+    assert counter.told() == []
+    assert counter.live["r"].cuts == 1
+    counter.hear(Heard(("r", 2), Piece((5,), (-1.0,), 1)), 0)
+    assert [type(event) for event in counter.told()] == [Grown]
+    loop.close()

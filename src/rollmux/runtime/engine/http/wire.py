@@ -72,15 +72,16 @@ class Stream:
     While the connection is being made nothing is broken off: anyio would leave a coroutine behind that nobody awaits.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, streams: set["Stream"]) -> None:
+        self._loop, self._streams = loop, streams  # all that are listened to
         self._task: asyncio.Task[None] | None = None
         self._connecting = self._hung_up = False
 
     def hang_up(self) -> None:
-        self._loop.call_soon_threadsafe(self._hang_up)
+        self._loop.call_soon_threadsafe(self.hang_up_here)
 
-    def _hang_up(self) -> None:
+    def hang_up_here(self) -> None:
+        """In the loop's thread."""
         self._hung_up = True
         if self._task is not None and not self._connecting:
             self._task.cancel()
@@ -88,6 +89,8 @@ class Stream:
     def begins(self, task: "asyncio.Task[None]") -> bool:
         """Whether anybody wants to listen still."""
         self._task = task
+        self._streams.add(self)
+        task.add_done_callback(lambda ended: self._streams.discard(self))
         return not self._hung_up
 
     async def trace(self, event: str, info: object) -> None:
@@ -97,7 +100,7 @@ class Stream:
         elif event.startswith("connection.connect_tcp."):
             self._connecting = False
             if self._hung_up:
-                self._hang_up()
+                self.hang_up_here()
 
 
 class Wire:
@@ -107,6 +110,7 @@ class Wire:
         self._server = server
         self._inbox: Inbox[Heard] = Inbox(capacity)
         self._loop = asyncio.new_event_loop()
+        self._streams: set[Stream] = set()
         self._client = httpx.AsyncClient(
             base_url=server.url,
             headers=server.headers,
@@ -126,7 +130,7 @@ class Wire:
         return self._inbox.take(wait_s, self._loop.call_soon_threadsafe)
 
     def open(self, opening: Opening) -> Stream:
-        stream = Stream(self._loop)
+        stream = Stream(self._loop, self._streams)
         asyncio.run_coroutine_threadsafe(self._follow(opening, stream), self._loop)
         return stream
 
@@ -172,14 +176,14 @@ class Wire:
         return request
 
     async def _told(self, call: Call) -> None:
+        stream = Stream(self._loop, self._streams)
+        stream.begins(_this_task())
         with suppress(ServerFailed):
-            await self._asked(call, self._server.call_s)
+            await self._asked(call, self._server.call_s, stream)
 
     async def _follow(self, opening: Opening, stream: Stream) -> None:
         """Every stream ends by a note that it is cut; one that was over before then is no longer waited for."""
-        task = asyncio.current_task()
-        assert task is not None
-        if not stream.begins(task):
+        if not stream.begins(_this_task()):
             return
         try:
             last: Cut | Refused = await self._streamed(opening, stream)
@@ -210,11 +214,21 @@ class Wire:
         return Cut("the stream ended without an end")
 
     async def _ended(self) -> None:
-        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for stream in tuple(self._streams):
+            stream.hang_up_here()
+        if tasks := asyncio.all_tasks() - {_this_task()}:
+            await asyncio.wait(tasks, timeout=self._server.connect_s)
+        while tasks := asyncio.all_tasks() - {_this_task()}:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
+
+
+def _this_task() -> "asyncio.Task[Any]":
+    task = asyncio.current_task()
+    assert task is not None  # only coroutines of the loop ask
+    return task
 
 
 def _said(error: Exception) -> str:

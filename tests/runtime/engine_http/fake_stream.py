@@ -1,0 +1,135 @@
+"""One attempt at a response, in the events of vLLM or SGLang, with whatever breaks it off."""
+
+from collections.abc import Iterator
+from threading import Event
+from time import sleep
+from typing import Any, Protocol
+
+from tests.runtime.engine_http.fake_machine import Machine, draw
+
+Json = dict[str, Any]
+
+
+class Hangup(Exception):
+    """The connection ends here, without a word."""
+
+
+class Line(Protocol):
+    """The connection, for those who break it."""
+
+    def half_event(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+class FakeStream:
+    """One attempt at a response."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        line: Line,
+        body: Json,
+        sglang: bool,
+        cumulative: bool,
+        token_s: float,
+        stopping: Event,
+    ) -> None:
+        self._machine, self._line, self._sglang = machine, line, sglang
+        self._cumulative, self._token_s, self._stopping = cumulative, token_s, stopping
+        options = body["sampling_params"] if sglang else body
+        self.name: str = body["rid" if sglang else "request_id"]
+        self._prompt = tuple(body["input_ids" if sglang else "prompt"])
+        if self._machine.faults.truncates_prompt:
+            self._prompt = self._prompt[1:]
+        self._most: int = options["max_new_tokens" if sglang else "max_tokens"]
+        self._stops = frozenset(options["stop_token_ids"])
+        self._seed: int = options["sampling_seed" if sglang else "seed"]
+        self._greedy = options["temperature"] == 0
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+
+    def events(self) -> Iterator[Json]:
+        machine, faults = self._machine, self._machine.faults
+        weights = machine.begin(self.name, self._prompt)
+        reason: str | Json | None = None
+        while reason is None:
+            sleep(self._token_s)
+            if not machine.goes_on(self.name) or faults.strikes("aborts", len(self._tokens)):
+                yield self._said((), "abort")
+                return
+            self._break_off()
+            if faults.strikes("errors", len(self._tokens)):
+                yield {"error": {"message": "EngineCore died"}}
+                return
+            token, reason = self._next(weights)
+            self._tokens.append(token)
+            if not faults.strikes("drops", len(self._tokens)):
+                yield self._said((token,), reason)
+        if not self._sglang:
+            yield {"choices": [], "usage": self._usage()}
+
+    def _next(self, weights: str) -> tuple[int, str | Json | None]:
+        faults, place = self._machine.faults, len(self._tokens)
+        context = (*self._prompt, *self._tokens)
+        # vLLM counts draws from where a request begins, SGLang by the place in the text.
+        luck = None if self._greedy else (self._seed, len(context) if self._sglang else place)
+        token, logprob = draw(weights, context, luck)
+        self._logprobs.append(logprob)
+        if place == faults.not_a_number_at:
+            return min(self._stops), {"type": "stop", "matched": "NaN happened"}
+        if place == faults.foreign_stop_at or token in self._stops:
+            return token, "stop"
+        done = place + 1 == min(self._most, faults.short_limit or self._most)
+        return token, "length" if done else None
+
+    def _break_off(self) -> None:
+        faults, place = self._machine.faults, len(self._tokens)
+        if faults.strikes("resets", place):
+            if faults.forgets:
+                self._machine.restart()
+            self._line.reset()
+        if faults.strikes("truncations", place):
+            self._line.half_event()
+        if faults.strikes("stalls", place):
+            self._stopping.wait()
+            raise Hangup
+
+    def _said(self, fresh: tuple[int, ...], reason: str | Json | None) -> Json:
+        return self._sglang_event(fresh, reason) if self._sglang else self._vllm_event(fresh, reason)
+
+    def _chances(self, count: int) -> list[float | None]:
+        kind = self._machine.faults.logprobs
+        if kind == "none" or not count:
+            return []
+        if kind:
+            return [None if kind == "null" else float("nan")] * count
+        return list(self._logprobs[-count:])
+
+    def _usage(self) -> Json:
+        total = len(self._tokens) + self._machine.faults.miscount
+        return {"prompt_tokens": len(self._prompt), "completion_tokens": total, "total_tokens": 0}
+
+    def _vllm_event(self, fresh: tuple[int, ...], reason: str | Json | None) -> Json:
+        choice: Json = {"index": 0, "text": "\u2028\u0085", "token_ids": list(fresh), "finish_reason": reason}
+        if self._machine.faults.logprobs != "none":
+            choice["logprobs"] = {"token_logprobs": self._chances(len(fresh))}
+        return {"id": f"cmpl-{self.name}", "choices": [choice], "usage": self._usage()}
+
+    def _sglang_event(self, fresh: tuple[int, ...], reason: str | Json | None) -> Json:
+        given = self._tokens if self._cumulative else list(fresh)
+        chances = self._chances(len(given))
+        other = self._machine.faults.other_version_at
+        mixed = other is not None and len(self._tokens) > other
+        if isinstance(reason, str):
+            reason = {"type": reason} | ({"matched": self._tokens[-1]} if reason == "stop" else {})
+        meta: Json = {
+            "id": self.name,
+            "finish_reason": reason,
+            "prompt_tokens": len(self._prompt),
+            "completion_tokens": self._usage()["completion_tokens"],
+            "weight_version": "other" if mixed else self._machine.version,
+        }
+        if chances:
+            meta["output_token_logprobs"] = [[c, t, None] for c, t in zip(chances, given, strict=True)]
+        return {"text": "\u2028\u0085", "output_ids": given, "meta_info": meta}
