@@ -66,10 +66,11 @@ def main() -> None:
     if args.only is not None:
         live_through(args.only)
         return
-    began, found = time.monotonic(), list[str]()
+    began, found, told = time.monotonic(), list[str](), 0
     for done, found in all_of(range(args.first, args.first + args.count)):
-        print(f"{summary(done, found)}, {time.monotonic() - began:.0f} s", flush=True)
-    sys.exit("\n\n".join(found) if found else 0)
+        print(*found[told:], f"{summary(done, found)}, {time.monotonic() - began:.0f} s", sep="\n", flush=True)
+        told = len(found)
+    sys.exit(bool(found))
 
 
 if __name__ == "__main__":
