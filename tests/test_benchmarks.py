@@ -12,7 +12,11 @@ SHARED = {"__init__", "controllers", "harness", "populations"}
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Each starts processes that import torch, again and again.
+SLOW = {"engine", "switch"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NAMES])
 def test_a_quick_run_writes_its_result(name: str, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--out", str(out)]

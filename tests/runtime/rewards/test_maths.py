@@ -11,7 +11,9 @@ from tests.runtime.rewards.world import Pooled
     [
         ("It is \\boxed{\\frac{1}{2}}.", "0.5", 1.0),
         ("It is \\boxed{0.5}.", "\\frac12", 1.0),
-        ("The answer is $x^2 + 2x + 1$", "(x+1)^2", 1.0),
+        pytest.param(
+            "The answer is $x^2 + 2x + 1$", "(x+1)^2", 1.0, marks=pytest.mark.slow
+        ),  # see docs/design/rewards.md
         ("The answer is 42", "42", 1.0),
         ("first \\boxed{7}", "$\\boxed{7}$", 1.0),
         ("\\boxed{\\{1, 2\\}}", "\\{2, 1\\}", 1.0),
