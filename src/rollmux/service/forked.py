@@ -51,7 +51,7 @@ def _run(work: Callable[[], bytes], to: int) -> None:
     status = 1
     try:
         gc.disable()
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # the process itself is never to wait for its copy
+        os.nice(19)  # the process itself is not to wait for its copy
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)

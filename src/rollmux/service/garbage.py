@@ -1,7 +1,7 @@
 """Collects garbage seldom and on purpose: nearly all of it dies without a collector, whose looks make calls wait.
 
 The interpreter's own looks at what is new whenever enough of it has come, and finds nothing: 45 ms every four seconds
-at 500 phase changes a second, and a tenth of what signs of life cost.
+at 500 phase changes a second.
 """
 
 import asyncio

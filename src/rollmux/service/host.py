@@ -61,7 +61,7 @@ class Host:
         self.durable = controller.machine.state.ledger.seq  # the last record that is on disk
         self.hurried = False  # it is about to end
         self._followers: list[asyncio.Future[None]] = []  # streams that wait for the next record
-        self._writing = self._crowded = False
+        self._writing = self._crowded = self._copying = False
         self._to_replay_s = replayed_s
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -225,7 +225,7 @@ class Host:
             self._wake(woken)
             for errand in errands:
                 self._spawn(self.errands.run(errand))
-            if self._to_replay_s > self._most_to_replay_s and not self.controller.pending:
+            if self._to_replay_s > self._most_to_replay_s and not (self.controller.pending or self._copying):
                 self._to_replay_s = 0.0
                 self._begin_image()
 
@@ -250,6 +250,7 @@ class Host:
         except OSError as error:
             log.warning("no image of the state: %s", error)
         else:
+            self._copying = True  # one at a time: on a core that is always busy a copy takes long
             self._spawn(self._keep(machine.state.ledger.seq, machine.state.now, copy))
 
     async def _keep(self, seq: int, at: float, copy: Forked) -> None:
@@ -262,6 +263,8 @@ class Host:
                 await asyncio.sleep(TRIM_PAUSE_S)
         except Exception as error:  # noqa: BLE001  whatever it is, what counts is in the records
             log.warning("no image of the state: %s", error)
+        finally:
+            self._copying = False
 
     # -- time --------------------------------------------------------------------------------------------------------
 
