@@ -59,6 +59,7 @@ class Wire:
             try:
                 limits = httpx.Timeout(self._answer_s, read=wait_s + self._answer_s)
                 response = self._client.post(path, json=body, timeout=limits)
+                self._let_go(response)
                 if response.status_code < 500 and response.status_code != _TOO_MANY:
                     return _answer(response, answer)
                 fault = f"status {response.status_code}"
@@ -75,6 +76,11 @@ class Wire:
     def close(self) -> None:
         self.closing.set()
         self._client.close()
+
+    def _let_go(self, response: httpx.Response) -> None:
+        """The HTTP client forgets a connection that was just being made when it was closed: nobody else ends it."""
+        if self.closing.is_set() and (stream := response.extensions.get("network_stream")) is not None:
+            stream.close()
 
 
 class _Quiet(logging.Filter):
