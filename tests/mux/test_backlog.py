@@ -204,6 +204,7 @@ def test_alike_jobs_start_by_priority_and_then_by_arrival(crowd: list[tuple[floa
     assert len(admitted(cast)) == len(crowd)
 
 
+@pytest.mark.no_cover
 @given(arrivals=crowds(late=(0.0, 50.0)), place=st.integers(0, 7), priority=st.integers(-1, 1))
 def test_a_job_that_could_not_run_on_the_empty_cluster_holds_nobody_up(
     arrivals: Arrivals, place: int, priority: int

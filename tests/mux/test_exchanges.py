@@ -568,6 +568,7 @@ class Shaken(Cast):
 FAULTS = st.tuples(st.floats(20, 300), st.sampled_from(["lose", "fail", "cancel", "tick"]), st.integers(0, 99))
 
 
+@pytest.mark.no_cover
 @given(crew=crews(), faults=st.lists(FAULTS, max_size=4))
 @settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
 def test_whatever_happens_all_work_is_done_once(

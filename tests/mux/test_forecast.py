@@ -158,6 +158,7 @@ def test_the_quick_play_gives_what_the_play_gives_to_the_millisecond(jobs: tuple
     assert quick_play(jobs) == play(jobs, Order.FIFO)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=300)
 @given(jobs=urgent_jobs())
 def test_the_urgent_play_gives_what_the_play_gives_to_the_millisecond(jobs: tuple[JobPlay, ...]) -> None:
@@ -191,6 +192,7 @@ def test_no_job_is_faster_in_company_than_alone(jobs: tuple[JobPlay, ...], order
         assert seconds * 1000 >= alone_ms - 1e-6
 
 
+@pytest.mark.no_cover
 @settings(max_examples=200)
 @given(jobs=any_plays(), order=ORDERS)
 def test_no_node_works_longer_than_there_is_time(jobs: tuple[JobPlay, ...], order: Order) -> None:
@@ -258,6 +260,7 @@ def drifting(seed: int, count: int) -> list[tuple[JobPlay, ...]]:
     return found
 
 
+@pytest.mark.no_cover
 def test_where_nothing_repeats_nearly_every_mean_is_within_five_percent_of_a_long_play() -> None:
     off = []
     for jobs in drifting(seed=1, count=60):

@@ -38,6 +38,8 @@ from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.transitions import Job, Phase
 from rollmux.mux.weave import Timing
 
+pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
+
 CHEAP = NodeType("cheap", 8, 1.85, 96 * GB, 1000 * GB)
 DEAR = NodeType("dear", 8, 5.28, 80 * GB, 1000 * GB)
 CLUSTERS = {

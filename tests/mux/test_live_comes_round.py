@@ -30,6 +30,8 @@ from rollmux.mux.play import MAX_TURNS, JobPlay, Played, _Play, cautious_mean, p
 from rollmux.mux.snapshot import Snapshot
 from rollmux.sim.cast import Cast
 
+pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
+
 # One pool for both kinds of phase, so that a job may also train where it rolls out.
 POOL = Pool("node", PAPER_TRAIN)
 CLUSTER = Cluster(POOL, POOL)

@@ -241,6 +241,7 @@ class Echoes(Cast):
             self.tell(ev.JobFailed(job_id, actor.attempt, "killed by signal 9"))
 
 
+@pytest.mark.no_cover
 @given(
     slos=st.lists(st.sampled_from([1.0, 1.2, 4.0]), min_size=2, max_size=5),
     staleness=st.integers(0, 1),

@@ -158,6 +158,7 @@ def crews(draw: st.DrawFn) -> list[tuple[float, JobSpec]]:
     return found
 
 
+@pytest.mark.no_cover
 @given(crew=crews(), provision_s=st.sampled_from([0.0, 60.0]), launch_s=st.sampled_from([0.0, 25.0]))
 @settings(max_examples=80)
 def test_whoever_moves_when_each_iteration_is_done_once_and_no_node_is_kept_in_vain(

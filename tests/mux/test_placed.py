@@ -16,6 +16,8 @@ from rollmux.mux.placed import ROLLOUT, ROUNDING, TRAIN, Member, NodeUse, Placem
 from rollmux.mux.play import play
 from tests.builders import any_jobs, group, groups_of, job, pinned, strict_jobs
 
+pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
+
 ORDERS = st.sampled_from(Order)
 STRICT_GROUPS = groups_of(strict_jobs(most_nodes=(3, 2)))
 ANY_GROUPS = groups_of(any_jobs(most_nodes=(3, 2)), orders=ORDERS)

@@ -275,6 +275,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("cluster", EMPTY)
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=100)

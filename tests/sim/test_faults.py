@@ -23,6 +23,8 @@ from rollmux.sim.workload import HOUR_S, Workload
 from tests.builders import ROLLOUT_USD, SHARED_CLUSTER, TRAIN_USD, job
 from tests.sim.worlds import PHASED, Inspector, fixed, machine, workload, workloads
 
+pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
+
 MANY = workloads(most_nodes=(3, 2))
 MTBF_H = st.sampled_from((None, 0.5, 2.0))
 

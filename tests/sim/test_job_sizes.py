@@ -20,6 +20,8 @@ from rollmux.sim.job.shipped import SETUPS
 from rollmux.sim.job.sizes import RESIZE_S, SIZES, decode_rates, planner
 from rollmux.sim.job.system import ROLLMUX, SYNC, SYSTEMS, TAIL, Sizing, System
 
+pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
+
 LARGE = SETUPS["14B/16k"]
 STEPS = 12  # two long rounds come within them
 

@@ -23,6 +23,8 @@ from rollmux.sim.optimal_run import optimal_run
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 from tests.builders import ROLLOUT_USD, SHARED_CLUSTER, TRAIN_USD, any_jobs, job, snapshot, strict_jobs
 
+pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
+
 pytest.importorskip("highspy", reason="the optimum needs the extra `solver`")
 
 PAIR_USD = ROLLOUT_USD + TRAIN_USD
