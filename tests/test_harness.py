@@ -102,7 +102,7 @@ def test_a_callable_that_does_twice_the_work_is_seen_as_slower() -> None:
     def work(count: int) -> int:
         return sum(range(count))
 
-    timing = harness.alternate(lambda: work(100_000), lambda: work(200_000), rounds=15)
+    timing = harness.alternate(lambda: work(100_000), lambda: work(200_000), rounds=5)
 
     summary = timing.summary()
     low, middle, high = (summary[f"ratio_{name}"] for name in ("min", "median", "max"))
