@@ -1,0 +1,1 @@
+"""The reference job: responses become gradients, gradients an update."""
