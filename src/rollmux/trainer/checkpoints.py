@@ -9,7 +9,7 @@ import pickle
 import re
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import torch
 
@@ -50,6 +50,8 @@ class Checkpoints:
         if not path.exists():
             raise CheckpointRefused(f"there is no checkpoint of step {step} in {self._folder}, only {self.steps()}")
         try:
+            if not is_zipfile(path):  # what torch reads else, it reads uncritically
+                raise BadZipFile("it is not whole")
             content = torch.load(path, weights_only=True)
         except (RuntimeError, EOFError, OSError, BadZipFile, pickle.UnpicklingError) as error:
             remedy = "remove it to continue from the one before it"

@@ -37,15 +37,20 @@ def record(step: int, rolled: Rolled, update: Stats, accounts: Mapping[int, Acco
         "length_mean": fmean(lengths),
         "length_max": max(lengths),
         "generated_tokens": rolled.generated_tokens,
-        "wasted_tokens": batch.wasted_tokens,
+        "wasted_tokens": rolled.generated_tokens - sum(lengths),
         "aborted": batch.aborted,
         "failed": batch.failed,
         "deferred": len(batch.deferred),
         "filtered": len(batch.filtered),
         "queued": queued,
-        "epochs": {str(epoch): {**asdict(each), "waiting": each.waiting} for epoch, each in accounts.items()},
+        "epochs": {str(epoch): {**asdict(each), "waiting": each.waiting} for epoch, each in _open(accounts).items()},
         "update": asdict(update),
     }
+
+
+def _open(accounts: Mapping[int, Account]) -> Mapping[int, Account]:
+    """The newest two epochs and those of which prompts wait: the others were told, and stay as they are."""
+    return {epoch: each for epoch, each in accounts.items() if each.waiting or epoch >= max(accounts) - 1}
 
 
 class Metrics:

@@ -28,12 +28,14 @@ from rollmux.runtime.engine import Ended, Engine, FinishReason, Generated, Gener
 from rollmux.trainer.data import Data
 from rollmux.trainer.errors import RolloutStuck
 from rollmux.trainer.sample import Sample
-from rollmux.trainer.scoring import Scorer
+from rollmux.trainer.scoring import Scored, Scorer
 from rollmux.trainer.seeds import response_seed
 from rollmux.trainer.settings import Sampling
 from rollmux.trainer.tasks import Task
 
 Progress = Callable[[int, int], None]
+
+MOST_FAILURES = 10  # in a round, for each response that it began with: more are no accident
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Rolled:
     batch: Batch
     samples: tuple[Sample, ...]
     lengths: tuple[int, ...]
-    generated_tokens: int
+    generated_tokens: int  # trained or not
 
 
 class Rollout:
@@ -57,18 +59,20 @@ class Rollout:
         self.batcher, self.data = batcher, data
         self._task, self._scorer, self._sampling, self._seed = task, scorer, sampling, seed
         self._running: dict[str, Request] = {}
-        self._ended: dict[Request, Generated] = {}
+        self.ended: dict[Request, Generated] = {}
         self._generated_tokens = 0
+        self._failures_left = 0
         self._complete: list[Batch] = []
 
     def round(self, progress: Progress) -> Rolled:
         """From fresh weights to a batch. `progress` hears how many responses are over, of how many."""
-        self._ended.clear()
+        self.ended.clear()
         self._generated_tokens = 0
         self._tell(RoundStarted())
+        self._failures_left = MOST_FAILURES * len(self._running)
         while not self._complete:
             self._sweep()
-            progress(len(self._ended), len(self._ended) + len(self._running))
+            progress(len(self.ended), len(self.ended) + len(self._running))
         self._drain()
         return self._rolled(self._complete.pop())
 
@@ -90,7 +94,7 @@ class Rollout:
         if is_idle and not self._scorer.pending and not self._complete:
             raise RolloutStuck("nothing is generated or scored, and the round is not complete: an engine lost requests")
         scored = self._scorer.collect(wait=is_idle)
-        self._tell(*(_reward_event(each.request, each.score, each.why) for each in scored))
+        self._tell(*map(self._rewarded, scored))
 
     def _step(self) -> list[Event]:
         events: list[Event] = []
@@ -106,10 +110,21 @@ class Rollout:
         if ended.reason is FinishReason.CANCELLED:
             return ResponseAborted(request, tokens)
         if ended.reason is FinishReason.FAILED:
-            return ResponseFailed(request, ended.why, tokens)
-        self._ended[request] = ended.response
+            return self._failed(request, ended.why, tokens)
+        self.ended[request] = ended.response
         self._scorer.submit(request, self._task.tokenizer.decode(ended.response.tokens))
         return ResponseGenerated(request, tokens)
+
+    def _rewarded(self, scored: Scored) -> Event:
+        if scored.why:
+            return self._failed(scored.request, scored.why)
+        return ResponseRewarded(scored.request, scored.score)
+
+    def _failed(self, request: Request, why: str, tokens: int = 0) -> Event:
+        self._failures_left -= 1
+        if self._failures_left < 0:
+            raise RolloutStuck(f"{MOST_FAILURES} times as many failures as responses in one round, the last one: {why}")
+        return ResponseFailed(request, why, tokens)
 
     def _tell(self, *events: Event) -> None:
         """Tells the batcher, obeys it, and tells what comes of that."""
@@ -168,18 +183,14 @@ class Rollout:
         for trained in sorted(batch.prompts, key=lambda each: each.prompt.order):
             prompt = encode(self._task.prompt(int(trained.prompt.id)))
             for response in trained.responses:
-                drawn = self._ended[response.request]
+                drawn = self.ended[response.request]
                 samples.append(
                     Sample(prompt, drawn.tokens, drawn.logprobs, drawn.versions, response.reward, str(trained.prompt))
                 )
-        lengths = tuple(sorted(len(each.tokens) for each in self._ended.values()))
+        lengths = tuple(sorted(len(each.tokens) for each in self.ended.values()))
         return Rolled(batch, tuple(samples), lengths, self._generated_tokens)
 
 
 def _name(request: Request) -> str:
     prompt = request.prompt
     return f"{request.round}/{prompt.epoch}/{prompt.domain}/{prompt.id}/{request.sample}"
-
-
-def _reward_event(request: Request, score: float, why: str) -> Event:
-    return ResponseFailed(request, why) if why else ResponseRewarded(request, score)

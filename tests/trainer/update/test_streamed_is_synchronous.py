@@ -127,9 +127,7 @@ class Seat:
 
 def filled(objective: Objective, batch: Sequence[Sample], arrival: Arrival, replica: int) -> tuple[Any, GradientSum]:
     model = tiny()
-    mine = GradientSum(
-        model, objective, version=VERSION, whole_batch=arrival.whole_batch, token_budget=arrival.budget
-    )
+    mine = GradientSum(model, objective, version=VERSION, whole_batch=arrival.whole_batch, token_budget=arrival.budget)
     for call in arrival.of(batch, replica):
         mine.add(call)
     return model, mine
