@@ -55,7 +55,7 @@ def test_a_save_that_breaks_off_leaves_the_older_ones_as_they_were(
 def test_a_damaged_file_is_refused_and_the_message_says_what_to_do(tmp_path: Path, content: bytes) -> None:
     made = filled(tmp_path, 2)
     (tmp_path / "step-000000001.pt").write_bytes(content)
-    with pytest.raises(CheckpointRefused, match="step-000000001.pt can't be read .* remove it"):
+    with pytest.raises(CheckpointRefused, match=r"step-000000001\.pt can't be read .* remove it"):
         made.load(1, JOB)
     assert made.load(0, JOB)
 

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from time import monotonic, sleep
@@ -125,9 +125,9 @@ def command(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def environment() -> Iterator[dict[str, str]]:
+def environment() -> dict[str, str]:
     found = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
-    yield found | {"OMP_NUM_THREADS": "1"}
+    return found | {"OMP_NUM_THREADS": "1"}
 
 
 def test_a_process_that_is_killed_and_another_that_goes_on_equal_one_run(

@@ -5,11 +5,12 @@ resumed trains exactly what it would have; without a controller all phases run s
 """
 
 import fcntl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
+from typing import TypeVar
 
 from rollmux.checks import Checks
 from rollmux.client import LeaseLost, Mux
@@ -18,13 +19,17 @@ from rollmux.trainer.errors import CheckpointRefused, RunExists
 from rollmux.trainer.metrics import Metrics, Tracker, record
 from rollmux.trainer.model import export_model
 from rollmux.trainer.parts import Parts
+from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.settings import JobFile
+from rollmux.trainer.update import Stats
 from rollmux.trainer.warmup import warm_up
 
 # What may change between a run and its continuation: no update depends on it.
 FREE = ("name", "steps", "checkpoint_every")
 CHECKPOINTS, MODEL, LOCK = "checkpoints", "model", "lock"
 
+Result = TypeVar("Result")
+Result = TypeVar("Result")
 WarmedUp = Callable[[int, float], None]  # the number of a supervised step, and its loss
 
 
@@ -44,9 +49,8 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         run = _Run(job, folder, mux, trackers)
-        step = run.begin(resume, warmed_up)
-        while step < job.steps:
-            step = run.step(step)
+        for step in range(run.begin(resume, warmed_up), job.steps):
+            run.step(step)
         export_model(run.parts.model, folder / MODEL)
         return run.parts
 
@@ -75,35 +79,53 @@ class _Run:
         self._save(0)
         return self._back_to(0)  # what begins and what goes on are one thing
 
-    def step(self, step: int) -> int:
-        """The step, and the number of the next one. What a lost lease took along is done again."""
-        try:
-            self._step(step)
-        except LeaseLost:
-            return self._back_to(self.mux.synced)
-        return step + 1
+    def step(self, step: int) -> None:
+        parts, seconds = self.parts, dict[str, float]()
+        rolled = self._phase("rollout", step, seconds, lambda: parts.rollout.round(self.mux.progress))
+        update = self._phase("train", step, seconds, lambda: parts.learner.update(rolled.samples))
+        self._phase("sync", step, seconds, lambda: self._sync(step, rolled, update, seconds))
 
-    def _step(self, step: int) -> None:
-        parts, mux, seconds = self.parts, self.mux, dict[str, float]()
-        with mux.phase("rollout", state=parts, iteration=step), _timed(seconds, "rollout"):
-            rolled = parts.rollout.round(mux.progress)
-        with mux.phase("train", iteration=step), _timed(seconds, "train"):
-            update = parts.learner.update(rolled.samples)
-        with mux.phase("sync", iteration=step), _timed(seconds, "sync"):
-            parts.rollout.update(parts.learner.version)
-            batcher = parts.rollout.batcher
-            self.metrics.tell(record(step, rolled, update, batcher.accounts(), batcher.queued), seconds)
-            if (step + 1) % self.job.checkpoint_every == 0 or step + 1 == self.job.steps:
-                self._save(step + 1)
+    def _sync(self, step: int, rolled: Rolled, update: Stats, seconds: Mapping[str, float]) -> None:
+        """The next rollout has the new weights, and the next process a point to continue from."""
+        parts, batcher = self.parts, self.parts.rollout.batcher
+        parts.rollout.update(parts.learner.version)
+        self.metrics.tell(record(step, rolled, update, batcher.accounts(), batcher.queued), seconds)
+        if (step + 1) % self.job.checkpoint_every == 0 or step + 1 == self.job.steps:
+            self._save(step + 1)
+
+    def _phase(self, kind: str, step: int, seconds: dict[str, float], body: Callable[[], Result]) -> Result:
+        """The body's result, once it counts: what was done without a lease is undone and done again."""
+        state = self.parts if kind == "rollout" else None
+        while True:
+            try:
+                with self.mux.phase(kind, state=state, iteration=step):
+                    began = monotonic()
+                    result = body()
+                    seconds[kind] = monotonic() - began
+                return result
+            except LeaseLost:
+                self._undo(kind, step)
+
+    def _undo(self, kind: str, step: int) -> None:
+        """Brings back what the phase began with: nothing of it has changed since the last checkpoint."""
+        if kind == "rollout":
+            self._back_to(step)
+        elif kind == "train":
+            self.parts.learner.restore(self.checkpoints.load(step, self._fixed)["learner"])
+        else:
+            self._forget_after(step)
 
     def _save(self, step: int) -> None:
         self.checkpoints.save(step, self._fixed, self.parts.state())
 
     def _back_to(self, step: int) -> int:
         self.parts.restore(self.checkpoints.load(step, self._fixed))
+        self._forget_after(step)
+        return step
+
+    def _forget_after(self, step: int) -> None:
         self.checkpoints.drop_after(step)
         self.metrics.continue_from(step)
-        return step
 
 
 def _require_fitting(job: JobFile, mux: Mux) -> None:
@@ -112,13 +134,6 @@ def _require_fitting(job: JobFile, mux: Mux) -> None:
     if mux.attached and job.checkpoint_every != 1:
         checks.report("checkpoint_every", job.checkpoint_every, "1 beside a controller", "save every step")
     checks.require()
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    began = monotonic()
-    yield
-    seconds[name] = monotonic() - began
 
 
 @contextmanager

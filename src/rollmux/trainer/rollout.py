@@ -77,9 +77,10 @@ class Rollout:
         return self._rolled(self._complete.pop())
 
     def update(self, version: int) -> None:
-        """The weights were written in place."""
+        """The weights were written in place. Harmless if they are told again."""
         for engine in self.engines:
-            engine.update(version)
+            if engine.version != version:
+                engine.update(version)
 
     def close(self) -> None:
         for engine in self.engines:

@@ -17,6 +17,7 @@ from rollmux.trainer.tasks import Task
 
 CHUNK = 8  # solutions of like lengths in one forward: little is padding
 RAMP = 20  # steps until the learning rate is whole
+FALL = 0.7  # the last part of the steps, in which it falls to nothing: most of what is learnt is learnt there
 IGNORED = -100
 
 Shown = tuple[tuple[int, ...], tuple[int, ...]]  # a prompt and its solution
@@ -28,7 +29,7 @@ def warm_up(model: Any, task: Task, settings: Warmup, seed: int, told: Callable[
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=0.0)
     for step in range(settings.steps):
         for group in optimiser.param_groups:
-            group["lr"] = settings.rate * min(1.0, (step + 1) / RAMP)
+            group["lr"] = settings.rate * min(1.0, (step + 1) / RAMP, (settings.steps - step) / (settings.steps * FALL))
         shown = [_shown(task, random) for _ in range(settings.batch)]
         optimiser.zero_grad()
         loss = _backward(model, sorted(shown, key=lambda each: sum(map(len, each))))
