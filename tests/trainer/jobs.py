@@ -10,13 +10,14 @@ from rollmux.trainer.job import MODEL
 from rollmux.trainer.job_file import read_job
 from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.settings import JobFile
+from rollmux.trainer.summary import SUMMARY
 
 TINY: Mapping[str, Any] = {
     "steps": 6,
     "model": {"hidden": 16, "layers": 1, "heads": 2},
     "task": {"prompts": 40, "largest": 5, "median": 2, "spread": 0.5, "longest": 5},
     "warmup": {"steps": 20, "batch": 8, "rate": 1e-2},
-    "batching": {"prompts": 3, "responses": 4, "eta_prompts": 1.34},
+    "batching": {"prompts": 3, "responses": 4, "eta_prompts": 1.34, "race": "generated"},
     "sampling": {"max_tokens": 30},
     "rollout": {"max_length": 48, "room_tokens": 4096},
 }
@@ -35,6 +36,6 @@ def alone() -> Mux:
     return rollmux.connect(url="")
 
 
-def left_behind(folder: Path) -> tuple[bytes, bytes]:
-    """All that must be equal where two runs are: what each step came to, and the weights."""
-    return (folder / METRICS).read_bytes(), (folder / MODEL / "model.safetensors").read_bytes()
+def left_behind(folder: Path) -> tuple[bytes, ...]:
+    """All that must be equal where two runs are: what each step came to, weights, what became of prompts."""
+    return tuple((folder / name).read_bytes() for name in (METRICS, f"{MODEL}/model.safetensors", SUMMARY))

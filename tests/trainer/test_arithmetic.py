@@ -57,8 +57,8 @@ def test_careful_answers_are_right_and_careless_ones_break_off() -> None:
     random = Random(1)
     assert {careful.reward(n, careful.shown(n, random)) for n in range(200)} == {1.0}
     shown = [careless.reward(n, careless.shown(n, random)) for n in range(200)]
-    assert 0.4 < sum(shown) / len(shown) < 0.9
-    assert min(shown) > 0.0
+    assert max(shown) < 0.5, "never the whole answer"
+    assert sum(shown) > 0.0
 
 
 def test_every_text_of_the_task_comes_back_from_its_tokens() -> None:

@@ -17,7 +17,7 @@ from rollmux.trainer.job import CHECKPOINTS, train
 from rollmux.trainer.learner import Learner
 from rollmux.trainer.metrics import METRICS, Metrics
 from rollmux.trainer.rollout import Rollout
-from tests.client.world import Crowd, World, job_data
+from tests.client.world import Crowd, Floor, World, job_data
 from tests.trainer.jobs import alone, left_behind, tiny
 
 STEPS = 3
@@ -25,30 +25,27 @@ JOB = tiny(steps=STEPS)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole")
     train(JOB, folder, alone())
     return left_behind(folder)
 
 
-def test_two_woven_jobs_train_what_they_train_alone(whole: tuple[bytes, bytes], tmp_path: Path) -> None:
-    world, crowd = World(), Crowd()
+def test_a_job_that_shares_its_nodes_trains_what_it_trains_alone(whole: tuple[bytes, ...], tmp_path: Path) -> None:
+    world, crowd, floor = World(), Crowd(), Floor()
 
-    def run(name: str) -> Callable[[], object]:
-        def work() -> None:
-            with world.connect(job_data(name)) as mux:
-                train(JOB, tmp_path / name, mux)
+    def neighbour() -> None:
+        with world.connect(job_data("b")) as mux:
+            floor.walk(mux, "b", 10)
 
-        return work
-
-    for name in ("a", "b"):
-        crowd.start(run(name))
+    with world.connect(job_data("a")) as mux:
+        crowd.start(neighbour)
+        train(JOB, tmp_path, mux)
     crowd.join(120.0)
-    for name in ("a", "b"):
-        assert left_behind(tmp_path / name) == whole
-        assert world.ended(name) == "finished"
-        assert len(world.said(name, Said.FINISHED)) == 3 * STEPS
+    assert left_behind(tmp_path) == whole
+    assert world.ended("a") == world.ended("b") == "finished"
+    assert len(world.said("a", Said.FINISHED)) == 3 * STEPS
 
 
 def silent(world: World, owner: type, method: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +67,7 @@ def silent(world: World, owner: type, method: str, at: int, monkeypatch: pytest.
     ("owner", "method", "at"), [(Rollout, "round", 1), (Learner, "update", 1), (Metrics, "tell", 1)]
 )
 def test_a_phase_that_lost_its_lease_is_done_again_as_if_it_had_not_been_done(
-    owner: type, method: str, at: int, whole: tuple[bytes, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owner: type, method: str, at: int, whole: tuple[bytes, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(lease_s=0.3, drain_s=5.0)
     silent(world, owner, method, at, monkeypatch)
@@ -80,7 +77,7 @@ def test_a_phase_that_lost_its_lease_is_done_again_as_if_it_had_not_been_done(
     assert world.ended("a") == "finished"
 
 
-def test_the_controller_says_which_checkpoint_counts(whole: tuple[bytes, bytes], tmp_path: Path) -> None:
+def test_the_controller_says_which_checkpoint_counts(whole: tuple[bytes, ...], tmp_path: Path) -> None:
     """The job has saved a step that the controller has not heard of: it is done again."""
     train(JOB, tmp_path, alone())
     assert Checkpoints(tmp_path / CHECKPOINTS).steps() == [2, 3]

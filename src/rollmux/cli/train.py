@@ -17,6 +17,7 @@ from rollmux.client import connect
 from rollmux.errors import InvalidSpec, RollmuxError
 from rollmux.trainer.job_file import read_job_file
 from rollmux.trainer.settings import JobFile
+from rollmux.trainer.summary import in_words
 
 if TYPE_CHECKING:
     from rollmux.trainer.job import WarmedUp
@@ -42,14 +43,14 @@ def train(
         raise typer.BadParameter(f"{error.name} is missing: install rollmux[torch]") from error
     try:
         with _bar(settings, shown=not as_json) as warmed_up, connect() as mux:
-            run(settings, out, mux, resume, [_tracker(settings, as_json)], warmed_up)
+            found = run(settings, out, mux, resume, [_tracker(settings, as_json)], warmed_up)
     except InvalidSpec as error:
         raise typer.BadParameter(str(error)) from error
     except RollmuxError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
     if not as_json:
-        typer.echo(f"Written: {out}")
+        typer.echo("\n".join([*in_words(found), f"Written: {out}"]))
 
 
 def _tracker(settings: JobFile, as_json: bool) -> "Tracker":

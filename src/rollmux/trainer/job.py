@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rollmux.checks import Checks
 from rollmux.client import LeaseLost, Mux
@@ -21,6 +21,7 @@ from rollmux.trainer.model import export_model
 from rollmux.trainer.parts import Parts
 from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.settings import JobFile
+from rollmux.trainer.summary import summary, write_summary
 from rollmux.trainer.update import Stats
 from rollmux.trainer.warmup import warm_up
 
@@ -40,8 +41,8 @@ def train(
     resume: bool = False,
     trackers: Sequence[Tracker] = (),
     warmed_up: WarmedUp = lambda step, loss: None,
-) -> Parts:
-    """Runs the job to its last step; everything that it leaves behind is in the folder.
+) -> dict[str, Any]:
+    """Runs the job to its last step, and returns its summary; everything that it leaves behind is in the folder.
 
     `resume` goes on with what the folder holds, if it holds anything; a folder that holds a run is refused otherwise.
     """
@@ -52,7 +53,9 @@ def train(
         for step in range(run.begin(resume, warmed_up), job.steps):
             run.step(step)
         export_model(run.parts.model, folder / MODEL)
-        return run.parts
+        found = summary(run.parts.rollout.batcher)
+        write_summary(found, folder)
+        return found
 
 
 class _Run:

@@ -54,7 +54,7 @@ class Task:
     median: float = _number(3.0, 1.0, 1e4, "give the median of the second factor: half of the answers are shorter")
     spread: float = _number(0.8, 0.0, 3.0, "give the spread of the second factor's logarithm: 0.8 is a long tail")
     longest: int = _number(24, 1, 10**4, "give the largest second factor")
-    careless: float = _number(0.5, 0.0, 1.0, "give the share of the warm-up's answers that may stop too early")
+    careless: float = _number(0.8, 0.0, 1.0, "give the share of the warm-up's answers that stop too early")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,17 @@ class Warmup:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """A step's batch. `sync` waits for all that was launched; `tail` launches more and takes the first to be done."""
+    """A step's batch. `sync` waits for all that was launched; `tail` launches more and takes the first to be done.
+
+    Without a race prompts are put off, and no response is left out for being long: what is trained has no bias.
+    """
 
     mode: str = _choice("tail", "tail", "sync")
     prompts: int = _number(16, 1, 10**6, "give the prompts trained in a step")
     responses: int = _number(8, 1, 10**6, "give the responses trained for each prompt")
     eta_prompts: float = _number(1.25, 1.0, MAX_FACTOR, "1 launches no more prompts than are wanted")
     eta_responses: float = _number(1.25, 1.0, MAX_FACTOR, "1 launches no more responses than are wanted")
-    race: str = _choice(Race.GENERATED.value, *(race.value for race in Race))
+    race: str = _choice(Race.NONE.value, *(race.value for race in Race))
     max_wait_rounds: int = _number(16, 1, 10**6, "give the rounds that a deferred prompt waits at most")
 
     @property

@@ -21,7 +21,7 @@ BETWEEN, END = ",", ";"
 class Arithmetic:
     """`count` prompts: first factors up to `largest`, second ones lognormal around `median` and up to `longest`.
 
-    `careless`: the share of the answers shown in the warm-up that may stop too early. A model that has learnt that
+    `careless`: the share of the answers shown in the warm-up that stop too early. A model that has learnt that
     habit can answer well, and often doesn't: what reinforcement is for."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Arithmetic:
         """An answer as the warm-up shows them: some break off before they are at their end."""
         steps = self._steps(number)
         is_careless = random.random() < self._careless
-        return _written(steps[: random.randint(1, len(steps))] if is_careless else steps)
+        return _written(steps[: random.randrange(len(steps))] if is_careless else steps)
 
     def reward(self, number: int, response: str) -> float:
         right = self._steps(number)
