@@ -1,0 +1,133 @@
+"""`rollmux demo`: the paper's production jobs placed and woven by the real machine, in virtual time."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.explain import explain
+from rollmux.mux.hardware import PAPER_CLUSTER
+from rollmux.mux.invariants import check_all
+from rollmux.mux.policies import Policy
+from rollmux.mux.policies.paper import PaperPolicy
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.sim.cast import Cast, Delays
+from rollmux.sim.pauses import PAUSE_S, able_to_pause
+from rollmux.sim.production import production_jobs
+
+POLICIES: dict[str, Callable[[], Policy]] = {"rollmux": RollmuxPolicy, "paper": PaperPolicy}
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """One job: where it ran, and its iteration time alone, as forecast, and as it came about."""
+
+    job: str
+    group: str
+    rollout: str
+    train: str
+    alone_s: float
+    forecast_s: float
+    measured_s: float
+    slo: float
+
+    @property
+    def slowdown(self) -> float:
+        return self.measured_s / self.alone_s
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    policy: str
+    hours: float
+    events: int
+    dedicated_usd_per_hour: float
+    woven_usd_per_hour: float
+    dedicated_usd_of_work: float
+    jobs: tuple[JobResult, ...]
+    explanations: dict[str, str]
+
+    @property
+    def usd_of_work_ratio(self) -> float:
+        """What the iterations done would have cost on dedicated pools, over what they cost woven."""
+        return self.dedicated_usd_of_work / (self.woven_usd_per_hour * self.hours)
+
+
+def play_demo(policy: str, hours: float, slo: float) -> DemoResult:
+    """All jobs arrive at once and run for so many virtual hours; every invariant is checked at the end."""
+    jobs = [able_to_pause(job, PAUSE_S) for job in production_jobs(slo)]
+    machine = ClusterMachine(PAPER_CLUSTER, POLICIES[policy]())
+    cast = Cast(machine, Delays(provision_s=60.0, launch_s=30.0))
+    for job in jobs:
+        cast.submit(0.0, job)
+    cast.run(until=hours * 3600)
+    state = machine.state
+    check_all(state)
+    results = []
+    work_usd = 0.0
+    pair = PAPER_CLUSTER.rollout.node_type.usd_per_hour + PAPER_CLUSTER.train.node_type.usd_per_hour
+    for group in state.groups.values():
+        forecast = state.policy.forecaster.forecast(group)
+        for member, forecast_s in zip(group.members, forecast.iteration_s, strict=True):
+            done = cast.completed[member.job.id]
+            work_usd += len(done) * member.job.solo_s / 3600 * pair
+            placement = member.placement
+            results.append(
+                JobResult(
+                    member.job.id,
+                    group.id,
+                    " ".join(placement.rollout),
+                    " ".join(placement.train),
+                    member.job.solo_s,
+                    forecast_s,
+                    _steady_mean(done),
+                    slo,
+                )
+            )
+    explanations = {job_id: explain(decision) for job_id, decision in state.decisions.items()}
+    return DemoResult(
+        policy, hours, state.ledger.seq, pair * len(jobs), state.usd_per_hour(), work_usd, tuple(results), explanations
+    )
+
+
+def _steady_mean(done: list[float]) -> float:
+    """The mean iteration time over the second half of the run."""
+    half = done[len(done) // 2 :]
+    gaps = [after - before for before, after in pairwise(half)]
+    return sum(gaps) / len(gaps) if gaps else float("nan")
+
+
+def as_data(result: DemoResult) -> dict[str, Any]:
+    """The result as plain data."""
+    data = asdict(result)
+    data["usd_of_work_ratio"] = result.usd_of_work_ratio
+    return data
+
+
+def show(result: DemoResult, console: Console) -> None:
+    """The result as a table, and what it comes to."""
+    console.print(f"{len(result.jobs)} production jobs, woven for {result.hours:g} h by policy {result.policy}")
+    table = Table(box=SIMPLE, pad_edge=False)
+    for column in ("job", "rollout", "training"):
+        table.add_column(column, no_wrap=True)
+    for column in ("alone", "forecast", "measured", "slower"):
+        table.add_column(column, justify="right", no_wrap=True)
+    last = ""
+    for job in result.jobs:
+        if last not in ("", job.group):
+            table.add_section()
+        last = job.group
+        seconds = [f"{value:.0f} s" for value in (job.alone_s, job.forecast_s, job.measured_s)]
+        table.add_row(job.job, job.rollout, job.train, *seconds, f"{job.slowdown:.2f}x")
+    console.print(table)
+    met = sum(job.slowdown <= job.slo * (1 + 1e-6) for job in result.jobs)
+    console.print(f"{met} of {len(result.jobs)} jobs within the SLO of {result.jobs[0].slo:g}; {result.events} events.")
+    console.print(
+        f"${result.woven_usd_per_hour:.2f} per hour woven, ${result.dedicated_usd_per_hour:.2f} on dedicated pools."
+    )
+    console.print(f"The iterations done cost {result.usd_of_work_ratio:.2f} times as much on dedicated pools.")

@@ -1,0 +1,136 @@
+"""What the runs came to: pure arithmetic over what the controllers have seen."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from rollmux.errors import RollmuxError
+from rollmux.protocol.history import HistoryView, SpanView
+from rollmux.report.live import spans_of
+from rollmux.sim.outcome import Span
+
+FINISHED = "finished"
+LEAST_STEPS = 2
+
+
+class TooFewSteps(RollmuxError):
+    """The jobs were not beside each other for long enough to measure anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run as its controller saw it. Of its jobs, what happened between `from_s` and `to_s` counts."""
+
+    history: HistoryView
+    rewards: dict[str, tuple[float, ...]]  # step by step
+    from_s: float
+    to_s: float
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return spans_of(self.history)
+
+    def step_s(self, job: str) -> float:
+        """The mean time from the end of one step to the end of the next."""
+        ends = [end for end in step_ends(self.history, job) if self.from_s <= end <= self.to_s]
+        return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+    def phase_s(self, job: str, kind: str) -> list[float]:
+        """What each phase took once its state was there."""
+        mine = [span for span in finished(self.history, job) if span.kind == kind]
+        return [(span.ended_s or 0.0) - (span.started_s or 0.0) for span in mine if self.from_s <= span.began_s]
+
+    def switches_s(self) -> list[float]:
+        """What it took to move each state in."""
+        loads = [span for span in self.history.spans if span.load and span.started_s is not None]
+        return [(span.started_s or 0.0) - span.began_s for span in loads if self.from_s <= span.began_s <= self.to_s]
+
+    def idle(self, nodes: int) -> float:
+        """The part of the nodes' time in which nobody was at work on them."""
+        total_s = nodes * (self.to_s - self.from_s)
+        busy_s = sum(max(0.0, min(span.end_s, self.to_s) - max(span.start_s, self.from_s)) for span in self.spans)
+        return 1.0 - busy_s / total_s
+
+
+def measured(history: HistoryView, rewards: dict[str, tuple[float, ...]]) -> Measured:
+    """What counts is from when all jobs have made a step until one has made its last: all of them are there."""
+    ends = [step_ends(history, job) for job in rewards]
+    from_s, to_s = max(each[0] for each in ends), min(each[-1] for each in ends)
+    if any(sum(from_s <= end <= to_s for end in each) < LEAST_STEPS for each in ends):
+        raise TooFewSteps(f"{', '.join(rewards)}: fewer than {LEAST_STEPS} steps side by side; try more --steps")
+    return Measured(history, rewards, from_s, to_s)
+
+
+def step_ends(history: HistoryView, job: str) -> list[float]:
+    """When each step of the job was done: with its last phase."""
+    return [span.ended_s or 0.0 for span in finished(history, job) if span.kind == "sync"]
+
+
+def finished(history: HistoryView, job: str) -> list[SpanView]:
+    spans = [span for span in history.spans if span.job == job and span.how == FINISHED]
+    return sorted(spans, key=lambda span: span.ended_s or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFigures:
+    """One job, alone and woven."""
+
+    job: str
+    alone_s: float
+    woven_s: float
+    slo: float
+    steps: int  # that were made in both runs
+    same_rewards: bool
+    first_reward: float
+    last_reward: float
+
+    @property
+    def slowdown(self) -> float:
+        return self.woven_s / self.alone_s
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All of it."""
+
+    jobs: tuple[JobFigures, ...]
+    idle_alone: float  # of the nodes' time, with two nodes for each job
+    idle_woven: float
+    switch_s: float | None
+
+    @property
+    def gain(self) -> float:
+        """Work for a node-hour, woven over alone: each job's steps are worth the node-hours that they take alone."""
+        return sum(1 / job.slowdown for job in self.jobs)
+
+
+def figures(alone: Sequence[Measured], woven: Measured, slo: float) -> Figures:
+    """`alone` has one job each."""
+    found = [_figures(job, run, woven, slo) for run in alone for job in run.rewards]
+    switches = woven.switches_s()
+    return Figures(
+        tuple(found),
+        fmean(run.idle(2) for run in alone),
+        woven.idle(2),
+        fmean(switches) if switches else None,
+    )
+
+
+def _figures(job: str, alone: Measured, woven: Measured, slo: float) -> JobFigures:
+    before, after = alone.rewards[job], woven.rewards[job]
+    steps = min(len(before), len(after))
+    return JobFigures(
+        job,
+        alone.step_s(job),
+        woven.step_s(job),
+        slo,
+        steps,
+        before[:steps] == after[:steps],
+        _mean(before[: max(1, len(before) // 4)]),
+        _mean(before[-max(1, len(before) // 4) :]),
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return fmean(found) if found else 0.0

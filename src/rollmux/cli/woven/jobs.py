@@ -1,0 +1,93 @@
+"""The two jobs that the demo runs: what each is told, and the word by which the controller starts it.
+
+`train` jobs learn to multiply, with the reference trainer. `played` ones stand in where torch is missing: their
+responses have lengths and take time, and nothing is learnt.
+"""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rollmux.cli.woven.floor import ROLLMUX
+from rollmux.trainer.settings import Batching, JobFile, Model, Optimiser, Sampling, Task, Warmup
+
+# What is said of a phase before it was ever measured: alone a job is in nobody's way, whatever it takes.
+UNKNOWN_S = 10.0
+SLO_ALONE, SLO_WOVEN = 10.0, 1.2
+
+
+class Engine(Enum):
+    """What generates the responses."""
+
+    SLOTS = "slots"
+    REPLAY = "replay"
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Seconds of each phase, as a job's owner states them: worst cases."""
+
+    rollout_s: float = UNKNOWN_S
+    train_s: float = UNKNOWN_S
+
+
+@dataclass(frozen=True, slots=True)
+class DemoJob:
+    """A job, the same in every run: what it does depends on its settings alone."""
+
+    settings: JobFile
+    engine: Engine
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    def submission(self, folder: Path, phases: Phases, slo: float) -> dict[str, Any]:
+        """What the controller is told. Everything that the job reads and writes is in the folder."""
+        folder.mkdir(parents=True)
+        file = folder / "job.yaml"
+        file.write_text(yaml.safe_dump(asdict(self.settings), sort_keys=False), encoding="utf-8")
+        out = folder / "out"
+        commands = {
+            Engine.SLOTS: [*ROLLMUX, "train", str(file), "--out", str(out), "--resume", "--json"],
+            Engine.REPLAY: [sys.executable, "-m", "rollmux.cli.woven.played", str(file), str(out)],
+        }
+        return {
+            "name": self.name,
+            "slo": slo,
+            "iterations": self.settings.steps,
+            "rollout": {"nodes": 1, "duration_s": phases.rollout_s},
+            "train": {"nodes": 1, "duration_s": phases.train_s},
+            "command": commands[self.engine],
+            "folder": str(folder),
+            "env": {"OMP_NUM_THREADS": "1"},  # a node is a core
+        }
+
+
+def jobs(engine: Engine, steps: int) -> tuple[DemoJob, ...]:
+    """Two of a kind that learn different tables. A step's rollout takes about as long as its update."""
+    first = JobFile(
+        name="times-12",
+        seed=1,
+        steps=steps,
+        model=Model(hidden=96, layers=3, heads=4),
+        task=Task(largest=12),
+        warmup=Warmup(steps=120, batch=24),
+        batching=Batching(mode="sync", prompts=16, responses=8),
+        sampling=Sampling(max_tokens=200),
+        optimiser=Optimiser(rate=1e-3),
+    )
+    second = replace(first, name="times-20", seed=2, task=Task(largest=20))
+    return DemoJob(first, engine), DemoJob(second, engine)
+
+
+def rewards(out: Path) -> tuple[float, ...]:
+    """Of each step that the job has made, from the file that it writes."""
+    path = out / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return tuple(json.loads(line)["reward"] for line in lines)
