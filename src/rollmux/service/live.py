@@ -6,11 +6,16 @@ All but the submission and its owner is of one life of the controller: jobs say 
 from dataclasses import dataclass, field
 
 from rollmux.errors import IllegalEvent
+from rollmux.mux import events as ev
+from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Progress
+from rollmux.mux.transitions import Job
 from rollmux.mux.weave import Timing
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.messages import Attach, Said
 
+# Of what a process says of its failure, so many characters are passed on.
+MOST_REASON = 1000
 # A job without a launcher that shows no life for so many leases, and for so long, is gone.
 SILENT_LEASES, SILENT_S = 10, 600.0
 
@@ -86,3 +91,12 @@ class Live:
     def is_done(self, rank: int, epoch: int) -> bool:
         """Whether this process works under the lease no more."""
         return self.said.get(epoch, {}).get(rank) in (Said.FINISHED, Said.PAUSED, Said.FAILED)
+
+
+def gone(record: JobRecord, failed: str) -> ev.Event:
+    """What the end of a job's processes means to the machine."""
+    if record.state is Job.STOPPING:
+        return ev.JobStopped(record.job.id, record.attempt)
+    if failed:
+        return ev.JobFailed(record.job.id, record.attempt, failed[:MOST_REASON])
+    return ev.JobFinished(record.job.id, record.attempt)

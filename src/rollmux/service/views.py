@@ -114,7 +114,7 @@ def _lane(controller: Controller, lane: Lane, now: float, tenant: str | None) ->
     view = LaneView(lane.kind.value, lane.state.value, lane.iteration, nodes, lane.epoch, for_s)
     if lane.state is not Phase.WAITING:
         return view
-    turn = controller.waiting(now, lane, names_for(controller, tenant))
+    turn = controller.processes.waiting(now, lane, names_for(controller, tenant))
     return replace(view, waits_for=turn.holders, expected_s=turn.expected_s)
 
 
