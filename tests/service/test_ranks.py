@@ -18,6 +18,7 @@ from rollmux.protocol.messages import Ask, Attach, Attached, Held, Leave, Listen
 from rollmux.service import controller, live
 from rollmux.service.controller import LOOK_S, Controller
 from rollmux.service.live import SILENT_LEASES, SILENT_S
+from rollmux.service.processes import ANOTHER_LIFE
 from rollmux.service.recovery import recover
 from tests.service.memory_journal import MemoryJournal
 from tests.service.serving import job as described
@@ -56,11 +57,12 @@ class Alone:
     def ended(self) -> str:
         return self.controller.machine.state.ended.get("a", "")
 
+    def attach_one(self, rank: int, life: str) -> Attached:
+        call = Attach(f"{life}-{rank}", rank, self.processes)
+        return self.controller.processes.attach(self.now, "a", call)
+
     def attach(self, life: str = "one") -> list[Attached]:
-        ranks = range(self.processes)
-        return [
-            self.controller.processes.attach(self.now, "a", Attach(f"{life}-{r}", r, self.processes)) for r in ranks
-        ]
+        return [self.attach_one(rank, life) for rank in range(self.processes)]
 
     def ask(self, rank: int = 0, attempt: int = 1, kind: PhaseKind = ROLLOUT) -> Held:
         lease = self.controller.processes.ask(self.now, "a", Ask(attempt, kind, 0, rank)).lease
@@ -275,3 +277,40 @@ def test_what_one_rank_of_an_earlier_life_has_finished_the_next_life_has_not() -
     assert job.controller.machine.state.jobs["a"].progress.rolled == 0, "rank 0 has not done it"
     job.say(Said.FINISHED, epoch, 0)
     assert job.controller.machine.state.jobs["a"].progress.rolled == 1
+
+
+def test_when_a_process_was_started_again_the_nodes_stay_until_the_others_have_left() -> None:
+    job = Alone(3)
+    job.attach_one(0, "one")  # the only one of its life that got so far
+    job.attach_one(1, "two")
+    job.attach_one(2, "two")
+    lease = job.ask(1)
+    told = job.attach_one(0, "two")
+    assert told.attempt == 0
+    assert told.reason.startswith(ANOTHER_LIFE)
+    assert job.attach_one(0, "two").attempt == 0, "a repeated call changes nothing"
+    assert job.controller.processes.orders("a").stop == ANOTHER_LIFE
+    assert [held.epoch for held in job.controller.processes.orders("a").held] == [lease.epoch]
+    job.leave(1)
+    assert job.state() is Job.RUNNING
+    job.leave(2)
+    assert job.state() is Job.STARTING
+    assert job.attach_one(0, "two").attempt == 2
+
+
+def test_the_last_process_that_was_started_again_begins_the_next_attempt() -> None:
+    job = Alone(2)
+    job.attach("one")
+    lease = job.ask(0)
+    assert job.attach_one(1, "two").attempt == 0
+    assert job.attach_one(0, "two").attempt == 2
+    assert job.attach_one(1, "two").attempt == 2
+    assert job.ask(0, attempt=2).epoch > lease.epoch
+
+
+def test_nobody_joins_an_attempt_that_ends() -> None:
+    job = Alone(2)
+    job.attach_one(0, "one")
+    job.restart()
+    job.leave(0, "it has failed")
+    assert job.attach_one(1, "two").attempt == 2

@@ -65,13 +65,18 @@ class Live:
                 said.pop(rank, None)
         self.instances[rank] = instance
 
+    @property
+    def ranks(self) -> set[int]:
+        return set(range(self.submission.processes))
+
     def is_another(self, call: Attach, progress: Progress) -> bool:
         """Whether this is another life of the script than the one that the attempt began with.
 
         A controller that was started anew knows by what is done: who has rolled out and not synced has attached before.
+        Nor is anybody to join an attempt that ends.
         """
         known = self.instances.get(call.rank)
-        return progress.rolled > progress.synced if known is None else known != call.instance
+        return known != call.instance if known is not None else bool(self.failed) or progress.rolled > progress.synced
 
     def _since(self, now: float) -> float:
         self.since = now if self.since is None else self.since

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rollmux.errors import IllegalEvent
 from rollmux.mux import events as ev
 from rollmux.mux.job import PhaseKind
+from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Lane, Seat
 from rollmux.mux.transitions import Job, Phase
 from rollmux.protocol.messages import (
@@ -66,7 +67,11 @@ class Processes:
             raise IllegalEvent(f"attempt {call.attempt} of job {job_id} is over: the present one is {record.attempt}")
         launched = bool(live.submission.command)
         if not launched and record.state is Job.RUNNING and live.is_another(call, record.progress):
-            self._controller.tell(now, ev.JobFailed(job_id, record.attempt, ANOTHER_LIFE))
+            self._replaced(now, record, live, call.rank)
+            if live.failed:
+                return Attached(
+                    0, reason=f"{live.failed}: those that are left of the processes before are to end first"
+                )
         if not launched and record.state is Job.STARTING:
             self._controller.tell(now, ev.JobStarted(job_id, record.attempt))
         record = self._machine.state.jobs.get(job_id)
@@ -78,6 +83,15 @@ class Processes:
         where = record.placement
         lease_s = self._machine.state.rules.timing.lease_s
         return Attached(record.attempt, where.rollout, where.train, record.progress.synced, lease_s)
+
+    def _replaced(self, now: float, record: JobRecord, live: Live, rank: int) -> None:
+        """A process was started again: the one before is gone. Others may be at work yet: they are told to end."""
+        live.left.add(rank)
+        if not live.failed:
+            live.failed = ANOTHER_LIFE
+            self._controller.order(record.job.id)
+        if live.left >= live.ranks:
+            self._controller.tell(now, gone(record, live.failed))
 
     def ask(self, now: float, job_id: str, call: Ask) -> Turn:
         """The lease for a phase, or why it is not there yet."""
@@ -157,12 +171,11 @@ class Processes:
             if not live.speaks(call.rank, call.instance):
                 return Done()
         if record is not None and record.is_current(call.attempt) and not live.submission.command:
-            ranks = set(range(live.submission.processes))
-            live.left |= ranks if call.rank is None else {call.rank}
+            live.left |= live.ranks if call.rank is None else {call.rank}
             if call.failed and not live.failed:
                 live.failed = call.failed
                 self._controller.order(job_id)
-            if live.left >= ranks:
+            if live.left >= live.ranks:
                 self._controller.tell(now, gone(record, live.failed))
         return Done()
 
