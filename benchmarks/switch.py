@@ -33,7 +33,6 @@ from benchmarks.harness import ROOT, Row, arguments, record, seconds, table
 from rollmux.runtime.residency import Budget, CpuMemory, Memory, Resident
 from rollmux.runtime.residency.checksum import checksum
 from rollmux.runtime.residency.cuda import CudaMemory
-from rollmux.runtime.residency.memory import resident_bytes
 
 GOAL_COPY, GOAL_GPU, GOAL_START = 0.8, 0.9, 40.0
 LIMIT_BYTES = 12 * 10**9
@@ -286,8 +285,7 @@ class Tenant:
 
     @property
     def mapped_bytes(self) -> int:
-        mapped = self.memory._mapped
-        return 0 if mapped is None else resident_bytes(mapped)
+        return self.memory.resident_bytes()
 
 
 def rss_bytes() -> int:

@@ -19,7 +19,6 @@ from rollmux.runtime.residency import (
     Resident,
     Unfit,
 )
-from rollmux.runtime.residency.memory import resident_bytes
 from tests.runtime.residency.keeping import MB
 
 BIG = 3_000_000  # floats: three chunks
@@ -29,8 +28,7 @@ def mapped_bytes(resident: Resident) -> int:
     """What the kernel keeps of the state's working memory."""
     memory = resident.device.memory
     assert isinstance(memory, CpuMemory)
-    assert memory._mapped is not None
-    return resident_bytes(memory._mapped)
+    return memory.resident_bytes()
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -20,7 +20,7 @@ def row_sums(data: Tensor) -> Tensor:
 
 
 def digest(sums: Tensor) -> bytes:
-    return blake2b(sums.cpu().numpy().tobytes(), digest_size=SUM_BYTES).digest()
+    return blake2b(sums.cpu().numpy(), digest_size=SUM_BYTES).digest()
 
 
 def checksum(data: Tensor) -> bytes:
