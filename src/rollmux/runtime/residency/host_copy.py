@@ -21,7 +21,7 @@ from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout
 from rollmux.runtime.residency.pages import HUGE_BYTES, PAGE_BYTES
 from rollmux.runtime.residency.record import Record
 
-FORMAT = 1
+FORMAT = 2
 MADV_POPULATE_WRITE = 23  # of Linux; Python 3.11 does not name it
 
 
@@ -50,7 +50,7 @@ class HostCopy:
         self._head, self._mapped = head, mapped
         self._under_way: Path | None = None  # where it stands until it has a version
         self.data = torch.frombuffer(mapped, dtype=torch.uint8, offset=head.data_at, count=head.slots * layout.nbytes)
-        self._chunks = [layout.split(slot) for slot in self.data.split(layout.nbytes)]
+        self._chunks = [layout.split(each) for each in self.data.view(head.slots, -1)]
 
     @classmethod
     def create(cls, path: Path, layout: Layout, slots: int) -> Self:

@@ -59,7 +59,7 @@ class Layout:
 
     def split(self, flat: Tensor) -> tuple[Tensor, ...]:
         """A flat memory in its chunks."""
-        return flat.split(CHUNK_BYTES)
+        return torch.split(flat, CHUNK_BYTES)
 
     def view(self, place: Place, flat: Tensor) -> Tensor:
         """The tensor of this place in such a flat memory."""

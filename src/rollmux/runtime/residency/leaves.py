@@ -85,6 +85,7 @@ def _check(name: str, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         kind = f"{tensor.layout} on {tensor.device}"
         raise Unfit(f"{name or 'the tensor'} is {kind}: only dense tensors with data are held; make it dense")
-    if type(tensor) not in PLAIN_TENSORS and is_traceable_wrapper_subclass(tensor):
+    wraps: bool = type(tensor) not in PLAIN_TENSORS and is_traceable_wrapper_subclass(tensor)
+    if wraps:
         remedy = "give the tensors inside it, such as `to_local()` of a DTensor"
         raise Unfit(f"{name or 'the tensor'} is a {type(tensor).__qualname__}, which wraps other tensors; {remedy}")

@@ -29,6 +29,9 @@ class Memory(Protocol):
     def allocate(self, nbytes: int) -> Tensor:
         """A flat piece; what is in it is undefined."""
 
+    def clear(self, part: Tensor) -> None:
+        """Makes a part of what `allocate` has just given zero."""
+
     def expect(self, nbytes: int, in_one: bool) -> None:
         """So many bytes are about to be let go of; `in_one`: they are one piece that `allocate` gave."""
 
@@ -60,11 +63,17 @@ class CpuMemory:
     def __init__(self, *, lazy: bool = False) -> None:
         self.lazy = lazy
         self._piece: Piece | None = None
+        self._untouched = self._zero = False  # what the kernel is known to give next; what it has given
 
     def allocate(self, nbytes: int) -> Tensor:
         if self._piece is None or nbytes != self._piece.nbytes:
-            self._piece = Piece(nbytes)
+            self._piece, self._untouched = Piece(nbytes), True
+        self._zero, self._untouched = self._untouched, False
         return self._piece.tensor()
+
+    def clear(self, part: Tensor) -> None:
+        if not self._zero:
+            part.zero_()
 
     def expect(self, nbytes: int, in_one: bool) -> None:
         """The kernel is asked afterwards."""
@@ -80,6 +89,7 @@ class CpuMemory:
         left = piece.unreclaimable_bytes() if self.lazy else piece.resident_bytes()
         if left > (os.cpu_count() or 1) * PENDING_BYTES * self.lazy:
             raise NotFreed(f"the kernel still keeps {shown(left)} of {shown(piece.nbytes)}; look for who shares them")
+        self._untouched = not self.lazy
 
     def abandon(self) -> None:
         """Somebody else looks at the last piece: it stays theirs."""

@@ -1,29 +1,34 @@
 """The two ways between a flat piece of device memory and what is kept on the host, and changes on the host alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.checksum import checksum, digest, row_sums
+from rollmux.runtime.residency.checksum import ZEROS, checksum, digest, row_sums
 from rollmux.runtime.residency.errors import Unfit
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
-from rollmux.runtime.residency.passing import copy, copy_summed, differ, in_threads
+from rollmux.runtime.residency.passing import copy, copy_summed, differ, in_threads, is_zero
 
 
 def bring(kept: Kept, flat: Tensor, memory: Memory) -> int:
     """Loads the newest version; returns its number."""
+    clear: Callable[[Tensor], object] = memory.clear
     while True:
         record = kept.refresh()
         transfer = memory.transfer()
         for chunk, target in enumerate(kept.host.layout.split(flat)):
-            transfer.load(target, kept.current(chunk))
+            if kept.is_zero(chunk):
+                clear(target)
+            else:
+                transfer.load(target, kept.current(chunk))
         transfer.finish()
         # Who writes two versions meanwhile writes over what was just read: then once more.
         if kept.refresh().version == record.version:
             return record.version
+        clear = Tensor.zero_  # this memory is not new any more
 
 
 def save(kept: Kept, seen: Survey, flat: Tensor | None, memory: Memory, notes: bytes | None) -> None:
@@ -46,10 +51,11 @@ def _by_windows(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
     for first in range(0, len(sources), memory.window):
         sums = [row_sums(source) for source in sources[first : first + memory.window]]
         for chunk, each in enumerate(sums, first):
-            found = digest(each)
+            found = digest(each, sources[chunk])
             if found != kept.sum_of(chunk):
-                transfer.save(kept.target(chunk), sources[chunk])
                 changed[chunk] = found
+                if found != ZEROS:
+                    transfer.save(kept.target(chunk), sources[chunk])
     transfer.finish()
     return changed
 
@@ -60,7 +66,9 @@ def _in_passing(kept: Kept, flat: Tensor) -> dict[int, bytes]:
 
     def passed(chunk: int) -> bytes | None:
         source, known = sources[chunk], kept.sum_of(chunk)
-        if known is None or differ(source, kept.current(chunk)):
+        if is_zero(source):
+            return ZEROS if known != ZEROS else None
+        if known in (None, ZEROS) or differ(source, kept.current(chunk)):
             return copy_summed(kept.target(chunk), source)
         found = checksum(source)
         if found == known:
@@ -95,8 +103,7 @@ def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None) -> Non
         kept.refresh()
         touched = {chunk for name in values for chunk in _chunks_of(layout, places[name])}
         for chunk in touched:
-            if kept.host.slots == 2:
-                kept.target(chunk).copy_(kept.current(chunk))
+            kept.take_over(chunk)
         for name, value in values.items():
             _write(kept, places[name], value)
         kept.commit({chunk: checksum(kept.target(chunk)) for chunk in sorted(touched)}, notes)

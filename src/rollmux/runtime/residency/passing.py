@@ -37,7 +37,12 @@ def copy_summed(target: Tensor, source: Tensor) -> bytes:
         part, rows = slice(start, start + PART_BYTES), slice(start // ROW_BYTES, (start + PART_BYTES) // ROW_BYTES)
         np.copyto(to[part], of[part])
         np.add.reduce(words[rows], axis=1, out=sums[rows])
-    return digest(torch.from_numpy(sums))
+    return digest(torch.from_numpy(sums), source)
+
+
+def is_zero(data: Tensor) -> bool:
+    """Whether all of it is; where the beginning is not, the rest is not read."""
+    return not data[:ROW_BYTES].numpy().any() and not data.numpy().any()
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
