@@ -144,6 +144,32 @@ def test_a_zygote_that_was_killed_is_replaced_and_its_runs_are_errors() -> None:
     assert second.stdout == b"again\n"
 
 
+def test_what_is_readable_is_still_there_where_it_lies_below_the_folder_of_runs(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "part.py").write_text("told = 42")
+    source = f"""
+import os, sys
+sys.path.append({str(tmp_path)!r})
+import part
+print(part.told)
+for path in ({str(tmp_path)!r}, {str(tmp_path / "part.py")!r}):
+    try:
+        os.remove(path) if path.endswith("py") else open(path + "/planted", "w")
+    except OSError as error:
+        print("refused")
+open("/tmp/own", "w").write("its own")
+"""
+
+    async def read() -> Ended:
+        async with Sandbox(allow=list(Concern), readable=[str(tmp_path)]) as sandbox:
+            return await sandbox.run(Program(source), SMALL)
+
+    ended = asyncio.run(read())
+    if str(tmp_path).startswith("/tmp/"):
+        assert (ended.status, ended.stdout) == (0, b"42\nrefused\nrefused\n"), ended
+    assert (tmp_path / "part.py").exists()
+
+
 def test_an_environment_is_for_its_runs_and_shown_to_nobody_else() -> None:
     async def shown() -> tuple[bytes, bytes]:
         async with Sandbox(list(Concern), list(Mechanism), environment={"TOKEN": "secret-of-its-owner"}) as sandbox:

@@ -48,6 +48,7 @@ class Job:
     limits: RunLimits
     uid: int
     protections: Protections
+    covered: tuple[str, ...] = ()  # what is readable where the scratch folder comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def _protect(job: Job) -> None:
     kernel.unshare(sum(flag for each, flag in _UNSHARED.items() if each in active))
     if Mechanism.MOUNT_NAMESPACE in active:
         inner = job.uid if Mechanism.OWN_USER in active else NOBODY
-        root.mount_scratch(inner, job.limits.disk_bytes, job.limits.disk_files)
+        root.mount_scratch(inner, job.limits.disk_bytes, job.limits.disk_files, job.covered)
         if Mechanism.PID_NAMESPACE in active:
             root.mount_own_proc()
     if active:

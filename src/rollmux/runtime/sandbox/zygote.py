@@ -57,6 +57,7 @@ class Zygote:
         self._runs: dict[int, int] = {}
         self._protections = Protections(frozenset(), {})
         self._without = [Mechanism[name] for name in setup.without]
+        self._covered: tuple[str, ...] = ()
 
     def serve(self) -> None:
         """Until the owner closes its end, or is gone."""
@@ -102,7 +103,7 @@ class Zygote:
         kernel.unshare(kernel.CLONE_NEWNS | (kernel.CLONE_NEWUSER if inner else 0))
         if inner:
             kernel.map_ids(probe.NOBODY, uid, gid)
-        root.enter_fresh_root(self._setup.readable)
+        self._covered = tuple(root.enter_fresh_root(self._setup.readable))
 
     def _begin(self) -> bool:
         """Forks the keeper of a run; False: the owner is done."""
@@ -153,6 +154,7 @@ class Zygote:
             limits=RunLimits(**head["limits"]),
             uid=uid,
             protections=self._protections,
+            covered=self._covered,
         )
 
     def _bury(self) -> None:
