@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmux.trainer.update.micro_batches import PADDED_PART, micro_batches
+from rollmux.trainer.update.micro_batches import PASS_TOKENS, micro_batches
 
 WIDTHS = st.lists(st.integers(1, 300), max_size=60)
 
@@ -15,7 +15,7 @@ def test_each_sample_is_in_one_batch_within_the_budget_and_little_padded(widths:
     for batch in batches:
         rows = [widths[place] for place in batch]
         assert len(batch) == 1 or max(rows) * len(batch) <= budget
-        assert min(rows) >= max(rows) * (1 - PADDED_PART)
+        assert max(rows) * len(rows) - sum(rows) <= PASS_TOKENS
 
 
 def test_equal_widths_fill_the_budget() -> None:
