@@ -20,6 +20,7 @@ from rollmux.cli.states import states_page
 from rollmux.cli.sweep import sweep
 from rollmux.cli.tokens import token_app
 from rollmux.cli.top import top
+from rollmux.cli.train import train
 from rollmux.cli.workload import workload_app
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Many RL post-training jobs on shared machines.")
@@ -27,6 +28,7 @@ app.command()(simulate)
 app.command()(plan)
 app.command()(sweep)
 app.command()(job_sim)
+app.command()(train)
 app.add_typer(workload_app, name="workload")
 app.add_typer(token_app, name="token")
 app.add_typer(journal_app, name="journal")

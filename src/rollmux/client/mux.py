@@ -69,6 +69,11 @@ class Mux:
             self._sync_if_due()
 
     @property
+    def attached(self) -> bool:
+        """Whether there is a controller."""
+        return self._link is not None
+
+    @property
     def synced(self) -> int:
         """How many iterations are committed."""
         return self._link.next[PhaseKind.SYNC] if self._link is not None else 0

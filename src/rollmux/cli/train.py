@@ -1,0 +1,79 @@
+"""`rollmux train`: runs a training job here, alone or, where a controller is in the environment, woven with others."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rollmux.cli.outputs import console
+from rollmux.cli.refusals import refusals
+from rollmux.client import connect
+from rollmux.errors import InvalidSpec, RollmuxError
+from rollmux.trainer.job_file import read_job_file
+from rollmux.trainer.settings import JobFile
+from rollmux.trainer.summary import in_words
+
+if TYPE_CHECKING:
+    from rollmux.trainer.job import WarmedUp
+    from rollmux.trainer.metrics import Record, Tracker
+
+
+def train(
+    job: Annotated[Path, typer.Argument(metavar="FILE", help="The training job, as in examples/train.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="For metrics, checkpoints and the model.")],
+    steps: Annotated[
+        int, typer.Option(min=0, help="The updates to be made in all; 0 for as many as the file says.")
+    ] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the folder holds, if anything.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step.")] = False,
+) -> None:
+    """Train a model by reinforcement: roll out, update, sync, step after step, with a checkpoint after each."""
+    with refusals():
+        settings = read_job_file(job)
+    settings = replace(settings, steps=steps or settings.steps)
+    try:
+        from rollmux.trainer.job import train as run  # noqa: PLC0415  torch, for whoever trains
+    except ImportError as error:
+        raise typer.BadParameter(f"{error.name} is missing: install rollmux[torch]") from error
+    try:
+        with _bar(settings, shown=not as_json) as warmed_up, connect() as mux:
+            found = run(settings, out, mux, resume, [_tracker(settings, as_json)], warmed_up)
+    except InvalidSpec as error:
+        raise typer.BadParameter(str(error)) from error
+    except RollmuxError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from error
+    if not as_json:
+        typer.echo("\n".join([*in_words(found), f"Written: {out}"]))
+
+
+def _tracker(settings: JobFile, as_json: bool) -> "Tracker":
+    from rollmux.trainer.metrics import on_console  # noqa: PLC0415  it knows samples, and so torch
+
+    return _as_json if as_json else on_console(console(), settings.steps)
+
+
+def _as_json(step: int, found: "Record") -> None:
+    typer.echo(json.dumps(dict(found)))
+
+
+@contextmanager
+def _bar(settings: JobFile, shown: bool) -> Iterator["WarmedUp"]:
+    """How far the warm-up is, where somebody looks on."""
+    screen = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not (shown and screen.is_terminal)) as bar:
+        task = bar.add_task("warm-up", total=settings.warmup.steps)
+
+        def warmed_up(step: int, loss: float) -> None:
+            bar.update(task, completed=step + 1, description=f"warm-up, loss {loss:.2f}")
+            if step + 1 == settings.warmup.steps:
+                bar.stop()
+
+        yield warmed_up

@@ -1,0 +1,95 @@
+"""Points to continue from, in a folder: whole files or none, the newest two.
+
+A file is written under another name, brought to the disk, and only then named. Two are kept, for a controller may not
+have heard of the newest. Invariant: whatever is named as a checkpoint is whole.
+"""
+
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, is_zipfile
+
+import torch
+
+from rollmux.trainer.errors import CheckpointRefused
+
+FORMAT = 1
+KEPT = 2
+_NAME = re.compile(r"step-(\d{9})\.pt")
+
+
+class Checkpoints:
+    """The checkpoints of one run. What is saved and what it was made with (`job`) are plain values and tensors."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def steps(self) -> list[int]:
+        """The steps that one can continue from, the newest last."""
+        return sorted(int(found[1]) for path in self._folder.iterdir() if (found := _NAME.fullmatch(path.name)))
+
+    def save(self, step: int, job: dict[str, Any], state: dict[str, Any]) -> None:
+        """`step` steps are done."""
+        path = self._path(step)
+        unfinished = path.with_suffix(".unfinished")
+        with unfinished.open("wb") as file:
+            torch.save({"format": FORMAT, "step": step, "job": job, "state": state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        _bring_to_disk(self._folder)
+        for old in self.steps()[:-KEPT]:
+            self._path(old).unlink()
+
+    def load(self, step: int, job: dict[str, Any]) -> dict[str, Any]:
+        """What was saved after so many steps. CheckpointRefused where it can't be read, or is another job's."""
+        path = self._path(step)
+        if not path.exists():
+            raise CheckpointRefused(f"there is no checkpoint of step {step} in {self._folder}, only {self.steps()}")
+        try:
+            if not is_zipfile(path):  # what torch reads else, it reads uncritically
+                raise BadZipFile("it is not whole")
+            content = torch.load(path, weights_only=True)
+        except (RuntimeError, EOFError, OSError, BadZipFile, pickle.UnpicklingError) as error:
+            remedy = "remove it to continue from the one before it"
+            raise CheckpointRefused(f"{path} can't be read ({error}): {remedy}") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise CheckpointRefused(f"{path} is not of format {FORMAT}: use the release that wrote it")
+        changed = _changed(content["job"], job)
+        if changed:
+            raise CheckpointRefused(f"{path} was made with other settings: {'; '.join(changed)}; restore them")
+        state: dict[str, Any] = content["state"]
+        return state
+
+    def drop_after(self, step: int) -> None:
+        """What came later did not count."""
+        for later in self.steps():
+            if later > step:
+                self._path(later).unlink()
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:09d}.pt"
+
+
+def _changed(then: dict[str, Any], now: dict[str, Any], path: str = "job") -> list[str]:
+    """What is set otherwise than it was."""
+    found = []
+    for name in sorted({*then, *now}):
+        was, has = then.get(name), now.get(name)
+        if isinstance(was, dict) and isinstance(has, dict):
+            found += _changed(was, has, f"{path}.{name}")
+        elif was != has:
+            found.append(f"{path}.{name} was {was!r} and is {has!r}")
+    return found
+
+
+def _bring_to_disk(folder: Path) -> None:
+    """The names in it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,24 @@
+"""What a training run refuses.
+
+RollmuxError
+├── CheckpointRefused   a checkpoint can't be continued from
+├── RunExists           the folder holds a run, and nobody said that it is to be continued
+└── RolloutStuck        a round can't come to its end
+
+A job file that is wrong is an `InvalidSpec`, as everywhere. What an update refuses is in `update/errors.py`; a token of
+other weights than those to be updated is `WrongVersion`, and ends the run.
+"""
+
+from rollmux.errors import RollmuxError
+
+
+class CheckpointRefused(RollmuxError):
+    """The message says which one and why."""
+
+
+class RunExists(RollmuxError):
+    """Continue it with `--resume`, or name another folder."""
+
+
+class RolloutStuck(RollmuxError):
+    """Nothing is under way and the round is not complete, or everything failed."""

@@ -1,0 +1,149 @@
+"""A training job from top to bottom: rollout, train, sync, and a point to continue from after each step.
+
+Invariants: step k is rolled out and trained with version k of the weights; a run that was killed at any moment and is
+resumed trains exactly what it would have; without a controller all phases run straight through.
+"""
+
+import fcntl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import Any, TypeVar
+
+from rollmux.checks import Checks
+from rollmux.client import LeaseLost, Mux
+from rollmux.trainer.checkpoints import Checkpoints
+from rollmux.trainer.errors import CheckpointRefused, RunExists
+from rollmux.trainer.metrics import Metrics, Tracker, record
+from rollmux.trainer.model import export_model
+from rollmux.trainer.parts import Parts
+from rollmux.trainer.rollout import Rolled
+from rollmux.trainer.settings import JobFile
+from rollmux.trainer.summary import summary, write_summary
+from rollmux.trainer.update import Stats
+from rollmux.trainer.warmup import warm_up
+
+# What may change between a run and its continuation: no update depends on it.
+FREE = ("name", "steps", "checkpoint_every")
+CHECKPOINTS, MODEL, LOCK = "checkpoints", "model", "lock"
+
+Result = TypeVar("Result")
+WarmedUp = Callable[[int, float], None]  # the number of a supervised step, and its loss
+
+
+def train(
+    job: JobFile,
+    folder: Path,
+    mux: Mux,
+    resume: bool = False,
+    trackers: Sequence[Tracker] = (),
+    warmed_up: WarmedUp = lambda step, loss: None,
+) -> dict[str, Any]:
+    """Runs the job to its last step, and returns its summary; everything that it leaves behind is in the folder.
+
+    `resume` goes on with what the folder holds, if it holds anything; a folder that holds a run is refused otherwise.
+    """
+    _require_fitting(job, mux)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        run = _Run(job, folder, mux, trackers)
+        for step in range(run.begin(resume, warmed_up), job.steps):
+            run.step(step)
+        export_model(run.parts.model, folder / MODEL)
+        found = summary(run.parts.rollout.batcher)
+        write_summary(found, folder)
+        return found
+
+
+class _Run:
+    """The parts, and what is kept of their work."""
+
+    def __init__(self, job: JobFile, folder: Path, mux: Mux, trackers: Sequence[Tracker]) -> None:
+        self.job, self.mux = job, mux
+        self.parts = Parts(job)
+        self.metrics = Metrics(folder, trackers)
+        self.checkpoints = Checkpoints(folder / CHECKPOINTS)
+        self._fixed = {name: value for name, value in asdict(job).items() if name not in FREE}
+
+    def begin(self, resume: bool, warmed_up: WarmedUp) -> int:
+        """The first step to be made: after the controller's last, or after the newest checkpoint."""
+        known = self.checkpoints.steps()
+        if known and not resume:
+            raise RunExists("the folder holds a run: continue it with --resume, or name another --out")
+        step = self.mux.synced if self.mux.attached else max(known, default=0)
+        if known:
+            return self._back_to(step)
+        if step:
+            raise CheckpointRefused(f"{step} steps are committed, and the folder holds no checkpoint: name its folder")
+        warm_up(self.parts.model, self.parts.task, self.job.warmup, self.job.seed, warmed_up)
+        self._save(0)
+        return self._back_to(0)  # what begins and what goes on are one thing
+
+    def step(self, step: int) -> None:
+        parts, seconds = self.parts, dict[str, float]()
+        rolled = self._phase("rollout", step, seconds, lambda: parts.rollout.round(self.mux.progress))
+        update = self._phase("train", step, seconds, lambda: parts.learner.update(rolled.samples))
+        self._phase("sync", step, seconds, lambda: self._sync(step, rolled, update, seconds))
+
+    def _sync(self, step: int, rolled: Rolled, update: Stats, seconds: Mapping[str, float]) -> None:
+        """The next rollout has the new weights, and the next process a point to continue from."""
+        parts, batcher = self.parts, self.parts.rollout.batcher
+        parts.rollout.update(parts.learner.version)
+        self.metrics.tell(record(step, rolled, update, batcher.accounts(), batcher.queued), seconds)
+        if (step + 1) % self.job.checkpoint_every == 0 or step + 1 == self.job.steps:
+            self._save(step + 1)
+
+    def _phase(self, kind: str, step: int, seconds: dict[str, float], body: Callable[[], Result]) -> Result:
+        """The body's result, once it counts: what was done without a lease is undone and done again."""
+        state = self.parts if kind == "rollout" else None
+        while True:
+            try:
+                with self.mux.phase(kind, state=state, iteration=step):
+                    began = monotonic()
+                    result = body()
+                    seconds[kind] = monotonic() - began
+                return result
+            except LeaseLost:
+                self._undo(kind, step)
+
+    def _undo(self, kind: str, step: int) -> None:
+        """Brings back what the phase began with: nothing of it has changed since the last checkpoint."""
+        if kind == "rollout":
+            self._back_to(step)
+        elif kind == "train":
+            self.parts.learner.restore(self.checkpoints.load(step, self._fixed)["learner"])
+        else:
+            self._forget_after(step)
+
+    def _save(self, step: int) -> None:
+        self.checkpoints.save(step, self._fixed, self.parts.state())
+
+    def _back_to(self, step: int) -> int:
+        self.parts.restore(self.checkpoints.load(step, self._fixed))
+        self._forget_after(step)
+        return step
+
+    def _forget_after(self, step: int) -> None:
+        self.checkpoints.drop_after(step)
+        self.metrics.continue_from(step)
+
+
+def _require_fitting(job: JobFile, mux: Mux) -> None:
+    """A controller may take a step back, and any step may be the one."""
+    checks = Checks("job")
+    if mux.attached and job.checkpoint_every != 1:
+        checks.report("checkpoint_every", job.checkpoint_every, "1 beside a controller", "save every step")
+    checks.require()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time works in the folder; the lock ends with it, however it ends."""
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunExists(f"another process works in {folder}: wait for its end, or name another --out") from error
+        yield

@@ -1,0 +1,96 @@
+"""Training jobs in YAML files (JSON is a part of YAML). Whatever is not said is as `settings.py` has it.
+
+Every problem of a file is reported at once, with its path; an unknown key is one, and is told the nearest known.
+"""
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from rollmux.checks import Checks
+from rollmux.errors import InvalidSpec, Problem
+from rollmux.packer import batching_problems
+from rollmux.protocol.plain_yaml import read_plain
+from rollmux.trainer.settings import Bounds, JobFile
+
+EXAMPLE = "see examples/train/arithmetic.yaml"
+MAX_TEXT = 4096
+
+
+def read_job_file(path: str | Path) -> JobFile:
+    """The job of a YAML file, or InvalidSpec with all that is wrong."""
+    path = Path(path)
+    subject = f"job file {str(path)!r}"
+    return read_job(read_plain(path, subject), subject)
+
+
+def read_job(content: object, subject: str = "job") -> JobFile:
+    """The job of such data, or InvalidSpec with all that is wrong."""
+    read = _Read()
+    job: JobFile = read.section("job", JobFile(), content)
+    if not read.problems:
+        read.check_together(job)
+    if read.problems:
+        raise InvalidSpec(subject, tuple(read.problems))
+    return job
+
+
+@dataclass(slots=True)
+class _Read:
+    """Reads sections, and collects what is wrong with them."""
+
+    problems: list[Problem] = field(default_factory=list)
+
+    def section(self, path: str, default: Any, content: object) -> Any:
+        """The default with what the file says of it."""
+        known = {each.name: each for each in fields(default)}
+        if not isinstance(content, Mapping):
+            self.problems.append(Problem(path, content, f"keys and values: {', '.join(known)}", EXAMPLE))
+            return default
+        for key in content:
+            if key not in known:
+                near = get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
+                limit = f"one of {', '.join(known)}"
+                self.problems.append(Problem(f"{path}.{key}", content[key], limit, f"the nearest is {near}"))
+        said = {
+            name: self._value(path, each, getattr(default, name), content[name])
+            for name, each in known.items()
+            if name in content
+        }
+        return type(default)(**said)
+
+    def _value(self, path: str, each: Field[Any], default: Any, value: object) -> Any:
+        if is_dataclass(default):
+            return self.section(f"{path}.{each.name}", default, value)
+        bounds: Bounds = each.metadata["bounds"]
+        checks = Checks(path, self.problems)
+        if isinstance(default, str):
+            is_right = isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
+            if not is_right or (bounds.choices and value not in bounds.choices):
+                limit = f"one of {', '.join(bounds.choices)}" if bounds.choices else "a printable text"
+                checks.report(each.name, value, limit, bounds.remedy)
+        elif isinstance(default, int):
+            checks.whole(each.name, value, int(bounds.low), int(bounds.high), bounds.remedy)
+        else:
+            checks.number(each.name, value, bounds.low, bounds.high, bounds.remedy)
+        return value
+
+    def check_together(self, job: JobFile) -> None:
+        """What is right by itself and not beside the rest."""
+        checks = Checks("job", self.problems)
+        if job.model.hidden % job.model.heads:
+            checks.report(
+                "model.hidden", job.model.hidden, f"a multiple of {job.model.heads} heads", "mend one of them"
+            )
+        if not job.name:
+            checks.report("name", job.name, "a name", "give the run a name")
+        if job.sampling.max_tokens >= job.rollout.max_length:
+            limit = f"above {job.sampling.max_tokens}, the response alone"
+            checks.report("rollout.max_length", job.rollout.max_length, limit, "leave room for the prompt")
+        if job.rollout.room_tokens < job.rollout.max_length:
+            limit = f"at least {job.rollout.max_length}, one whole request"
+            checks.report("rollout.room_tokens", job.rollout.room_tokens, limit, "give the engines more room")
+        for problem in batching_problems(job.batching.terms):
+            self.problems.append(Problem(f"job.{problem.path}", problem.value, problem.limit, problem.remedy))

@@ -1,0 +1,48 @@
+"""One update: from samples of the present weights to the next version of them.
+
+Invariant: version k of the weights is what k updates have made, and only samples that it drew are trained: another
+version's token ends the run (`WrongVersion`) before anything has changed (I6).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rollmux.trainer.sample import Sample
+from rollmux.trainer.settings import Optimiser
+from rollmux.trainer.update import GradientSum, Objective, Stats
+
+
+class Learner:
+    """A model with its optimiser."""
+
+    def __init__(self, model: Any, objective: Objective, settings: Optimiser, version: int = 0) -> None:
+        self.model, self.version = model, version
+        self._objective, self._settings = objective, settings
+        self._optimiser = torch.optim.AdamW(
+            model.parameters(),
+            lr=settings.rate,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+        )
+
+    def update(self, samples: Sequence[Sample]) -> Stats:
+        """Trains these, and tells what came of it."""
+        gradient = GradientSum(self.model, self._objective, version=self.version)
+        gradient.add(samples)
+        stats = gradient.finish()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip_norm)
+        self._optimiser.step()
+        self._optimiser.zero_grad()
+        self.version += 1
+        return stats
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimiser": self._optimiser.state_dict(), "version": self.version}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The weights are written in place: engines over them need to be told."""
+        self.model.load_state_dict(state["model"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self.version = state["version"]

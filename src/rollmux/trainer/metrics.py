@@ -1,0 +1,100 @@
+"""What each step came to: a line in a file, a line on the console, and a call of every tracker.
+
+What a step came to and how long it took are two files: the first repeats itself byte by byte when a run is repeated or
+continued. Invariant: after `continue_from(step)` and the same steps again each file has one line for each step.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from rollmux.packer import Account
+from rollmux.trainer.rollout import Rolled
+from rollmux.trainer.update import Stats
+
+Record = Mapping[str, Any]
+Tracker = Callable[[int, Record], None]  # the step, and what it came to with `seconds`; may be told a step again
+
+METRICS, TIMES = "metrics.jsonl", "times.jsonl"
+
+
+def record(step: int, rolled: Rolled, update: Stats, accounts: Mapping[int, Account], queued: int) -> dict[str, Any]:
+    """What one step came to."""
+    batch, samples = rolled.batch, rolled.samples
+    lengths = [len(sample.tokens) for sample in samples]
+    return {
+        "step": step,
+        "kind": batch.kind.value,
+        "reward": fmean(sample.reward for sample in samples),
+        "prompts": len(batch.prompts),
+        "responses": len(samples),
+        "length_mean": fmean(lengths),
+        "length_max": max(lengths),
+        "generated_tokens": rolled.generated_tokens,
+        "wasted_tokens": rolled.generated_tokens - sum(lengths),
+        "aborted": batch.aborted,
+        "failed": batch.failed,
+        "deferred": len(batch.deferred),
+        "filtered": len(batch.filtered),
+        "queued": queued,
+        "epochs": {str(epoch): {**asdict(each), "waiting": each.waiting} for epoch, each in _open(accounts).items()},
+        "update": asdict(update),
+    }
+
+
+def _open(accounts: Mapping[int, Account]) -> Mapping[int, Account]:
+    """The newest two epochs and those of which prompts wait: the others were told, and stay as they are."""
+    return {epoch: each for epoch, each in accounts.items() if each.waiting or epoch >= max(accounts) - 1}
+
+
+class Metrics:
+    """The files of one run, and whoever listens."""
+
+    def __init__(self, folder: Path, trackers: Sequence[Tracker] = ()) -> None:
+        self._files = {name: folder / name for name in (METRICS, TIMES)}
+        self._trackers = trackers
+
+    def continue_from(self, step: int) -> None:
+        """Lines of later steps did not count, nor does half a line."""
+        for path in self._files.values():
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            kept = [line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] < step]
+            unfinished = path.with_suffix(".unfinished")
+            unfinished.write_bytes(b"".join(kept))
+            unfinished.replace(path)
+
+    def tell(self, found: Record, seconds: Record) -> None:
+        step = found["step"]
+        self._append(METRICS, found)
+        self._append(TIMES, {"step": step, **seconds})
+        for tracker in self._trackers:
+            tracker(step, {**found, "seconds": dict(seconds)})
+
+    def _append(self, name: str, line: Record) -> None:
+        with self._files[name].open("ab") as file:
+            file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def on_console(console: Console, steps: int) -> Tracker:
+    """A tracker that shows a line for each step."""
+
+    def show(step: int, found: Record) -> None:
+        seconds = found["seconds"]
+        bar = "━" * round(20 * min(1.0, max(0.0, found["reward"])))
+        console.print(
+            f"step {step + 1:>4}/{steps} [dim]{found['kind']:>5}[/dim] reward [bold]{found['reward']:.3f}[/bold] "
+            f"[green]{bar:<20}[/green] length {found['length_mean']:>4.0f}, max {found['length_max']:>3} "
+            f"waiting {found['queued']:>2} "
+            f"[dim]rollout {seconds['rollout']:.1f} s, train {seconds['train']:.1f} s[/dim]",
+            highlight=False,
+        )
+
+    return show

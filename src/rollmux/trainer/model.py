@@ -1,0 +1,38 @@
+"""The model that is trained: a small Llama from scratch, or one of Hugging Face's from a folder."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
+
+from rollmux.trainer.seeds import derived
+from rollmux.trainer.settings import Model
+
+
+def build_model(settings: Model, vocabulary: int, max_length: int, seed: int) -> Any:
+    """In training as in rollouts there is no dropout: a response's log-probabilities are the same in both."""
+    if settings.path:
+        return AutoModelForCausalLM.from_pretrained(settings.path).eval()  # type: ignore[no-untyped-call]
+    torch.manual_seed(derived(seed, "weights"))
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=settings.hidden,
+        intermediate_size=settings.hidden * 8 // 3,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        max_position_embeddings=max_length,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    return LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+
+
+def export_model(model: Any, folder: Path) -> None:
+    """As a folder that Hugging Face's libraries load."""
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)

@@ -1,0 +1,90 @@
+"""The parts of a run: they begin as new, or as a checkpoint has them.
+
+Invariant: `state` holds all that the next step depends on: whoever restores it goes on exactly as the run would have.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rollmux.packer import TailBatcher
+from rollmux.runtime.engine import Engine, Limits
+from rollmux.runtime.engine.slots import slots
+from rollmux.trainer import settings as said
+from rollmux.trainer.data import Data
+from rollmux.trainer.learner import Learner
+from rollmux.trainer.model import build_model
+from rollmux.trainer.rollout import Rollout
+from rollmux.trainer.scoring import Direct
+from rollmux.trainer.tasks import build_task
+from rollmux.trainer.update import Objective
+
+
+class Parts:
+    """What a job file describes."""
+
+    def __init__(self, job: said.JobFile) -> None:
+        self._job = job
+        self.task = build_task(job.task, job.seed)
+        self.model = build_model(job.model, self.task.tokenizer.vocabulary, job.rollout.max_length, job.seed)
+        self.learner = Learner(self.model, _objective(job), job.optimiser)
+        self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), position=0)
+
+    def _rollout(self, batcher: TailBatcher, position: int) -> Rollout:
+        """Engines over the present weights, and what drives them."""
+        job, task = self._job, self.task
+        data = Data(len(task), job.seed, position)
+        engines = [self._engine() for _ in range(job.rollout.workers)]
+        return Rollout(engines, batcher, data, task, Direct(task.reward), job.sampling, job.seed)
+
+    def _engine(self) -> Engine:
+        rollout = self._job.rollout
+        limits = Limits(rollout.room_tokens, rollout.running, rollout.max_length)
+        return slots(self.model, limits, self.learner.version)
+
+    def state(self) -> dict[str, Any]:
+        """The checkpoint."""
+        return {
+            "learner": self.learner.state(),
+            "batcher": self.rollout.batcher.state(),
+            "position": self.rollout.data.position,
+            "random": torch.get_rng_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes over a checkpoint, whatever was under way."""
+        self.learner.restore(state["learner"])
+        self.rollout.close()
+        batcher = TailBatcher.from_state(self._job.batching.terms, state["batcher"], _keep(self._job))
+        self.rollout = self._rollout(batcher, state["position"])
+        torch.set_rng_state(state["random"])
+
+    # -- the state of the rollout phase: moved onto its nodes and off them ---------------------------------------------
+
+    def load(self) -> None:
+        for engine in self.rollout.engines:
+            engine.resume()
+
+    def offload(self) -> None:
+        for engine in self.rollout.engines:
+            engine.suspend()
+
+
+def _objective(job: said.JobFile) -> Objective:
+    responses = job.batching.responses
+    match job.objective.algorithm:
+        case "dapo":
+            return Objective.dapo(responses)
+        case "reinforce":
+            return Objective.reinforce()
+    return Objective.grpo(responses)
+
+
+def _keep(job: said.JobFile) -> Callable[[tuple[float, ...]], bool] | None:
+    """Which prompts are worth training, by their rewards: with DAPO those that have something to tell apart."""
+    return _differ if job.objective.algorithm == "dapo" else None
+
+
+def _differ(rewards: tuple[float, ...]) -> bool:
+    return min(rewards) < max(rewards)

@@ -1,0 +1,68 @@
+"""Rewards as responses end: what is submitted comes back once, as a score or with the reason why there is none.
+
+`Direct` asks the task here and now; its order is that of submission, so a run with it repeats itself exactly.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Protocol
+
+from rollmux.packer import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A response has its score, or, where `why` says something, none."""
+
+    request: Request
+    score: float
+    why: str = ""
+
+
+class Scorer(Protocol):
+    """Whoever gives rewards."""
+
+    @property
+    def pending(self) -> int:
+        """Submitted, neither collected nor cancelled."""
+
+    def submit(self, request: Request, response: str) -> None: ...
+
+    def cancel(self, requests: Iterable[Request]) -> None:
+        """These need no score any more. Those that are not there are no mistake."""
+
+    def collect(self, wait: bool) -> list[Scored]:
+        """What is known by now; if nothing is and one may wait, what is known next."""
+
+
+class Direct:
+    """Scores in this process, when asked for."""
+
+    def __init__(self, reward: Callable[[int, str], float]) -> None:
+        self._reward = reward
+        self._waiting: dict[Request, str] = {}
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, request: Request, response: str) -> None:
+        self._waiting[request] = response
+
+    def cancel(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._waiting.pop(request, None)
+
+    def collect(self, wait: bool) -> list[Scored]:
+        waiting, self._waiting = self._waiting, {}
+        return [self._scored(request, response) for request, response in waiting.items()]
+
+    def _scored(self, request: Request, response: str) -> Scored:
+        try:
+            score = self._reward(int(request.prompt.id), response)
+        except Exception as error:  # noqa: BLE001 - a task's code may raise anything; that is no zero
+            return Scored(request, 0.0, f"{type(error).__name__}: {error}")
+        if not isfinite(score):
+            return Scored(request, 0.0, f"{score} is no score: return a finite number")
+        return Scored(request, score)

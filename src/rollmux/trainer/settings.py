@@ -1,0 +1,150 @@
+"""What a job file may say of a training run, with the limits of each value. Plain values: no torch.
+
+Each field carries what its reader needs (`Limits`), so that a new setting is one line here and nothing elsewhere.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollmux import packer
+from rollmux.packer import Race
+from rollmux.packer.batching import MAX_FACTOR
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What is accepted: a number from `low` to `high`, one of `choices`, or a text where neither is given."""
+
+    low: float = 0.0
+    high: float = 0.0
+    choices: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+def _number(default: float, low: float, high: float, remedy: str) -> Any:
+    """A field with a number: a whole one where the default is."""
+    return field(default=default, metadata={"bounds": Bounds(low, high, (), remedy)})
+
+
+def _choice(default: str, *choices: str) -> Any:
+    return field(default=default, metadata={"bounds": Bounds(choices=choices, remedy="choose one of them")})
+
+
+def _text(default: str, remedy: str) -> Any:
+    return field(default=default, metadata={"bounds": Bounds(remedy=remedy)})
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A Llama from scratch of this shape, or, where `path` says one, a model of Hugging Face's."""
+
+    path: str = _text("", "name a folder that `save_pretrained` wrote, or leave it out for a model from scratch")
+    hidden: int = _number(128, 8, 16384, "give the width, a multiple of the heads")
+    layers: int = _number(4, 1, 256, "give the layers")
+    heads: int = _number(4, 1, 256, "give the attention heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is learnt. The numbers shape the operands of `arithmetic`."""
+
+    name: str = _choice("arithmetic", "arithmetic")
+    prompts: int = _number(1000, 1, 10**7, "give the prompts of an epoch")
+    largest: int = _number(9, 2, 10**6, "give the largest first factor")
+    median: float = _number(3.0, 1.0, 1e4, "give the median of the second factor: half of the answers are shorter")
+    spread: float = _number(0.8, 0.0, 3.0, "give the spread of the second factor's logarithm: 0.8 is a long tail")
+    longest: int = _number(24, 1, 10**4, "give the largest second factor")
+    careless: float = _number(0.8, 0.0, 1.0, "give the share of the warm-up's answers that stop too early")
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """Supervised steps before the first of reinforcement: a model from scratch must answer something."""
+
+    steps: int = _number(0, 0, 10**6, "0 goes without")
+    batch: int = _number(32, 1, 10**5, "give the solutions of a step")
+    rate: float = _number(2e-3, 0.0, 10.0, "give the learning rate")
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """A step's batch. `sync` waits for all that was launched; `tail` launches more and takes the first to be done.
+
+    Without a race prompts are put off, and no response is left out for being long: what is trained has no bias.
+    """
+
+    mode: str = _choice("tail", "tail", "sync")
+    prompts: int = _number(16, 1, 10**6, "give the prompts trained in a step")
+    responses: int = _number(8, 1, 10**6, "give the responses trained for each prompt")
+    eta_prompts: float = _number(1.25, 1.0, MAX_FACTOR, "1 launches no more prompts than are wanted")
+    eta_responses: float = _number(1.25, 1.0, MAX_FACTOR, "1 launches no more responses than are wanted")
+    race: str = _choice(Race.NONE.value, *(race.value for race in Race))
+    max_wait_rounds: int = _number(16, 1, 10**6, "give the rounds that a deferred prompt waits at most")
+
+    @property
+    def terms(self) -> packer.Batching:
+        """The same for the batcher. To wait for everybody is a race in which nobody can lose."""
+        is_sync = self.mode == "sync"
+        return packer.Batching(
+            prompts=self.prompts,
+            responses=self.responses,
+            eta_prompts=1.0 if is_sync else self.eta_prompts,
+            eta_responses=1.0 if is_sync else self.eta_responses,
+            race=Race.NONE if is_sync else Race(self.race),
+            max_wait_rounds=self.max_wait_rounds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What an update climbs. `dapo` also replaces prompts whose responses are all worth the same."""
+
+    algorithm: str = _choice("grpo", "grpo", "dapo", "reinforce")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How responses are drawn. Log-probabilities are the model's own, so 1 and 1 is what on-policy means."""
+
+    temperature: float = _number(1.0, 1e-3, 100.0, "1 is the model's own")
+    top_p: float = _number(1.0, 1e-6, 1.0, "1 allows all tokens")
+    max_tokens: int = _number(200, 1, 10**6, "give the longest response that is let run")
+
+
+@dataclass(frozen=True, slots=True)
+class Optimiser:
+    """AdamW."""
+
+    rate: float = _number(3e-4, 0.0, 10.0, "give the learning rate")
+    beta1: float = _number(0.9, 0.0, 0.9999999, "give a number below 1")
+    beta2: float = _number(0.95, 0.0, 0.9999999, "give a number below 1")
+    weight_decay: float = _number(0.0, 0.0, 10.0, "0 goes without")
+    clip_norm: float = _number(1.0, 1e-9, 1e9, "give the largest norm of a gradient")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Engines, and how much each takes on."""
+
+    workers: int = _number(1, 1, 4096, "give the engines that share a round")
+    running: int = _number(160, 1, 10**5, "give the responses that an engine runs at once")
+    room_tokens: int = _number(32768, 64, 10**12, "give the tokens whose keys and values an engine holds")
+    max_length: int = _number(256, 2, 10**7, "give the longest prompt with its response")
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """All of it. `checkpoint_every` steps there is a point to resume from."""
+
+    name: str = _text("train", "give the run a name")
+    seed: int = _number(0, 0, 2**63 - 1, "give a whole number")
+    steps: int = _number(60, 1, 10**9, "give the updates to be made")
+    checkpoint_every: int = _number(1, 1, 10**9, "1 loses nothing")
+    model: Model = field(default_factory=Model)
+    task: Task = field(default_factory=Task)
+    warmup: Warmup = field(default_factory=Warmup)
+    batching: Batching = field(default_factory=Batching)
+    objective: Objective = field(default_factory=Objective)
+    sampling: Sampling = field(default_factory=Sampling)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    rollout: Rollout = field(default_factory=Rollout)

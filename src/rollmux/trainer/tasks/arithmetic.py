@@ -1,0 +1,63 @@
+"""Multiplication written out as repeated addition: to `7*3=` the answer is `3:7,2:14,1:21;`, with what is
+still to be done before each step.
+
+How long a right answer is depends on the second factor, which has a long tail. Half of a reward is for the share of
+steps that are right from the first on, so that long answers have something to learn from before they are right.
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from math import exp
+from operator import eq
+from random import Random
+
+from rollmux.trainer.seeds import derived
+from rollmux.trainer.tasks.characters import Characters
+
+ALPHABET = "0123456789*=:,;"
+BETWEEN, END = ",", ";"
+
+
+class Arithmetic:
+    """`count` prompts: first factors up to `largest`, second ones lognormal around `median` and up to `longest`.
+
+    `careless`: the share of the answers shown in the warm-up that stop too early. A model that has learnt that
+    habit can answer well, and often doesn't: what reinforcement is for."""
+
+    def __init__(
+        self, seed: int, count: int, largest: int, median: float, spread: float, longest: int, careless: float
+    ) -> None:
+        random = Random(derived(seed, "arithmetic"))
+        self._careless = careless
+        self.tokenizer = Characters(ALPHABET, END)
+        self._factors = [
+            (random.randint(2, largest), min(longest, max(1, round(median * exp(random.gauss(0.0, spread))))))
+            for _ in range(count)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._factors)
+
+    def prompt(self, number: int) -> str:
+        one, other = self._factors[number]
+        return f"{one}*{other}="
+
+    def shown(self, number: int, random: Random) -> str:
+        """An answer as the warm-up shows them: some break off before they are at their end."""
+        steps = self._steps(number)
+        is_careless = random.random() < self._careless
+        return _written(steps[: random.randrange(len(steps))] if is_careless else steps)
+
+    def reward(self, number: int, response: str) -> float:
+        right = self._steps(number)
+        first = takewhile(bool, map(eq, response.removesuffix(END).split(BETWEEN), right))
+        share = sum(1 for _ in first) / len(right)
+        return (share + (response == _written(right))) / 2
+
+    def _steps(self, number: int) -> list[str]:
+        one, other = self._factors[number]
+        return [f"{other - step}:{one * (step + 1)}" for step in range(other)]
+
+
+def _written(steps: Sequence[str]) -> str:
+    return BETWEEN.join(steps) + END

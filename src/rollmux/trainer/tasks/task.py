@@ -1,0 +1,40 @@
+"""The seam of a task: prompts by number, and what a response to one of them is worth.
+
+Invariant: a reward depends on the prompt's number and the response alone. A task that can't tell raises, and the
+response is failed, never zero.
+"""
+
+from random import Random
+from typing import Protocol
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """One of these ends a response, and is its last token."""
+
+    def encode(self, text: str) -> tuple[int, ...]: ...
+
+    def decode(self, tokens: tuple[int, ...]) -> str: ...
+
+
+class Task(Protocol):
+    """What is learnt."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def __len__(self) -> int:
+        """The prompts of an epoch."""
+
+    def prompt(self, number: int) -> str: ...
+
+    def shown(self, number: int, random: Random) -> str:
+        """An answer for the warm-up to imitate, good or not so good."""
+
+    def reward(self, number: int, response: str) -> float: ...

@@ -1,0 +1,49 @@
+"""What replicas tell each other at the end of a batch, and only then.
+
+Invariant: all replicas take part in each call, in the same order, or none does.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Exchange(Protocol):
+    """Between the replicas of one update."""
+
+    def gather(self, mine: T) -> list[T]:
+        """Every replica's, in the same order everywhere."""
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Puts the sum over the replicas in place of each tensor."""
+
+
+class Alone:
+    """There is one replica."""
+
+    def gather(self, mine: T) -> list[T]:
+        return [mine]
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Nothing is to be added."""
+
+
+class Replicas:
+    """The ranks of a process group of torch.distributed. One that dies is noticed after the group's own timeout."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+
+    def gather(self, mine: T) -> list[T]:
+        everybody: list[T | None] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(everybody, mine, group=self._group)
+        return [theirs for theirs in everybody if theirs is not None]
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        for work in [dist.all_reduce(tensor, group=self._group, async_op=True) for tensor in tensors]:
+            if work is not None:
+                work.wait()

@@ -1,0 +1,206 @@
+"""The gradient of one update, added up while its samples arrive.
+
+Invariant: after `finish`, `grad` is that of the synchronous update over all samples added, whatever their order, their
+split over calls and replicas, and the micro-batches. Each sample counts once; what is refused has added nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from math import fsum, sqrt
+
+from torch import Tensor, nn
+
+from rollmux.checks import MAX_COUNT, Checks
+from rollmux.errors import IllegalEvent
+from rollmux.packer.gradient_share import Count, Given, GradientShare
+from rollmux.trainer.sample import Sample
+from rollmux.trainer.update.errors import WrongVersion
+from rollmux.trainer.update.exchange import Alone, Exchange
+from rollmux.trainer.update.ledger import Entry, Ledger, Whole
+from rollmux.trainer.update.micro_batches import micro_batches
+from rollmux.trainer.update.objective import Objective
+from rollmux.trainer.update.passes import Passes
+from rollmux.trainer.update.stats import Measured, Stats
+from rollmux.trainer.update.sums import Accumulator
+
+TOKEN_BUDGET = 1024
+ALONE = Alone()
+
+
+class WholeBatch(Enum):
+    """How samples are trained whose advantages need the whole batch (whitening, the batch's mean)."""
+
+    LINEAR = "linear"  # at once, into two sums; those that a clip could bind wait for the end
+    DEFER = "defer"  # all at the end, into one sum: half the memory, three fifths of the work
+
+
+class GradientSum:
+    """One replica's part of an update; make one for each update.
+
+    With `version`, each token must have been drawn by these weights. A computation that raises in `add` leaves its
+    samples waiting, for the next call to try again; one that raises in `finish` ends this sum.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        *,
+        version: int | None = None,
+        whole_batch: WholeBatch = WholeBatch.LINEAR,
+        token_budget: int = TOKEN_BUDGET,
+    ) -> None:
+        checks = Checks("gradient sum")
+        checks.whole("token_budget", token_budget, 1, MAX_COUNT, "give the tokens of a micro-batch, padding counted")
+        checks.require()
+        self.objective, self.version, self._whole_batch, self._budget = objective, version, whole_batch, token_budget
+        self._passes = Passes(model, objective)
+        self._ledger = Ledger(objective)
+        self._waiting: dict[int, Sample] = {}  # by arrival
+        self._bound: set[int] = set()  # of these, whom a clip may bind
+        self._arrived = 0
+        self._measured = Measured()
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Samples that are not trained yet."""
+        return len(self._waiting)
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Takes these, and trains all that can be trained exactly by now."""
+        self._require_open()
+        more = list(samples)
+        self._check(more)
+        self._ledger.book(_entry(sample) for sample in more)
+        self._waiting.update(enumerate(more, self._arrived))
+        self._arrived += len(more)
+        self._train_known()
+
+    def merge(self, other: "GradientSum") -> None:
+        """Takes all that another replica of the same weights has added; that one is closed."""
+        self._require_open()
+        other._require_open()
+        if other is self or (other.objective, other.version) != (self.objective, self.version):
+            raise IllegalEvent("only another sum with the same objective and version can be merged into this one")
+        if [p.shape for p in other._passes.parameters] != [p.shape for p in self._passes.parameters]:
+            raise IllegalEvent("the replicas' parameters differ in shape: make both from the same model")
+        self._ledger.book(other._ledger.entries)
+        other._closed = True
+        self._passes.sums.take(other._passes.sums)
+        self._waiting.update((self._arrived + number, sample) for number, sample in other._waiting.items())
+        self._bound |= {self._arrived + number for number in other._bound}
+        self._arrived += other._arrived
+        self._measured += other._measured
+
+    def finish(self, exchange: Exchange = ALONE) -> Stats:
+        """The batch is complete on all replicas: trains what waited, and leaves the whole gradient in `grad`.
+
+        A batch that is not complete is refused on every replica, and can be added to.
+        """
+        self._require_open()
+        ledger = Ledger(self.objective)
+        for entries in exchange.gather(self._ledger.entries):
+            ledger.book(entries)
+        whole = ledger.whole()
+        self._closed = True
+        gradient = self._passes.sums.settle(whole.affine)
+        self._train_rest(ledger, whole)
+        told = exchange.gather((self._measured, gradient.value))
+        exchange.add_up(gradient.tensors)
+        gradient.value = fsum(value for _, value in told)
+        self._leave(gradient, whole.total)
+        return _stats(whole, gradient, sum((measured for measured, _ in told), Measured()))
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise IllegalEvent("this sum was finished or merged: make another for the next update")
+
+    def _check(self, samples: Sequence[Sample]) -> None:
+        checks, vocabulary = Checks("samples"), self._passes.vocabulary
+        for place, sample in enumerate(samples):
+            highest = max(max(sample.prompt), max(sample.tokens))
+            if highest >= vocabulary:
+                checks.report(f"{place}", highest, f"a token below {vocabulary}", "take the tokenizer of this model")
+        checks.require()
+        for sample in samples:
+            if self.version is not None and set(sample.versions) != {self.version}:
+                raise WrongVersion(
+                    f"a sample of group {sample.group!r} was drawn by weights {sorted(set(sample.versions))}, and this "
+                    f"update is of {self.version}: end the run, or leave out what other weights have drawn"
+                )
+
+    def _train_known(self) -> None:
+        """All whose advantages are known but for what the whole batch does to them."""
+        known = [n for n, s in self._waiting.items() if n not in self._bound and self._ledger.is_known(s.group)]
+        kept = self._drop(self._ledger, known)
+        if self.objective.needs_batch and self._whole_batch is WholeBatch.DEFER:
+            return
+        for numbers in self._micro_batches(kept):
+            samples = [self._waiting[number] for number in numbers]
+            advantages = self._ledger.own_advantages([_entry(sample) for sample in samples])
+            if self.objective.needs_batch:
+                measured, trained = self._passes.linear(samples, advantages)
+            else:
+                measured, trained = self._passes.final(samples, advantages), [True] * len(samples)
+            self._bound.update(number for number, done in zip(numbers, trained, strict=True) if not done)
+            done = [number for number in numbers if number not in self._bound]
+            self._trained(done, measured + Measured(streamed=len(done)))
+
+    def _train_rest(self, ledger: Ledger, whole: Whole) -> None:
+        kept = self._drop(ledger, list(self._waiting))
+        for numbers in self._micro_batches(kept):
+            samples = [self._waiting[number] for number in numbers]
+            own = ledger.own_advantages([_entry(sample) for sample in samples])
+            measured = self._passes.final(samples, [whole.affine.of(advantage) for advantage in own])
+            self._trained(numbers, measured + Measured(late=len(numbers)))
+
+    def _drop(self, ledger: Ledger, numbers: Sequence[int]) -> list[int]:
+        """Forgets those of groups that the objective leaves out, and gives the others."""
+        dropped = {number for number in numbers if ledger.drops(self._waiting[number].group)}
+        for number in dropped:
+            del self._waiting[number]
+        return [number for number in numbers if number not in dropped]
+
+    def _micro_batches(self, numbers: Sequence[int]) -> list[list[int]]:
+        widths = [self._waiting[number].length for number in numbers]
+        return [[numbers[place] for place in places] for places in micro_batches(widths, self._budget)]
+
+    def _trained(self, numbers: Sequence[int], measured: Measured) -> None:
+        for number in numbers:
+            del self._waiting[number]
+        self._measured += measured
+
+    def _leave(self, gradient: Accumulator, total: Count | None) -> None:
+        """The loss is the objective's negative; without samples nothing is left that an optimizer would act on."""
+        if total is not None:
+            gradient.scale(-float(GradientShare(self.objective.loss, Given.SUM).at_end(total)))
+        for parameter, tensor in zip(self._passes.parameters, gradient.tensors, strict=True):
+            parameter.grad = None if total is None else tensor.to(parameter.dtype)
+
+
+def _entry(sample: Sample) -> Entry:
+    return Entry(sample.group, sample.reward, len(sample.tokens))
+
+
+def _stats(whole: Whole, gradient: Accumulator, measured: Measured) -> Stats:
+    total, tokens = whole.total, max(1, measured.tokens)
+    return Stats(
+        samples=total.samples if total else 0,
+        tokens=total.tokens if total else 0,
+        dropped_groups=whole.dropped,
+        loss=gradient.value,
+        reward_mean=whole.rewards.mean,
+        reward_deviation=whole.rewards.deviation,
+        advantage_deviation=whole.advantages.deviation if whole.advantages else 0.0,
+        gradient_norm=sqrt(fsum(_square(tensor) for tensor in gradient.tensors)),
+        clipped_part=measured.clipped_tokens / tokens,
+        divergence=measured.divergence / tokens,
+        furthest_log_ratio=measured.furthest,
+        streamed=measured.streamed,
+        late=measured.late,
+    )
+
+
+def _square(tensor: Tensor) -> float:
+    return float(tensor.norm().double()) ** 2

@@ -1,0 +1,69 @@
+"""Supervised steps on a task's own solutions: what a model from scratch needs before a reward can tell it anything.
+
+Its optimiser is its own, and its prompts are drawn by its own seed: the run after it starts afresh.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rollmux.trainer.seeds import derived
+from rollmux.trainer.settings import Warmup
+from rollmux.trainer.tasks import Task
+
+CHUNK = 8  # solutions of like lengths in one forward: little is padding
+RAMP = 20  # steps until the learning rate is whole
+FALL = 0.7  # the last part of the steps, in which it falls to nothing: most of what is learnt is learnt there
+IGNORED = -100
+
+Shown = tuple[tuple[int, ...], tuple[int, ...]]  # a prompt and its solution
+
+
+def warm_up(model: Any, task: Task, settings: Warmup, seed: int, told: Callable[[int, float], None]) -> None:
+    """Trains the model in place; after each step `told` hears its number and loss."""
+    random = Random(derived(seed, "warm-up"))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=0.0)
+    for step in range(settings.steps):
+        for group in optimiser.param_groups:
+            group["lr"] = settings.rate * min(1.0, (step + 1) / RAMP, (settings.steps - step) / (settings.steps * FALL))
+        shown = [_shown(task, random) for _ in range(settings.batch)]
+        optimiser.zero_grad()
+        loss = _backward(model, sorted(shown, key=lambda each: sum(map(len, each))))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        told(step, loss)
+    optimiser.zero_grad()
+
+
+def _shown(task: Task, random: Random) -> Shown:
+    encode, number = task.tokenizer.encode, random.randrange(len(task))
+    return encode(task.prompt(number)), encode(task.shown(number, random))
+
+
+def _backward(model: Any, shown: Sequence[Shown]) -> float:
+    """The gradient of the mean over all tokens of the solutions."""
+    tokens = sum(len(solution) for _, solution in shown)
+    loss = 0.0
+    for start in range(0, len(shown), CHUNK):
+        ids, labels = _padded(shown[start : start + CHUNK])
+        logits = model(input_ids=ids).logits[:, :-1]
+        part = functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:], ignore_index=IGNORED, reduction="sum")
+        (part / tokens).backward()  # type: ignore[no-untyped-call]
+        loss += part.item() / tokens
+    return loss
+
+
+def _padded(shown: Sequence[Shown]) -> tuple[Tensor, Tensor]:
+    """Rows of equal length. What is padded stands behind what is computed, which does not see it."""
+    width = max(len(prompt) + len(solution) for prompt, solution in shown)
+    ids = torch.zeros(len(shown), width, dtype=torch.long)
+    labels = torch.full_like(ids, IGNORED)
+    for row, (prompt, solution) in enumerate(shown):
+        end = len(prompt) + len(solution)
+        ids[row, :end] = torch.tensor(prompt + solution)
+        labels[row, len(prompt) : end] = torch.tensor(solution)
+    return ids, labels

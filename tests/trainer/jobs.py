@@ -1,0 +1,41 @@
+"""Training jobs that take a second: a tiny model, short answers, a few steps."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import rollmux
+from rollmux.client import Mux
+from rollmux.trainer.job import MODEL
+from rollmux.trainer.job_file import read_job
+from rollmux.trainer.metrics import METRICS
+from rollmux.trainer.settings import JobFile
+from rollmux.trainer.summary import SUMMARY
+
+TINY: Mapping[str, Any] = {
+    "steps": 6,
+    "model": {"hidden": 16, "layers": 1, "heads": 2},
+    "task": {"prompts": 40, "largest": 5, "median": 2, "spread": 0.5, "longest": 5},
+    "warmup": {"steps": 5, "batch": 8, "rate": 1e-2},
+    "batching": {"prompts": 3, "responses": 4, "eta_prompts": 1.34, "race": "generated"},
+    "sampling": {"max_tokens": 30},
+    "rollout": {"max_length": 48, "room_tokens": 4096},
+}
+
+
+def tiny(**changed: Any) -> JobFile:
+    """The tiny job with other values, of whole sections or within them."""
+    data: dict[str, Any] = dict(TINY)
+    for name, value in changed.items():
+        data[name] = {**data.get(name, {}), **value} if isinstance(value, dict) else value
+    return read_job(data)
+
+
+def alone() -> Mux:
+    """No controller, whatever the environment says."""
+    return rollmux.connect(url="")
+
+
+def left_behind(folder: Path) -> tuple[bytes, ...]:
+    """All that must be equal where two runs are: what each step came to, weights, what became of prompts."""
+    return tuple((folder / name).read_bytes() for name in (METRICS, f"{MODEL}/model.safetensors", SUMMARY))

@@ -1,0 +1,86 @@
+"""Checkpoints are whole or not there, the newest two, and only for the job that made them."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rollmux.trainer.checkpoints import Checkpoints
+from rollmux.trainer.errors import CheckpointRefused
+
+JOB: dict[str, Any] = {"seed": 1, "model": {"hidden": 8, "layers": 2}}
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"weights": torch.full((3,), float(step)), "batcher": {"round": step, "queue": [[0, None, "x"]]}}
+
+
+def filled(folder: Path, steps: int) -> Checkpoints:
+    made = Checkpoints(folder)
+    for step in range(steps):
+        made.save(step, JOB, state(step))
+    return made
+
+
+def test_what_was_saved_comes_back_and_only_the_newest_two_are_kept(tmp_path: Path) -> None:
+    made = filled(tmp_path, 4)
+    assert made.steps() == [2, 3]
+    for step in (2, 3):
+        found = made.load(step, JOB)
+        assert torch.equal(found["weights"], state(step)["weights"])
+        assert found["batcher"] == state(step)["batcher"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_save_that_breaks_off_leaves_the_older_ones_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = filled(tmp_path, 2)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        made.save(2, JOB, state(2))
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path).steps() == [0, 1]
+    made.save(2, JOB, state(2))
+    assert made.load(2, JOB)["batcher"] == state(2)["batcher"]
+
+
+@pytest.mark.parametrize("content", [b"", b"half a file", b"PK\x03\x04 and no more"])
+def test_a_damaged_file_is_refused_and_the_message_says_what_to_do(tmp_path: Path, content: bytes) -> None:
+    made = filled(tmp_path, 2)
+    (tmp_path / "step-000000001.pt").write_bytes(content)
+    with pytest.raises(CheckpointRefused, match=r"step-000000001\.pt can't be read .* remove it"):
+        made.load(1, JOB)
+    assert made.load(0, JOB)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    torch.save({"format": 99}, tmp_path / "step-000000000.pt")
+    with pytest.raises(CheckpointRefused, match="format"):
+        Checkpoints(tmp_path).load(0, JOB)
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointRefused, match=r"no checkpoint of step 7 .* only \[1, 2\]"):
+        filled(tmp_path, 3).load(7, JOB)
+
+
+def test_other_settings_are_refused_and_all_of_them_named(tmp_path: Path) -> None:
+    made = filled(tmp_path, 1)
+    with pytest.raises(CheckpointRefused) as refused:
+        made.load(0, {"seed": 2, "model": {"hidden": 8, "layers": 3}})
+    assert "job.seed was 1 and is 2" in str(refused.value)
+    assert "job.model.layers was 2 and is 3" in str(refused.value)
+    assert "hidden" not in str(refused.value)
+
+
+def test_what_came_later_and_did_not_count_is_dropped(tmp_path: Path) -> None:
+    made = filled(tmp_path, 4)
+    made.drop_after(2)
+    assert made.steps() == [2]

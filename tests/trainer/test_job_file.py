@@ -1,0 +1,96 @@
+"""A training job's file is read strictly: every problem at once, each with its path."""
+
+from pathlib import Path
+
+import pytest
+
+from rollmux.errors import InvalidSpec
+from rollmux.packer import Race
+from rollmux.trainer.job_file import read_job, read_job_file
+from rollmux.trainer.settings import JobFile
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "train").glob("*.yaml"))
+
+
+def problems(content: object) -> dict[str, str]:
+    with pytest.raises(InvalidSpec) as refused:
+        read_job(content)
+    return {problem.path: problem.remedy for problem in refused.value.problems}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_can_be_read(path: Path) -> None:
+    assert read_job_file(path).name == path.stem
+
+
+def test_there_is_an_example() -> None:
+    assert EXAMPLES
+
+
+def test_a_file_that_says_nothing_is_a_whole_job() -> None:
+    assert read_job({}) == JobFile()
+
+
+def test_unknown_keys_are_refused_with_their_path_and_the_nearest_known_key() -> None:
+    found = problems({"step": 3, "batching": {"promts": 4}, "model": {"hiden": 8}})
+    assert found == {
+        "job.step": "the nearest is steps",
+        "job.batching.promts": "the nearest is prompts",
+        "job.model.hiden": "the nearest is hidden",
+    }
+
+
+def test_all_wrong_values_are_told_at_once() -> None:
+    found = problems(
+        {
+            "steps": 0,
+            "seed": True,
+            "name": 3,
+            "batching": {"mode": "fast", "eta_prompts": 0.5},
+            "sampling": {"temperature": float("nan")},
+            "optimiser": [],
+            "objective": {"algorithm": "ppo"},
+        }
+    )
+    assert set(found) == {
+        "job.steps",
+        "job.seed",
+        "job.name",
+        "job.batching.mode",
+        "job.batching.eta_prompts",
+        "job.sampling.temperature",
+        "job.optimiser",
+        "job.objective.algorithm",
+    }
+
+
+def test_values_that_are_right_alone_and_not_together_are_told() -> None:
+    found = problems(
+        {
+            "model": {"hidden": 30, "heads": 4},
+            "sampling": {"max_tokens": 500},
+            "rollout": {"room_tokens": 100},
+            "batching": {"eta_prompts": 4.0, "max_wait_rounds": 1},
+        }
+    )
+    assert set(found) == {
+        "job.model.hidden",
+        "job.rollout.max_length",
+        "job.rollout.room_tokens",
+        "job.batching.max_wait_rounds",
+    }
+
+
+@pytest.mark.parametrize("content", [None, 3, [], "steps: 3"])
+def test_a_file_that_is_no_mapping_is_refused(content: object) -> None:
+    assert set(problems(content)) == {"job"}
+
+
+def test_sync_launches_what_is_wanted_and_lets_nobody_race() -> None:
+    terms = read_job({"batching": {"mode": "sync", "eta_prompts": 2.0}}).batching.terms
+    assert (terms.eta_prompts, terms.eta_responses, terms.race) == (1.0, 1.0, Race.NONE)
+
+
+def test_whole_numbers_may_stand_for_numbers_and_numbers_not_for_whole_ones() -> None:
+    assert read_job({"warmup": {"rate": 1}}).warmup.rate == 1
+    assert set(problems({"warmup": {"steps": 1.5}})) == {"job.warmup.steps"}

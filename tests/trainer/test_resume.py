@@ -1,0 +1,157 @@
+"""A run that ends anywhere and is resumed leaves behind, byte by byte, what one that ran through leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from time import monotonic, sleep
+
+import pytest
+import torch
+import yaml
+
+from rollmux.trainer.checkpoints import Checkpoints
+from rollmux.trainer.errors import CheckpointRefused, RunExists
+from rollmux.trainer.job import CHECKPOINTS, train
+from rollmux.trainer.metrics import METRICS, TIMES, Metrics
+from tests.trainer.jobs import TINY, alone, left_behind, tiny
+
+STARTED_WITHIN_S = 120.0
+
+
+class Killed(BaseException):
+    """Stands for the end of a process: nothing catches it."""
+
+
+def killer(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, at: int, before: bool) -> None:
+    """Ends the run at this call of a method, before it does anything or when it is done."""
+    calls = iter(range(10**6))
+    real: Callable[..., object] = getattr(owner, method)
+
+    def call(*arguments: object) -> object:
+        is_it = next(calls) == at
+        if is_it and before:
+            raise Killed
+        result = real(*arguments)
+        if is_it:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(owner, method, call)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("whole")
+    train(tiny(), folder, alone())
+    return left_behind(folder)
+
+
+PLACES = [
+    (Checkpoints, "save", 0, True),  # in the warm-up
+    (Checkpoints, "save", 3, True),  # the metrics of a step are there, its checkpoint is not
+    (Checkpoints, "save", 4, False),  # between two steps, after a long round
+    (Metrics, "tell", 5, False),
+]
+
+
+@pytest.mark.parametrize(
+    "place", PLACES, ids=lambda place: f"{place[1]} {place[2]} {'before' if place[3] else 'after'}"
+)
+def test_a_run_that_was_killed_and_resumed_equals_one_that_ran_through(
+    place: tuple[type, str, int, bool], whole: tuple[bytes, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        killer(patched, *place)
+        with pytest.raises(Killed):
+            train(tiny(), tmp_path, alone())
+    torch.manual_seed(12345)  # whatever the new process has drawn before
+    train(tiny(), tmp_path, alone(), resume=True)
+    assert left_behind(tmp_path) == whole
+    assert (tmp_path / TIMES).read_bytes().count(b"\n") == 6
+
+
+def test_a_run_that_is_made_longer_equals_one_that_was_planned_so(whole: tuple[bytes, ...], tmp_path: Path) -> None:
+    train(tiny(steps=2), tmp_path, alone())
+    train(tiny(steps=6, checkpoint_every=3), tmp_path, alone(), resume=True)
+    assert left_behind(tmp_path) == whole
+    assert Checkpoints(tmp_path / CHECKPOINTS).steps() == [3, 6]
+
+
+def test_half_a_line_of_metrics_is_cut_off(whole: tuple[bytes, ...], tmp_path: Path) -> None:
+    train(tiny(steps=2), tmp_path, alone())
+    with (tmp_path / METRICS).open("ab") as file:
+        file.write(b'{"step": 2, "kind": "sh')
+    train(tiny(), tmp_path, alone(), resume=True)
+    assert left_behind(tmp_path) == whole
+
+
+def test_another_seed_leaves_something_else_behind(whole: tuple[bytes, ...], tmp_path: Path) -> None:
+    train(tiny(seed=1), tmp_path, alone())
+    for mine, other in zip(left_behind(tmp_path)[:2], whole, strict=False):
+        assert mine != other
+
+
+def test_a_folder_with_a_run_is_refused_unless_it_is_resumed_and_so_are_other_settings(tmp_path: Path) -> None:
+    train(tiny(steps=1), tmp_path, alone())
+    with pytest.raises(RunExists, match="--resume"):
+        train(tiny(steps=2), tmp_path, alone())
+    with pytest.raises(CheckpointRefused, match=r"job\.optimiser\.rate"):
+        train(tiny(steps=2, optimiser={"rate": 0.5}), tmp_path, alone(), resume=True)
+
+
+def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    def second(step: int, found: object) -> None:
+        with pytest.raises(RunExists, match="another process"):
+            train(tiny(), tmp_path, alone(), resume=True)
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(tiny(), tmp_path, alone(), trackers=[second])
+
+
+def command(folder: Path) -> list[str]:
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(dict(TINY)), encoding="utf-8")
+    program = "import torch; torch.set_num_threads(1); from rollmux.cli import app; app()"
+    return [sys.executable, "-c", program, "train", str(file), "--out", str(folder / "out"), "--resume", "--json"]
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    found = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+    return found | {"OMP_NUM_THREADS": "1"}
+
+
+def test_a_process_that_is_killed_and_another_that_goes_on_equal_one_run(
+    whole: tuple[bytes, ...], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    with subprocess.Popen(command(tmp_path), env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            assert process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    done = subprocess.run(command(tmp_path), env=environment, check=True, capture_output=True, text=True)
+    assert 1 <= len(done.stdout.splitlines()) <= 4
+    assert left_behind(tmp_path / "out") == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_process_that_is_killed_at_random_moments_again_and_again_equals_one_run(
+    seed: int, whole: tuple[bytes, ...], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    random, metrics = Random(seed), tmp_path / "out" / METRICS
+    for _ in range(3):
+        with subprocess.Popen(command(tmp_path), env=environment, stdout=subprocess.DEVNULL) as process:
+            until = monotonic() + STARTED_WITHIN_S
+            while not metrics.exists() and process.poll() is None and monotonic() < until:
+                sleep(0.01)
+            sleep(random.uniform(0.0, 1.5))
+            process.kill()
+    subprocess.run(command(tmp_path), env=environment, check=True, capture_output=True)
+    assert left_behind(tmp_path / "out") == whole
