@@ -50,7 +50,7 @@ def train(digits: Tensor, rewards: Tensor) -> float:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return loss.item()
+    return float(loss.detach())
 
 
 for step in range(STEPS):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.playing import EXAMPLES, alone, command, controller, ended
+from tests.examples.playing import EXAMPLES, alone, command, controller, jobs, until
 
 FOLDER = EXAMPLES / "four_lines"
 
@@ -25,13 +25,14 @@ def test_four_lines_are_added_and_none_is_changed() -> None:
 def test_two_copies_that_share_nodes_learn_what_the_ordinary_script_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ordinary = alone(FOLDER / "before.py", "1")
+    ordinary = alone(FOLDER / "before.py", "1", said=tmp_path / "before")
     assert reward(ordinary[-1]) > 2 * reward(ordinary[0])
-    assert alone(FOLDER / "after.py", "1") == ordinary, "without a controller nothing is different"
+    assert alone(FOLDER / "after.py", "1", said=tmp_path / "after") == ordinary
     with controller(tmp_path / "controller", monkeypatch):
         for name in ("one", "two"):
             command("submit", str(FOLDER / f"{name}.yaml"))
-        assert {name: ended(name)["reason"] for name in ("one", "two")} == {"one": "finished", "two": "finished"}
+        until(lambda: all(view["state"] == "ended" for view in jobs()))
+        assert {view["job"]: view["reason"] for view in jobs()} == {"one": "finished", "two": "finished"}
         woven = {name: json.loads(command("logs", name, "--json"))["lines"] for name in ("one", "two")}
     assert woven["one"] == ordinary
     assert len(woven["two"]) == len(ordinary)
@@ -39,4 +40,4 @@ def test_two_copies_that_share_nodes_learn_what_the_ordinary_script_learns(
 
 
 def reward(line: str) -> float:
-    return float(line.split("reward")[1].split()[0])
+    return float(line.split("reward")[1].split(maxsplit=1)[0])
