@@ -8,7 +8,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
-STEPS, PROMPTS, GROUP, LENGTH, DIGITS, WIDTH = 20, 16, 16, 6, 10, 32
+STEPS, PROMPTS, GROUP, LENGTH, DIGITS, WIDTH = 25, 16, 16, 3, 10, 32
 
 torch.set_num_threads(1)
 torch.manual_seed(int(sys.argv[1]))

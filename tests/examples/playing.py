@@ -25,6 +25,7 @@ from tests.service.running import Running, clean_env, running
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FORKS = get_context("forkserver")
+PRELOAD = ["torch._dynamo", "transformers.models.llama.modeling_llama"]
 LIMIT_S = 300.0  # a core may be shared with many
 
 
@@ -77,7 +78,7 @@ class Play:
 
 
 def begun(script: Path, *arguments: str, said: Path, env: Mapping[str, str]) -> Play:
-    FORKS.set_forkserver_preload(["torch", "torch._dynamo", "transformers.models.llama.modeling_llama"])
+    FORKS.set_forkserver_preload(PRELOAD)
     process = FORKS.Process(target=_play, args=(str(script), arguments, str(said), dict(env)))
     process.start()
     return Play(process, said)
