@@ -18,7 +18,7 @@ from rollmux.runtime.engine import Canary, Ended, Generated, GenerationRequest, 
 from rollmux.runtime.engine.slots import slots
 from rollmux.runtime.residency import Budget, Resident
 
-STEPS, PROMPTS, GROUP, LENGTH, DIGITS = 16, 16, 16, 4, 10
+STEPS, PROMPTS, GROUP, LENGTH, DIGITS = 12, 16, 16, 4, 10
 HOST_MEMORY_BYTES = 256 << 20  # of the node, for all jobs on it
 QUESTION, ANSWER_TOKENS = (3, 1, 4), 8  # what the canary is asked
 

@@ -4,19 +4,19 @@ Processes that the tests start are forked from one that has imported torch and t
 six seconds of a core. Those that the controller starts are not.
 """
 
-import json
 import os
 import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -29,14 +29,36 @@ PRELOAD = ["torch._dynamo", "transformers.models.llama.modeling_llama"]
 LIMIT_S = 300.0  # a core may be shared with many
 
 
+class Board:
+    """What a running controller shows."""
+
+    def __init__(self, there: Running) -> None:
+        self._client = httpx.Client(base_url=there.url, headers={"Authorization": f"Bearer {there.token}"}, timeout=20)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs."""
+        found: list[dict[str, Any]] = self._client.get("/v1/cluster").raise_for_status().json()["jobs"]
+        return found
+
+    def wait(self, true: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """Until this is true of all jobs."""
+        end = time.monotonic() + LIMIT_S
+        while not true(found := self.jobs()):
+            assert time.monotonic() < end, found
+            time.sleep(0.5)
+
+    def close(self) -> None:
+        self._client.close()
+
+
 @contextmanager
-def controller(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+def controller(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
     """`rollmux serve` with one node of each kind; the `python` of its jobs is that of the tests."""
     monkeypatch.setenv("PATH", f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}")
-    with running(folder) as there:
+    with running(folder) as there, closing(Board(there)) as board:
         monkeypatch.setenv("ROLLMUX_URL", there.url)
         monkeypatch.setenv("ROLLMUX_TOKEN", there.token)
-        yield there
+        yield board
 
 
 def command(*words: str) -> str:
@@ -44,19 +66,6 @@ def command(*words: str) -> str:
     result = CliRunner().invoke(app, list(words))
     assert result.exit_code == 0, result.output
     return result.output
-
-
-def jobs() -> list[dict[str, Any]]:
-    """All jobs, as the controller sees them."""
-    found: list[dict[str, Any]] = json.loads(command("status", "--json"))["jobs"]
-    return found
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < end, jobs()
-        time.sleep(0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +106,8 @@ def _play(script: str, arguments: tuple[str, ...], said: str, env: dict[str, str
 def alone(script: Path, *arguments: str, said: Path) -> list[str]:
     """What a script prints where there is no controller."""
     return begun(script, *arguments, said=said, env=clean_env()).printed()
+
+
+def reward(line: str) -> float:
+    """What a script says of a step's reward."""
+    return float(line.split("reward")[1].split(maxsplit=1)[0])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.playing import EXAMPLES, alone, command, controller, jobs, until
+from tests.examples.playing import EXAMPLES, alone, command, controller, reward
 
 FOLDER = EXAMPLES / "four_lines"
 
@@ -28,16 +28,12 @@ def test_two_copies_that_share_nodes_learn_what_the_ordinary_script_learns(
     ordinary = alone(FOLDER / "before.py", "1", said=tmp_path / "before")
     assert reward(ordinary[-1]) > 2 * reward(ordinary[0])
     assert alone(FOLDER / "after.py", "1", said=tmp_path / "after") == ordinary
-    with controller(tmp_path / "controller", monkeypatch):
+    with controller(tmp_path / "controller", monkeypatch) as board:
         for name in ("one", "two"):
             command("submit", str(FOLDER / f"{name}.yaml"))
-        until(lambda: all(view["state"] == "ended" for view in jobs()))
-        assert {view["job"]: view["reason"] for view in jobs()} == {"one": "finished", "two": "finished"}
+        board.wait(lambda jobs: all(view["state"] == "ended" for view in jobs))
+        assert {view["job"]: view["reason"] for view in board.jobs()} == {"one": "finished", "two": "finished"}
         woven = {name: json.loads(command("logs", name, "--json"))["lines"] for name in ("one", "two")}
     assert woven["one"] == ordinary
     assert len(woven["two"]) == len(ordinary)
     assert woven["two"] != ordinary
-
-
-def reward(line: str) -> float:
-    return float(line.split("reward")[1].split(maxsplit=1)[0])

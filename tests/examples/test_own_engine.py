@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.playing import EXAMPLES, Play, alone, begun, command, controller, jobs, until
+from tests.examples.playing import EXAMPLES, Play, alone, begun, command, controller, reward
 
 SCRIPT = EXAMPLES / "own_engine" / "job.py"
 SEEDS = {"a": "1", "b": "2"}
@@ -20,13 +20,13 @@ def test_two_copies_whose_state_comes_and_goes_learn_what_each_learns_alone(
     }
     assert reward(expected["a"][-2]) > 2 * reward(expected["a"][0])
     assert expected["a"][:-1] != expected["b"][:-1]
-    with controller(tmp_path / "controller", monkeypatch):
+    with controller(tmp_path / "controller", monkeypatch) as board:
         command("drain", "rollout-0")  # so that neither is done before the other has begun
         copies = {name: woven(tmp_path, name, seed, memory) for name, seed in SEEDS.items()}
-        until(lambda: len(jobs()) == len(SEEDS))
+        board.wait(lambda jobs: len(jobs) == len(SEEDS))
         command("undrain", "rollout-0")
         learnt = {name: copy.printed() for name, copy in copies.items()}
-        assert {view["reason"] for view in jobs()} == {"finished"}
+        assert {view["reason"] for view in board.jobs()} == {"finished"}
     assert {name: said[:-1] for name, said in learnt.items()} == {name: said[:-1] for name, said in expected.items()}
     assert {wakes(said) for said in expected.values()} == {1}
     assert all(wakes(said) > 1 for said in learnt.values())
@@ -35,10 +35,6 @@ def test_two_copies_whose_state_comes_and_goes_learn_what_each_learns_alone(
 
 def woven(folder: Path, name: str, seed: str, memory: Path) -> Play:
     return begun(SCRIPT, name, seed, str(memory), said=folder / name, env=dict(os.environ))
-
-
-def reward(line: str) -> float:
-    return float(line.split("reward")[1].split(maxsplit=1)[0])
 
 
 def wakes(said: list[str]) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.playing import EXAMPLES, alone, begun, command, controller, jobs, until
+from tests.examples.playing import EXAMPLES, alone, begun, command, controller, reward
 
 SCRIPT = EXAMPLES / "trl_grpo" / "train.py"
 NAMES = ("a", "b")
@@ -20,20 +20,16 @@ def test_two_of_trls_trainers_that_share_nodes_learn_what_one_learns_alone(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     expected = steps(alone(SCRIPT, "a", "1", said=tmp_path / "alone"))
     assert reward(expected[-1]) > 2 * reward(expected[0])
-    with controller(tmp_path / "controller", monkeypatch):
+    with controller(tmp_path / "controller", monkeypatch) as board:
         command("drain", "rollout-0")  # so that neither is done before the other has begun
         copies = {name: begun(SCRIPT, name, "1", said=tmp_path / name, env=dict(os.environ)) for name in NAMES}
-        until(lambda: len(jobs()) == len(NAMES))
+        board.wait(lambda jobs: len(jobs) == len(NAMES))
         command("undrain", "rollout-0")
         learnt = {name: steps(copy.printed()) for name, copy in copies.items()}
-        assert {(view["reason"], view["synced"]) for view in jobs()} == {("finished", len(expected))}
+        assert {(view["reason"], view["synced"]) for view in board.jobs()} == {("finished", len(expected))}
     assert learnt == dict.fromkeys(NAMES, expected)
 
 
 def steps(said: list[str]) -> list[str]:
     """What the script says, without what TRL says."""
     return [line for line in said if line.startswith("step ")]
-
-
-def reward(line: str) -> float:
-    return float(line.split("reward")[1].split(maxsplit=1)[0])
