@@ -114,6 +114,6 @@ with rollmux.connect(job=job) as mux:
         sync(fresh)
         print(said, flush=True)
 
-print(f"the engine woke {awake.times} times, sound each time")
+print(f"wakes: {awake.times}, each with a sound canary")
 for state in (weights, trained):
     state.close()

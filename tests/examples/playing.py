@@ -108,6 +108,7 @@ def alone(script: Path, *arguments: str, said: Path) -> list[str]:
     return begun(script, *arguments, said=said, env=clean_env()).printed()
 
 
-def reward(line: str) -> float:
-    """What a script says of a step's reward."""
-    return float(line.split("reward")[1].split(maxsplit=1)[0])
+def gain(lines: list[str]) -> float:
+    """How many times the reward of the first three steps that of the last three is."""
+    rewards = [float(line.split("reward")[1].split(maxsplit=1)[0]) for line in lines]
+    return sum(rewards[-3:]) / sum(rewards[:3])
