@@ -13,7 +13,7 @@ NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.
 
 
 # Each starts processes that import torch, again and again.
-SLOW = {"engine", "switch"}
+SLOW = {"engine", "switch", "update"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NAMES])

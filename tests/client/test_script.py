@@ -71,11 +71,15 @@ def test_the_same_script_runs_with_a_controller_and_straight_through_without() -
     assert world.ended("a") == "finished"
 
 
-def test_straight_through_nothing_is_moved_and_nothing_is_waited_for() -> None:
-    engine = Engine()
-    with rollmux.connect() as mux, mux.phase("rollout", state=engine) as phase:
-        assert (phase.nodes, phase.lost, mux.stop_reason) == ((), "", "")
-    assert engine.moves == []
+def test_straight_through_state_comes_once_and_stays_and_nothing_is_waited_for() -> None:
+    engine, other = Engine(), Engine()
+    with rollmux.connect() as mux:
+        for state in (engine, [other, engine]):
+            for _ in range(2):
+                with mux.phase("rollout", state=state) as phase:
+                    assert (phase.nodes, phase.lost, mux.stop_reason) == ((), "", "")
+                    assert engine.here
+    assert (engine.moves, other.moves) == (["load"], ["load"])
 
 
 def test_planning_does_not_load_the_client() -> None:

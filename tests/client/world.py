@@ -120,7 +120,7 @@ class World:
             if verb == "jobs":
                 answer: Any = self.submit(message)
             else:
-                answer = getattr(self.controller, verb)(now, job_id, message)
+                answer = getattr(self.controller.processes, verb)(now, job_id, message)
         except IllegalEvent as error:
             return _refusal(409, str(error)), True
         except NoSuchJob as error:

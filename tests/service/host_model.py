@@ -14,8 +14,9 @@ from rollmux.mux import events as ev
 from rollmux.mux.transitions import Job
 from rollmux.protocol import messages as msg
 from rollmux.protocol.job_file import Submission
-from rollmux.service.controller import Controller, Errand, NoSuchJob, Refused, gone
+from rollmux.service.controller import Controller, Errand, NoSuchJob, Refused
 from rollmux.service.journal import Batch, Image
+from rollmux.service.live import gone
 from rollmux.service.recovery import errands_after, recover
 from tests.service.memory_journal import DiskFull
 
@@ -113,12 +114,12 @@ class HostModel:
     def _answer(self, job_id: str, call: Any) -> Any:
         controller, now = self.controller, self.now
         rules: dict[type, Callable[[], Any]] = {
-            msg.Attach: lambda: controller.attach(now, job_id, call),
-            msg.Ask: lambda: controller.ask(now, job_id, call),
-            msg.Report: lambda: controller.report(now, job_id, call),
-            msg.Listen: lambda: controller.listen(now, job_id, call),
-            msg.Leave: lambda: controller.leave(now, job_id, call),
-            msg.Profile: lambda: controller.profile(now, job_id, call),
+            msg.Attach: lambda: controller.processes.attach(now, job_id, call),
+            msg.Ask: lambda: controller.processes.ask(now, job_id, call),
+            msg.Report: lambda: controller.processes.report(now, job_id, call),
+            msg.Listen: lambda: controller.processes.listen(now, job_id, call),
+            msg.Leave: lambda: controller.processes.leave(now, job_id, call),
+            msg.Profile: lambda: controller.processes.profile(now, job_id, call),
             Submission: lambda: controller.submit(now, "owner", call),
             ev.JobCancelled: lambda: controller.cancel(now, job_id),
         }

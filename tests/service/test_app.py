@@ -175,7 +175,8 @@ def test_a_job_goes_through_its_phases(there: Served) -> None:
             lease = phase(there, "goes", attached["attempt"], kind, iteration)
             assert (lease["kind"], lease["iteration"]) == (kind, iteration)
     there.post("/v1/jobs/goes/leave", {"attempt": attached["attempt"]})
-    assert there.get("/v1/jobs/goes")["state"] == "ended"
+    view = there.get("/v1/jobs/goes")
+    assert (view["state"], view["synced"], view["iterations"]) == ("ended", 2, 2)
 
 
 def test_who_asks_for_a_phase_that_is_done_is_told_so_and_one_out_of_order_is_refused(there: Served) -> None:

@@ -18,6 +18,7 @@ from rollmux.protocol.messages import Ask, Attach, Attached, Held, Leave, Listen
 from rollmux.service import controller, live
 from rollmux.service.controller import LOOK_S, Controller
 from rollmux.service.live import SILENT_LEASES, SILENT_S
+from rollmux.service.processes import ANOTHER_LIFE
 from rollmux.service.recovery import recover
 from tests.service.memory_journal import MemoryJournal
 from tests.service.serving import job as described
@@ -56,20 +57,23 @@ class Alone:
     def ended(self) -> str:
         return self.controller.machine.state.ended.get("a", "")
 
+    def attach_one(self, rank: int, life: str) -> Attached:
+        call = Attach(f"{life}-{rank}", rank, self.processes)
+        return self.controller.processes.attach(self.now, "a", call)
+
     def attach(self, life: str = "one") -> list[Attached]:
-        ranks = range(self.processes)
-        return [self.controller.attach(self.now, "a", Attach(f"{life}-{r}", r, self.processes)) for r in ranks]
+        return [self.attach_one(rank, life) for rank in range(self.processes)]
 
     def ask(self, rank: int = 0, attempt: int = 1, kind: PhaseKind = ROLLOUT) -> Held:
-        lease = self.controller.ask(self.now, "a", Ask(attempt, kind, 0, rank)).lease
+        lease = self.controller.processes.ask(self.now, "a", Ask(attempt, kind, 0, rank)).lease
         assert lease is not None
         return lease
 
     def say(self, said: Said, epoch: int, rank: int, reason: str = "") -> None:
-        self.controller.report(self.now, "a", Report(said, epoch, rank, reason=reason))
+        self.controller.processes.report(self.now, "a", Report(said, epoch, rank, reason=reason))
 
     def leave(self, rank: int | None, failed: str = "", attempt: int = 1) -> None:
-        self.controller.leave(self.now, "a", Leave(attempt, failed, rank))
+        self.controller.processes.leave(self.now, "a", Leave(attempt, failed, rank))
 
     def passes(self, seconds: float, *alive: int, epochs: tuple[int, ...] = ()) -> None:
         """Time, in which these ranks listen every now and then."""
@@ -79,7 +83,7 @@ class Alone:
             for rank in alive:
                 record = self.controller.machine.state.jobs.get("a")
                 if record is not None:
-                    self.controller.listen(self.now, "a", Listen(record.attempt, epochs, rank))
+                    self.controller.processes.listen(self.now, "a", Listen(record.attempt, epochs, rank))
             self.controller.tick(self.now)
 
 
@@ -104,15 +108,15 @@ def test_a_rank_that_fails_ends_the_attempt_once_the_others_have_heard_of_it_and
     job = Alone()
     job.attach()
     lease = job.ask(1)
-    seen = job.controller.orders("a").version
+    seen = job.controller.processes.orders("a").version
     job.leave(0, "ValueError: nan")
-    told = job.controller.listen(job.now, "a", Listen(1, (lease.epoch,), 1, seen=seen))
+    told = job.controller.processes.listen(job.now, "a", Listen(1, (lease.epoch,), 1, seen=seen))
     assert (told.stop, told.version > seen) == ("ValueError: nan", True)
     assert job.state() is Job.RUNNING  # rank 1 may still be at work
     job.leave(1, "Stopped: ValueError: nan")
     assert job.state() is Job.STARTING
     assert [each.attempt for each in job.attach("two")] == [2, 2]
-    assert job.controller.orders("a").stop == ""
+    assert job.controller.processes.orders("a").stop == ""
 
 
 def test_a_rank_that_fails_does_not_wait_long_for_one_that_hangs() -> None:
@@ -130,11 +134,11 @@ def test_the_others_hear_that_a_rank_has_given_a_phase_up() -> None:
     job.attach()
     lease = job.ask(0)
     assert job.ask(1) == lease
-    seen = job.controller.orders("a").version
+    seen = job.controller.processes.orders("a").version
     job.controller.take()
     job.say(Said.FAILED, lease.epoch, 1, "RuntimeError: out of memory")
     assert job.controller.take()[2] == {"a"}  # parked calls are looked at anew
-    told = job.controller.listen(job.now, "a", Listen(1, (lease.epoch,), 0, seen=seen))
+    told = job.controller.processes.listen(job.now, "a", Listen(1, (lease.epoch,), 0, seen=seen))
     assert told.version != seen
     assert told.held[0].given_up == "process 1 of the job has given it up: RuntimeError: out of memory"
     job.say(Said.FINISHED, lease.epoch, 0)
@@ -147,24 +151,24 @@ def test_who_has_shrunk_still_works_though_others_have_given_up() -> None:
     job = Alone(3, tail=Tail(10, 5, 10.0), nodes=2)
     other = JobSpec("b", PHASE, PHASE, 8.0, iterations=1)
     job.controller.submit(0.0, "team", Submission(other))
-    job.controller.attach(0.0, "b", Attach("b"))
+    job.controller.processes.attach(0.0, "b", Attach("b"))
     job.attach()
     lease = job.ask(0)
     assert {job.ask(rank) for rank in (1, 2)} == {lease}
     for rank in range(3):
         job.say(Said.STARTED, lease.epoch, rank)
-    job.controller.report(0.0, "a", Report(Said.PROGRESSED, lease.epoch, 0, 8, 10))
-    assert job.controller.ask(0.0, "b", Ask(1, ROLLOUT, 0)).lease is None
-    (held,) = job.controller.orders("a").held
+    job.controller.processes.report(0.0, "a", Report(Said.PROGRESSED, lease.epoch, 0, 8, 10))
+    assert job.controller.processes.ask(0.0, "b", Ask(1, ROLLOUT, 0)).lease is None
+    (held,) = job.controller.processes.orders("a").held
     assert held.state == "shrinking"
     job.say(Said.FAILED, lease.epoch, 0)
     job.say(Said.FAILED, lease.epoch, 1)
     job.say(Said.SHRUNK, lease.epoch, 1)  # late: it works no more
     job.say(Said.SHRUNK, lease.epoch, 2)
-    (held,) = job.controller.orders("a").held
+    (held,) = job.controller.processes.orders("a").held
     assert (held.state, len(held.nodes)) == ("tail", 1)
     job.say(Said.FINISHED, lease.epoch, 2)
-    assert job.controller.orders("a").held == ()
+    assert job.controller.processes.orders("a").held == ()
     assert job.controller.machine.state.jobs["a"].progress.rolled == 0
 
 
@@ -179,10 +183,10 @@ def test_a_script_that_was_started_again_while_the_controller_was_away_begins_an
 
 def test_ranks_that_attach_only_after_a_restart_join_the_attempt_that_there_is() -> None:
     job = Alone(2)
-    assert job.controller.attach(job.now, "a", Attach("one-0", 0, 2)).attempt == 1
+    assert job.controller.processes.attach(job.now, "a", Attach("one-0", 0, 2)).attempt == 1
     lease = job.ask(0)
     job.restart()
-    assert job.controller.attach(job.now, "a", Attach("one-1", 1, 2)).attempt == 1
+    assert job.controller.processes.attach(job.now, "a", Attach("one-1", 1, 2)).attempt == 1
     assert job.ask(1) == lease
 
 
@@ -251,14 +255,14 @@ def test_what_an_earlier_life_of_the_script_says_late_counts_no_more() -> None:
     assert job.ask().epoch == epoch, "the lease is the job's, whichever life of it works"
     for rank in range(2):
         late = Report(Said.FINISHED, epoch, rank, instance=f"one-{rank}")
-        assert not job.controller.report(job.now, "a", late).holds
+        assert not job.controller.processes.report(job.now, "a", late).holds
     with pytest.raises(IllegalEvent, match="started again"):
-        job.controller.ask(job.now, "a", Ask(1, ROLLOUT, 0, 0, (epoch,), instance="one-0"))
-    told = job.controller.listen(job.now, "a", Listen(1, (epoch,), 0, (epoch,), instance="one-0"))
+        job.controller.processes.ask(job.now, "a", Ask(1, ROLLOUT, 0, 0, (epoch,), instance="one-0"))
+    told = job.controller.processes.listen(job.now, "a", Listen(1, (epoch,), 0, (epoch,), instance="one-0"))
     assert (told.stop, told.held) == ("its script was started again", ())
-    job.controller.leave(job.now, "a", Leave(1, "it was killed", 0, "one-0"))
+    job.controller.processes.leave(job.now, "a", Leave(1, "it was killed", 0, "one-0"))
     assert job.state() is Job.RUNNING
-    assert job.controller.ask(job.now, "a", Ask(1, ROLLOUT, 0, 1, (), instance="two-1")).lease is not None
+    assert job.controller.processes.ask(job.now, "a", Ask(1, ROLLOUT, 0, 1, (), instance="two-1")).lease is not None
 
 
 def test_what_one_rank_of_an_earlier_life_has_finished_the_next_life_has_not() -> None:
@@ -273,3 +277,40 @@ def test_what_one_rank_of_an_earlier_life_has_finished_the_next_life_has_not() -
     assert job.controller.machine.state.jobs["a"].progress.rolled == 0, "rank 0 has not done it"
     job.say(Said.FINISHED, epoch, 0)
     assert job.controller.machine.state.jobs["a"].progress.rolled == 1
+
+
+def test_when_a_process_was_started_again_the_nodes_stay_until_the_others_have_left() -> None:
+    job = Alone(3)
+    job.attach_one(0, "one")  # the only one of its life that got so far
+    job.attach_one(1, "two")
+    job.attach_one(2, "two")
+    lease = job.ask(1)
+    told = job.attach_one(0, "two")
+    assert told.attempt == 0
+    assert told.reason.startswith(ANOTHER_LIFE)
+    assert job.attach_one(0, "two").attempt == 0, "a repeated call changes nothing"
+    assert job.controller.processes.orders("a").stop == ANOTHER_LIFE
+    assert [held.epoch for held in job.controller.processes.orders("a").held] == [lease.epoch]
+    job.leave(1)
+    assert job.state() is Job.RUNNING
+    job.leave(2)
+    assert job.state() is Job.STARTING
+    assert job.attach_one(0, "two").attempt == 2
+
+
+def test_the_last_process_that_was_started_again_begins_the_next_attempt() -> None:
+    job = Alone(2)
+    job.attach("one")
+    lease = job.ask(0)
+    assert job.attach_one(1, "two").attempt == 0
+    assert job.attach_one(0, "two").attempt == 2
+    assert job.attach_one(1, "two").attempt == 2
+    assert job.ask(0, attempt=2).epoch > lease.epoch
+
+
+def test_nobody_joins_an_attempt_that_ends() -> None:
+    job = Alone(2)
+    job.attach_one(0, "one")
+    job.restart()
+    job.leave(0, "it has failed")
+    assert job.attach_one(1, "two").attempt == 2

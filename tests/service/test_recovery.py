@@ -59,7 +59,7 @@ def test_time_state_and_submissions_go_on() -> None:
     assert now == 4.0
     assert image(after.machine) == image(before.machine)
     assert after.live("A", "team").submission == JOB
-    assert after.orders("A").version >= before.orders("A").version
+    assert after.processes.orders("A").version >= before.processes.orders("A").version
 
 
 def test_an_image_of_another_version_is_passed_over() -> None:
@@ -134,4 +134,4 @@ def test_a_running_job_needs_nothing_again_and_one_that_ended_is_still_known() -
     write(journal, controller)
     after, _ = again(journal)
     assert errands_after(after) == []
-    assert after.orders("A").stop == "finished"
+    assert after.processes.orders("A").stop == "finished"

@@ -68,7 +68,7 @@ class Watch:
         assert not machine.state.alarms, list(machine.state.alarms)
         holders: dict[str, str] = {}
         for job_id in machine.state.jobs:
-            for node in {node for held in controller.orders(job_id).held for node in held.nodes}:
+            for node in {node for held in controller.processes.orders(job_id).held for node in held.nodes}:
                 assert node not in holders, f"I1: {job_id} and {holders[node]} are both told that they hold {node}"
                 holders[node] = job_id
         new = []

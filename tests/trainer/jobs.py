@@ -16,7 +16,7 @@ TINY: Mapping[str, Any] = {
     "steps": 6,
     "model": {"hidden": 16, "layers": 1, "heads": 2},
     "task": {"prompts": 40, "largest": 5, "median": 2, "spread": 0.5, "longest": 5},
-    "warmup": {"steps": 20, "batch": 8, "rate": 1e-2},
+    "warmup": {"steps": 5, "batch": 8, "rate": 1e-2},
     "batching": {"prompts": 3, "responses": 4, "eta_prompts": 1.34, "race": "generated"},
     "sampling": {"max_tokens": 30},
     "rollout": {"max_length": 48, "room_tokens": 4096},

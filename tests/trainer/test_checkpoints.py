@@ -1,12 +1,12 @@
 """Checkpoints are whole or not there, the newest two, and only for the job that made them."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rollmux.trainer import checkpoints
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.errors import CheckpointRefused
 
@@ -42,7 +42,7 @@ def test_a_save_that_breaks_off_leaves_the_older_ones_as_they_were(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         made.save(2, JOB, state(2))
     monkeypatch.undo()

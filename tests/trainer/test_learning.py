@@ -16,7 +16,7 @@ from tests.trainer.jobs import alone
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train" / "arithmetic.yaml"
 SMALL: dict[str, Any] = {
-    "steps": 20,
+    "steps": 25,
     "model": {"hidden": 48, "layers": 2, "heads": 4},
     "task": {"prompts": 60, "largest": 4, "median": 2, "spread": 0.6, "longest": 8, "careless": 0.8},
     "warmup": {"steps": 80, "batch": 16, "rate": 8e-3},

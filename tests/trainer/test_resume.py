@@ -53,10 +53,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
 
 PLACES = [
     (Checkpoints, "save", 0, True),  # in the warm-up
-    (Checkpoints, "save", 0, False),
     (Checkpoints, "save", 3, True),  # the metrics of a step are there, its checkpoint is not
     (Checkpoints, "save", 4, False),  # between two steps, after a long round
-    (Metrics, "tell", 2, True),
     (Metrics, "tell", 5, False),
 ]
 

@@ -17,7 +17,7 @@ from rollmux.client.errors import LeaseLost
 from rollmux.client.heart import Heart
 from rollmux.client.link import Link
 from rollmux.client.phase import Phase
-from rollmux.client.residency import State, as_state
+from rollmux.client.residency import State, as_state, load
 from rollmux.client.stint import Stint
 from rollmux.client.timings import Timings
 from rollmux.errors import RollmuxError
@@ -44,6 +44,7 @@ class Mux:
         self._closed = False
         self._profiled: Profile | None = None  # the last that was told
         self._syncs = False  # the script has sync phases of its own
+        self._here: list[object] = []  # state that was loaded, where there is no controller
         self._aside: Aside | None = None
         if link is not None:
             self._aside = Aside(link)
@@ -82,10 +83,18 @@ class Mux:
         """For phases: a passage through one, or None where there is no controller."""
         link = self._link
         if link is None:
+            self._load_once(state)
             return None
         if kind is PhaseKind.ROLLOUT:
             self._sync_if_due()
         return Stint(link, kind, link.next[kind] if iteration is None else iteration, state)
+
+    def _load_once(self, state: State) -> None:
+        """Without a controller state comes with the first phase that needs it, and stays."""
+        for part in state:
+            if all(part is not here for here in self._here):
+                load((part,))
+                self._here.append(part)
 
     def _sync_if_due(self) -> None:
         """An iteration ends with a sync: where the script has none, it is an empty one."""

@@ -6,11 +6,16 @@ All but the submission and its owner is of one life of the controller: jobs say 
 from dataclasses import dataclass, field
 
 from rollmux.errors import IllegalEvent
+from rollmux.mux import events as ev
+from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Progress
+from rollmux.mux.transitions import Job
 from rollmux.mux.weave import Timing
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.messages import Attach, Said
 
+# Of what a process says of its failure, so many characters are passed on.
+MOST_REASON = 1000
 # A job without a launcher that shows no life for so many leases, and for so long, is gone.
 SILENT_LEASES, SILENT_S = 10, 600.0
 
@@ -60,13 +65,18 @@ class Live:
                 said.pop(rank, None)
         self.instances[rank] = instance
 
+    @property
+    def ranks(self) -> set[int]:
+        return set(range(self.submission.processes))
+
     def is_another(self, call: Attach, progress: Progress) -> bool:
         """Whether this is another life of the script than the one that the attempt began with.
 
         A controller that was started anew knows by what is done: who has rolled out and not synced has attached before.
+        Nor is anybody to join an attempt that ends.
         """
         known = self.instances.get(call.rank)
-        return progress.rolled > progress.synced if known is None else known != call.instance
+        return known != call.instance if known is not None else bool(self.failed) or progress.rolled > progress.synced
 
     def _since(self, now: float) -> float:
         self.since = now if self.since is None else self.since
@@ -86,3 +96,12 @@ class Live:
     def is_done(self, rank: int, epoch: int) -> bool:
         """Whether this process works under the lease no more."""
         return self.said.get(epoch, {}).get(rank) in (Said.FINISHED, Said.PAUSED, Said.FAILED)
+
+
+def gone(record: JobRecord, failed: str) -> ev.Event:
+    """What the end of a job's processes means to the machine."""
+    if record.state is Job.STOPPING:
+        return ev.JobStopped(record.job.id, record.attempt)
+    if failed:
+        return ev.JobFailed(record.job.id, record.attempt, failed[:MOST_REASON])
+    return ev.JobFinished(record.job.id, record.attempt)

@@ -79,14 +79,14 @@ async def quote(call: Call) -> view.Quote:
 
 
 async def attach(call: Call) -> msg.Attached:
-    rule = call.host.controller.attach
+    rule = call.host.controller.processes.attach
     return await call.host.park(
         call.job, call.body.wait_s, lambda now: rule(now, call.job, call.body), lambda found: found.attempt > 0
     )
 
 
 async def ask(call: Call) -> msg.Turn:
-    rule = call.host.controller.ask
+    rule = call.host.controller.processes.ask
     return await call.host.park(
         call.job,
         call.body.wait_s,
@@ -96,14 +96,14 @@ async def ask(call: Call) -> msg.Turn:
 
 
 async def report(call: Call) -> msg.Heard:
-    return await call.host.call(lambda now: call.host.controller.report(now, call.job, call.body))
+    return await call.host.call(lambda now: call.host.controller.processes.report(now, call.job, call.body))
 
 
 async def listen(call: Call) -> msg.Orders:
     words = [replace(call.body, epochs=()), call.body]  # one sign of life, however often it is looked at anew
 
     def rule(now: float) -> msg.Orders:
-        return call.host.controller.listen(now, call.job, words.pop() if len(words) > 1 else words[0])
+        return call.host.controller.processes.listen(now, call.job, words.pop() if len(words) > 1 else words[0])
 
     return await call.host.park(
         call.job, call.body.wait_s, rule, lambda found: found.version != call.body.seen or bool(found.stop)
@@ -111,11 +111,11 @@ async def listen(call: Call) -> msg.Orders:
 
 
 async def leave(call: Call) -> msg.Done:
-    return await call.host.call(lambda now: call.host.controller.leave(now, call.job, call.body))
+    return await call.host.call(lambda now: call.host.controller.processes.leave(now, call.job, call.body))
 
 
 async def profile(call: Call) -> msg.Done:
-    return await call.host.call(lambda now: call.host.controller.profile(now, call.job, call.body))
+    return await call.host.call(lambda now: call.host.controller.processes.profile(now, call.job, call.body))
 
 
 async def cancel(call: Call) -> msg.Done:

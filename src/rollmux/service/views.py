@@ -96,8 +96,9 @@ def _ended(controller: Controller, live: Live) -> JobView:
     state, job = controller.machine.state, live.submission.job
     job = job.resolve(state.cluster)
     alone_usd = job.usd_per_hour(state.cluster)
-    how = state.ended.get(job.id, "")
-    view = (job.id, live.tenant, "ended", "", 0, (), (), 0, job.iterations, job.solo_s, None, None, None, job.slo)
+    how, account = state.ended.get(job.id, ""), controller.history.books.accounts.get(job.id)
+    done = account.done if account is not None else 0
+    view = (job.id, live.tenant, "ended", "", 0, (), (), done, job.iterations, job.solo_s, None, None, None, job.slo)
     return JobView(*view, alone_usd, reason=how)
 
 
@@ -114,7 +115,7 @@ def _lane(controller: Controller, lane: Lane, now: float, tenant: str | None) ->
     view = LaneView(lane.kind.value, lane.state.value, lane.iteration, nodes, lane.epoch, for_s)
     if lane.state is not Phase.WAITING:
         return view
-    turn = controller.waiting(now, lane, names_for(controller, tenant))
+    turn = controller.processes.waiting(now, lane, names_for(controller, tenant))
     return replace(view, waits_for=turn.holders, expected_s=turn.expected_s)
 
 

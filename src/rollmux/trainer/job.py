@@ -30,7 +30,6 @@ FREE = ("name", "steps", "checkpoint_every")
 CHECKPOINTS, MODEL, LOCK = "checkpoints", "model", "lock"
 
 Result = TypeVar("Result")
-Result = TypeVar("Result")
 WarmedUp = Callable[[int, float], None]  # the number of a supervised step, and its loss
 
 

@@ -1,6 +1,7 @@
 """Residency as a phase uses it: what moves, what does not, what is refused, and that the memory is really free."""
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from rollmux.runtime.residency import (
     Resident,
     Unfit,
 )
-from rollmux.runtime.residency.memory import resident_bytes
 from tests.runtime.residency.keeping import MB
+from tests.runtime.residency.late import LateCopies, LateMemory
 
 BIG = 3_000_000  # floats: three chunks
 
@@ -29,8 +30,7 @@ def mapped_bytes(resident: Resident) -> int:
     """What the kernel keeps of the state's working memory."""
     memory = resident.device.memory
     assert isinstance(memory, CpuMemory)
-    assert memory._mapped is not None
-    return resident_bytes(memory._mapped)
+    return memory.resident_bytes()
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -156,6 +156,77 @@ def test_unchanged_state_is_not_written_again(budget: Budget, folder: Path) -> N
     assert second.version == 2
     moved = [chunk for chunk, (a, b) in enumerate(zip(first.slots, second.slots, strict=True)) if a != b]
     assert len(moved) == 1
+
+
+def a_late_memory() -> LateMemory:
+    return LateMemory(LateCopies(2), buffers=False)
+
+
+def a_lazy_memory() -> CpuMemory:
+    return CpuMemory(lazy=True)
+
+
+@pytest.mark.parametrize("make", [CpuMemory, a_lazy_memory, a_late_memory])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_zeros_are_known_and_not_moved(budget: Budget, make: Callable[[], CpuMemory], slots: int) -> None:
+    state = {"w": torch.ones(BIG), "grad": torch.zeros(3 * MB)}
+    resident = Resident(state, name="a", budget=budget, memory=make(), slots=slots)
+    for turn in (1.0, 0.0, 0.0, 2.0, -3.0, 0.0):
+        state["grad"].fill_(turn)
+        state["w"].fill_(turn + 1)
+        resident.offload()
+        kept = resident.kept
+        assert kept is not None
+        held = [kept.is_zero(chunk) for chunk in range(kept.host.layout.chunks)]
+        assert sum(held) == (3 if turn == 0.0 else 0)  # chunks that nothing else lies in
+        for chunk in [number for number, zero in enumerate(held) if zero]:
+            kept.current(chunk).fill_(7)  # what lies there is of no matter
+        resident.load()
+        assert torch.equal(state["grad"], torch.full((3 * MB,), turn))
+        assert torch.equal(state["w"], torch.full((BIG,), turn + 1))
+    resident.offload()
+    resident.update({"grad": torch.arange(3 * MB) // MB})
+    resident.load()
+    assert torch.equal(state["grad"], (torch.arange(3 * MB) // MB).float())
+
+
+def test_zeros_outlive_their_process_as_all_else(budget: Budget) -> None:
+    resident = Resident({"w": torch.zeros(BIG)}, name="a", budget=budget, survive_s=60)
+    resident.offload()
+    resident.close(keep=True)
+    state = {"w": torch.ones(BIG)}
+    Resident.attach(state, name="a", budget=budget).load()
+    assert not state["w"].any()
+
+
+def test_words_that_add_up_to_nothing_are_not_taken_for_zeros(budget: Budget) -> None:
+    state = {"w": torch.tensor([5, -5]).repeat(BIG // 2)}
+    resident = Resident(state, name="a", budget=budget)
+    resident.offload()
+    resident.load()
+    assert torch.equal(state["w"], torch.tensor([5, -5]).repeat(BIG // 2))
+    state["w"].mul_(2)
+    resident.offload()
+    resident.load()
+    assert torch.equal(state["w"], torch.tensor([10, -10]).repeat(BIG // 2))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_do_not_change_what_is_moved(budget: Budget, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        state = {"w": torch.arange(6 * MB + 77)}
+        resident = Resident(state, name="a", budget=budget)
+        for turn in range(3):
+            resident.offload()
+            resident.load()
+            assert torch.equal(state["w"], torch.arange(6 * MB + 77) + turn)
+            state["w"][turn * MB :].add_(1)
+            state["w"][: turn * MB].add_(1)
+        resident.close(keep=True)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("past_the_counter", [False, True])

@@ -25,6 +25,7 @@ from rollmux.runtime.rewards.budget import Budget
 from rollmux.runtime.sandbox import Concern, Mechanism, Program, SandboxError
 from rollmux.runtime.sandbox.tree import descendants
 from tests.runtime.rewards.world import Pooled
+from tests.runtime.sandbox.world import busy
 
 SCORES = "tests.runtime.rewards.scores"
 SLEEPER = CodeTask("sleeper", Program("import time; time.sleep(1000)"), (Case("", ""),))
@@ -130,7 +131,7 @@ def test_closing_cancels_what_runs_and_leaves_no_process() -> None:
         async with RewardPool(PoolSettings(turns={Kind.CODE: 1}, allow=list(Concern))) as pool:
             (zygote,) = set(_children()) - others
             scoring = pool.submit(SLEEPER)
-            await until(lambda: len(descendants(zygote)) >= 3)
+            await until(lambda: len(busy(zygote)) >= 3)
             below = [zygote, *descendants(zygote)]
         return await scoring.reward(), [pid for pid in below if os.path.exists(f"/proc/{pid}")]
 

@@ -7,27 +7,17 @@ from dataclasses import replace
 import pytest
 
 from rollmux.runtime.sandbox import Cause, Concern, Program
-from rollmux.runtime.sandbox.tree import descendants
-from tests.runtime.sandbox.world import SMALL, World
+from tests.runtime.sandbox.world import SMALL, World, busy
 
 
 def left_over(world: World) -> list[int]:
     """What of the runs that ended is still there. A keeper that has answered may take a moment to go."""
-    pid = world.sandbox.pid
     for _ in range(500):
-        left = [each for each in descendants(pid) if not _ended(each)]
+        left = busy(world.sandbox.pid)
         if not left:
             return []
         time.sleep(0.01)
     return left
-
-
-def _ended(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 DAEMON = """

@@ -15,7 +15,7 @@ from rollmux.errors import InvalidSpec
 from rollmux.runtime.sandbox import Cause, Concern, Ended, Mechanism, Program, RunLimits, Sandbox, SandboxError
 from rollmux.runtime.sandbox.protections import Protections, Unprotected
 from rollmux.runtime.sandbox.tree import descendants
-from tests.runtime.sandbox.world import SMALL, World
+from tests.runtime.sandbox.world import SMALL, World, busy, keepers, living, state
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -80,11 +80,11 @@ def test_a_cancelled_run_is_killed_with_all_that_it_started(world: World) -> Non
     async def cancelled() -> None:
         source = "import os, time\nos.fork()\nos.fork()\nprint('up', flush=True)\ntime.sleep(1000)"
         run = asyncio.create_task(world.sandbox.run(Program(source), SMALL))
-        await _until(lambda: len(descendants(world.sandbox.pid)) >= 6)
+        await _until(lambda: len(busy(world.sandbox.pid)) >= 6)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        await _until(lambda: not _living(world.sandbox.pid))
+        await _until(lambda: not busy(world.sandbox.pid))
 
     world.do(cancelled())
 
@@ -93,7 +93,7 @@ def test_closing_leaves_no_process_behind() -> None:
     async def closed() -> list[int]:
         sandbox = await Sandbox(allow=list(Concern)).start()
         run = asyncio.create_task(sandbox.run(Program("import os, time\nos.fork()\ntime.sleep(1000)"), SMALL))
-        await _until(lambda: len(descendants(sandbox.pid)) >= 4)
+        await _until(lambda: len(busy(sandbox.pid)) >= 4)
         below = [sandbox.pid, *descendants(sandbox.pid)]
         await sandbox.close()
         assert (await run).cause is Cause.BROKEN
@@ -101,7 +101,7 @@ def test_closing_leaves_no_process_behind() -> None:
             await sandbox.run(Program("pass"), SMALL)
         return below
 
-    assert [pid for pid in asyncio.run(closed()) if _there(pid)] == []
+    assert [pid for pid in asyncio.run(closed()) if state(pid) not in ("gone", "Z")] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -120,28 +120,91 @@ asyncio.run(main())
     assert owner.stdout is not None
     with owner.stdout as told:
         zygote = int(told.readline())
-        asyncio.run(_until(lambda: len(descendants(zygote)) >= 4))
+        asyncio.run(_until(lambda: len(busy(zygote)) >= 4))
         below = [zygote, *descendants(zygote)]
         owner.send_signal(number)
         owner.wait()
-    asyncio.run(_until(lambda: not any(map(_there, below))))
+    asyncio.run(_until(lambda: all(state(pid) in ("gone", "Z") for pid in below)))
+
+
+def test_a_spare_keeper_serves_one_run_and_is_gone_with_it() -> None:
+    async def served() -> tuple[list[list[int]], list[Ended]]:
+        async with Sandbox(list(Concern), spares=1) as sandbox:
+            waiting, ends = [await _spare(sandbox, [])], []
+            for _ in range(3):
+                ends.append(await sandbox.run(Program("print('served')"), SMALL))
+                waiting.append(await _spare(sandbox, waiting[-1]))
+            return waiting, ends
+
+    waiting, ends = asyncio.run(served())
+    assert [ended.stdout for ended in ends] == [b"served\n"] * 3
+    assert len({pid for pids in waiting for pid in pids}) == 8
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["keeper", "first process"])
+def test_a_spare_that_has_died_is_passed_over(place: int) -> None:
+    async def passed() -> Ended:
+        async with Sandbox(list(Concern), spares=1) as sandbox:
+            spare = await _spare(sandbox, [])
+            os.kill(spare[place], signal.SIGKILL)
+            await _until(lambda: state(spare[0]) in ("gone", "Z"))
+            return await sandbox.run(Program("print('another')"), SMALL)
+
+    assert asyncio.run(passed()).stdout == b"another\n"
+
+
+def test_no_spares_are_kept_where_others_could_reach_them() -> None:
+    async def kept() -> list[int]:
+        async with Sandbox(list(Concern), list(Mechanism), spares=2) as sandbox:
+            assert (await sandbox.run(Program("print('alone')"), SMALL)).stdout == b"alone\n"
+            await _until(lambda: not living(sandbox.pid))
+            await asyncio.sleep(0.1)
+            return living(sandbox.pid)
+
+    assert asyncio.run(kept()) == []
 
 
 def test_a_zygote_that_was_killed_is_replaced_and_its_runs_are_errors() -> None:
     async def killed() -> tuple[Ended, Ended, list[int]]:
         async with Sandbox(allow=list(Concern)) as sandbox:
             run = asyncio.create_task(sandbox.run(Program("import time; time.sleep(1000)"), SMALL))
-            await _until(lambda: len(descendants(sandbox.pid)) >= 3)
+            await _until(lambda: len(busy(sandbox.pid)) >= 3)
             below = descendants(sandbox.pid)
             os.kill(sandbox.pid, signal.SIGKILL)
             first = await run
             second = await sandbox.run(Program("print('again')"), SMALL)
-            await _until(lambda: not any(map(_there, below)))
+            await _until(lambda: all(state(pid) in ("gone", "Z") for pid in below))
             return first, second, below
 
     first, second, _ = asyncio.run(killed())
     assert first.cause is Cause.BROKEN
     assert second.stdout == b"again\n"
+
+
+def test_what_is_readable_is_still_there_where_it_lies_below_the_folder_of_runs(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "part.py").write_text("told = 42")
+    source = f"""
+import os, sys
+sys.path.append({str(tmp_path)!r})
+import part
+print(part.told)
+for path in ({str(tmp_path)!r}, {str(tmp_path / "part.py")!r}):
+    try:
+        os.remove(path) if path.endswith("py") else open(path + "/planted", "w")
+    except OSError as error:
+        print("refused")
+open("/tmp/own", "w").write("its own")
+"""
+
+    async def read() -> Ended:
+        async with Sandbox(allow=list(Concern), readable=[str(tmp_path)]) as sandbox:
+            return await sandbox.run(Program(source), SMALL)
+
+    ended = asyncio.run(read())
+    if str(tmp_path).startswith("/tmp/"):
+        assert (ended.status, ended.stdout) == (0, b"42\nrefused\nrefused\n"), ended
+    assert (tmp_path / "part.py").exists()
 
 
 def test_an_environment_is_for_its_runs_and_shown_to_nobody_else() -> None:
@@ -209,13 +272,15 @@ async def _until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def _there(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] != b"Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+async def _spare(sandbox: Sandbox, before: list[int]) -> list[int]:
+    """The keeper that waits, and its first process, once they are others than before."""
+    if not {Mechanism.MOUNT_NAMESPACE, Mechanism.PID_NAMESPACE} <= sandbox.protections.active:
+        pytest.skip("without namespaces there are no spares")
+    found: list[int] = []
 
+    def made() -> bool:
+        found[:] = living(sandbox.pid)
+        return len(found) == 2 and not set(found) & set(before)
 
-def _living(root: int) -> list[int]:
-    return [pid for pid in descendants(root) if _there(pid)]
+    await _until(made)
+    return sorted(found, key=lambda pid: pid not in keepers(sandbox.pid))

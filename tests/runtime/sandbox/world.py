@@ -1,6 +1,7 @@
 """A sandbox for tests: started once for each way to protect, called from plain functions, beside a neighbour."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Collection, Coroutine
 from typing import Any, Self, TypeVar
@@ -9,6 +10,7 @@ import pytest
 
 from rollmux.runtime.sandbox import Cause, Concern, Ended, Mechanism, Program, RunLimits, Sandbox
 from rollmux.runtime.sandbox.limits import MIB
+from rollmux.runtime.sandbox.tree import descendants
 
 T = TypeVar("T")
 NAMESPACES = (
@@ -29,6 +31,44 @@ NEIGHBOUR = Program(
     "import time\ntotal = 0\nfor n in range(50):\n    total += n * n\n    time.sleep(0.002)\nprint(total)"
 )
 NEIGHBOUR_SAYS = b"40425\n"
+
+
+SPARES = len(os.sched_getaffinity(0))
+
+
+def living(root: int) -> list[int]:
+    """All below a process that have not ended."""
+    return [pid for pid in descendants(root) if state(pid) not in ("gone", "Z")]
+
+
+def state(pid: int) -> str:
+    return (words(pid) or ["gone"])[0]
+
+
+def words(pid: int) -> list[str]:
+    """The state, the parent and what follows in the kernel's line about a process; nothing if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def keepers(zygote: int) -> list[int]:
+    """Its children that have not ended."""
+    return [pid for pid in living(zygote) if words(pid)[1:2] == [str(zygote)]]
+
+
+def busy(zygote: int, spares: int = SPARES) -> list[int]:
+    """All below a zygote but its idle spares: keepers with a first process and nothing below that."""
+    found = []
+    for keeper in keepers(zygote):
+        below = living(keeper)
+        if spares and len(below) <= 1:
+            spares -= 1
+        else:
+            found += [keeper, *below]
+    return found
 
 
 class World:

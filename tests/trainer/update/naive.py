@@ -25,11 +25,21 @@ def _original(dtype: torch.dtype) -> Any:
         vocab_size=VOCABULARY, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64, bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
-    model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model = LlamaForCausalLM(config)
+    _in_its_own_precision(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.3)
-    return model.to(dtype)
+    converted: Any = model
+    return converted.to(dtype)
+
+
+def _in_its_own_precision(model: Any) -> None:
+    """Transformers' norm computes in single precision whatever its input, which would hide errors up to 1e-7."""
+    width, epsilon = model.config.hidden_size, model.config.rms_norm_eps
+    model.model.norm = torch.nn.RMSNorm(width, epsilon)
+    for layer in model.model.layers:
+        layer.input_layernorm, layer.post_attention_layernorm = (torch.nn.RMSNorm(width, epsilon) for _ in range(2))
 
 
 def tiny(dtype: torch.dtype = torch.float64) -> Any:

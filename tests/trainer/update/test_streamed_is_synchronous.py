@@ -1,13 +1,14 @@
-"""A streamed update is the synchronous one, parameter by parameter, whatever came when, where and together with what."""
+"""A streamed update is the synchronous one, parameter by parameter, whatever came when, where and with what."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,7 +27,8 @@ from tests.trainer.update.naive import (
 
 T = TypeVar("T")
 DOUBLE, SINGLE = 1e-9, 2e-4
-REWARDS = st.sampled_from([0.0, 1.0, 0.5, -0.3, 1000.0, 1001.0])
+# Sums of these are exact: what rounding leaves of equal rewards, the textbook's formula would whiten to any size.
+REWARDS = st.sampled_from([0.0, 1.0, 0.5, -0.25, 1000.0, 1001.0])
 LOSSES = st.sampled_from([Loss.SAMPLE_MEAN, Loss.TOKEN_MEAN])
 CLIPS = st.sampled_from([(None, None), (0.2, 0.2), (0.2, 0.28), (0.05, 0.5)])
 
@@ -101,6 +103,15 @@ class Meeting:
     def at(self, rank: int) -> "Seat":
         return Seat(self, rank)
 
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """Nobody waits for one that failed."""
+        try:
+            yield
+        except BaseException:
+            self._barrier.abort()
+            raise
+
     def everybody(self, rank: int, mine: T) -> list[T]:
         self._said[rank] = mine
         self._barrier.wait()
@@ -138,15 +149,16 @@ def exchanged(objective: Objective, batch: Sequence[Sample], arrival: Arrival) -
     meeting = Meeting(arrival.replicas)
 
     def work(rank: int) -> tuple[list[Tensor], Stats]:
-        model, mine = filled(objective, batch, arrival, rank)
-        stats = mine.finish(meeting.at(rank))
-        return gradients(model), stats
+        with meeting.attended():
+            model, mine = filled(objective, batch, arrival, rank)
+            stats = mine.finish(meeting.at(rank))
+            return gradients(model), stats
 
     with ThreadPoolExecutor(arrival.replicas) as threads:
         return list(threads.map(work, range(arrival.replicas)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), objectives(), batches(), st.booleans())
 def test_replicas_that_exchange_are_left_with_the_synchronous_gradient(
     data: st.DataObject, objective: Objective, batch: list[Sample], size_known: bool
@@ -160,7 +172,7 @@ def test_replicas_that_exchange_are_left_with_the_synchronous_gradient(
         assert stats.streamed + stats.late == stats.samples
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), objectives(), batches(), st.booleans())
 def test_sums_that_are_merged_hold_the_synchronous_gradient_and_loss(
     data: st.DataObject, objective: Objective, batch: list[Sample], size_known: bool
@@ -173,4 +185,4 @@ def test_sums_that_are_merged_hold_the_synchronous_gradient_and_loss(
     stats = first.finish()
     assert furthest(gradients(model), synchronous(objective, batch)) < DOUBLE
     loss = synchronous_loss(tiny(), objective, batch)
-    assert abs(stats.loss - (0.0 if loss is None else float(loss.detach()))) < 1e-6
+    assert abs(stats.loss - (0.0 if loss is None else loss.item())) < 1e-6

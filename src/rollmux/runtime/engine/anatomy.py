@@ -4,9 +4,9 @@ Known are the Llama, Qwen2 and Qwen3 families with full attention and with rotar
 length. Parameters are referenced, never owned.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +43,20 @@ class Layer:
     down: Projection
 
 
+class Layers(Protocol):
+    """In their order. Whoever streams them may make each ready as it comes."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Layer]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Anatomy:
     """All that a forward needs of a model."""
 
     embedding: nn.Parameter
-    layers: tuple[Layer, ...]
+    layers: Layers
     norm: Norm
     head: Projection
     rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -54,6 +54,9 @@ class CudaMemory:
         torch.cuda.empty_cache()  # so that the piece is a block of its own, and can go back whole
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
+    def clear(self, part: Tensor) -> None:
+        part.zero_()
+
     def expect(self, nbytes: int, in_one: bool) -> None:
         torch.cuda.synchronize(self.device)
         self._before = torch.cuda.memory_allocated(self.device)

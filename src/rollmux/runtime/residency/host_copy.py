@@ -18,10 +18,10 @@ from torch import Tensor
 from rollmux.runtime.residency import record as records
 from rollmux.runtime.residency.errors import BadCopy, NoRoom, shown
 from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout
+from rollmux.runtime.residency.pages import HUGE_BYTES, PAGE_BYTES
 from rollmux.runtime.residency.record import Record
 
-PAGE_BYTES, HUGE_BYTES = 4096, 2 << 20
-FORMAT = 1
+FORMAT = 2
 MADV_POPULATE_WRITE = 23  # of Linux; Python 3.11 does not name it
 
 
@@ -50,6 +50,7 @@ class HostCopy:
         self._head, self._mapped = head, mapped
         self._under_way: Path | None = None  # where it stands until it has a version
         self.data = torch.frombuffer(mapped, dtype=torch.uint8, offset=head.data_at, count=head.slots * layout.nbytes)
+        self._chunks = [layout.split(each) for each in self.data.view(head.slots, -1)]
 
     @classmethod
     def create(cls, path: Path, layout: Layout, slots: int) -> Self:
@@ -114,8 +115,7 @@ class HostCopy:
         return max((each for each in both if each is not None), key=lambda each: each.version, default=None)
 
     def view(self, chunk: int, slot: int) -> Tensor:
-        where = self.layout.chunk(chunk)
-        return self.data[slot * self.layout.nbytes :][where]
+        return self._chunks[slot][chunk]
 
     def spoil(self) -> None:
         """With one slot: from here to the next commit there is no version."""

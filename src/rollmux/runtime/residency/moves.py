@@ -1,54 +1,83 @@
 """The two ways between a flat piece of device memory and what is kept on the host, and changes on the host alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.checksum import checksum, digest, row_sums
+from rollmux.runtime.residency.checksum import ZEROS, checksum, digest, row_sums
 from rollmux.runtime.residency.errors import Unfit
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
+from rollmux.runtime.residency.passing import copy, copy_summed, differ, in_threads, is_zero
 
 
 def bring(kept: Kept, flat: Tensor, memory: Memory) -> int:
     """Loads the newest version; returns its number."""
-    layout = kept.host.layout
+    clear: Callable[[Tensor], object] = memory.clear
     while True:
         record = kept.refresh()
         transfer = memory.transfer()
-        for chunk in range(layout.chunks):
-            transfer.load(flat[layout.chunk(chunk)], kept.current(chunk))
+        for chunk, target in enumerate(kept.host.layout.split(flat)):
+            if kept.is_zero(chunk):
+                clear(target)
+            else:
+                transfer.load(target, kept.current(chunk))
         transfer.finish()
         # Who writes two versions meanwhile writes over what was just read: then once more.
         if kept.refresh().version == record.version:
             return record.version
+        clear = Tensor.zero_  # this memory is not new any more
 
 
 def save(kept: Kept, seen: Survey, flat: Tensor | None, memory: Memory, notes: bytes | None) -> None:
     """Writes what differs as a new version. Where nothing does, and no notes came, the version stays."""
     with kept.writing(seen.layout):
-        changed = _in_place(kept, flat, memory) if seen.at_home and flat is not None else _gathered(kept, seen, memory)
+        if not seen.at_home or flat is None:
+            changed = _gathered(kept, seen, memory)
+        elif memory.window == 1:
+            changed = _in_passing(kept, flat)
+        else:
+            changed = _by_windows(kept, flat, memory)
         if changed or notes is not None or not kept.whole:
             kept.commit(changed, notes)
 
 
-def _in_place(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
-    """Chunks whose checksum is another one. The sum comes first, so that the copy finds the chunk in the cache."""
-    layout, changed = kept.host.layout, dict[int, bytes]()
-    known = [kept.sum_of(chunk) for chunk in range(layout.chunks)]
+def _by_windows(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
+    """Chunks whose checksum is another one, which the device makes first: that costs it little."""
+    sources, changed = kept.host.layout.split(flat), dict[int, bytes]()
     transfer = memory.transfer()
-    for first in range(0, layout.chunks, memory.window):
-        chunks = range(first, min(first + memory.window, layout.chunks))
-        sums = [row_sums(flat[layout.chunk(chunk)]) for chunk in chunks]
-        for chunk, each in zip(chunks, sums, strict=True):
-            found = digest(each)
-            if found != known[chunk]:
-                transfer.save(kept.target(chunk), flat[layout.chunk(chunk)])
+    for first in range(0, len(sources), memory.window):
+        sums = [row_sums(source) for source in sources[first : first + memory.window]]
+        for chunk, each in enumerate(sums, first):
+            found = digest(each, sources[chunk])
+            if found != kept.sum_of(chunk):
                 changed[chunk] = found
+                if found != ZEROS:
+                    transfer.save(kept.target(chunk), sources[chunk])
     transfer.finish()
     return changed
+
+
+def _in_passing(kept: Kept, flat: Tensor) -> dict[int, bytes]:
+    """The same where a checksum costs as much as reading: what has changed for certain is summed while it is copied."""
+    sources = kept.host.layout.split(flat)
+
+    def passed(chunk: int) -> bytes | None:
+        source, known = sources[chunk], kept.sum_of(chunk)
+        if is_zero(source):
+            return ZEROS if known != ZEROS else None
+        if known in (None, ZEROS) or differ(source, kept.current(chunk)):
+            return copy_summed(kept.target(chunk), source)
+        found = checksum(source)
+        if found == known:
+            return None
+        copy(kept.target(chunk), source)
+        return found
+
+    found = in_threads(passed, range(len(sources)), torch.get_num_threads())
+    return {chunk: each for chunk, each in enumerate(found) if each is not None}
 
 
 def _gathered(kept: Kept, seen: Survey, memory: Memory) -> dict[int, bytes]:
@@ -74,8 +103,7 @@ def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None) -> Non
         kept.refresh()
         touched = {chunk for name in values for chunk in _chunks_of(layout, places[name])}
         for chunk in touched:
-            if kept.host.slots == 2:
-                kept.target(chunk).copy_(kept.current(chunk))
+            kept.take_over(chunk)
         for name, value in values.items():
             _write(kept, places[name], value)
         kept.commit({chunk: checksum(kept.target(chunk)) for chunk in sorted(touched)}, notes)

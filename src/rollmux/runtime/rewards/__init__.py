@@ -1,14 +1,18 @@
-"""Rewards: maths answers, code in a sandbox, functions of the caller's, each within a budget and a cap."""
+"""Rewards: maths answers, code in a sandbox, functions of the caller's, judge models, each within a cap."""
 
+from rollmux.runtime.rewards.judging import Judge, JudgeSettings
 from rollmux.runtime.rewards.pool import PoolSettings, RewardPool, Scoring
 from rollmux.runtime.rewards.reward import NotScored, Reward, Status
-from rollmux.runtime.rewards.tasks import AsyncTask, Case, CodeTask, FunctionTask, Kind, MathsTask, Task
+from rollmux.runtime.rewards.tasks import AsyncTask, Case, CodeTask, FunctionTask, JudgeTask, Kind, MathsTask, Task
 
 __all__ = [
     "AsyncTask",
     "Case",
     "CodeTask",
     "FunctionTask",
+    "Judge",
+    "JudgeSettings",
+    "JudgeTask",
     "Kind",
     "MathsTask",
     "NotScored",

@@ -18,9 +18,10 @@ from rollmux.packer.timeouts import TimeoutPolicy
 from rollmux.runtime.rewards.budget import Budget
 from rollmux.runtime.rewards.code import Audit, CodeScorer
 from rollmux.runtime.rewards.functions import FunctionScorer, score_here
+from rollmux.runtime.rewards.judging import JudgeScorer, JudgeSettings
 from rollmux.runtime.rewards.maths import MathsScorer
 from rollmux.runtime.rewards.reward import Reward, Status
-from rollmux.runtime.rewards.tasks import KINDS, AsyncTask, CodeTask, FunctionTask, Kind, MathsTask, Task
+from rollmux.runtime.rewards.tasks import KINDS, AsyncTask, CodeTask, FunctionTask, JudgeTask, Kind, MathsTask, Task
 from rollmux.runtime.sandbox import Concern, Mechanism, Protections, RunLimits, Sandbox, SandboxError
 
 _MOST_AUDITS = 100  # the oldest is dropped: audits only measure
@@ -38,6 +39,7 @@ class PoolSettings:
     maths: RunLimits = field(default_factory=lambda: RunLimits(cpu_s=10.0, wall_s=20.0))
     function: RunLimits = field(default_factory=lambda: RunLimits(cpu_s=60.0, wall_s=60.0, address_bytes=None))
     async_cap_s: float = 60.0
+    judge: JudgeSettings | None = None  # needed with turns for a judge
     function_modules: Sequence[str] = ()
     allow: Collection[Concern] = ()
 
@@ -46,6 +48,8 @@ class PoolSettings:
         for kind, turns in self.turns.items():
             checks.whole(f"turns[{kind.value}]", turns, 0, 100_000, "0 refuses that kind")
         checks.number("async_cap_s", self.async_cap_s, 1e-3, MAX_SECONDS, "give the seconds after which it is given up")
+        if self.turns.get(Kind.JUDGE) and self.judge is None:
+            checks.report("judge", None, "given with turns[judge]", "say how to open one, or leave out its turns")
         checks.require()
 
 
@@ -95,6 +99,8 @@ class RewardPool:
             for kind, sandbox in _sandboxes(settings).items():
                 if kind in self._budgets:
                     self._sandboxes[kind] = await stack.enter_async_context(sandbox)
+            if Kind.JUDGE in self._budgets and settings.judge is not None:
+                self._judge = await stack.enter_async_context(JudgeScorer(settings.judge))
             self._stack = stack.pop_all()
         if Kind.CODE in self._budgets:
             self._code = CodeScorer(self._sandboxes[Kind.CODE], self.timeouts, settings.code, self._audit_later)
@@ -153,6 +159,8 @@ class RewardPool:
                 return await self._function.score(task)
             case AsyncTask():
                 return await score_here(task, self.settings.async_cap_s)
+            case JudgeTask():
+                return await self._judge.score(task)
 
     def _audit_later(self, audit: Audit) -> None:
         self._audits.append(audit)

@@ -1,8 +1,10 @@
-"""What can be scored: a mathematical answer, a program with its tests, or by a function of the caller's."""
+"""What can be scored: a mathematical answer, a program with its tests, or by a function of the caller's or a judge."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import isfinite
+from string import Formatter
 from typing import Any
 
 from rollmux.errors import InvalidSpec, Problem
@@ -16,6 +18,7 @@ class Kind(Enum):
     CODE = "code"
     FUNCTION = "function"
     ASYNC = "async"
+    JUDGE = "judge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,40 @@ class AsyncTask:
     call: Callable[[], Awaitable[float]]
 
 
-Task = MathsTask | CodeTask | FunctionTask | AsyncTask
+@dataclass(frozen=True, slots=True)
+class JudgeTask:
+    """What a judge model expects: the worth of each answer, weighted by how likely the model gives it.
+
+    `template` names `fields` in braces, and only it can name special tokens; `answers` are what may follow it.
+    """
+
+    template: str
+    fields: Mapping[str, str]
+    answers: Mapping[str, float] = field(default_factory=lambda: {" yes": 1.0, " no": 0.0})
+
+    def __post_init__(self) -> None:
+        problems = []
+        try:
+            names = {name for _, name, _, _ in Formatter().parse(self.template) if name is not None}
+        except ValueError as error:
+            names = set()
+            problems.append(
+                Problem("judge_task.template", str(error), "a format string", "double braces that are text")
+            )
+        if missing := sorted(names - set(self.fields)):
+            problems.append(Problem("judge_task.fields", missing, "all that the template names", "give their texts"))
+        if len(self.answers) < 2 or not all(map(isfinite, self.answers.values())) or "" in self.answers:
+            remedy = "give two answers or more, each with what it is worth"
+            problems.append(Problem("judge_task.answers", dict(self.answers), "texts and finite numbers", remedy))
+        if problems:
+            raise InvalidSpec("judge_task", tuple(problems))
+
+
+Task = MathsTask | CodeTask | FunctionTask | AsyncTask | JudgeTask
 KINDS: Mapping[type, Kind] = {
     MathsTask: Kind.MATHS,
     CodeTask: Kind.CODE,
     FunctionTask: Kind.FUNCTION,
     AsyncTask: Kind.ASYNC,
+    JudgeTask: Kind.JUDGE,
 }

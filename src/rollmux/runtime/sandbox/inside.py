@@ -5,25 +5,29 @@ program's doing, never the sandbox's.
 """
 
 import atexit
+import gc
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import TextIOWrapper
+from itertools import pairwise
 from math import ceil
 from types import ModuleType
 from typing import NoReturn
 
-from rollmux.runtime.sandbox import kernel, landlock, root, seccomp
+from rollmux.runtime.sandbox import frames, kernel, landlock, root, seccomp
 from rollmux.runtime.sandbox.limits import RunLimits
 from rollmux.runtime.sandbox.probe import NOBODY, become_somebody
 from rollmux.runtime.sandbox.protections import Mechanism, Protections
 
+MOST_PROGRAM_BYTES = 1 << 28
 STARTED = b"started\n"
 MEMORY_STATUS = 113  # what a run ends with when an allocation failed and nobody caught that
 _SIGNALS = 1024  # that wait, or that a timer has set aside
@@ -37,17 +41,24 @@ _COUNTED_APART = {Mechanism.OWN_USER, Mechanism.USER_NAMESPACE}
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """All that the inner half is told."""
+class Place:
+    """Where a run will be: all that is known before its program is."""
 
-    source: str
-    command: tuple[str, ...]
-    files: Mapping[str, bytes]
     environment: Mapping[str, str]
     folder: str
-    limits: RunLimits
     uid: int
     protections: Protections
+    covered: tuple[str, ...] = ()  # what is readable where the scratch folder comes
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is run in it."""
+
+    source: bytes
+    command: tuple[str, ...]
+    files: Mapping[str, bytes]
+    limits: RunLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +70,53 @@ class Ends:
     stderr: int
     status: int
     go: int
-    channel: int | None
 
 
-def begin(job: Job, ends: Ends) -> NoReturn:
+def begin(place: Place, ends: Ends) -> NoReturn:
     """In the first process of the tree: protect, start the program, bury its dead, tell how it ended."""
     try:
-        _begin(job, ends)
+        _begin(place, ends)
     finally:
         os._exit(1)  # whatever fails here, nothing of it goes on as a second keeper
 
 
-def _begin(job: Job, ends: Ends) -> None:
+def _begin(place: Place, ends: Ends) -> None:
     try:
         kernel.die_with_parent()
-        if os.read(ends.go, 1) != b"g":
+        _close_all_but(0, 1, 2, ends.stdin, ends.stdout, ends.stderr, ends.status, ends.go)
+        _protect_early(place)
+        told = _told(ends.go)
+        if told is None:
             return  # whoever watches is gone
-        _protect(job)
+        job, channel = told
+        _protect(place, job)
         os.write(ends.status, STARTED)  # fails where the keeper has died meanwhile
         pid = os.fork()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the sandbox's, and its owner must hear of it
         os.write(ends.status, f"broken {error!r}\n".encode())
         return
     if pid == 0:
-        _run(job, ends)
+        _run(place, job, ends, channel)
     _close_all_but(ends.status)
     os.write(ends.status, _bury_until(pid))
+
+
+def tell(go: socket.socket, job: Job, channel: int | None) -> None:
+    """In the keeper: what the first process has waited for."""
+    head = {"command": list(job.command), "files": list(job.files), "limits": asdict(job.limits)}
+    socket.send_fds(go, [b"g"], [] if channel is None else [channel])
+    go.sendall(frames.packed(head, [job.source, *job.files.values()]))
+
+
+def _told(go: int) -> tuple[Job, int | None] | None:
+    with socket.socket(fileno=go) as connection:
+        message, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+        if message != b"g":
+            return None
+        head, blobs = frames.receive(connection, MOST_PROGRAM_BYTES)
+    files = dict(zip(head["files"], blobs[1:], strict=True))
+    job = Job(blobs[0], tuple(head["command"]), files, RunLimits(**head["limits"]))
+    return job, descriptors[0] if descriptors else None
 
 
 def _bury_until(pid: int) -> bytes:
@@ -95,40 +127,45 @@ def _bury_until(pid: int) -> bytes:
             return f"exit {code}\n".encode() if code >= 0 else f"signal {-code}\n".encode()
 
 
-def _protect(job: Job) -> None:
-    active = job.protections.active
+def _protect_early(place: Place) -> None:
+    """What takes long and needs no limit to be known: done while the program is not there yet."""
+    active = place.protections.active
     os.setsid()
     with suppress(OSError):
         kernel.be_killed_first()
     kernel.unshare(sum(flag for each, flag in _UNSHARED.items() if each in active))
-    if Mechanism.MOUNT_NAMESPACE in active:
-        inner = job.uid if Mechanism.OWN_USER in active else NOBODY
-        root.mount_scratch(inner, job.limits.disk_bytes, job.limits.disk_files)
-        if Mechanism.PID_NAMESPACE in active:
-            root.mount_own_proc()
+    if Mechanism.MOUNT_NAMESPACE in active and Mechanism.PID_NAMESPACE in active:
+        root.mount_own_proc()
     if active:
         kernel.empty_bounding_set()
+
+
+def _protect(place: Place, job: Job) -> None:
+    active = place.protections.active
+    if Mechanism.MOUNT_NAMESPACE in active:
+        inner = place.uid if Mechanism.OWN_USER in active else NOBODY
+        root.mount_scratch(inner, job.limits.disk_bytes, job.limits.disk_files, place.covered)
     if Mechanism.OWN_USER in active:
-        become_somebody(job.uid)
+        become_somebody(place.uid)
         kernel.die_with_parent()  # becoming somebody else has undone it
-    os.chdir(job.folder)
+    os.chdir(place.folder)
     _write_files(job.files)
     if Mechanism.PID_NAMESPACE not in active:
         kernel.adopt_orphans()
     if active:
-        _give_up_rights(job)
+        _give_up_rights(place)
     kernel.hide_from_peers(hidden=True)
 
 
-def _give_up_rights(job: Job) -> None:
-    active = job.protections.active
+def _give_up_rights(place: Place) -> None:
+    active = place.protections.active
     kernel.drop_capabilities()
     kernel.forbid_new_privileges()
     if Mechanism.LANDLOCK in active:
         fresh = Mechanism.MOUNT_NAMESPACE in active
         readable = ["/"] if fresh else root.readable()
-        writable = [job.folder, *(path for path in _DEVICES if os.path.exists(path))]
-        landlock.restrict(job.protections.landlock_version, readable, writable)
+        writable = [place.folder, *(path for path in _DEVICES if os.path.exists(path))]
+        landlock.restrict(place.protections.landlock_version, readable, writable)
     if Mechanism.SECCOMP in active:
         kernel.install_filter(seccomp.filter_program(socket_pairs=Mechanism.NETWORK_NAMESPACE in active))
 
@@ -140,31 +177,36 @@ def _write_files(files: Mapping[str, bytes]) -> None:
             file.write(content)
 
 
-def _run(job: Job, ends: Ends) -> NoReturn:
+def _run(place: Place, job: Job, ends: Ends, channel: int | None) -> NoReturn:
     """In the program's own process."""
     status = 1
     try:
-        _take_descriptors(ends)
+        _take_descriptors(ends, channel)
         _reset_signals()
-        _limit(job.limits, counted=bool(job.protections.active & _COUNTED_APART))
+        _limit(job.limits, counted=bool(place.protections.active & _COUNTED_APART))
         kernel.hide_from_peers(hidden=False)
         os.setsid()
-        status = _execute(job) if job.command else _interpret(job)
+        gc.enable()
+        if job.command:
+            status = _execute(job.command, place.environment)
+        else:
+            status = _interpret(job.source.decode(errors="surrogatepass"), place.environment)
     finally:
         os._exit(status)
 
 
-def _take_descriptors(ends: Ends) -> None:
+def _take_descriptors(ends: Ends, channel: int | None) -> None:
     for number, wanted in enumerate((ends.stdin, ends.stdout, ends.stderr)):
         os.dup2(wanted, number)
-    if ends.channel is not None:
-        os.dup2(ends.channel, 3)
-    os.closerange(3 if ends.channel is None else 4, 1 << 16)
+    if channel is not None:
+        os.dup2(channel, 3)
+    os.closerange(3 if channel is None else 4, 1 << 16)
 
 
-def _close_all_but(kept: int) -> None:
-    os.closerange(0, kept)
-    os.closerange(kept + 1, 1 << 16)
+def _close_all_but(*kept: int) -> None:
+    for below, above in pairwise([-1, *sorted(kept), 1 << 16]):
+        if below + 1 < above:  # an empty range that ends at 0 would close everything
+            os.closerange(below + 1, above)
 
 
 def _reset_signals() -> None:
@@ -194,18 +236,18 @@ def _limit(limits: RunLimits, counted: bool) -> None:
         resource.setrlimit(kind, (min(soft, held), held))
 
 
-def _execute(job: Job) -> int:
+def _execute(command: tuple[str, ...], environment: Mapping[str, str]) -> int:
     try:
-        os.execvpe(job.command[0], job.command, dict(job.environment))
+        os.execvpe(command[0], command, dict(environment))
     except OSError as error:
-        os.write(2, f"{job.command[0]}: {error.strerror}\n".encode())
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
     return 127
 
 
-def _interpret(job: Job) -> int:
+def _interpret(source: str, environment: Mapping[str, str]) -> int:
     """As `python program.py` would, in the interpreter that is warm already."""
     os.environ.clear()
-    os.environ.update(job.environment)
+    os.environ.update(environment)
     sys.argv = ["program.py"]
     stderr = _text(2, "w")
     stderr.reconfigure(line_buffering=True, errors="backslashreplace")
@@ -214,7 +256,7 @@ def _interpret(job: Job) -> int:
         setattr(sys, f"__{name}__", getattr(sys, name))
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
-    status = _guarded(lambda: exec(compile(job.source, "program.py", "exec"), module.__dict__))
+    status = _guarded(lambda: exec(compile(source, "program.py", "exec"), module.__dict__))
     return _guarded(_finish) or status
 
 

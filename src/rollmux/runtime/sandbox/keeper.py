@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rollmux.runtime.sandbox import inside, kernel, tree
-from rollmux.runtime.sandbox.inside import Ends, Job
+from rollmux.runtime.sandbox.inside import Ends, Job, Place
 from rollmux.runtime.sandbox.outcome import Cause, Ended
 from rollmux.runtime.sandbox.probe import NOBODY, become_somebody
 from rollmux.runtime.sandbox.protections import Mechanism
@@ -40,21 +40,20 @@ class _Seen:
 
 
 class Keeper:
-    """One run, from its fork to its answer."""
+    """One run, from its place, which is made in advance, to its answer."""
 
-    def __init__(self, job: Job, stdin: bytes, owner: socket.socket, channel: int | None) -> None:
-        self.job, self._owner = job, owner
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._enter()
         self._seen = _Seen()
-        self._left = memoryview(stdin)
-        self._started_s = time.monotonic()
-        self._running = False
         self._poll = select.poll()
-        self._streams: dict[int, bytearray] = {}
-        self._status = self._stdin = -1
-        self._pid = self._start(channel)
+        self._running = False
+        self._start()
 
-    def run(self) -> Ended | None:
+    def run(self, job: Job, stdin: bytes, owner: socket.socket, channel: int | None) -> Ended | None:
         """How it ended; None: the owner has gone away, and the tree with it."""
+        self.job, self._owner, self._left = job, owner, memoryview(stdin)
+        self._begin(channel)
         cause = self._watch()
         wall_s = time.monotonic() - self._started_s
         self._look()
@@ -64,11 +63,16 @@ class Keeper:
             return None
         return self._judged(cause, max(self._seen.cpu_s, waited_s), wall_s)
 
-    def _start(self, channel: int | None) -> int:
-        """The first process of the tree, and the pipes to it."""
-        active = self.job.protections.active
-        (stdin, to_stdin), (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe(), os.pipe()
-        (from_status, status), (go, to_go) = os.pipe(), os.pipe()
+    def waits_for(self, link: socket.socket) -> bool:
+        """Until there is something to read; False: the first process has ended before it, and this place is none."""
+        poll = select.poll()
+        poll.register(link, select.POLLIN)
+        poll.register(self._status, select.POLLIN)
+        return link.fileno() in dict(poll.poll())
+
+    def _enter(self) -> None:
+        """The namespaces that are its own child's to begin."""
+        active = self._place.protections.active
         uid, gid = os.getuid(), os.getgid()
         flags = kernel.CLONE_NEWPID if Mechanism.PID_NAMESPACE in active else 0
         flags |= kernel.CLONE_NEWUSER if Mechanism.USER_NAMESPACE in active else 0
@@ -76,21 +80,30 @@ class Keeper:
         if flags & kernel.CLONE_NEWUSER:
             kernel.map_ids(NOBODY, uid, gid)
         kernel.adopt_orphans()
-        pid = os.fork()
-        if pid == 0:
-            for descriptor in (to_stdin, from_stdout, from_stderr, from_status, to_go, self._owner.fileno()):
-                os.close(descriptor)
-            inside.begin(self.job, Ends(stdin, stdout, stderr, status, go, channel))
-        for descriptor in (stdin, stdout, stderr, status, go, *([] if channel is None else [channel])):
+
+    def _start(self) -> None:
+        """The first process of the tree, and the pipes to it."""
+        (stdin, self._stdin), (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe(), os.pipe()
+        self._status, status = os.pipe()
+        self._go, go = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._go.close()
+            inside.begin(self._place, Ends(stdin, stdout, stderr, status, go.detach()))
+        go.close()
+        for descriptor in (stdin, stdout, stderr, status):
             os.close(descriptor)
-        self._stdin, self._status = to_stdin, from_status
         seen = self._seen
-        self._streams = {from_stdout: seen.stdout, from_stderr: seen.stderr, from_status: seen.told}
-        for descriptor in (to_stdin, *self._streams):
+        self._streams = {from_stdout: seen.stdout, from_stderr: seen.stderr, self._status: seen.told}
+        for descriptor in (self._stdin, *self._streams):
             os.set_blocking(descriptor, False)
-        os.write(to_go, b"g")
-        os.close(to_go)
-        return pid
+
+    def _begin(self, channel: int | None) -> None:
+        self._started_s = time.monotonic()
+        with self._go, suppress(BrokenPipeError):  # it has said why
+            inside.tell(self._go, self.job, channel)
+        if channel is not None:
+            os.close(channel)
 
     def _watch(self) -> Cause | None:
         """Until the program ends (None), or must."""
@@ -148,7 +161,7 @@ class Keeper:
         self._seen.processes = max(self._seen.processes, usage.processes)
         self._seen.cpu_s = max(self._seen.cpu_s, usage.cpu_s)
         sockets_bytes = 0
-        if Mechanism.NETWORK_NAMESPACE in self.job.protections.active:
+        if Mechanism.NETWORK_NAMESPACE in self._place.protections.active:
             sockets_bytes = _SOCKET_BYTES * tree.sockets(self._pid)
         if usage.resident_bytes + sockets_bytes > max(self._seen.memory_bytes, self.job.limits.memory_bytes):
             self._seen.memory_bytes = max(self._seen.memory_bytes, tree.memory_bytes(self._pid) + sockets_bytes)
@@ -170,7 +183,7 @@ class Keeper:
 
     def _end_tree(self) -> float:
         """Kills all that is left; gives the CPU seconds of all that was waited for."""
-        isolated = Mechanism.PID_NAMESPACE in self.job.protections.active
+        isolated = Mechanism.PID_NAMESPACE in self._place.protections.active
         cpu_s = 0.0
         with suppress(ChildProcessError):
             while True:
@@ -187,12 +200,12 @@ class Keeper:
 
     def _kill_user(self) -> None:
         """All processes of the run's own user at once: none of them can slip away by forking."""
-        if Mechanism.OWN_USER not in self.job.protections.active:
+        if Mechanism.OWN_USER not in self._place.protections.active:
             return
         pid = os.fork()
         if pid == 0:
             try:
-                become_somebody(self.job.uid)
+                become_somebody(self._place.uid)
                 os.kill(-1, signal.SIGKILL)
             finally:
                 os._exit(0)

@@ -23,6 +23,7 @@ _LINKS = (
     (SCRATCH, "/dev/shm"),
 )
 _OLD = "/.old"
+_KEPT = "/.kept"
 
 
 def readable(extra: Sequence[str] = ()) -> list[str]:
@@ -31,16 +32,22 @@ def readable(extra: Sequence[str] = ()) -> list[str]:
     return [path for path in wanted if path != "/" and os.path.exists(path)]
 
 
-def enter_fresh_root(extra: Sequence[str] = ()) -> None:
-    """Moves this process, in a mount namespace of its own, into the fresh root. Each run brings its scratch folder."""
+def enter_fresh_root(extra: Sequence[str] = ()) -> list[str]:
+    """Moves this process, in a mount namespace of its own, into the fresh root. Each run brings its scratch folder.
+
+    Gives what of the readable lies where the scratch folders will: they must show it anew.
+    """
     shown = readable(extra)
+    covered = [path for path in dict.fromkeys(shown) if path.startswith(f"{SCRATCH}/") and os.path.isdir(path)]
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=4m,mode=755")
     os.mkdir(SCRATCH + _OLD)
     kernel.pivot_root(SCRATCH, SCRATCH + _OLD)
     os.chdir("/")
     for path in [*shown, *(f"/etc/{name}" for name in _SETTINGS)]:
-        _show(path)
+        _show(_OLD + path, path)
+    for number, path in enumerate(covered):
+        _show(_OLD + path, f"{_KEPT}/{number}")
     _make_settings()
     _make_devices()
     os.makedirs(SCRATCH, exist_ok=True)
@@ -50,10 +57,10 @@ def enter_fresh_root(extra: Sequence[str] = ()) -> None:
     kernel.unmount(_OLD)
     os.rmdir(_OLD)
     kernel.mount("none", "/", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID)
+    return covered
 
 
-def _show(path: str) -> None:
-    source = _OLD + path
+def _show(source: str, path: str) -> None:
     if os.path.lexists(path) or not os.path.lexists(source):
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -83,10 +90,13 @@ def _make_devices() -> None:
         os.symlink(target, path)
 
 
-def mount_scratch(uid: int, limit_bytes: int, limit_files: int) -> None:
-    """An empty folder in memory, gone with the run."""
+def mount_scratch(uid: int, limit_bytes: int, limit_files: int, covered: Sequence[str] = ()) -> None:
+    """An empty folder in memory, gone with the run. What it covers of the readable is shown in it again."""
     data = f"size={limit_bytes},nr_inodes={limit_files},mode=700,uid={uid},gid={uid}"
     kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, data)
+    for number, path in enumerate(covered):
+        os.makedirs(path, exist_ok=True)
+        kernel.mount(f"{_KEPT}/{number}", path, None, kernel.MS_BIND | kernel.MS_REC)
 
 
 def mount_own_proc() -> None:

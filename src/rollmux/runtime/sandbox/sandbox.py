@@ -5,6 +5,7 @@ killed with all that it started; closing leaves no process behind.
 """
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ _START_S = 60.0
 _GRACE_S = 30.0  # for a busy machine to end and report what its limits have stopped
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "random"}
 _BUSY_S = 0.002
+_SPARES = len(os.sched_getaffinity(0))
 
 
 class Sandbox:
@@ -31,7 +33,8 @@ class Sandbox:
 
     `allow` names what hostile code may do here if nothing prevents it; `without` leaves protections out.
     `warm` names modules to load once for all runs, or `module:function` to call too; `readable` are folders that runs
-    may read besides Python's own. `environment`, `path` and `folder` are for code that is trusted.
+    may read besides Python's own. `environment`, `path` and `folder` are for code that is trusted. So many
+    `spares` wait with everything made ready for a run; each serves one.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Sandbox:
         environment: Mapping[str, str] | None = None,
         path: Sequence[str] = (),
         folder: str | None = None,
+        spares: int = _SPARES,
     ) -> None:
         self._allow = frozenset(allow)
         self._path = [_SOURCE, *path]
@@ -52,6 +56,7 @@ class Sandbox:
             "readable": list(readable),
             "environment": list((_ENVIRONMENT if environment is None else dict(environment)).items()),
             "folder": folder,
+            "spares": spares,
         }
         self._closed, self._restarting = True, asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None

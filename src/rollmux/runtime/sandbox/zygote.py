@@ -1,7 +1,8 @@
 """The process from which runs are forked: Python is warm in it, and it never sees a program, an answer or a secret.
 
 Invariant: it runs as long as its owner and no longer, and when it is gone so are its runs. Programs go past it, from
-the owner straight to each run's keeper, so that no run finds another's in its memory.
+the owner straight to each run's keeper, so that no run finds another's in its memory. A keeper serves one run; spare
+ones wait for theirs with all made ready that does not depend on it.
 """
 
 import gc
@@ -12,19 +13,21 @@ import signal
 import socket
 import sys
 import tempfile
+import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any, NoReturn
 
 from rollmux.runtime.sandbox import frames, kernel, probe, root
-from rollmux.runtime.sandbox.inside import Job
+from rollmux.runtime.sandbox.inside import MOST_PROGRAM_BYTES, Job, Place
 from rollmux.runtime.sandbox.keeper import Keeper
 from rollmux.runtime.sandbox.limits import RunLimits
 from rollmux.runtime.sandbox.outcome import Cause, Ended
 from rollmux.runtime.sandbox.protections import Mechanism, Protections
 
-MOST_PROGRAM_BYTES = 1 << 28
+_NO_PROCESS_S = 0.05  # between attempts to make a spare keeper where no process is to be had
 _LOOK_S = 0.5  # how often the dead are buried and the owner is looked for
 # What most programs import: whatever is loaded here need not be loaded, or even be there, in a run.
 _WARM = (
@@ -46,6 +49,15 @@ class Setup:
     readable: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     folder: str | None = None  # where runs start; None: an empty folder of their own
+    spares: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A keeper that has no run yet."""
+
+    pid: int
+    link: socket.socket
 
 
 class Zygote:
@@ -54,9 +66,11 @@ class Zygote:
     def __init__(self, control: socket.socket, setup: Setup) -> None:
         self._control, self._setup = control, setup
         self._pid, self._owner_pid = os.getpid(), os.getppid()
-        self._runs: dict[int, int] = {}
+        self._runs: dict[int, int] = {}  # keepers, the spare ones too, and the slot of each
+        self._spares: deque[_Waiting] = deque()
         self._protections = Protections(frozenset(), {})
         self._without = [Mechanism[name] for name in setup.without]
+        self._covered: tuple[str, ...] = ()
 
     def serve(self) -> None:
         """Until the owner closes its end, or is gone."""
@@ -73,12 +87,16 @@ class Zygote:
         self._enter()
         gc.collect()
         gc.freeze()
+        gc.disable()  # a collection in a fork would copy what it shares; programs switch it on again
         self._control.sendall(frames.packed(_told(self._protections)))
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         while os.getppid() == self._owner_pid:
-            if poll.poll(_LOOK_S * 1000) and not self._begin():
-                break
+            if poll.poll(0 if self._wants_spare() else _LOOK_S * 1000):
+                if not self._begin():
+                    break
+            elif self._wants_spare():
+                self._make_spare()
             self._bury()
         self._end()
 
@@ -102,58 +120,74 @@ class Zygote:
         kernel.unshare(kernel.CLONE_NEWNS | (kernel.CLONE_NEWUSER if inner else 0))
         if inner:
             kernel.map_ids(probe.NOBODY, uid, gid)
-        root.enter_fresh_root(self._setup.readable)
+        self._covered = tuple(root.enter_fresh_root(self._setup.readable))
 
     def _begin(self) -> bool:
-        """Forks the keeper of a run; False: the owner is done."""
+        """Hands a run to a keeper that waits, or to a new one; False: the owner is done."""
         message, descriptors, _, _ = socket.recv_fds(self._control, 1, 2)
         if not message:
             return False
-        slot = min(set(range(len(self._runs) + 1)) - set(self._runs.values()))
-        try:
-            pid = os.fork()
-        except OSError:  # no process is to be had now: the owner sees its connection closed
-            pid = -1
-        if pid == 0:
-            self._control.close()
-            self._keep(descriptors, slot)
-        if pid > 0:
-            self._runs[pid] = slot
+        # Where no process is to be had the owner sees its connection closed.
+        while (keeper := self._spares.popleft() if self._spares else self._fork(spare=False)) is not None:
+            with keeper.link, suppress(BrokenPipeError, ConnectionResetError):  # a spare one that is gone: the next
+                socket.send_fds(keeper.link, [b"r"], descriptors)
+                break
         for descriptor in descriptors:
             os.close(descriptor)
         return True
 
-    def _keep(self, descriptors: list[int], slot: int) -> NoReturn:
+    def _wants_spare(self) -> bool:
+        """Whoever waits must be out of the reach of hostile runs, and have nothing that must be cleaned up."""
+        apart = {Mechanism.MOUNT_NAMESPACE, Mechanism.PID_NAMESPACE} <= self._protections.active
+        return apart and len(self._spares) < self._setup.spares
+
+    def _make_spare(self) -> None:
+        keeper = self._fork(spare=True)
+        if keeper is None:
+            time.sleep(_NO_PROCESS_S)
+        else:
+            self._spares.append(keeper)
+
+    def _fork(self, spare: bool) -> _Waiting | None:
+        slot = min(set(range(len(self._runs) + 1)) - set(self._runs.values()))
+        link, kept = socket.socketpair()
+        try:
+            pid = os.fork()
+        except OSError:
+            link.close()
+            kept.close()
+            return None
+        if pid == 0:
+            link.close()
+            self._control.close()
+            for other in self._spares:
+                other.link.close()
+            self._keep(kept, slot, spare)
+        kept.close()
+        self._runs[pid] = slot
+        return _Waiting(pid, link)
+
+    def _keep(self, link: socket.socket, slot: int, spare: bool) -> NoReturn:
         status = 1
         try:
             kernel.die_with_parent()
-            owner = socket.socket(fileno=descriptors[0])
-            head, blobs = frames.receive(owner, MOST_PROGRAM_BYTES)
-            channel = descriptors[1] if len(descriptors) > 1 else None
-            ended = _kept(self._job(head, blobs, slot), blobs[1], owner, channel)
-            if ended is not None:
-                owner.sendall(_answer(ended))
+            place = self._place(slot)
+            try:
+                _keep_one(place, link, spare)
+            finally:
+                _clear(place)
             status = 0
         except (frames.BrokenFrame, BrokenPipeError, ConnectionResetError):
             status = 0  # the owner has gone away
         finally:
             os._exit(status)
 
-    def _job(self, head: dict[str, Any], blobs: list[bytes], slot: int) -> Job:
+    def _place(self, slot: int) -> Place:
         setup = self._setup
         fresh = Mechanism.MOUNT_NAMESPACE in self._protections.active
         uid = self._user(slot)
         folder = setup.folder or (root.SCRATCH if fresh else _empty_folder(uid))
-        return Job(
-            source=blobs[0].decode(errors="surrogatepass"),
-            command=tuple(head["command"]),
-            files=dict(zip(head["files"], blobs[2:], strict=True)),
-            environment={"HOME": folder, **dict(setup.environment)},
-            folder=folder,
-            limits=RunLimits(**head["limits"]),
-            uid=uid,
-            protections=self._protections,
-        )
+        return Place({"HOME": folder, **dict(setup.environment)}, folder, uid, self._protections, self._covered)
 
     def _bury(self) -> None:
         with suppress(ChildProcessError):
@@ -170,14 +204,40 @@ class Zygote:
                 os.waitpid(-1, 0)
 
 
-def _kept(job: Job, stdin: bytes, owner: socket.socket, channel: int | None) -> Ended | None:
+def _keep_one(place: Place, link: socket.socket, spare: bool) -> None:
+    """Makes the place, waits for its run, and answers the run's owner."""
+    keeper, failure = None, ""
     try:
-        return Keeper(job, stdin, owner, channel).run()
+        keeper = Keeper(place)
     except OSError as error:
-        return Ended(Cause.BROKEN, 0, b"", b"", 0.0, 0.0, 0, f"its keeper failed: {error}")
-    finally:
-        if Mechanism.MOUNT_NAMESPACE not in job.protections.active and job.folder.startswith(_FOLDERS):
-            shutil.rmtree(job.folder, ignore_errors=True)
+        failure = f"its keeper failed: {error}"
+    if spare and (keeper is None or not keeper.waits_for(link)):
+        return  # the run goes to another
+    with link:
+        descriptors = socket.recv_fds(link, 1, 2)[1]
+    if not descriptors:
+        return
+    owner = socket.socket(fileno=descriptors[0])
+    head, blobs = frames.receive(owner, MOST_PROGRAM_BYTES)
+    channel = descriptors[1] if len(descriptors) > 1 else None
+    ended: Ended | None = Ended(Cause.BROKEN, 0, b"", b"", 0.0, 0.0, 0, failure)
+    if keeper is not None:
+        try:
+            ended = keeper.run(_job(head, blobs), blobs[1], owner, channel)
+        except OSError as error:
+            ended = Ended(Cause.BROKEN, 0, b"", b"", 0.0, 0.0, 0, f"its keeper failed: {error}")
+    if ended is not None:
+        owner.sendall(_answer(ended))
+
+
+def _job(head: dict[str, Any], blobs: list[bytes]) -> Job:
+    files = dict(zip(head["files"], blobs[2:], strict=True))
+    return Job(blobs[0], tuple(head["command"]), files, RunLimits(**head["limits"]))
+
+
+def _clear(place: Place) -> None:
+    if Mechanism.MOUNT_NAMESPACE not in place.protections.active and place.folder.startswith(_FOLDERS):
+        shutil.rmtree(place.folder, ignore_errors=True)
 
 
 _FOLDERS = os.path.join(tempfile.gettempdir(), "rollmux-run-")

@@ -218,6 +218,6 @@ def _waits(controller: Controller, now: float, name: Names) -> tuple[WaitView, .
             continue
         lane = next(lane for lane in seat.lanes.values() if lane.kind.value == kind)
         if lane.state is Phase.WAITING or lane.wanted:
-            turn = controller.waiting(now, lane, name)
+            turn = controller.processes.waiting(now, lane, name)
             found.append(WaitView(job_id, kind, lane.iteration, since, turn.reason, turn.holders, turn.expected_s))
     return tuple(found)

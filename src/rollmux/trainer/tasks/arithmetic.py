@@ -51,7 +51,8 @@ class Arithmetic:
     def reward(self, number: int, response: str) -> float:
         right = self._steps(number)
         first = takewhile(bool, map(eq, response.removesuffix(END).split(BETWEEN), right))
-        return (sum(first) / len(right) + (response == _written(right))) / 2
+        share = sum(1 for _ in first) / len(right)
+        return (share + (response == _written(right))) / 2
 
     def _steps(self, number: int) -> list[str]:
         one, other = self._factors[number]

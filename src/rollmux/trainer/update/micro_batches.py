@@ -6,18 +6,18 @@ padding counted.
 
 from collections.abc import Sequence
 
-PADDED_PART = 0.25  # a row is begun anew rather than filled up by more than this; measured in benchmarks/update.py
+PASS_TOKENS = 128  # a pass costs about as much as so many more tokens: so much padding is cheaper than another pass
 
 
 def micro_batches(widths: Sequence[int], budget: int) -> list[list[int]]:
-    """The samples' places, the widest first, cut where the next would be above the budget or mostly padding."""
+    """The samples' places, the widest first, cut where the next would be above the budget or too much padding."""
     batches: list[list[int]] = []
-    widest = 0
+    widest = padding = 0
     for place in sorted(range(len(widths)), key=lambda place: -widths[place]):
-        fits = batches and widest * (len(batches[-1]) + 1) <= budget
-        if fits and widths[place] >= widest * (1 - PADDED_PART):
+        padding += widest - widths[place]
+        if batches and widest * (len(batches[-1]) + 1) <= budget and padding <= PASS_TOKENS:
             batches[-1].append(place)
         else:
             batches.append([place])
-            widest = widths[place]
+            widest, padding = widths[place], 0
     return batches

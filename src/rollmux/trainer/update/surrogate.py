@@ -31,11 +31,15 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """A scored micro-batch under an objective. `share` is a token's part in its sample: 1, or 1 / length."""
+    """A scored micro-batch under an objective. `share` is a token's part in its sample: 1, or 1 / length.
+
+    `worth` is what an advantage of 1 makes of a token: its ratio, or its log-probability where there is no ratio.
+    """
 
     scored: Scored
     log_ratio: Tensor
     ratio: Tensor
+    worth: Tensor
     share: Tensor
     low: float
     high: float
@@ -53,7 +57,7 @@ class Surrogate:
             share = share / scored.lengths[scored.row]
         low = -inf if objective.clip_low is None else 1 - objective.clip_low
         high = inf if objective.clip_high is None else 1 + objective.clip_high
-        return cls(scored, log_ratio, ratio, share, low, high)
+        return cls(scored, log_ratio, ratio, scored.now.detach() if unclipped else ratio, share, low, high)
 
     def free(self) -> Tensor:
         """For each sample, whether no clip can bind."""
@@ -65,13 +69,13 @@ class Surrogate:
         each = self._of_tokens(advantages)
         clipped = ((each > 0) & (self.ratio > self.high)) | ((each < 0) & (self.ratio < self.low))
         tokens = torch.where(clipped, 0.0, self.share * each * self.ratio)
-        value = self.share * each * torch.where(clipped, self.ratio.clamp(self.low, self.high), self.ratio)
+        value = self.share * each * torch.where(clipped, self.ratio.clamp(self.low, self.high), self.worth)
         return Weights(tokens, _total(value), int(clipped.sum()))
 
     def linear_weights(self, factors: Tensor) -> Weights:
         """For what advantages will be a linear combination of; give 0 for samples that are not free."""
-        tokens = self.share * self._of_tokens(factors) * self.ratio
-        return Weights(tokens, _total(tokens), 0)
+        shares = self.share * self._of_tokens(factors)
+        return Weights(shares * self.ratio, _total(shares * self.worth), 0)
 
     def measured(self, of: Tensor, clipped: int) -> Measured:
         """Over the samples `of`."""

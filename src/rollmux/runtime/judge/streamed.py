@@ -1,0 +1,150 @@
+"""The layers of a model, of which some stay on the device and the others pass through two buffers.
+
+All layers lie in host memory for good. Invariant: a layer that is handed out for computing is whole in device memory,
+and its buffer is not written again before what was computed with it is done.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rollmux.packer.judge import BUFFERS
+from rollmux.runtime.engine.anatomy import Layer
+from rollmux.runtime.residency import Memory
+from rollmux.runtime.residency.transfer import Transfer
+
+_ALIGN_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where a parameter lies within the piece of its layer."""
+
+    at: int
+    nbytes: int
+    shape: torch.Size
+
+
+class StreamedLayers:
+    """Iterated by a forward, layer by layer. `weights` are the modules that hold the parameters of each layer."""
+
+    def __init__(self, weights: Sequence[nn.Module], memory: Memory) -> None:
+        self._parameters = [list(module.parameters()) for module in weights]
+        self._dtype = self._parameters[0][0].dtype
+        self._slots = _slots(self._parameters[0])
+        self.layer_bytes = self._slots[-1].at + _aligned(self._slots[-1].nbytes)
+        self._memory = memory
+        self._layers: Sequence[Layer] = ()
+        self._host = torch.empty(len(weights) * self.layer_bytes, dtype=torch.uint8)
+        self._take()
+        memory.pin(self._host)
+        self._device: Tensor | None = None
+        self._streamed: tuple[int, ...] | None = None
+        self._held: list[int] = []  # which layer each buffer has, or is getting
+        self._coming: dict[int, Transfer] = {}
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    @property
+    def device_bytes(self) -> int:
+        return 0 if self._device is None else self._device.nbytes
+
+    def show(self, layers: Sequence[Layer]) -> None:
+        """What the engine calls these layers."""
+        self._layers = layers
+
+    def arrange(self, streamed: Sequence[int]) -> None:
+        """From now on these are streamed and all others stay."""
+        if self._streamed == tuple(streamed):
+            return
+        self.release()
+        self._streamed = tuple(streamed)
+        self._held = list(self._streamed[:BUFFERS])
+        held = [*self._held, *(number for number in range(len(self)) if number not in self._streamed)]
+        self._device = self._memory.allocate(len(held) * self.layer_bytes)
+        transfer = self._memory.transfer()
+        for place, number in enumerate(held):
+            self._bind(number, place)
+            transfer.load(self._piece(place), self._on_host(number))
+        transfer.finish()
+
+    def release(self) -> None:
+        """Gives all device memory back; `arrange` takes it again."""
+        if self._device is None:
+            return
+        for transfer in self._coming.values():
+            transfer.finish()
+        for parameters in self._parameters:
+            for parameter in parameters:
+                parameter.data = torch.empty(0, dtype=self._dtype, device=self._memory.device)
+        nbytes, self._device = self._device.nbytes, None
+        self._coming, self._held, self._streamed = {}, [], None
+        self._memory.expect(nbytes, in_one=True)
+        self._memory.release()
+
+    def __iter__(self) -> Iterator[Layer]:
+        streamed = self._streamed or ()
+        for number, layer in enumerate(self._layers):
+            if number not in streamed:
+                yield layer
+                continue
+            self._wait_for(number)
+            yield layer
+            # What comes now waits, on the device, for all that was computed up to here.
+            after = streamed[(streamed.index(number) + BUFFERS) % len(streamed)]
+            if after not in self._held:
+                self._fetch(after, self._held.index(number))
+
+    def _wait_for(self, number: int) -> None:
+        if number not in self._held:  # a pass before this one ended in its middle
+            self._fetch(number, 0)
+        transfer = self._coming.pop(number, None)
+        if transfer is not None:
+            transfer.finish()
+
+    def _fetch(self, number: int, buffer: int) -> None:
+        replaced = self._coming.pop(self._held[buffer], None)
+        if replaced is not None:
+            replaced.finish()
+        transfer = self._memory.transfer()
+        transfer.load(self._piece(buffer), self._on_host(number))
+        self._held[buffer] = number
+        self._bind(number, buffer)
+        self._coming[number] = transfer
+
+    def _take(self) -> None:
+        """The weights as they are, into host memory."""
+        for number in range(len(self)):
+            piece = self._on_host(number)
+            for parameter, view in zip(self._parameters[number], self._views(piece), strict=True):
+                view.copy_(parameter.detach())
+                parameter.data = view
+
+    def _bind(self, number: int, place: int) -> None:
+        for parameter, view in zip(self._parameters[number], self._views(self._piece(place)), strict=True):
+            parameter.data = view
+
+    def _views(self, piece: Tensor) -> list[Tensor]:
+        return [piece[slot.at : slot.at + slot.nbytes].view(self._dtype).view(slot.shape) for slot in self._slots]
+
+    def _on_host(self, number: int) -> Tensor:
+        return self._host[number * self.layer_bytes : (number + 1) * self.layer_bytes]
+
+    def _piece(self, place: int) -> Tensor:
+        assert self._device is not None
+        return self._device[place * self.layer_bytes : (place + 1) * self.layer_bytes]
+
+
+def _slots(parameters: Sequence[Any]) -> list[_Slot]:
+    sizes = [_aligned(parameter.nbytes) for parameter in parameters]
+    starts = accumulate(sizes[:-1], initial=0)
+    return [_Slot(at, each.nbytes, each.shape) for at, each in zip(starts, parameters, strict=True)]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES

@@ -1,0 +1,86 @@
+"""Working memory from the kernel, and the kernel's own word on how much of it is in use.
+
+Pieces lie below everything else in the process: `smaps` goes through all mappings from the lowest, so that what is
+asked about one of these ends before the large ones.
+"""
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+PAGE_BYTES, HUGE_BYTES = 4096, 2 << 20
+MADV_FREE, MADV_HUGEPAGE, PROT_NONE = 8, 14, 0  # of Linux; Python 3.11 names only some
+# Wishes only: where a place is taken, or too high for this processor, the kernel chooses another one.
+PLACES = cycle(range(1 << 40, 1 << 46, 1 << 36))
+SMAPS = Path("/proc/self/smaps")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+
+
+class Piece:
+    """Private memory in huge pages where the kernel gives them; it goes when nobody looks at it any more.
+
+    Its neighbours are closed pages: else the kernel would keep its books on both together.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self._length = nbytes, (2 - -nbytes // HUGE_BYTES) * HUGE_BYTES
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        found = _libc.mmap(next(PLACES), self._length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if found == ctypes.c_void_p(-1).value:
+            raise MemoryError(f"no {self._length} bytes of address space are left ({_reason().strerror})")
+        self._bytes = (ctypes.c_ubyte * self._length).from_address(found)
+        gone = weakref.finalize(self._bytes, _libc.munmap, ctypes.c_void_p(found), ctypes.c_size_t(self._length))
+        gone.atexit = False  # others may look at it to the end
+        self.start, self.end = found, found + self._length
+        for at in (self.start, self.end - PAGE_BYTES):
+            _called(_libc.mprotect, at, PAGE_BYTES, PROT_NONE)
+        self.advise(MADV_HUGEPAGE)
+
+    def tensor(self) -> Tensor:
+        """All of it, from the first whole huge page on."""
+        offset = -self.start % HUGE_BYTES or HUGE_BYTES
+        return torch.frombuffer(self._bytes, dtype=torch.uint8, offset=offset, count=self.nbytes)
+
+    def advise(self, advice: int) -> None:
+        _called(_libc.madvise, self.start, self._length, advice)
+
+    def resident_bytes(self) -> int:
+        """How much of it is in memory."""
+        pages = torch.zeros(self._length // PAGE_BYTES, dtype=torch.uint8)
+        _called(_libc.mincore, self.start, self._length, ctypes.c_void_p(pages.data_ptr()))
+        return int(pages.bitwise_and_(1).sum()) * PAGE_BYTES
+
+    def unreclaimable_bytes(self) -> int:
+        """How much of it is in memory, and not the kernel's to take."""
+        kept, inside = 0, False
+        with SMAPS.open("rb", buffering=PAGE_BYTES) as lines:  # no more than what the kernel writes at once
+            for line in lines:
+                word, *rest = line.split()
+                if not word.endswith(b":"):
+                    low, high = (int(each, 16) for each in word.split(b"-"))
+                    if low >= self.end:
+                        break
+                    inside = high > self.start
+                elif inside and word in (b"Rss:", b"LazyFree:"):
+                    kept += int(rest[0]) * (1024 if word == b"Rss:" else -1024)
+        return kept
+
+
+def _called(function: Callable[..., int], at: int, nbytes: int, argument: object) -> None:
+    """A call about memory, which fails as Python's own calls do."""
+    if function(ctypes.c_void_p(at), ctypes.c_size_t(nbytes), argument):
+        raise _reason()
+
+
+def _reason() -> OSError:
+    return OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

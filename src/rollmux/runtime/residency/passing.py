@@ -1,0 +1,80 @@
+"""Copies by the processor, a chunk by each of torch's threads at a time, and checksums made in passing.
+
+Numpy copies, not torch: it lets go of the interpreter, and leaves each piece to the system's own `memmove`, which wrote
+538 MB into pages new from the kernel in 60 ms where torch took 91, and into mapped ones in 52 where torch took 60.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollmux.runtime.residency.checksum import digest
+from rollmux.runtime.residency.layout import ROW_BYTES
+
+# Source and target of a part fit into a core's own cache (1 MiB), where the part's sum costs a third of reading it
+# again: the sums of 538 MB took 8 ms there, and 21 ms from memory.
+PART_BYTES = 512 << 10
+SAMPLE_WORDS = 32_767  # between two: sixteen in a chunk
+
+Result = TypeVar("Result")
+
+
+def copy(target: Tensor, source: Tensor) -> None:
+    """One piece of bytes."""
+    np.copyto(target.numpy(), source.numpy())
+
+
+def copy_summed(target: Tensor, source: Tensor) -> bytes:
+    """Copies whole rows, and returns their checksum."""
+    to, of = target.numpy(), source.numpy()
+    words = of.view(np.int64).reshape(-1, ROW_BYTES // 8)
+    sums = np.empty(len(words), np.int64)
+    for start in range(0, len(of), PART_BYTES):
+        part, rows = slice(start, start + PART_BYTES), slice(start // ROW_BYTES, (start + PART_BYTES) // ROW_BYTES)
+        np.copyto(to[part], of[part])
+        np.add.reduce(words[rows], axis=1, out=sums[rows])
+    return digest(torch.from_numpy(sums), source)
+
+
+def is_zero(data: Tensor) -> bool:
+    """Whether all of it is; where the beginning is not, the rest is not read."""
+    return not data[:ROW_BYTES].numpy().any() and not data.numpy().any()
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Whether a few words tell that they do: mostly the first does. If none does, they may differ all the same."""
+    mine, theirs = one.numpy().view(np.int64), other.numpy().view(np.int64)
+    return any(mine[place] != theirs[place] for place in range(0, len(mine), SAMPLE_WORDS))
+
+
+def in_threads(do: Callable[[int], Result], numbers: Iterable[int], threads: int) -> list[Result]:
+    """Does it for each number, and tells what came of them in their order."""
+    if threads == 1:
+        return [do(number) for number in numbers]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(do, numbers))
+
+
+class CpuCopies:
+    """Copies of this process; each lane is a thread, but where there is one lane only it is the caller's."""
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        self._threads = ThreadPoolExecutor(lanes) if lanes > 1 else None
+        self._open: list[Future[None] | None] = [None] * lanes
+
+    def start(self, lane: int, target: Tensor, source: Tensor) -> None:
+        if self._threads is None:
+            copy(target, source)
+        else:
+            self.wait(lane)
+            self._open[lane] = self._threads.submit(copy, target, source)
+
+    def wait(self, lane: int) -> None:
+        begun, self._open[lane] = self._open[lane], None
+        if begun is not None:
+            begun.result()

@@ -1,0 +1,129 @@
+"""What a judge says is what the model says, however few of its layers stay on the device."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rollmux.runtime.judge import model as judge_model
+from rollmux.runtime.judge.model import JudgeHasNoRoom, ModelJudge, Question
+from rollmux.runtime.residency import CpuMemory
+from tests.runtime.engine.models import prompt, tiny
+
+LAYERS = 5
+PLENTY = 1 << 30
+QUESTIONS = (
+    Question(prompt(1, 7), ((3,), (4,))),
+    Question(prompt(2, 40), ((3,), (5, 6, 7), (5, 6, 8))),
+    Question(prompt(3, 1), ((0,), (60,))),
+)
+
+
+class Free:
+    """What the device has, as tests want it."""
+
+    def __init__(self, nbytes: int = PLENTY) -> None:
+        self.nbytes = nbytes
+
+    def __call__(self) -> int:
+        return self.nbytes
+
+
+class LateMemory(CpuMemory):
+    """Copies as late as it may, and until then there is nothing in the buffer that is a number."""
+
+    def transfer(self) -> Any:
+        return _Late()
+
+
+class _Late:
+    def __init__(self) -> None:
+        self._owed: list[tuple[Tensor, Tensor]] = []
+
+    def load(self, device: Tensor, host: Tensor) -> None:
+        device.fill_(255)
+        self._owed.append((device, host))
+
+    def finish(self) -> None:
+        for device, host in self._owed:
+            device.copy_(host)
+
+
+def model(seed: int = 0) -> Any:
+    return tiny(num_hidden_layers=LAYERS, seed=seed)
+
+
+def told(model: Any, question: Question) -> list[float]:
+    """By one plain forward for each answer."""
+    said = []
+    for answer in question.answers:
+        with torch.no_grad():
+            table = torch.log_softmax(model(torch.tensor([question.prompt + answer])).logits[0], -1)
+        first = len(question.prompt) - 1
+        said.append(sum(table[first + step, token].item() for step, token in enumerate(answer)))
+    return said
+
+
+@pytest.fixture
+def judge() -> Iterator[ModelJudge]:
+    made = ModelJudge(model(), Free(), 1e9, 1e9)
+    yield made
+    made.close()
+
+
+def test_a_judge_says_what_a_plain_forward_says(judge: ModelJudge) -> None:
+    said = judge.judge(QUESTIONS)
+    for question, found in zip(QUESTIONS, said, strict=True):
+        assert found == pytest.approx(told(model(), question), abs=1e-4)
+    assert judge.judge(QUESTIONS[1:2]) == [pytest.approx(said[1], abs=1e-5)]
+    assert judge.judge([]) == []
+
+
+@pytest.mark.parametrize("resident", range(LAYERS + 1))
+@pytest.mark.parametrize("memory", [CpuMemory, LateMemory])
+def test_it_says_the_same_with_any_number_of_layers_on_the_device(
+    resident: int, memory: type[CpuMemory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge_model, "memory_of", lambda _: memory())
+    free = Free()
+    judge = ModelJudge(model(), free, host_bytes_per_s=1.0, flops_per_s=1e15)  # so slow a link that all it can stays
+    everything = judge.judge(QUESTIONS)
+    assert judge.plan is not None
+    assert judge.plan.resident == LAYERS
+    layer_bytes = judge.device_bytes_of_layers // LAYERS
+    fixed = judge.plan.device_bytes - LAYERS * layer_bytes
+    free.nbytes = fixed + (resident + 2) * layer_bytes if resident < LAYERS else PLENTY
+    for _ in range(3):
+        assert judge.judge(QUESTIONS) == everything
+    if resident < LAYERS - 2:
+        assert judge.plan.resident == resident
+        assert len(judge.plan.streamed) == LAYERS - resident
+        assert judge.plan.device_bytes <= free.nbytes
+        assert judge.device_bytes_of_layers == (resident + 2) * layer_bytes
+    judge.close()
+
+
+def test_a_pass_that_was_broken_off_does_not_spoil_the_next() -> None:
+    free = Free()
+    judge = ModelJudge(model(), free, 1.0, 1e15)
+    everything = judge.judge(QUESTIONS)
+    assert judge.plan is not None
+    free.nbytes = judge.plan.device_bytes - 2 * (judge.device_bytes_of_layers // LAYERS)
+    for layers in range(LAYERS):
+        for _ in zip(range(layers), judge.layers, strict=False):
+            pass  # whoever asked for the layers has failed here
+        assert judge.judge(QUESTIONS) == everything
+    judge.close()
+
+
+def test_where_not_even_two_layers_fit_nothing_is_judged_until_they_do() -> None:
+    free = Free(1000)
+    judge = ModelJudge(model(), free, 1e9, 1e9)
+    with pytest.raises(JudgeHasNoRoom, match="1000 are free"):
+        judge.judge(QUESTIONS)
+    free.nbytes = PLENTY
+    assert judge.judge(QUESTIONS[:1])[0] == pytest.approx(told(model(), QUESTIONS[0]), abs=1e-4)
+    judge.close()
+    assert judge.device_bytes_of_layers == 0

@@ -1,0 +1,46 @@
+"""Working memory, and what the kernel says of it."""
+
+import gc
+import mmap
+import os
+
+import torch
+
+from rollmux.runtime.residency.memory import PENDING_BYTES
+from rollmux.runtime.residency.pages import HUGE_BYTES, MADV_FREE, Piece
+
+SIZE = 3 * HUGE_BYTES + 4096
+
+
+def test_what_was_written_is_in_use_until_it_is_given_back() -> None:
+    piece = Piece(SIZE)
+    assert piece.resident_bytes() == piece.unreclaimable_bytes() == 0
+    piece.tensor().fill_(1)
+    assert piece.resident_bytes() >= SIZE
+    assert piece.unreclaimable_bytes() >= SIZE
+    piece.advise(mmap.MADV_DONTNEED)
+    assert piece.resident_bytes() == piece.unreclaimable_bytes() == 0
+    assert not piece.tensor().any()
+
+
+def test_what_the_kernel_may_take_is_not_in_use_even_while_it_is_there() -> None:
+    piece = Piece(SIZE)
+    piece.tensor().fill_(1)
+    piece.advise(MADV_FREE)
+    assert piece.unreclaimable_bytes() <= (os.cpu_count() or 1) * PENDING_BYTES
+    piece.tensor().fill_(2)
+    assert piece.unreclaimable_bytes() >= SIZE
+
+
+def test_books_are_kept_on_each_piece_alone() -> None:
+    pieces = [Piece(SIZE) for _ in range(3)]
+    pieces[1].tensor().fill_(1)
+    assert [piece.unreclaimable_bytes() >= SIZE for piece in pieces] == [False, True, False]
+    assert all(piece.tensor().data_ptr() % HUGE_BYTES == 0 for piece in pieces)
+
+
+def test_a_tensor_keeps_its_memory_when_the_piece_is_forgotten() -> None:
+    seen = Piece(SIZE).tensor()
+    gc.collect()
+    seen.fill_(3)
+    assert torch.equal(seen, torch.full((SIZE,), 3, dtype=torch.uint8))

@@ -1,0 +1,190 @@
+"""Tasks of judges: one outcome each, and none of them is a low score that nobody gave."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from math import exp, log
+
+import pytest
+
+from rollmux.errors import InvalidSpec
+from rollmux.runtime.judge.judge import TextJudge
+from rollmux.runtime.judge.model import ModelJudge, Question
+from rollmux.runtime.rewards import JudgeSettings, JudgeTask, Kind, PoolSettings, Reward, RewardPool, Status
+from tests.runtime.engine.models import VOCABULARY, tiny
+from tests.runtime.judge.test_model import told
+
+ANSWERS = {"y": 1.0, "n": 0.0, "m": 0.5}
+
+
+class Scripted:
+    """Says what each task's text names; `hold` keeps it from answering until the test lets it."""
+
+    def __init__(self) -> None:
+        self.passes: list[int] = []
+        self.hold, self.closed = threading.Event(), False
+        self.hold.set()
+
+    def said(self, tasks: Sequence[JudgeTask]) -> Sequence[list[float] | str]:
+        self.hold.wait(30)
+        self.passes.append(len(tasks))
+        return [self._said(task.fields["said"]) for task in tasks]
+
+    def _said(self, text: str) -> list[float] | str:
+        if text == "raise":
+            raise RuntimeError("out of memory")
+        return [log(0.3), log(0.1), log(0.1)] if text == "mostly y" else [float("nan")] * 3 if text == "nan" else text
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def task(said: str) -> JudgeTask:
+    return JudgeTask("Is it right? {said}", {"said": said}, ANSWERS)
+
+
+def judged(work: Callable[[RewardPool], object], judge: Scripted, **changed: object) -> None:
+    """Does something with a pool that has this judge alone."""
+
+    async def done() -> None:
+        settings = JudgeSettings(lambda: judge, **changed)  # type: ignore[arg-type]
+        async with RewardPool(PoolSettings(turns={Kind.JUDGE: 8}, judge=settings)) as pool:
+            await work(pool)  # type: ignore[misc]
+
+    asyncio.run(done())
+    assert judge.closed
+
+
+def test_each_task_of_a_pass_has_its_own_outcome() -> None:
+    async def all_of_them(pool: RewardPool) -> None:
+        said = ("mostly y", "too long for this judge", "nan")
+        good, long, damaged = await asyncio.gather(*(pool.score(task(each)) for each in said))
+        assert good.status is Status.SCORE
+        assert good.value == pytest.approx((0.3 + 0.5 * 0.1) / 0.5)
+        assert good.detail == "y 0.6, n 0.2, m 0.2; together 0.5"
+        assert (long.status, long.detail) == (Status.ERROR, "too long for this judge")
+        assert damaged.status is Status.ERROR
+        assert pool.outcomes[Kind.JUDGE, Status.ERROR] == 2
+
+    judged(all_of_them, Scripted())
+
+
+def test_a_judge_that_raises_fails_its_pass_and_goes_on() -> None:
+    async def both(pool: RewardPool) -> None:
+        failed = await pool.score(task("raise"))
+        assert (failed.status, failed.detail) == (Status.ERROR, "RuntimeError: out of memory")
+        assert (await pool.score(task("mostly y"))).status is Status.SCORE
+
+    judged(both, Scripted())
+
+
+def test_answers_that_the_judge_hardly_gives_are_no_judgement() -> None:
+    async def doubted(pool: RewardPool) -> None:
+        reward = await pool.score(task("mostly y"))
+        assert reward.status is Status.ERROR
+        assert "something else" in reward.detail
+
+    judged(doubted, Scripted(), least_mass=0.6)
+
+
+def test_a_judge_that_hangs_is_a_timeout_and_what_is_called_off_is_not_judged() -> None:
+    judge = Scripted()
+
+    async def hung(pool: RewardPool) -> None:
+        judge.hold.clear()
+        late = pool.submit(task("mostly y"))
+        await asyncio.sleep(0.05)
+        off = pool.submit(task("mostly y"))
+        await asyncio.sleep(0.05)
+        off.cancel()
+        assert (await late.reward()).status is Status.TIMEOUT
+        assert (await off.reward()).status is Status.CANCELLED
+        judge.hold.set()
+        assert (await pool.score(task("mostly y"))).status is Status.SCORE
+
+    judged(hung, judge, cap_s=0.5)
+    assert judge.passes == [1, 1]
+
+
+def test_tasks_that_wait_go_into_one_pass() -> None:
+    judge = Scripted()
+
+    async def crowd(pool: RewardPool) -> None:
+        judge.hold.clear()
+        tasks = [pool.submit(task("mostly y")) for _ in range(7)]
+        await asyncio.sleep(0.1)
+        judge.hold.set()
+        assert [(await each.reward()).status for each in tasks] == [Status.SCORE] * 7
+
+    judged(crowd, judge, at_once=4)
+    assert len(judge.passes) <= 3
+    assert max(judge.passes) == 4
+
+
+def encode(text: str, special: bool) -> list[int]:
+    """A letter is a token; `#` is the special one where it may be."""
+    return [0 if letter == "#" and special else 1 + ord(letter) % (VOCABULARY - 1) for letter in text]
+
+
+def test_a_model_of_ours_judges_in_the_pool_and_a_response_can_not_end_its_turn() -> None:
+    asked = JudgeTask("#Is {answer} right?#", {"answer": "2 # 3"}, ANSWERS)
+    other = JudgeTask("{answer}", {"answer": "x" * 200}, ANSWERS)
+
+    async def scored() -> tuple[Reward, Reward]:
+        def opened() -> TextJudge:
+            return TextJudge(ModelJudge(tiny(), lambda: 1 << 30, 1e9, 1e9), encode)
+
+        settings = PoolSettings(turns={Kind.JUDGE: 4}, judge=JudgeSettings(opened))
+        async with RewardPool(settings) as pool:
+            both = await asyncio.gather(pool.score(asked), pool.score(other))
+            return both[0], both[1]
+
+    reward, refused = asyncio.run(scored())
+    prompt = [*encode("#Is ", True), *encode("2 # 3", False), *encode(" right?#", True)]
+    said = told(tiny(), Question(tuple(prompt), tuple((encode(each, True)[0],) for each in ANSWERS)))
+    weights = shares(said)
+    assert reward.value == pytest.approx(weights[0] + 0.5 * weights[2], abs=1e-4)
+    assert refused.status is Status.ERROR
+    assert "at most 128" in refused.detail
+
+
+def shares(logprobs: Sequence[float]) -> list[float]:
+    weights = [exp(each) for each in logprobs]
+    return [each / sum(weights) for each in weights]
+
+
+def test_answers_that_can_not_be_told_apart_are_refused() -> None:
+    class Unasked(ModelJudge):
+        def __init__(self) -> None: ...
+
+        @property
+        def max_length(self) -> int:
+            return 100
+
+        def judge(self, questions: Sequence[Question]) -> list[list[float]]:
+            assert not questions
+            return []
+
+    judge = TextJudge(Unasked(), lambda text, _: [ord(each) for each in text.lower()])
+    same = JudgeTask("a", {}, {"yes": 1.0, "YES": 0.0})
+    begins = JudgeTask("a", {}, {"no": 1.0, "none": 0.0})
+    empty = JudgeTask("", {}, {"yes": 1.0, "no": 0.0})
+    why = judge.said([same, begins, empty])
+    assert [("same" in str(each), "begins" in str(each), "no token" in str(each)) for each in why] == [
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+    ]
+
+
+def test_a_task_or_a_pool_that_can_not_be_judged_is_refused() -> None:
+    with pytest.raises(InvalidSpec, match="fields"):
+        JudgeTask("{question} {response}", {"question": "?"})
+    with pytest.raises(InvalidSpec, match="answers"):
+        JudgeTask("?", {}, {" yes": 1.0})
+    with pytest.raises(InvalidSpec, match="answers"):
+        JudgeTask("?", {}, {" yes": 1.0, " no": float("nan")})
+    with pytest.raises(InvalidSpec, match="template"):
+        JudgeTask("{", {})
+    with pytest.raises(InvalidSpec, match="judge"):
+        PoolSettings(turns={Kind.JUDGE: 1})
