@@ -111,9 +111,10 @@ def decode(query: Tensor, keys: Tensor, values: Tensor, step: Decoding) -> Tenso
     scores = torch.baddbmm(step.mask, asking, pieces, alpha=width**-0.5).to(at_least_single(query.dtype))
     shares = torch.softmax(scores, -1)
     sums = (scores.amax(-1) - shares.amax(-1).log_()).view(pages, heads)
-    weights = torch.softmax(sums.index_select(0, step.pages_of_rows).view(rows, -1, heads) + step.absent, 1)
+    weights = torch.softmax(sums.index_select(0, step.pages_of_rows).view(rows, -1, heads).add_(step.absent), 1)
+    weight_of_page = weights.view(-1, heads).index_select(0, step.place_of_page).unsqueeze(-1)
     found = torch.bmm(shares.to(values.dtype), values[:pages].view(-1, tokens, width)).view(pages, heads, width)
-    weighed = found * weights.view(-1, heads).index_select(0, step.place_of_page).unsqueeze(-1)
+    weighed = found.to(weights.dtype).mul_(weight_of_page)
     summed = functional.embedding_bag(step.held, weighed.view(pages, -1), step.starts, mode="sum")
     return summed.view(rows, heads, width).to(query.dtype)
 
