@@ -100,14 +100,15 @@ def start_goals(rows: Sequence[Row]) -> Iterator[Goal]:
 def rotation_goals(rows: Sequence[Row], rotations: int) -> Iterator[Goal]:
     for row in rows:
         device = "GPU" if row["device"] == "GPU" else "processor"
+        turns, held = number(row, "turns"), number(row, "MB of each") * 1e6 * ENGINES
         yield Goal(f"rotations of three engines ({device})", number(row, "rotations"), rotations, False)
-        for name in (
-            "turns with other weights",
-            "turns with another answer",
-            "device bytes left at most",
-            "bytes leaked",
-        ):
-            yield Goal(f"{name} ({device})", number(row, name), 0)
+        for name, wrong in (("weights", "turns with other weights"), ("answers", "turns with another answer")):
+            right = 1 - number(row, wrong) / turns
+            yield Goal(f"part of all turns whose {name} were those that had been left ({device})", right, 1.0, False)
+        left = number(row, "device bytes left at most") + number(row, "bytes leaked")
+        yield Goal(
+            f"part of the device's memory that was free after every offload ({device})", 1 - left / held, 1.0, False
+        )
         yield Goal(f"MB grown after the first rotations ({device})", number(row, "MB grown after the first"), GROWTH_MB)
 
 

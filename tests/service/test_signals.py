@@ -109,9 +109,10 @@ def children(pid: int) -> set[int]:
 
 
 def goes_on(folder: Path) -> bool:
-    """Whether the job's own process still works."""
-    before = (folder / "alive").read_text()
-    time.sleep(0.5)
+    """Whether the job's own process still works; on a busy machine it may be a while until it does something."""
+    before, give_up = (folder / "alive").read_text(), time.monotonic() + 10.0
+    while (folder / "alive").read_text() == before and time.monotonic() < give_up:
+        time.sleep(0.1)
     return (folder / "alive").read_text() != before
 
 

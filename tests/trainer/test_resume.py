@@ -127,6 +127,7 @@ def environment() -> dict[str, str]:
     return found | {"OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_and_another_that_goes_on_equal_one_run(
     whole: tuple[bytes, ...], tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -93,15 +93,17 @@ def _promising(
 ) -> list[tuple[float, Crew]]:
     """The crews that could gain anything, with the most that it could be, the most promising first."""
     cluster = snapshot.cluster
+    home = {name: candidate.group_id for name, candidate in able.items()}
+    remaining_s = {name: candidate.movable.remaining_s for name, candidate in able.items()}
     worth = {name: most_worth_usd_per_hour(candidate.movable.job, cluster) for name, candidate in able.items()}
     alone = {name: _freed_usd([name], snapshot, able, forecaster) for name in able}
     cost = {name: worth[name] * candidate.movable.lost_s / 3600 for name, candidate in able.items()}
     found = []
     for number, crew in enumerate(_crews(near, snapshot, able)):
-        apart = len({able[name].group_id for name in crew}) == len(crew)
-        most = sum(alone[name] for name in crew) if apart else _freed_usd(crew, snapshot, able, forecaster)
-        hours = _hours([able[name].movable for name in crew], horizon_s)
-        gain = (most + sum(worth[name] for name in crew)) * hours - sum(cost[name] for name in crew)
+        apart = len({home[name] for name in crew}) == len(crew)
+        most = sum([alone[name] for name in crew]) if apart else _freed_usd(crew, snapshot, able, forecaster)
+        hours = min(horizon_s, max([remaining_s[name] for name in crew])) / 3600
+        gain = (most + sum([worth[name] for name in crew])) * hours - sum([cost[name] for name in crew])
         if gain > 0:
             found.append((-gain, number, crew))
     return [(-gain, crew) for gain, _, crew in sorted(found)]
@@ -170,13 +172,16 @@ def _home(name: str, snapshot: Snapshot, able: Mapping[str, Candidate]) -> Place
 
 def _waiting(leavers: Sequence[Movable]) -> list[Movable]:
     """The same jobs where each may have to wait for the others; half as long is likely."""
+    if len(leavers) == 1:
+        return [*leavers]
     waiting = []
     for leaver in leavers:
         wait_s = max((other.pace_s for other in leavers if other is not leaver), default=0.0)
         limit_s = leaver.limit_s
         if limit_s is not None and leaver.left:
             limit_s -= wait_s / leaver.left
-        waiting.append(replace(leaver, lost_s=leaver.lost_s + wait_s / 2, limit_s=limit_s))
+        lost_s = leaver.lost_s + wait_s / 2
+        waiting.append(Movable(leaver.job, leaver.remaining_s, lost_s, limit_s, leaver.left, leaver.pace_s))
     return waiting
 
 

@@ -78,17 +78,17 @@ class Forecaster:
         return known[1]
 
     def _tried(self, group: Group) -> Trial:
-        slowest = [0.0] * len(group.members)
+        limits_s = [member.limit_s for member in group.members]
+        slowest = [0.0] * len(limits_s)
         for part in group.parts:
             for start in _STARTS[group.order]:
                 indexes, jobs = (part.indexes, part.jobs) if start == 1 else (part.indexes[::start], part.jobs[::start])
-                members = [group.members[i] for i in indexes]
-                played = self._played(jobs, group.order, tuple([member.limit_s * 1000 for member in members]))
+                played = self._played(jobs, group.order, tuple([limits_s[i] * 1000 for i in indexes]))
                 worst, late = 1 + TOLERANCE, None
-                for i, member, iteration_s in zip(indexes, members, played.iteration_s, strict=True):
+                for i, iteration_s in zip(indexes, played.iteration_s, strict=True):
                     slowest[i] = max(slowest[i], iteration_s)
-                    if iteration_s > worst * member.limit_s:
-                        worst, late = iteration_s / member.limit_s, (member, iteration_s)
+                    if iteration_s > worst * limits_s[i]:
+                        worst, late = iteration_s / limits_s[i], (group.members[i], iteration_s)
                 if late is not None:
                     paces = [
                         pace or max(m.limit_s, m.job.solo_s) for pace, m in zip(slowest, group.members, strict=True)

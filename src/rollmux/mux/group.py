@@ -125,6 +125,15 @@ class Group:
         uses = self.uses
         return sum(1 - uses[n].share for n in self.rollout_nodes), sum(1 - uses[n].share for n in self.train_nodes)
 
+    def free_usd(self, cluster: Cluster) -> float:
+        """What an hour of that time costs: asked for of every group, at nearly every event."""
+        known: tuple[Cluster, float] | None = self.__dict__.get("_free_usd")
+        if known is None or known[0] is not cluster:
+            rollout, train = self.free_shares
+            usd = rollout * cluster.rollout.node_type.usd_per_hour + train * cluster.train.node_type.usd_per_hour
+            known = self.__dict__["_free_usd"] = cluster, usd
+        return known[1]
+
     @cached_property
     def hermit(self) -> Member | None:
         """The member that has no time to lose to a newcomer, if there is one."""

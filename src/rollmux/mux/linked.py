@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import Order, Pause, aim_ms
@@ -10,8 +10,7 @@ from rollmux.mux.placed import Member
 from rollmux.mux.play import JobPlay, TailPlay
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Linked members: their indexes, their plays, and the short names of their nodes in these.
 
     `switching` says that switching costs somebody time, so that a newcomer changes how long others hold their nodes.
@@ -61,8 +60,8 @@ def _as_play(member: Member, names: dict[str, str], crowd: Mapping[str, int], or
 
     `crowd` counts the phases pinned to each node; it may be empty where switching costs nothing.
     """
-    job, (rollout, train) = member.job, _parts(member)
-    urgent = order is Order.URGENCY
+    job, placement, urgent = member.job, member.placement, order is Order.URGENCY
+    rollout, train = placement.rollout, placement.train
     rollout_ms, train_ms, sync_ms, rollout_pause, train_pause = _timing(job)
     if crowd:
         rollout_ms, train_ms = (
@@ -73,8 +72,8 @@ def _as_play(member: Member, names: dict[str, str], crowd: Mapping[str, int], or
         rollout_ms,
         train_ms,
         sync_ms,
-        tuple([names.setdefault(n, str(len(names))) for n in rollout]),
-        tuple([names.setdefault(n, str(len(names))) for n in train]),
+        _named(rollout, names),
+        _named(train, names),
         job.staleness,
         job.elastic_rollout and len(rollout) > 1,
         _tail(job, len(rollout)) if job.tail else None,
@@ -82,6 +81,16 @@ def _as_play(member: Member, names: dict[str, str], crowd: Mapping[str, int], or
         rollout_pause if urgent else None,
         train_pause if urgent else None,
     )
+
+
+def _named(nodes: tuple[str, ...], names: dict[str, str]) -> tuple[str, ...]:
+    if len(nodes) == 1:
+        (node,) = nodes
+        name = names.get(node)
+        if name is None:
+            name = names[node] = str(len(names))
+        return (name,)
+    return tuple([names.setdefault(node, str(len(names))) for node in nodes])
 
 
 def _timing(job: JobSpec) -> tuple[int, int, int, Pause | None, Pause | None]:
@@ -139,16 +148,23 @@ def _tail(job: JobSpec, nodes: int) -> TailPlay | None:
 
 def _components(members: Sequence[Member]) -> list[list[int]]:
     """Members by which of them are linked through shared nodes; the unlinked don't slow each other."""
-    first = members[0].placement
-    for hub, trains in ((first.train[0], True), (first.rollout[0], False)):
-        if all(hub in (m.placement.train if trains else m.placement.rollout) for m in members):
-            return [list(range(len(members)))]
+    places = [member.placement for member in members]
+    train_hub, rollout_hub = places[0].train[0], places[0].rollout[0]
+    if all(train_hub in place.train for place in places) or all(rollout_hub in place.rollout for place in places):
+        return [list(range(len(members)))]
     home: dict[str, list[int]] = {}
-    for i, member in enumerate(members):
-        linked = {id(home[n]): home[n] for n in member.placement.all_nodes if n in home}
+    for i, place in enumerate(places):
+        nodes = place.rollout + place.train
+        linked = {id(home[n]): home[n] for n in nodes if n in home}
+        if len(linked) == 1:  # one more of those that are linked already
+            (part,) = linked.values()
+            part.append(i)
+            for node in nodes:
+                home[node] = part
+            continue
         merged = sorted([i, *(j for part in linked.values() for j in part)])
         for j in merged:
-            for node in members[j].placement.all_nodes:
+            for node in places[j].rollout + places[j].train:
                 home[node] = merged
     distinct = {id(part): part for part in home.values()}
     return sorted(distinct.values())

@@ -116,31 +116,23 @@ class Mover:
         near = replace(
             snapshot, groups={name: self.state.groups[name] for name in sources if name in self.state.groups}
         )
-        wide = (
-            snapshot
-            if whole
-            else replace(snapshot, groups={**near.groups, **self._roomiest(self.state.groups, ROOMIEST)})
-        )
+        wide = snapshot if whole else None
         best: Moves | None = None
         for group in ({**near.groups, **self.state.groups} if whole else near.groups).values():
             movable = self.movable(now, group) if group.id not in self.state.strained else None
             if movable:
+                if wide is None:
+                    roomy = {**near.groups, **self._roomiest(self.state.groups.values(), ROOMIEST)}
+                    wide = replace(snapshot, groups=roomy)
                 others = wide if group.id in near.groups else near
                 known = best.gain_usd if best is not None else 0.0
                 best = compaction(group, others, movable, self.state.policy, self.state.rules.horizon_s, known) or best
         return best
 
-    def _roomiest(self, names: Iterable[str], count: int) -> dict[str, Group]:
+    def _roomiest(self, groups: Iterable[Group], count: int) -> dict[str, Group]:
         """Of these groups, those whose free time is worth the most."""
-        rollout_usd, train_usd = (
-            pool.node_type.usd_per_hour for pool in (self.state.cluster.rollout, self.state.cluster.train)
-        )
-
-        def idle_usd(group: Group) -> float:
-            rollout, train = group.free_shares
-            return rollout * rollout_usd + train * train_usd
-
-        return {group.id: group for group in nlargest(count, (self.state.groups[name] for name in names), key=idle_usd)}
+        cluster = self.state.cluster
+        return {group.id: group for group in nlargest(count, groups, key=lambda group: group.free_usd(cluster))}
 
     def follow_budgets(self, now: float, out: Commands) -> None:
         """Limits follow what jobs have used of their SLOs; a group that is too slow for a new limit is relieved.

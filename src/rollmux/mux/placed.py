@@ -106,8 +106,7 @@ class Tenant(NamedTuple):
         return max(0.0, other.blocks_s - self.away_s) / other.limit_s
 
 
-@dataclass(frozen=True, slots=True)
-class NodeUse:
+class NodeUse(NamedTuple):
     """One node's tenants. `share` is the least part of its time that they need under any order."""
 
     tenants: tuple[Tenant, ...] = ()
@@ -115,6 +114,9 @@ class NodeUse:
     share: float = 0.0
     resident_bytes: int = 0
     transient_bytes: int = 0
+    spare: float = inf  # the least of what its tenants may lose
+    blocks_s: float = 0.0  # the longest that one of them may keep others waiting
+    away_s: float = inf  # the least that one of them is away
 
     @property
     def host_bytes(self) -> int:
@@ -129,17 +131,21 @@ class NodeUse:
     def joined_by(self, new: Tenant, job: JobSpec) -> "NodeUse":
         """The same node with one more tenant."""
         phase = job.phase(new.kind)
-        if self.tenants:
-            tenants = [t.losing(lost) if (lost := t.waits_for(new)) else t for t in self.tenants]
-            tenants.append(new.losing(sum([new.waits_for(t) for t in self.tenants])))
+        if new.blocks_s <= self.away_s and self.blocks_s <= new.away_s:  # nobody waits for anybody
+            tenants, spare = (*self.tenants, new), min(self.spare, new.spare)
         else:
-            tenants = [new]
+            others = [t.losing(lost) if (lost := t.waits_for(new)) else t for t in self.tenants]
+            tenants = (*others, new.losing(sum([new.waits_for(t) for t in self.tenants])))
+            spare = min([t.spare for t in tenants])
         return NodeUse(
-            tuple(tenants),
+            tenants,
             self.busy_s + phase.planned_s,
             self.share + new.phase_s / new.limit_s,
             self.resident_bytes + phase.resident_bytes,
             max(self.transient_bytes, phase.transient_bytes),
+            spare,
+            max(self.blocks_s, new.blocks_s),
+            min(self.away_s, new.away_s),
         )
 
     def spare_with(self, new: Tenant) -> float:
@@ -147,6 +153,9 @@ class NodeUse:
         if self.share + new.phase_s / new.limit_s > 1 + ROUNDING:
             return -1.0
         _, _, _, blocks_s, away_s, limit_s, spare = new
+        if blocks_s <= self.away_s and self.blocks_s <= away_s:
+            least = spare if spare < self.spare else self.spare
+            return max(least, 0.0) if least >= -ROUNDING else -1.0
         least = spare
         for _, _, _, other_s, other_away_s, other_limit_s, left in self.tenants:
             if blocks_s > other_away_s:

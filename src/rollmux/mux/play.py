@@ -4,7 +4,6 @@ Time is in whole milliseconds, so that a state seen twice is truly the same and 
 The turns come from `order`, the same code that serves the live group.
 """
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import sub
 from typing import NamedTuple
@@ -43,8 +42,7 @@ class JobPlay(NamedTuple):
     train_pause: Pause | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
+class Played(NamedTuple):
     """Steady iteration time of each job, and whether a repeating cycle was found (else a cautious mean)."""
 
     iteration_s: tuple[float, ...]
@@ -301,5 +299,7 @@ def cautious_means(done: list[list[int]]) -> list[float]:
         half = times[min(len(times) // 2, len(times) - 2) :]
         gaps = len(half) - 1
         mean = (half[-1] - half[0]) / gaps
-        means.append((mean + (max(map(sub, half[1:], half)) - mean) / gaps) / 1000)
+        if gaps > 1:  # else it has no excess
+            mean += (max(map(sub, half[1:], half)) - mean) / gaps
+        means.append(mean / 1000)
     return means

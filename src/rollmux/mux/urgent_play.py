@@ -184,4 +184,4 @@ def _clear(done: list[list[int]], limits_ms: tuple[float, ...], now: int) -> Pla
 
 
 def _means(done: list[list[int]], now: int) -> list[float]:
-    return cautious_means([lasting(times, now) for times in done])
+    return cautious_means([times if len(times) > 1 else lasting(times, now) for times in done])

@@ -5,7 +5,7 @@ what they add to the hourly price, less what the work that is gained is worth (o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
@@ -43,8 +43,7 @@ def _priced(job: JobSpec, cluster: Cluster) -> Priced:
     return priced
 
 
-@dataclass(frozen=True, slots=True)
-class Worth:
+class Worth(NamedTuple):
     """What a group's work of an hour is worth, and what more each of its nodes could do, were it never idle."""
 
     usd: float

@@ -107,6 +107,7 @@ def test_none_of_hundreds_of_deaths_leaves_a_torn_version(folder: Path, nursery:
         resident.close()
 
 
+@pytest.mark.slow
 def test_with_one_slot_a_version_is_whole_or_there_is_none(folder: Path, nursery: Nursery) -> None:
     seed, outcomes = random.Random(3), set()
     for _ in range(40):

@@ -7,13 +7,13 @@ group that still works is taken, so that what is left free stays in large pieces
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
-from rollmux.mux.hardware import NodeType
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.order import Order
 from rollmux.mux.placed import NOWHERE, ROLLOUT, ROUNDING, TRAIN, Member, NodeUse, Placement, Tenant
@@ -47,15 +47,20 @@ WIDTHS_LIMIT = 5
 class Open(NamedTuple):
     """A group that may take the job, by rank: those likely to work first, and of these the fullest.
 
-    `rollout` and `train` are its nodes with the time and the memory, those that cost the least waiting first.
+    `rollout` and `train` are its nodes with the time and the memory, those that cost the least waiting first. How
+    `tight` it is counts the phases that are to go to nodes that are there: both, or one of them.
     """
 
-    tight: tuple[int, int]
+    tight: int
+    rollout_tight: int
+    train_tight: int
     free_usd: float
-    number: int
     group: Group
     rollout: tuple[str, ...]
     train: tuple[str, ...]
+
+
+LIKELIEST, LIKELIEST_ROLLOUT, LIKELIEST_TRAIN, FULLEST = map(itemgetter, range(4))
 
 
 @dataclass(slots=True)
@@ -111,13 +116,15 @@ class RollmuxPolicy:
         alone = self._alone(job, snapshot, trail) if snapshot.cluster.shared else None
         if alone is not None:
             search.offer(alone, alone.added_usd_per_hour - worth)
-        for usd, new_rollout, new_train in _widths_by_price(job, snapshot):
+        cluster = snapshot.cluster
+        rollout_usd, train_usd = cluster.rollout.node_type.usd_per_hour, cluster.train.node_type.usd_per_hour
+        for usd, new_rollout, new_train in _widths_by_price(job.rollout.nodes, job.train.nodes, rollout_usd, train_usd):
             if usd - worth >= search.below_usd or search.is_over:
                 break
             added = widening(snapshot, new_rollout, new_train)
             if added is not None:
                 self._try(search, member, added, candidates, snapshot, trail)
-        if alone is None and job.usd_per_hour(snapshot.cluster) - worth < search.below_usd:
+        if alone is None and job.usd_per_hour(cluster) - worth < search.below_usd:
             alone = self._alone(job, snapshot, trail)
             if alone is not None:
                 search.offer(alone, alone.added_usd_per_hour - worth)
@@ -157,36 +164,37 @@ class RollmuxPolicy:
         return place_alone(job, snapshot, self.order, self.forecaster, trail)
 
     def _open(self, member: Member, snapshot: Snapshot, trail: Trail | None) -> list[Open]:
-        """The groups that may take one more job. The trail, if there is one, hears why others can't."""
+        """The groups that may take one more job, fullest first. The trail, if there is one, hears why others can't."""
         rollout_type, train_type = snapshot.cluster.rollout.node_type, snapshot.cluster.train.node_type
-        usd_rollout, usd_train = rollout_type.usd_per_hour, train_type.usd_per_hour
+        rollout_room, train_room = rollout_type.room_bytes, train_type.room_bytes
+        rollout_phase, train_phase = member.job.rollout, member.job.train
         rollout_tenant, train_tenant = member.tenant(ROLLOUT, self.order), member.tenant(TRAIN, self.order)
+        frozen, bears_company = snapshot.frozen, member.bears_company
         found: list[Open] = []
         closed: list[Closed] = []
-        for number, group in enumerate(snapshot.groups.values()):
-            if trail is None and group.id in snapshot.frozen:
+        for group in snapshot.groups.values():
+            if trail is None and group.id in frozen:
                 continue
             if len(group.members) >= self.max_group:
                 closed.append((Verdict.FULL, group, len(group.members), self.max_group))
                 continue
-            hermit = group.hermit if member.bears_company else member
+            hermit = group.hermit if bears_company else member
             if hermit is not None:
                 closed.append((Verdict.NO_SLACK, group, 0.0, 0.0))
                 continue
-            rollout_tight, rollout = _nodes_for(
-                rollout_tenant, member.job.rollout, group.uses, group.rollout_nodes, rollout_type
-            )
-            train_tight, train = _nodes_for(train_tenant, member.job.train, group.uses, group.train_nodes, train_type)
+            uses = group.uses
+            rollout_tight, rollout = _nodes_for(rollout_tenant, rollout_phase, uses, group.rollout_nodes, rollout_room)
+            train_tight, train = _nodes_for(train_tenant, train_phase, uses, group.train_nodes, train_room)
             if not (rollout or train):
                 needed = min(rollout_tenant.phase_s, train_tenant.phase_s) / member.limit_s
                 closed.append((Verdict.SHARE, group, needed, max(group.free_shares)))
-            elif group.id in snapshot.frozen:
+            elif group.id in frozen:
                 closed.append((Verdict.FROZEN, group, 0.0, 0.0))
             else:
-                free_rollout, free_train = group.free_shares
-                free_usd = free_rollout * usd_rollout + free_train * usd_train
-                tight = rollout_tight, train_tight
-                found.append(Open(tight, free_usd, number, group, rollout, train))
+                free_usd = group.free_usd(snapshot.cluster)
+                tight = rollout_tight if rollout_tight > train_tight else train_tight
+                found.append(Open(tight, rollout_tight, train_tight, free_usd, group, rollout, train))
+        found.sort(key=FULLEST)
         if trail is not None:
             _record(closed, member, snapshot, trail)
         return found
@@ -197,13 +205,9 @@ def _placements(job: JobSpec, added: Widening, candidates: list[Open]) -> Iterat
     old_rollout = job.rollout.nodes - len(added.rollout)
     old_train = job.train.nodes - len(added.train)
 
-    def rank(candidate: Open) -> tuple[int, float, int]:
-        tight = max(candidate.tight[0] if old_rollout else 0, candidate.tight[1] if old_train else 0)
-        return tight, candidate.free_usd, candidate.number
-
-    for _, _, _, group, rollout_nodes, train_nodes in sorted(candidates, key=rank):
-        if len(rollout_nodes) < old_rollout or len(train_nodes) < old_train:
-            continue
+    likeliest = LIKELIEST if old_rollout and old_train else LIKELIEST_ROLLOUT if old_rollout else LIKELIEST_TRAIN
+    able = [c for c in candidates if len(c.rollout) >= old_rollout and len(c.train) >= old_train]
+    for _, _, _, _, group, rollout_nodes, train_nodes in sorted(able, key=likeliest):  # of the like, the fullest first
         for train in choices(train_nodes, group.uses, old_train):
             for rollout in choices(rollout_nodes, group.uses, old_rollout):
                 yield group, Placement(rollout + added.rollout, train + added.train)
@@ -225,10 +229,9 @@ def _is_apart(placement: Placement) -> bool:
 
 
 def _nodes_for(
-    tenant: Tenant, phase: PhaseSpec, uses: Mapping[str, NodeUse], nodes: tuple[str, ...], node_type: NodeType
+    tenant: Tenant, phase: PhaseSpec, uses: Mapping[str, NodeUse], nodes: tuple[str, ...], room: int
 ) -> tuple[int, tuple[str, ...]]:
     """The nodes that have the time and the memory for one more phase, likeliest first, and how tight that one is."""
-    room = node_type.room_bytes
     need = tenant.phase_s / tenant.limit_s
     some, much = CROWDED
     found = []
@@ -241,19 +244,20 @@ def _nodes_for(
                 found.append(((share > some) + (share > much) + (spare < TIGHT_SPARE), -spare, node))
     if not found:
         return 0, ()
-    found.sort()
+    if len(found) > 1:
+        found.sort()
     return found[0][0], tuple([node for _, _, node in found])
 
 
-def _widths_by_price(job: JobSpec, snapshot: Snapshot) -> list[tuple[float, int, int]]:
+@lru_cache(maxsize=1024)
+def _widths_by_price(
+    rollout_nodes: int, train_nodes: int, rollout_usd: float, train_usd: float
+) -> tuple[tuple[float, int, int], ...]:
     """How many nodes may be added to a group, fewer than a new one would have: what they cost, cheapest first."""
-    wanted = job.rollout.nodes, job.train.nodes
-    rollout_usd, train_usd = (
-        pool.node_type.usd_per_hour for pool in (snapshot.cluster.rollout, snapshot.cluster.train)
-    )
+    wanted = rollout_nodes, train_nodes
     sizes = [(rollout, train) for rollout in _widths(wanted[0]) for train in _widths(wanted[1])]
     priced = [(size[0] * rollout_usd + size[1] * train_usd, *size) for size in sizes if size != wanted]
-    return sorted(priced, key=itemgetter(0))
+    return tuple(sorted(priced, key=itemgetter(0)))
 
 
 def _widths(wanted: int) -> list[int]:

@@ -65,7 +65,7 @@ class Forward:
             self._tensor(positions),
             self._spread(places),
             None if len(drawing) == len(tokens) else self._tensor(drawing),
-            step and Decoding(step.rows, step.pages, step.row_of_page.to(a.device), step.mask.to(a.device)),
+            step and step.to(a.device),
             tuple(prefills),
         )
 
@@ -110,7 +110,6 @@ class Forward:
         keys, values = self.keys[number], self.values[number]
         keys.view(-1, a.head_width).index_copy_(0, layout.places, key.reshape(-1, a.head_width))
         values.view(-1, a.head_width).index_copy_(0, layout.places, value.reshape(-1, a.head_width))
-        query = query * a.head_width**-0.5
         found = []
         if layout.decoding is not None:
             found.append(decode(query[: layout.decoding.rows], keys, values, layout.decoding))

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from rollmux.checks import MAX_COUNT, Checks
 from rollmux.errors import InvariantViolated
 from rollmux.runtime.engine.desk import Desk, Live, Work
-from rollmux.runtime.engine.errors import EngineClosed, EngineSuspended, UpdateRefused
+from rollmux.runtime.engine.errors import EngineClosed, EngineSuspended
 from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished
 from rollmux.runtime.engine.room import Room
 from rollmux.runtime.engine.seam import Begun, Gauges
+from rollmux.runtime.engine.versions import require_adoptable, require_newer, require_permitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +126,15 @@ class LocalEngine:
     def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
         self._require_open()
         adopted = tuple(unfinished)
-        for each in adopted:
-            if not mixed and any(version != self._version for version in each.response.versions):
-                raise UpdateRefused(
-                    f"request {each.request.id!r} has tokens of versions {sorted(set(each.response.versions))}, the "
-                    f"engine has version {self._version}: bring it to an engine of its version, or allow `mixed`"
-                )
+        if not mixed:
+            require_adoptable(adopted, self._version)
         self._desk.add(adopted)
 
     def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
         self._require_open()
-        if version <= self._version:
-            raise UpdateRefused(f"version {version} is not above {self._version}, which the engine has: count on")
+        require_newer(version, self._version)
         started = [live.request.id for live in self._desk.live.values() if live.tokens]
-        if started and begun is Begun.REFUSE:
-            raise UpdateRefused(
-                f"{len(started)} responses have begun under version {self._version}, {started[0]!r} among them: let "
-                "them end, cancel or export them, or say by `begun` what becomes of them"
-            )
+        require_permitted(started, self._version, begun)
         if weights is not None:
             self._compute.check(weights)
         if begun is not Begun.KEEP:

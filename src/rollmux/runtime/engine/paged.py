@@ -6,8 +6,10 @@ the pages of a request found is summed. Its cost is what is held, not the longes
 Invariant: a token meets exactly the tokens of its own request that stand before it, and itself.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,12 +19,24 @@ from rollmux.runtime.engine.desk import Work
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """One token of each of `rows` requests. Pages of others meet the query of a row of zeros behind them."""
+    """One token of each of `rows` requests. Pages of others meet the query of some row; nobody reads what they find.
+
+    Where a request holds fewer pages than the one with most, its first page stands again, and is `absent`.
+    """
 
     rows: int
     pages: int
     row_of_page: Tensor
     mask: Tensor  # what is added to scores: zero, or minus infinity behind the last token; pages × heads, 1, tokens
+    pages_of_rows: Tensor  # rows × most pages of a row
+    absent: Tensor  # what is added there: zero, or minus infinity; rows, most pages of a row, 1
+    place_of_page: Tensor  # where it stands in `pages_of_rows`
+    held: Tensor  # the pages of the first row, then those of the second, and so on
+    starts: Tensor  # where each row's begin in `held`
+
+    def to(self, device: torch.device) -> "Decoding":
+        moved = (getattr(self, field.name) for field in fields(self)[2:])
+        return Decoding(self.rows, self.pages, *(tensor.to(device) for tensor in moved))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +50,42 @@ class Prefilling:
     mask: Tensor | None  # None: nothing before, so it is the plain triangle
 
 
-def decoding(work: list[Work], used_pages: int, page_tokens: int, kv_heads: int, dtype: torch.dtype) -> Decoding:
+def decoding(work: Sequence[Work], used_pages: int, page_tokens: int, kv_heads: int, dtype: torch.dtype) -> Decoding:
     """Lays out a decode step; on the CPU."""
-    rows = [len(work)] * used_pages
-    filled = [page_tokens] * used_pages
-    for row, (live, _) in enumerate(work):
-        for page in live.pages:
-            rows[page] = row
-        length = live.cached + 1
-        filled[live.pages[(length - 1) // page_tokens]] = (length - 1) % page_tokens + 1
-        for page in live.pages[(length - 1) // page_tokens + 1 :]:
-            filled[page] = 0
-    reach = torch.tensor(filled).unsqueeze(1) > torch.arange(page_tokens)
-    mask = torch.zeros(reach.shape, dtype=dtype).masked_fill_(~reach, -torch.inf)
-    spread = mask.view(used_pages, 1, 1, page_tokens).expand(-1, kv_heads, -1, -1)
-    return Decoding(len(work), used_pages, torch.tensor(rows), spread.reshape(-1, 1, page_tokens))
+    lengths = np.array([live.cached + 1 for live, _ in work])
+    counts = (lengths - 1) // page_tokens + 1  # of pages; what is held for later does not count
+    held = np.array(
+        [page for (live, _), count in zip(work, counts.tolist(), strict=True) for page in live.pages[:count]]
+    )
+    starts = counts.cumsum() - counts
+    rows, most = len(work), int(counts.max())
+    row = np.arange(rows).repeat(counts)
+    place = row * most + np.arange(len(held)) - starts[row]
+    pages_of_rows = held[starts].repeat(most)
+    pages_of_rows[place] = held
+    absent = np.full(rows * most, -np.inf)
+    absent[place] = 0
+    row_of_page, place_of_page = np.zeros((2, used_pages), np.int64)
+    row_of_page[held], place_of_page[held] = row, place
+    filled = np.full(used_pages, page_tokens)
+    filled[held[starts + counts - 1]] = (lengths - 1) % page_tokens + 1
+    mask = np.where(filled[:, None] > np.arange(page_tokens), 0.0, -np.inf)
+    return Decoding(
+        rows,
+        used_pages,
+        torch.from_numpy(row_of_page),
+        torch.from_numpy(mask.repeat(kv_heads, 0)).to(dtype).unsqueeze(1),
+        torch.from_numpy(pages_of_rows),
+        torch.from_numpy(absent).to(at_least_single(dtype)).view(rows, most, 1),
+        torch.from_numpy(place_of_page),
+        torch.from_numpy(held),
+        torch.from_numpy(starts),
+    )
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """What is summed is summed in single precision at least."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def prefilling(work: Work, start: int) -> Prefilling:
@@ -63,26 +98,25 @@ def prefilling(work: Work, start: int) -> Prefilling:
 
 
 def decode(query: Tensor, keys: Tensor, values: Tensor, step: Decoding) -> Tensor:
-    """`query`: rows, heads, width, scaled; `keys` and `values`: pages, kv heads, tokens of a page, width.
+    """`query`: rows, heads, width; `keys` and `values`: pages, kv heads, tokens of a page, width.
 
-    What is summed is summed in single precision at least.
+    Each page is a softmax of its own; then the pages of a request are weighed by another softmax, over the logarithms
+    of what the exponentials of each page sum up to. The highest score less the logarithm of its share is that.
     """
     rows, heads, width = query.shape
     pages, tokens = step.pages, keys.shape[2]
     group = heads // keys.shape[1]
-    exact = torch.promote_types(query.dtype, torch.float32)
-    spread = functional.pad(query.reshape(rows, -1), (0, 0, 0, 1)).index_select(0, step.row_of_page)
+    asking = query.reshape(rows, -1).index_select(0, step.row_of_page).view(-1, group, width)
     pieces = keys[:pages].view(-1, tokens, width).transpose(1, 2)
-    scores = torch.baddbmm(step.mask, spread.view(-1, group, width), pieces).to(exact).view(pages, heads, tokens)
-    highest = torch.full((rows + 1, heads), -torch.inf, dtype=exact, device=query.device)
-    highest.scatter_reduce_(0, step.row_of_page.unsqueeze(1).expand(-1, heads), scores.amax(-1), "amax")
-    weights = (scores - highest.index_select(0, step.row_of_page).unsqueeze(-1)).exp_()
-    total = torch.zeros_like(highest).index_add_(0, step.row_of_page, weights.sum(-1))
-    found = torch.bmm(weights.to(values.dtype).view(-1, group, tokens), values[:pages].view(-1, tokens, width))
-    summed = torch.zeros(rows + 1, heads * width, dtype=exact, device=query.device)
-    summed.index_add_(0, step.row_of_page, found.view(pages, -1).to(exact))
-    result = summed.view(rows + 1, heads, width)[:rows] / total[:rows].unsqueeze(-1)
-    return result.to(query.dtype)
+    scores = torch.baddbmm(step.mask, asking, pieces, alpha=width**-0.5).to(at_least_single(query.dtype))
+    shares = torch.softmax(scores, -1)
+    sums = (scores.amax(-1) - shares.amax(-1).log_()).view(pages, heads)
+    weights = torch.softmax(sums.index_select(0, step.pages_of_rows).view(rows, -1, heads).add_(step.absent), 1)
+    weight_of_page = weights.view(-1, heads).index_select(0, step.place_of_page).unsqueeze(-1)
+    found = torch.bmm(shares.to(values.dtype), values[:pages].view(-1, tokens, width)).view(pages, heads, width)
+    weighed = found.to(weights.dtype).mul_(weight_of_page)
+    summed = functional.embedding_bag(step.held, weighed.view(pages, -1), step.starts, mode="sum")
+    return summed.view(rows, heads, width).to(query.dtype)
 
 
 def prefill(query: Tensor, keys: Tensor, values: Tensor, step: Prefilling) -> Tensor:
@@ -99,6 +133,5 @@ def prefill(query: Tensor, keys: Tensor, values: Tensor, step: Prefilling) -> Te
         value.unsqueeze(0),
         attn_mask=step.mask,
         is_causal=step.mask is None,
-        scale=1.0,
     )
     return found.squeeze(0).transpose(0, 1)

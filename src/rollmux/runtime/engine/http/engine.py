@@ -28,6 +28,7 @@ from rollmux.runtime.engine.http.weights import source
 from rollmux.runtime.engine.http.wire import Opening, Server, Stream, Wire
 from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished
 from rollmux.runtime.engine.seam import Begun, Gauges
+from rollmux.runtime.engine.versions import require_adoptable, require_newer, require_permitted
 
 HEALTH_EVERY_S = 0.1
 HEALTH_WITHIN_S = 5.0
@@ -143,12 +144,8 @@ class HttpEngine:
     def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
         self._require_open()
         adopted = tuple(unfinished)
-        for each in adopted:
-            if not mixed and any(version != self._version for version in each.response.versions):
-                raise UpdateRefused(
-                    f"request {each.request.id!r} has tokens of versions {sorted(set(each.response.versions))}, the "
-                    f"engine has version {self._version}: bring it to an engine of its version, or allow `mixed`"
-                )
+        if not mixed:
+            require_adoptable(adopted, self._version)
         self._counter.add(adopted)
 
     def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
@@ -169,19 +166,14 @@ class HttpEngine:
             self.resume()
 
     def _require_updatable(self, version: int, begun: Begun) -> None:
-        if version <= self._version:
-            raise UpdateRefused(f"version {version} is not above {self._version}, which the engine has: count on")
+        require_newer(version, self._version)
         if begun is Begun.KEEP:
             raise UpdateRefused(
                 "a server does not tell for each token on its way which weights drew it, so responses can't go on over "
                 "an update: say RECOMPUTE"
             )
         started = [live.request.id for live in self._counter.live.values() if live.tokens]
-        if started and begun is Begun.REFUSE:
-            raise UpdateRefused(
-                f"{len(started)} responses have begun under version {self._version}, {started[0]!r} among them: let "
-                "them end, cancel or export them, or say by `begun` what becomes of them"
-            )
+        require_permitted(started, self._version, begun)
 
     def _empty(self, keep_tokens: bool) -> None:
         """Takes the server's requests back; the tokens that it still sends count, or were never heard of."""

@@ -4,21 +4,20 @@ Start it with `--enable-memory-saver`; with `--enable-deterministic-inference` f
 `SGLANG_RETURN_ORIGINAL_LOGPROB=1` for other temperatures than 0 and 1. Sources: docs/design/engine_http.md.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rollmux.checks import Checks
 from rollmux.runtime.engine.http import reading
+from rollmux.runtime.engine.http.alike import VERSION_ROUTE, Alike
 from rollmux.runtime.engine.http.calls import Attempt, Call, Over, Piece, Reply
 from rollmux.runtime.engine.http.metrics import Metrics
-from rollmux.runtime.engine.http.weights import FromDisk, InPlace, Transferred, source
 from rollmux.runtime.engine.requests import GenerationRequest
 from rollmux.runtime.engine.seam import Gauges
 
 
 @dataclass(frozen=True, slots=True)
-class Sglang:
+class Sglang(Alike):
     """See `Dialect`. `raw_logprobs`: the server gives log-probabilities as they are before temperature and top-p."""
 
     raw_logprobs: bool = False
@@ -75,9 +74,6 @@ class Sglang:
     def abort(self, name: str) -> Call:
         return Call("POST", "/abort_request", {"rid": name})
 
-    def health(self) -> Call:
-        return Call("GET", "/health")
-
     def pause(self) -> Call:
         return Call("POST", "/pause_generation", {"mode": "abort"})
 
@@ -99,29 +95,17 @@ class Sglang:
     def invalidate(self) -> Call:
         return Call("POST", "/flush_cache")
 
-    def update(self, version: int, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
-        told = {"weight_version": str(version)}
-        match source(weights):
-            case InPlace():
-                return (self.announce(version),)
-            case FromDisk(path):
-                # Caches are flushed when there are some again: asleep there are none.
-                body = {"model_path": path, "flush_cache": False}
-                return (Call("POST", "/update_weights_from_disk", body | told),)
-            case Transferred(info):
-                return (Call("POST", "/update_weights_from_distributed", dict(info) | {"flush_cache": False} | told),)
+    def _from_disk(self, path: str, version: int) -> tuple[Call, ...]:
+        return (_told("/update_weights_from_disk", {"model_path": path}, version),)
+
+    def _transferred(self, info: dict[str, Any], version: int) -> tuple[Call, ...]:
+        return (_told("/update_weights_from_distributed", info, version),)
 
     def announce(self, version: int) -> Call:
-        return Call("POST", "/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+        return Call("POST", VERSION_ROUTE, {"new_version": str(version), "abort_all_requests": False})
 
     def version(self) -> Call:
         return Call("GET", "/get_model_info")
-
-    def read_version(self, reply: Reply) -> str:
-        return str(reading.thing(reply.content)["weight_version"])
-
-    def metrics(self) -> Call:
-        return Call("GET", "/metrics")
 
     def read_gauges(self, reply: Reply) -> Gauges:
         """Only there if the server was started with `--enable-metrics`."""
@@ -139,6 +123,11 @@ class Sglang:
             preemptions=found.sum("sglang:num_retracted_reqs"),
             ended=found.sum("sglang:num_requests_total"),
         )
+
+
+def _told(path: str, body: dict[str, Any], version: int) -> Call:
+    """Caches are flushed when there are some again: asleep there are none."""
+    return Call("POST", path, body | {"flush_cache": False, "weight_version": str(version)})
 
 
 def _over(reason: object) -> tuple[Over | None, str]:

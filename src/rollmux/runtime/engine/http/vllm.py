@@ -4,21 +4,20 @@ Start it with `--enable-sleep-mode --generation-config vllm` and, if it was set 
 raw_logprobs`. Sources and versions: docs/design/engine_http.md.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from rollmux.runtime.engine.http import reading
+from rollmux.runtime.engine.http.alike import VERSION_ROUTE, Alike
 from rollmux.runtime.engine.http.calls import Attempt, Call, Over, Piece, Reply
 from rollmux.runtime.engine.http.metrics import Metrics
-from rollmux.runtime.engine.http.weights import FromDisk, InPlace, Transferred, source
 from rollmux.runtime.engine.requests import GenerationRequest
 from rollmux.runtime.engine.seam import Gauges
 
 
 @dataclass(frozen=True, slots=True)
-class Vllm:
+class Vllm(Alike):
     """See `rollmux.runtime.engine.http.dialect.Dialect`. Without `model`, the server's own."""
 
     model: str | None = None
@@ -74,9 +73,6 @@ class Vllm:
         """Where the route is not known, the closed connection does it."""
         return Call("POST", "/abort_requests", {"request_ids": [f"cmpl-{name}-0"]}, optional=True)
 
-    def health(self) -> Call:
-        return Call("GET", "/health")
-
     def pause(self) -> Call:
         return Call("POST", "/pause", query={"mode": "abort"})
 
@@ -98,34 +94,23 @@ class Vllm:
     def invalidate(self) -> Call:
         return Call("POST", "/reset_prefix_cache")
 
-    def update(self, version: int, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
-        told = {"weight_version": str(version)}
-        match source(weights):
-            case InPlace():
-                return (self.announce(version),)
-            case FromDisk(path):
-                reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-                return Call("POST", "/collective_rpc", reload), self.announce(version)
-            case Transferred(info):
-                begin = Call("POST", "/start_weight_update", {})
-                return (
-                    begin,
-                    Call("POST", "/update_weights", {"update_info": dict(info)}),
-                    Call("POST", "/finish_weight_update", told),
-                    self.announce(version),  # older ones do not take it from the call before
-                )
+    def _from_disk(self, path: str, version: int) -> tuple[Call, ...]:
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        return Call("POST", "/collective_rpc", reload), self.announce(version)
+
+    def _transferred(self, info: dict[str, Any], version: int) -> tuple[Call, ...]:
+        return (
+            Call("POST", "/start_weight_update", {}),
+            Call("POST", "/update_weights", {"update_info": info}),
+            Call("POST", "/finish_weight_update", {"weight_version": str(version)}),
+            self.announce(version),  # older ones do not take it from the call before
+        )
 
     def announce(self, version: int) -> Call:
-        return Call("POST", "/update_weight_version", {"new_version": str(version)}, optional=True)
+        return Call("POST", VERSION_ROUTE, {"new_version": str(version)}, optional=True)
 
     def version(self) -> Call:
         return Call("GET", "/weight_info", optional=True)
-
-    def read_version(self, reply: Reply) -> str:
-        return str(reading.thing(reply.content)["weight_version"])
-
-    def metrics(self) -> Call:
-        return Call("GET", "/metrics")
 
     def read_gauges(self, reply: Reply) -> Gauges:
         found = Metrics(reply.content.decode())
