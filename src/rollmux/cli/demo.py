@@ -1,12 +1,12 @@
 """`rollmux demo`: two real jobs on this machine, alone and woven; or the paper's production jobs in virtual time."""
 
 import json
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -15,25 +15,33 @@ from rich.live import Live
 
 from rollmux.cli.outputs import console
 from rollmux.cli.refusals import require_name
+from rollmux.cli.remote import Remote
 from rollmux.cli.top_screen import screen
 from rollmux.cli.virtual_demo import POLICIES, as_data, play_demo
 from rollmux.cli.virtual_demo import show as show_virtual
 from rollmux.cli.woven.figures import Figures, Measured, figures
+from rollmux.cli.woven.floor import ended
 from rollmux.cli.woven.jobs import SLO_ALONE, SLO_WOVEN, DemoJob, Engine, Phases, jobs
+from rollmux.cli.woven.report import outcomes
 from rollmux.cli.woven.runs import Look, run
 from rollmux.cli.woven.show import show
 from rollmux.errors import RollmuxError
 from rollmux.protocol.history import HistoryView
 from rollmux.protocol.views import ClusterView
-from rollmux.report.trace import trace_of
+from rollmux.report.page import html_report
+from rollmux.report.trace import chrome_trace
 
-LONGEST = 1.05  # what is said of a phase, over the longest that was seen
+SHOWN_S = 10  # of the past, on a terminal
+REPORT, TRACE = "report.html", "trace.json"
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=3, max=10_000, help="Steps of each job.")] = 16,
+    steps: Annotated[int, typer.Option(min=3, max=10_000, help="Steps of each job.")] = 30,
     engine: Annotated[str, typer.Option(help="slots computes a model; replay only takes time [default: slots].")] = "",
-    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Keep all files there.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="A new folder for report, trace and logs [default: runs/demo-N]."),
+    ] = None,
     virtual: Annotated[bool, typer.Option("--virtual", help="Ten production jobs in virtual time instead.")] = False,
     policy: Annotated[str, typer.Option(help=f"With --virtual: {' or '.join(POLICIES)}.")] = "rollmux",
     hours: Annotated[float, typer.Option(min=1.0, max=1000.0, help="With --virtual: time to run for.")] = 24.0,
@@ -45,62 +53,65 @@ def demo(
     if virtual or explain:
         _virtual(policy, hours, slo, explain, as_json)
         return
-    chosen = _engine(engine)
-    with _folder(out) as folder:
-        found = _real(folder, jobs(chosen, steps), as_json)
-        if as_json:
-            typer.echo(json.dumps(asdict(found) | {"gain": found.gain}, indent=1))
-        else:
-            show(found, console())
-            if out is not None:
-                typer.echo(f"Written: {folder}")
+    chosen, folder = _engine(engine), _folder(out)
+    found = _real(folder, jobs(chosen, steps), as_json)
+    if as_json:
+        typer.echo(json.dumps(asdict(found) | {"gain": found.gain, "folder": str(folder)}, indent=1))
+    else:
+        show(found, console())
+        typer.echo(f"Written: {folder / REPORT} for a browser, {folder / TRACE} for ui.perfetto.dev.")
 
 
 def _engine(name: str) -> Engine:
-    """`slots`, or what there is without torch."""
-    names = [each.value for each in Engine]
-    require_name("engine", name or Engine.SLOTS.value, names)
+    """The one that was asked for; else `slots`, or what there is without torch."""
+    if name:
+        require_name("engine", name, tuple(each.value for each in Engine))
     has_torch = find_spec("torch") is not None
-    if not has_torch and name != Engine.REPLAY.value:
+    if name == Engine.SLOTS.value and not has_torch:
+        raise typer.BadParameter("--engine slots: there is no torch here; pip install 'rollmux[torch]'")
+    if not name and not has_torch:
         typer.echo(
-            "No torch here: the jobs only take time, and learn nothing. For real ones: pip install rollmux[torch]"
+            "No torch here: these jobs take time and learn nothing. For real ones: pip install 'rollmux[torch]'",
+            err=True,
         )
         return Engine.REPLAY
     return Engine(name or Engine.SLOTS.value)
 
 
-@contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
+def _folder(out: Path | None) -> Path:
+    """A new one: no run is written over another."""
     if out is None:
-        with tempfile.TemporaryDirectory(prefix="rollmux-demo-") as name:
-            yield Path(name)
-        return
-    if out.exists() and any(out.iterdir()):
+        numbers = (Path("runs", f"demo-{number}") for number in count(1))
+        out = next(folder for folder in numbers if not folder.exists())
+    elif out.exists() and any(out.iterdir()):
         raise typer.BadParameter(f"--out {out}: it holds something; name a new folder")
     out.mkdir(parents=True, exist_ok=True)
-    yield out.resolve()
+    return out
 
 
 def _real(folder: Path, pair: tuple[DemoJob, ...], as_json: bool) -> Figures:
     """Each job alone, for as long as it takes to know it; then all of them."""
+    whole = folder.resolve()
     try:
         alone = [
-            run(folder / f"alone-{job.name}", [job], {}, SLO_ALONE, _look(f"{job.name}, alone", as_json))
+            run(whole / f"alone-{job.name}", [job], Phases(), SLO_ALONE, _look(f"{job.name}, alone", as_json))
             for job in pair
         ]
-        phases = {job.name: _phases(job.name, found) for job, found in zip(pair, alone, strict=True)}
-        woven = run(folder / "woven", pair, phases, SLO_WOVEN, _look("both, woven", as_json))
+        woven = run(whole / "woven", pair, _phases(alone), SLO_WOVEN, _look("both, woven", as_json))
     except RollmuxError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
-    (folder / "trace.json").write_text(trace_of("woven", woven.spans, {}) + "\n", encoding="utf-8")
-    return figures(alone, woven, SLO_WOVEN)
+    found = figures(alone, woven, SLO_WOVEN)
+    both = outcomes(alone, woven, found)
+    (folder / REPORT).write_text(html_report("RollMux: two jobs, alone and woven", both), encoding="utf-8")
+    (folder / TRACE).write_text(chrome_trace(both[1]) + "\n", encoding="utf-8")
+    return found
 
 
-def _phases(job: str, alone: Measured) -> Phases:
-    """What the owner says of the job, knowing how it went alone."""
-    rollout, train = (LONGEST * max(alone.phase_s(job, kind)) for kind in ("rollout", "train"))
-    return Phases(rollout, train)
+def _phases(alone: Sequence[Measured]) -> Phases:
+    """What the owner says of either job, knowing how they went alone: they are of one kind."""
+    seen = [(run, job) for run in alone for job in run.rewards]
+    return Phases(*(fmean(s for run, job in seen for s in run.phase_s(job, kind)) for kind in ("rollout", "train")))
 
 
 def _look(what: str, as_json: bool) -> Look:
@@ -109,20 +120,21 @@ def _look(what: str, as_json: bool) -> Look:
     shown.print(what, highlight=False)
     live = Live(console=shown, auto_refresh=False, transient=True) if shown.is_terminal else None
 
-    def look(url: str, cluster: ClusterView, history: HistoryView) -> None:
+    def look(there: Remote, cluster: ClusterView) -> None:
         if live is None:
             return
-        if all(job.state == "ended" for job in cluster.jobs):
+        if ended(cluster):
             live.stop()
             return
         live.start()
-        live.update(screen(url, cluster, history, "", shown.width), refresh=True)
+        history = there.get(HistoryView, "/v1/history", since_s=SHOWN_S)
+        live.update(screen(there.url, cluster, history, "", shown.width), refresh=True)
 
     return look
 
 
 def _virtual(policy: str, hours: float, slo: float, explain: str, as_json: bool) -> None:
-    require_name("policy", policy, list(POLICIES))
+    require_name("policy", policy, tuple(POLICIES))
     result = play_demo(policy, hours, slo)
     if explain and explain not in result.explanations:
         raise typer.BadParameter(f"there is no job {explain!r}; choose one of {', '.join(result.explanations)}")

@@ -1,6 +1,6 @@
 """What the runs came to: pure arithmetic over what the controllers have seen."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -81,8 +81,7 @@ class JobFigures:
     slo: float
     steps: int  # that were made in both runs
     same_rewards: bool
-    first_reward: float
-    last_reward: float
+    rewards: tuple[float, ...]  # of each step, woven
 
     @property
     def slowdown(self) -> float:
@@ -126,11 +125,5 @@ def _figures(job: str, alone: Measured, woven: Measured, slo: float) -> JobFigur
         slo,
         steps,
         before[:steps] == after[:steps],
-        _mean(before[: max(1, len(before) // 4)]),
-        _mean(before[-max(1, len(before) // 4) :]),
+        after,
     )
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return fmean(found) if found else 0.0

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from rollmux.cli.woven.floor import ROLLMUX
-from rollmux.trainer.settings import Batching, JobFile, Model, Optimiser, Sampling, Task, Warmup
+from rollmux.trainer.settings import Batching, JobFile, Model, Optimiser, Rollout, Sampling, Task, Warmup
 
 # What is said of a phase before it was ever measured: alone a job is in nobody's way, whatever it takes.
 UNKNOWN_S = 10.0
@@ -30,7 +30,7 @@ class Engine(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Seconds of each phase, as a job's owner states them: worst cases."""
+    """Seconds of each phase, as a job's owner states them."""
 
     rollout_s: float = UNKNOWN_S
     train_s: float = UNKNOWN_S
@@ -60,7 +60,6 @@ class DemoJob:
         return {
             "name": self.name,
             "slo": slo,
-            "iterations": self.settings.steps,
             "rollout": {"nodes": 1, "duration_s": phases.rollout_s},
             "train": {"nodes": 1, "duration_s": phases.train_s},
             "command": commands[self.engine],
@@ -70,19 +69,20 @@ class DemoJob:
 
 
 def jobs(engine: Engine, steps: int) -> tuple[DemoJob, ...]:
-    """Two of a kind that learn different tables. A step's rollout takes about as long as its update."""
+    """Two of a kind from different seeds. At this size a rollout takes about as long as its update."""
     first = JobFile(
-        name="times-12",
-        seed=1,
+        name="sums-3",
+        seed=3,
         steps=steps,
-        model=Model(hidden=96, layers=3, heads=4),
-        task=Task(largest=12),
-        warmup=Warmup(steps=120, batch=24),
-        batching=Batching(mode="sync", prompts=16, responses=8),
-        sampling=Sampling(max_tokens=200),
-        optimiser=Optimiser(rate=1e-3),
+        model=Model(hidden=128, layers=3, heads=4),
+        task=Task(largest=9, longest=12, careless=0.7),
+        warmup=Warmup(steps=200, rate=3e-3),
+        batching=Batching(mode="sync", prompts=16, responses=12),
+        sampling=Sampling(max_tokens=80),
+        optimiser=Optimiser(rate=5e-4),
+        rollout=Rollout(running=192, room_tokens=17000, max_length=88),
     )
-    second = replace(first, name="times-20", seed=2, task=Task(largest=20))
+    second = replace(first, name="sums-5", seed=5)
     return DemoJob(first, engine), DemoJob(second, engine)
 
 

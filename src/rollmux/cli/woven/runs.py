@@ -1,7 +1,7 @@
 """Runs jobs under a controller of their own to their end, and lets somebody look on."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rollmux.cli.remote import Remote
@@ -13,35 +13,32 @@ from rollmux.protocol.history import HistoryView
 from rollmux.protocol.messages import Done
 from rollmux.protocol.views import ClusterView, Text
 
-LOOK_S = 1.0  # seldom: whoever looks takes time from the jobs
-LOG_LINES = 20
+LOOK_S = 2.0  # seldom: whoever looks takes time from the jobs
+LOG_LINES, ALL_S = 20, 100_000
 
-Look = Callable[[str, ClusterView, HistoryView], None]  # where it is, and how it stands
+Look = Callable[[Remote, ClusterView], None]  # whom to ask, and how it stands
 
 
 class JobFailed(RollmuxError):
     """A job did not come to its end."""
 
 
-def run(folder: Path, jobs: Sequence[DemoJob], phases: Mapping[str, Phases], slo: float, look: Look) -> Measured:
+def run(folder: Path, jobs: Sequence[DemoJob], phases: Phases, slo: float, look: Look) -> Measured:
     """All of them at once on two nodes, and what their controller has seen."""
     with controller(folder) as there:
         for job in jobs:
-            known = phases.get(job.name, Phases())
-            there.post(Done, "/v1/jobs", job.submission(folder / job.name, known, slo))
+            there.post(Done, "/v1/jobs", job.submission(folder / job.name, phases, slo))
         history = _until_the_end(there, look)
         _require_finished(there)
         return measured(history, {job.name: rewards(folder / job.name / "out") for job in jobs})
 
 
 def _until_the_end(there: Remote, look: Look) -> HistoryView:
-    while True:
-        cluster = there.get(ClusterView, "/v1/cluster")
-        history = there.get(HistoryView, "/v1/history", since_s=100_000)
-        look(there.url, cluster, history)
-        if ended(cluster):
-            return history
+    while not ended(cluster := there.get(ClusterView, "/v1/cluster")):
+        look(there, cluster)
         time.sleep(LOOK_S)
+    look(there, cluster)
+    return there.get(HistoryView, "/v1/history", since_s=ALL_S)
 
 
 def _require_finished(there: Remote) -> None:

@@ -1,4 +1,7 @@
-"""What is shown of the demo: while it runs, and at its end."""
+"""What is shown of the demo at its end."""
+
+from collections.abc import Sequence
+from statistics import fmean
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -6,12 +9,14 @@ from rich.table import Table
 
 from rollmux.cli.woven.figures import Figures
 
+CURVE, BARS = 8, "▁▂▃▄▅▆▇█"
+
 
 def show(found: Figures, console: Console) -> None:
     """A row for each job, and what it comes to."""
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("job", no_wrap=True)
-    for column in ("step alone", "woven", "slower", "SLO", "reward", "", "as alone"):
+    for column in ("alone", "woven", "slower", "SLO", "reward, first to last", "as alone"):
         table.add_column(column, justify="right", no_wrap=True)
     for job in found.jobs:
         table.add_row(
@@ -20,12 +25,23 @@ def show(found: Figures, console: Console) -> None:
             f"{job.woven_s:.2f} s",
             f"{job.slowdown:.2f}x",
             f"{job.slo:g} {'met' if job.slowdown <= job.slo else 'missed'}",
-            f"{job.first_reward:.2f}",
-            f"→ {job.last_reward:.2f}",
-            f"{job.steps} of {job.steps} steps" if job.same_rewards else "no",
+            curve(job.rewards),
+            f"{job.steps} steps" if job.same_rewards else "no",
         )
     console.print(table)
-    console.print(f"Nodes idle: {found.idle_alone:.0%} of the time alone, {found.idle_woven:.0%} woven.")
+    console.print(
+        f"Nodes idle: {found.idle_alone:.0%} of the time alone, {found.idle_woven:.0%} woven.", highlight=False
+    )
     if found.switch_s is not None:
-        console.print(f"A state is on its node after {1000 * found.switch_s:.0f} ms.")
-    console.print(f"Work for a node-hour: {found.gain:.2f} times as much as on nodes of their own.")
+        console.print(f"A state is on its node after {1000 * found.switch_s:.0f} ms.", highlight=False)
+    gain = f"Work for a node-hour: {found.gain:.2f} times as much as on nodes of their own."
+    console.print(gain, highlight=False)
+
+
+def curve(values: Sequence[float]) -> str:
+    """First and last part, and a bar for each part between nothing and 1."""
+    count = min(CURVE, len(values))
+    parts = [values[len(values) * place // count : len(values) * (place + 1) // count] for place in range(count)]
+    means = [fmean(part) for part in parts]
+    bars = "".join(BARS[min(len(BARS) - 1, int(max(0.0, mean) * len(BARS)))] for mean in means)
+    return f"{means[0]:.2f} {bars} {means[-1]:.2f}" if means else ""

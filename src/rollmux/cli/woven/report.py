@@ -1,0 +1,100 @@
+"""The demo's runs as the outcomes that reports draw: what a simulated run has, made from what controllers saw."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from rollmux.cli.woven.figures import Figures, JobFigures, Measured, step_ends
+from rollmux.report.live import SWITCH
+from rollmux.sim.outcome import JobOutcome, Outcome, PoolHours, Span
+from rollmux.sim.workload import HOUR_S
+
+ALONE, WOVEN = "alone, nodes for each", "woven, on the nodes of one"
+
+
+def outcomes(alone: Sequence[Measured], woven: Measured, found: Figures) -> tuple[Outcome, Outcome]:
+    """All jobs alone, side by side although they were measured one after the other; and woven."""
+    apart = [_outcome(ALONE, run, [job], 1.0) for run, job in zip(alone, found.jobs, strict=True)]
+    return _side_by_side(apart), _outcome(WOVEN, woven, found.jobs, None)
+
+
+def _outcome(what: str, run: Measured, jobs: Sequence[JobFigures], slowdown: float | None) -> Outcome:
+    begin_s = min((span.start_s for span in run.spans), default=0.0)
+    spans = tuple(replace(span, start_s=span.start_s - begin_s, end_s=span.end_s - begin_s) for span in run.spans)
+    end_s = max((span.end_s for span in spans), default=0.0)
+    nodes = {pool.pool: pool for pool in run.history.pools}
+    hours = {name: _hours(_of(spans, name), pool.nodes, end_s) for name, pool in nodes.items()}
+    prices = {name: pool.usd_per_hour for name, pool in nodes.items()}
+    return Outcome(
+        policy=what,
+        usd_total=sum(hours[name].paid * prices[name] for name in nodes),
+        makespan_h=end_s / HOUR_S,
+        fluid_usd=sum(hours[name].busy * prices[name] for name in nodes),
+        whole_node_usd=0.0,  # not known here: it is a matter of many nodes
+        rollout=hours["rollout"],
+        train=hours["train"],
+        peak_rollout=nodes["rollout"].nodes,
+        peak_train=nodes["train"].nodes,
+        moves=0,
+        jobs=tuple(_job(run, job, begin_s, end_s, slowdown) for job in jobs),
+        spans=spans,
+    )
+
+
+def _of(spans: Iterable[Span], pool: str) -> list[Span]:
+    return [span for span in spans if span.node.startswith(f"{pool}-")]
+
+
+def _hours(spans: Sequence[Span], nodes: int, end_s: float) -> PoolHours:
+    switch_h = sum(span.end_s - span.start_s for span in spans if span.kind == SWITCH) / HOUR_S
+    busy_h = sum(span.end_s - span.start_s for span in spans) / HOUR_S - switch_h
+    paid_h = nodes * end_s / HOUR_S
+    return PoolHours(paid_h, busy_h, switch_h, max(0.0, paid_h - busy_h - switch_h))
+
+
+def _job(run: Measured, job: JobFigures, begin_s: float, end_s: float, slowdown: float | None) -> JobOutcome:
+    ends = step_ends(run.history, job.job)
+    (group,) = {span.group for span in run.history.spans if span.job == job.job}
+    return JobOutcome(
+        job=job.job,
+        arrival_h=0.0,
+        started_h=0.0,
+        ended_h=(max(ends, default=begin_s + end_s) - begin_s) / HOUR_S,
+        iterations=len(ends),
+        solo_s=job.alone_s,
+        iteration_s=job.alone_s if slowdown else job.woven_s,
+        slowdown=slowdown or job.slowdown,
+        slo=job.slo,
+        group=group,
+        admission="direct",
+        moves=0,
+    )
+
+
+def _side_by_side(apart: Sequence[Outcome]) -> Outcome:
+    """Each on nodes of its own: a group for each job, and the bill of all."""
+    first, spans = apart[0], []
+    for run in apart:
+        name = run.jobs[0].job
+        spans += [replace(span, node=f"{span.node} of {name}", group=f"{name}, alone") for span in run.spans]
+    return replace(
+        first,
+        usd_total=sum(run.usd_total for run in apart),
+        makespan_h=max(run.makespan_h for run in apart),
+        fluid_usd=sum(run.fluid_usd for run in apart),
+        rollout=_sum(run.rollout for run in apart),
+        train=_sum(run.train for run in apart),
+        peak_rollout=sum(run.peak_rollout for run in apart),
+        peak_train=sum(run.peak_train for run in apart),
+        jobs=tuple(replace(job, group=f"{job.job}, alone") for run in apart for job in run.jobs),
+        spans=tuple(spans),
+    )
+
+
+def _sum(hours: Iterable[PoolHours]) -> PoolHours:
+    each = list(hours)
+    return PoolHours(
+        sum(pool.paid for pool in each),
+        sum(pool.busy for pool in each),
+        sum(pool.switch for pool in each),
+        sum(pool.idle for pool in each),
+    )
