@@ -9,8 +9,6 @@ import pytest
 from rollmux.mux.image import image
 from tests.service.seeds import all_of, live_through, summary
 
-pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
-
 BLOCK = 25
 
 

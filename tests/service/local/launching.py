@@ -15,7 +15,7 @@ from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
 from rollmux.service.launcher import Attempt
 from rollmux.service.local.launcher import ProcessLauncher
-from rollmux.service.local.process_tree import descendants, everything, send
+from rollmux.service.local.process_tree import Process, descendants, everything, send
 from tests import builders
 
 PATIENCE_S = 10.0
@@ -85,18 +85,18 @@ def nothing_left() -> Iterator[None]:
     """Whatever is started meanwhile is gone afterwards, and reaped: else it is ended now, and that is an error."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that no orphan gets away
-    before = set(_below())
+    before = {(each.pid, each.start) for each in everything()}
     yield
-    left = set(_below()) - before
-    told = [f"{pid}: {_command(pid)}" for pid, _ in left]
-    while more := [each for each in descendants(os.getpid()) if (each.pid, each.start) not in before]:
+    left = {each.pid for each in _below(before)}
+    told = [f"{pid}: {_command(pid)}" for pid in left]
+    while more := [each for each in _below(before) if each.alive]:
         for process in more:
             send(process, signal.SIGKILL)
-    for pid, _ in left:
+    for pid in left:
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
-    assert told == []
+    assert not told, f"left running: {told}"
 
 
 def be_init() -> None:
@@ -108,11 +108,14 @@ def be_init() -> None:
                 time.sleep(0.01)
 
 
-def _below() -> list[tuple[int, int]]:
-    """All that live below this process, and its own zombies."""
-    seen = list(everything())
-    mine = [each for each in seen if each.parent == os.getpid()]
-    return [(each.pid, each.start) for each in [*mine, *descendants(os.getpid(), seen)]]
+def _below(before: set[tuple[int, int]]) -> list[Process]:
+    """What this process has started since, zombies of its own too: not what its older children have.
+
+    Another test's database starts its cleaners when it likes.
+    """
+    new = [each for each in everything() if (each.pid, each.start) not in before]
+    zombies = [each for each in new if each.parent == os.getpid() and not each.alive]
+    return [*zombies, *descendants(os.getpid(), new)]
 
 
 def _command(pid: int) -> str:
