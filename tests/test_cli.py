@@ -14,7 +14,7 @@ run = CliRunner().invoke
 
 @pytest.mark.parametrize("policy", ["rollmux", "paper"])
 def test_the_demo_weaves_every_job_within_its_slo_and_for_less(policy: str) -> None:
-    result = run(app, ["demo", "--json", "--hours", "12", "--slo", "1.4", "--policy", policy])
+    result = run(app, ["demo", "--virtual", "--json", "--hours", "12", "--slo", "1.4", "--policy", policy])
     assert result.exit_code == 0, result.output
     data = json.loads(result.output)
     assert data["policy"] == policy
@@ -27,21 +27,21 @@ def test_the_demo_weaves_every_job_within_its_slo_and_for_less(policy: str) -> N
 
 
 def test_the_demo_says_what_it_costs_in_words() -> None:
-    result = run(app, ["demo", "--hours", "2"])
+    result = run(app, ["demo", "--virtual", "--hours", "2"])
     assert result.exit_code == 0, result.output
     assert "per hour woven" in result.output
 
 
 def test_a_job_of_the_demo_can_be_explained() -> None:
-    result = run(app, ["demo", "--hours", "1", "--explain", "7B-8K-single"])
+    result = run(app, ["demo", "--virtual", "--hours", "1", "--explain", "7B-8K-single"])
     assert result.output.startswith("Job 7B-8K-single, policy rollmux: group-0, a new group")
 
 
 @pytest.mark.parametrize("wrong", [["--policy", "best"], ["--explain", "nobody"], ["--hours", "0"], ["--slo", "0.5"]])
 def test_a_wrong_option_is_refused_with_what_would_be_right(wrong: list[str]) -> None:
-    result = run(app, ["demo", "--hours", "1", *wrong])
+    result = run(app, ["demo", "--virtual", "--hours", "1", *wrong])
     assert result.exit_code == 2
-    assert any(hint in result.output for hint in ("rollmux or paper", "7B-8K", "greater than or equal to 1"))
+    assert any(hint in result.output for hint in ("rollmux, paper", "7B-8K", "greater than or equal to 1"))
 
 
 def test_the_page_of_states_is_what_the_tables_say() -> None:

@@ -18,7 +18,7 @@ from rollmux.trainer.settings import JobFile
 
 RATES = DecodeRates(1, 1 << 20, base_s=4e-3, per_request_s=2e-5, per_kv_token_s=0.0, prefill_tokens_per_s=1e6)
 MEDIAN, SIGMA, END = 24.0, 0.8, 0
-TRAIN_TOKEN_S = 2e-4
+TRAIN_TOKEN_S = 8e-5
 
 
 def main(file: Path, out: Path) -> None:

@@ -16,7 +16,7 @@ def show(found: Figures, console: Console) -> None:
     """A row for each job, and what it comes to."""
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("job", no_wrap=True)
-    for column in ("alone", "woven", "slower", "SLO", "reward, first to last", "as alone"):
+    for column in ("alone", "woven", "slower", "SLO", "reward", "as alone"):
         table.add_column(column, justify="right", no_wrap=True)
     for job in found.jobs:
         table.add_row(
