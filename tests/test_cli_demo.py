@@ -88,6 +88,8 @@ def test_the_reports_pay_for_the_nodes_of_each_job_alone_and_for_those_of_one_wo
     )
     assert together.usd_total == pytest.approx((4 * 6.0 + R + R + T) / 3600 * 7.0)
     assert [job.slowdown for job in together.jobs] == [1.2, 1.2]
+    assert [(level.rollout_nodes, level.usd_per_hour) for level in apart.levels] == [(2, 14.0), (0, 0.0), (0, 0.0)]
+    assert [(level.train_nodes, level.running) for level in together.levels] == [(1, 2), (0, 0)]
     assert len({(span.group, span.node) for span in apart.spans}) == 4
     assert {span.node for span in together.spans} == {"rollout-0", "train-0"}
     assert min(span.start_s for span in apart.spans) == min(span.start_s for span in together.spans) == 0.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rollmux.cli.woven.figures import Figures, JobFigures, Measured, step_ends
 from rollmux.report.live import SWITCH
-from rollmux.sim.outcome import JobOutcome, Outcome, PoolHours, Span
+from rollmux.sim.outcome import JobOutcome, Level, Outcome, PoolHours, Span
 from rollmux.sim.workload import HOUR_S
 
 ALONE, WOVEN = "alone, nodes for each", "woven, on the nodes of one"
@@ -36,8 +36,16 @@ def _outcome(what: str, run: Measured, jobs: Sequence[JobFigures], slowdown: flo
         peak_train=nodes["train"].nodes,
         moves=0,
         jobs=tuple(_job(run, job, begin_s, end_s, slowdown) for job in jobs),
+        levels=(
+            Level(0.0, nodes["rollout"].nodes, nodes["train"].nodes, _usd_per_hour(run), len(jobs), 0),
+            Level(end_s, 0, 0, 0.0, 0, 0),
+        ),
         spans=spans,
     )
+
+
+def _usd_per_hour(run: Measured) -> float:
+    return sum(pool.nodes * pool.usd_per_hour for pool in run.history.pools)
 
 
 def _of(spans: Iterable[Span], pool: str) -> list[Span]:
@@ -86,7 +94,24 @@ def _side_by_side(apart: Sequence[Outcome]) -> Outcome:
         peak_rollout=sum(run.peak_rollout for run in apart),
         peak_train=sum(run.peak_train for run in apart),
         jobs=tuple(replace(job, group=f"{job.job}, alone") for run in apart for job in run.jobs),
+        levels=_levels(apart),
         spans=tuple(spans),
+    )
+
+
+def _levels(apart: Sequence[Outcome]) -> tuple[Level, ...]:
+    """Until each has ended, its nodes are paid."""
+    there = [(run.levels[0], run.levels[-1].at_s) for run in apart]
+    return tuple(
+        Level(
+            at_s,
+            sum(level.rollout_nodes for level, end_s in there if end_s > at_s),
+            sum(level.train_nodes for level, end_s in there if end_s > at_s),
+            sum(level.usd_per_hour for level, end_s in there if end_s > at_s),
+            sum(level.running for level, end_s in there if end_s > at_s),
+            0,
+        )
+        for at_s in (0.0, *sorted(end_s for _, end_s in there))
     )
 
 
