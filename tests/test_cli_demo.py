@@ -2,19 +2,24 @@
 
 import json
 import os
+import signal
 import subprocess
-import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from rollmux.cli import app, demo
-from rollmux.cli.woven.figures import Figures, JobFigures, Measured, TooFewSteps, figures, measured
+from rollmux.cli.woven.figures import Figures, JobFigures, Measured, NotSideBySide, figures, measured
 from rollmux.cli.woven.floor import ROLLMUX
 from rollmux.cli.woven.report import outcomes
 from rollmux.cli.woven.show import curve
 from rollmux.protocol.history import HistoryView, PoolView, SpanView, UseView
+from rollmux.service.local.process_tree import descendants
+from tests.service.local.launching import be_init, nothing_left
 
 R, T, STEPS = 3.0, 2.0, 5
 
@@ -71,8 +76,10 @@ def test_other_rewards_than_alone_are_said() -> None:
 
 
 def test_jobs_that_were_never_beside_each_other_measure_nothing() -> None:
-    with pytest.raises(TooFewSteps, match="--steps"):
+    with pytest.raises(NotSideBySide, match="no place beside each other"):
         seen(steps_of("a", 0.0, 5.0), steps_of("b", 60.0, 5.0))
+    with pytest.raises(NotSideBySide, match="--steps"):
+        seen(steps_of("a", 0.0, 5.0), steps_of("b", 19.0, 5.0))
 
 
 def test_the_reports_pay_for_the_nodes_of_each_job_alone_and_for_those_of_one_woven() -> None:
@@ -113,9 +120,9 @@ def run_demo(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_a_model_two_jobs_share_the_nodes_of_one_and_report_it(tmp_path: Path) -> None:
-    done = run_demo(tmp_path, "--engine", "replay", "--steps", "4")
+    done = run_demo(tmp_path, "--engine", "replay", "--steps", "6")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("4 steps") == 2, "each job earns woven what it earns alone"
+    assert done.stdout.count("6 steps") == 2
     assert "Work for a node-hour" in done.stdout
     report = (tmp_path / "runs" / "demo-1" / "report.html").read_text(encoding="utf-8")
     assert "alone, nodes for each" in report
@@ -134,6 +141,47 @@ def test_two_models_learn_woven_what_they_learn_alone(tmp_path: Path) -> None:
         assert sum(job["rewards"][-8:]) > 1.2 * sum(job["rewards"][:8]), "it learns"
     assert found["idle_woven"] < found["idle_alone"] - 0.2
     assert found["gain"] > 1.2, "goal 1.8, on a quiet machine"
+
+
+@contextmanager
+def demo_at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A demo whose first job has made a step. Nothing of it is left at the end."""
+    with nothing_left():
+        env = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+        words = [*ROLLMUX, "demo", "--engine", "replay", "--steps", "400", "--out", "here"]
+        process = subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.PIPE, text=True, process_group=0)
+        metrics = folder / "here" / "alone-sums-3" / "sums-3" / "out" / "metrics.jsonl"
+        give_up = time.monotonic() + 60
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert process.poll() is None
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        with process:
+            yield process
+        be_init()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_interrupts_the_demo_is_left_with_nothing_that_runs(number: signal.Signals, tmp_path: Path) -> None:
+    with demo_at_work(tmp_path) as process:
+        os.killpg(process.pid, number)
+        assert process.wait(60) != 0
+
+
+def test_a_controller_that_dies_ends_the_demo_with_the_place_of_its_log(tmp_path: Path) -> None:
+    with demo_at_work(tmp_path) as process:
+        (controller,) = [each.pid for each in descendants(process.pid) if each.parent == process.pid]
+        os.kill(controller, signal.SIGKILL)
+        _, said = process.communicate(timeout=90)
+        assert process.returncode == 1
+        assert "serve.log" in said
+
+
+@pytest.mark.parametrize("words", [["--hours", "2"], ["--explain", "x"], ["--virtual", "--steps", "5"]])
+def test_an_option_that_means_nothing_here_is_refused(words: list[str]) -> None:
+    found = CliRunner().invoke(app, ["demo", *words])
+    assert found.exit_code == 2
+    assert "--virtual" in found.output
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
@@ -157,4 +205,3 @@ def test_with_torch_it_computes_and_a_wrong_name_is_refused() -> None:
     refused = CliRunner().invoke(app, ["demo", "--engine", "vllm"])
     assert refused.exit_code == 2
     assert "slots, replay" in refused.output
-    assert sys.modules["rollmux.cli.demo"] is demo

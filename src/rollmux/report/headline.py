@@ -32,6 +32,10 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
+def _long(hours: float) -> str:
+    return f"{hours:,.1f} h" if hours >= 3 else f"{60 * hours:,.1f} min"
+
+
 def _times(value: float) -> str:
     return f"{value:.3f}×"
 
@@ -68,7 +72,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     first = order[0]
     run = outcomes[first]
     what = "Cheapest: " if len(outcomes) > 1 else ""
-    words = [f"{what}<strong>{escape(names[first])}</strong>, {usd(run.usd_total)} over {run.makespan_h:,.1f} h."]
+    words = [f"{what}<strong>{escape(names[first])}</strong>, {usd(run.usd_total)} over {_long(run.makespan_h)}."]
     words.append(_broken(run))
     kept = [place for place in order if all(job.met for job in outcomes[place].jobs)]
     if kept and kept[0] != first:

@@ -13,7 +13,7 @@ FINISHED = "finished"
 LEAST_STEPS = 2
 
 
-class TooFewSteps(RollmuxError):
+class NotSideBySide(RollmuxError):
     """The jobs were not beside each other for long enough to measure anything."""
 
 
@@ -56,8 +56,14 @@ def measured(history: HistoryView, rewards: dict[str, tuple[float, ...]]) -> Mea
     """What counts is from when all jobs have made a step until one has made its last: all of them are there."""
     ends = [step_ends(history, job) for job in rewards]
     from_s, to_s = max(each[0] for each in ends), min(each[-1] for each in ends)
+    if to_s < from_s:
+        raise NotSideBySide(
+            f"{' and '.join(rewards)} had no place beside each other: by what their phases took alone, "
+            "together they would not keep their SLO. This machine was busy, or is unlike those that the demo was made "
+            "for; try again"
+        )
     if any(sum(from_s <= end <= to_s for end in each) < LEAST_STEPS for each in ends):
-        raise TooFewSteps(f"{', '.join(rewards)}: fewer than {LEAST_STEPS} steps side by side; try more --steps")
+        raise NotSideBySide(f"{', '.join(rewards)}: fewer than {LEAST_STEPS} steps side by side; try more --steps")
     return Measured(history, rewards, from_s, to_s)
 
 

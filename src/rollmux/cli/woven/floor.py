@@ -1,9 +1,12 @@
 """A controller of two nodes on this machine, in a process of its own, for as long as a run lasts.
 
-Invariant: when the block ends, controller and jobs are gone, however it ends.
+Invariant: when the block ends, controller and jobs are gone, however it ends. So their keepers end the jobs, not the
+controller, which may be what has failed.
 """
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -13,11 +16,12 @@ from pathlib import Path
 
 import typer
 
-from rollmux.cli.remote import NoController, Remote, remote
+from rollmux.cli.remote import CallRefused, Remote, remote
 from rollmux.errors import RollmuxError
 from rollmux.mux.transitions import Job
-from rollmux.protocol.messages import Done
 from rollmux.protocol.views import ClusterView, Health
+from rollmux.service.local.attempt_files import AttemptFiles
+from rollmux.service.local.kept import ask
 
 ROLLMUX = (sys.executable, "-c", "from rollmux.cli import app; app()")
 CLUSTER = """\
@@ -35,8 +39,8 @@ train:
 START_S, AGAIN_S, END_S = 60.0, 0.1, 30.0
 
 
-class NotStarted(RollmuxError):
-    """The controller ended, or took too long to be ready."""
+class ControllerFailed(RollmuxError):
+    """It ended, or took too long to be ready, or refused what it was asked."""
 
 
 @contextmanager
@@ -47,21 +51,16 @@ def controller(folder: Path) -> Iterator[Remote]:
     cluster.write_text(CLUSTER, encoding="utf-8")
     words = [*ROLLMUX, "serve", "--cluster", str(cluster), "--folder", str(folder), "--port", "0"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
-    with (folder / "serve.log").open("wb") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=log, env=env)
+    with (folder / "serve.log").open("wb") as log:  # in a session of its own: an interrupt is the caller's to hear
+        process = subprocess.Popen(words, stdout=log, stderr=log, env=env, start_new_session=True)
     try:
-        there = _ready(folder, process)
-        try:
-            yield there
-        finally:
-            _end_jobs(there)
+        yield _ready(folder, process)
+    except CallRefused as error:
+        raise ControllerFailed(f"{error.message}\nIts log: {folder / 'serve.log'}") from error
     finally:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # first, so that it starts nothing again
+        process.wait()
+        _end_jobs(folder)
 
 
 def _ready(folder: Path, process: subprocess.Popen[bytes]) -> Remote:
@@ -70,22 +69,21 @@ def _ready(folder: Path, process: subprocess.Popen[bytes]) -> Remote:
         try:
             there = remote("", "", folder)
             there.get(Health, "/readyz")
-        except (NoController, typer.BadParameter):
+        except typer.BadParameter:
             time.sleep(AGAIN_S)
         else:
             return there
-    said = (folder / "serve.log").read_text(encoding="utf-8", errors="replace")[-1000:]
-    raise NotStarted(f"the controller is not ready after {START_S:.0f} s; it said: {said}")
+    how = f"is not ready after {START_S:.0f} s" if process.returncode is None else f"ended with {process.returncode}"
+    raise ControllerFailed(f"the controller {how}; its log: {folder / 'serve.log'}")
 
 
-def _end_jobs(there: Remote) -> None:
-    """A controller that ends leaves its jobs to the next one, and here there is none."""
-    for job in there.get(ClusterView, "/v1/cluster").jobs:
-        if job.state != Job.ENDED.value:
-            there.post(Done, f"/v1/jobs/{job.job}/cancel")
-    give_up = time.monotonic() + END_S
-    while not ended(there.get(ClusterView, "/v1/cluster")) and time.monotonic() < give_up:
-        time.sleep(AGAIN_S)
+def _end_jobs(folder: Path) -> None:
+    for started in AttemptFiles(folder).all_started():
+        keeper = started.keeper.open()
+        if keeper is not None:
+            ask(keeper, signal.SIGUSR1)
+            select.select([keeper], [], [], END_S)
+            os.close(keeper)
 
 
 def ended(cluster: ClusterView) -> bool:

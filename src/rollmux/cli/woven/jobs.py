@@ -60,6 +60,7 @@ class DemoJob:
         return {
             "name": self.name,
             "slo": slo,
+            "max_attempts": 1,  # one that began again would have measured that
             "rollout": {"nodes": 1, "duration_s": phases.rollout_s},
             "train": {"nodes": 1, "duration_s": phases.train_s},
             "command": commands[self.engine],

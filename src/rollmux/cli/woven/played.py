@@ -23,9 +23,9 @@ TRAIN_TOKEN_S = 8e-5
 
 def main(file: Path, out: Path) -> None:
     job = read_job_file(file)
-    out.mkdir(exist_ok=True)
+    out.mkdir()
     engine = replay(Played(Lognormal(MEDIAN, SIGMA), RATES), Limits(room_tokens=1 << 20, max_running=1024))
-    with connect() as mux, (out / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
+    with connect() as mux, (out / "metrics.jsonl").open("w", 1, encoding="utf-8") as metrics:
         for step in mux.steps(job.steps):
             ended = _rolled_out(job, engine, mux, step)
             with mux.phase("train"):

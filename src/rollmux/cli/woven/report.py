@@ -13,11 +13,12 @@ ALONE, WOVEN = "alone, nodes for each", "woven, on the nodes of one"
 
 def outcomes(alone: Sequence[Measured], woven: Measured, found: Figures) -> tuple[Outcome, Outcome]:
     """All jobs alone, side by side although they were measured one after the other; and woven."""
-    apart = [_outcome(ALONE, run, [job], 1.0) for run, job in zip(alone, found.jobs, strict=True)]
-    return _side_by_side(apart), _outcome(WOVEN, woven, found.jobs, None)
+    before = [replace(job, woven_s=job.alone_s) for job in found.jobs]
+    apart = [_outcome(ALONE, run, [job]) for run, job in zip(alone, before, strict=True)]
+    return _side_by_side(apart), _outcome(WOVEN, woven, found.jobs)
 
 
-def _outcome(what: str, run: Measured, jobs: Sequence[JobFigures], slowdown: float | None) -> Outcome:
+def _outcome(what: str, run: Measured, jobs: Sequence[JobFigures]) -> Outcome:
     begin_s = min((span.start_s for span in run.spans), default=0.0)
     spans = tuple(replace(span, start_s=span.start_s - begin_s, end_s=span.end_s - begin_s) for span in run.spans)
     end_s = max((span.end_s for span in spans), default=0.0)
@@ -35,7 +36,7 @@ def _outcome(what: str, run: Measured, jobs: Sequence[JobFigures], slowdown: flo
         peak_rollout=nodes["rollout"].nodes,
         peak_train=nodes["train"].nodes,
         moves=0,
-        jobs=tuple(_job(run, job, begin_s, end_s, slowdown) for job in jobs),
+        jobs=tuple(_job(run, job, begin_s) for job in jobs),
         levels=(
             Level(0.0, nodes["rollout"].nodes, nodes["train"].nodes, _usd_per_hour(run), len(jobs), 0),
             Level(end_s, 0, 0, 0.0, 0, 0),
@@ -59,18 +60,18 @@ def _hours(spans: Sequence[Span], nodes: int, end_s: float) -> PoolHours:
     return PoolHours(paid_h, busy_h, switch_h, max(0.0, paid_h - busy_h - switch_h))
 
 
-def _job(run: Measured, job: JobFigures, begin_s: float, end_s: float, slowdown: float | None) -> JobOutcome:
+def _job(run: Measured, job: JobFigures, begin_s: float) -> JobOutcome:
     ends = step_ends(run.history, job.job)
     (group,) = {span.group for span in run.history.spans if span.job == job.job}
     return JobOutcome(
         job=job.job,
         arrival_h=0.0,
         started_h=0.0,
-        ended_h=(max(ends, default=begin_s + end_s) - begin_s) / HOUR_S,
+        ended_h=(ends[-1] - begin_s) / HOUR_S,
         iterations=len(ends),
         solo_s=job.alone_s,
-        iteration_s=job.alone_s if slowdown else job.woven_s,
-        slowdown=slowdown or job.slowdown,
+        iteration_s=job.woven_s,
+        slowdown=job.slowdown,
         slo=job.slo,
         group=group,
         admission="direct",

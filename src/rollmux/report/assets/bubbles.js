@@ -16,7 +16,7 @@ function showBubbles(host, runs) {
 function bar(hours, most) {
   const element = make("span", { class: "bar" });
   for (const [part] of PARTS) {
-    const piece = make("span", { class: `piece ${part}`, title: `${part}: ${grouped(hours[part] ?? 0, 1)} node-hours, ${share(hours[part], hours.paid)}` });
+    const piece = make("span", { class: `piece ${part}`, title: `${part}: ${nodeHours(hours[part] ?? 0)} node-hours, ${share(hours[part], hours.paid)}` });
     const long = (hours[part] ?? 0) / most;
     piece.style.width = `${100 * long}%`;
     piece.append(make("span", { class: "piece-label" }, `${part} ${share(hours[part], hours.paid)}`));
@@ -25,11 +25,15 @@ function bar(hours, most) {
   return element;
 }
 
+function nodeHours(value) {
+  return fixed(value, value < 1 ? 4 : 1);
+}
+
 function hoursTable(rows) {
   const head = ["Policy", "Pool", "Paid", ...PARTS.flatMap(([part]) => [part[0].toUpperCase() + part.slice(1), "%"])];
   const body = rows.map(({ run, pool, hours }) => make("tr", {}, make("th", { scope: "row" }, run), make("td", {}, pool),
-    make("td", { class: "number" }, fixed(hours.paid, 1)),
-    ...PARTS.flatMap(([part]) => [make("td", { class: "number" }, fixed(hours[part], 1)),
+    make("td", { class: "number" }, nodeHours(hours.paid)),
+    ...PARTS.flatMap(([part]) => [make("td", { class: "number" }, nodeHours(hours[part])),
       make("td", { class: "number" }, share(hours[part], hours.paid))])));
   const caption = "Node-hours paid per policy and pool, and where they went";
   return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },

@@ -71,10 +71,17 @@ function point(chart, ms) {
     if (value !== null) return [line, chart.format(value)];
     return [line, chart.cursor < line.at[0] ? "not begun" : "ended"];
   });
-  const time = `${grouped(chart.cursor / 3600000, 2)} h`;
+  const unit = unitOf(chart.end);
+  const time = `${grouped(chart.cursor / unit.ms, 2)} ${unit.name}`;
   chart.readout.replaceChildren(make("strong", {}, time),
     ...said.map(([line, text]) => make("span", { class: "reading" }, sample(line.place, line.name), `${line.name} ${text}`)));
   chart.plot.setAttribute("aria-valuetext", [`at ${time}`, ...said.map(([line, text]) => `${line.name} ${text}`)].join(", "));
+}
+
+// What a run of this length is told in.
+function unitOf(ms) {
+  if (ms < 180000) return { ms: 1000, name: "s" };
+  return ms < 10800000 ? { ms: 60000, name: "min" } : { ms: 3600000, name: "h" };
 }
 
 function peak(line) {
@@ -99,9 +106,10 @@ function drawChart(chart, width) {
     svg.append(shape("path", { class: "grid", d: `M${ROOM.left} ${y(value).toFixed(1)}H${width - ROOM.right}` }),
       shape("text", { class: "tick", x: ROOM.left - 8, y: y(value) + 4, "text-anchor": "end" }, chart.tick(value)));
   }
-  const hours = ticksTo(chart.end / 3600000, clamp(Math.floor(inner.width / 80), 2, 10)).filter((hour) => hour * 3600000 <= chart.end * 1.0001);
-  for (const hour of hours) {
-    svg.append(shape("text", { class: "tick", x: x(hour * 3600000), y: CHART_HEIGHT - 14, "text-anchor": "middle" }, `${grouped(hour, hour % 1 ? 2 : 0)} h`));
+  const unit = unitOf(chart.end);
+  const times = ticksTo(chart.end / unit.ms, clamp(Math.floor(inner.width / 80), 2, 10)).filter((time) => time * unit.ms <= chart.end * 1.0001);
+  for (const time of times) {
+    svg.append(shape("text", { class: "tick", x: x(time * unit.ms), y: CHART_HEIGHT - 14, "text-anchor": "middle" }, `${grouped(time, time % 1 ? 2 : 0)} ${unit.name}`));
   }
   for (const line of lines) {
     svg.append(shape("path", { class: `line ${look(line.place)}`, d: steps(line, x, y) }));
