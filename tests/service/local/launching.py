@@ -86,16 +86,18 @@ def nothing_left() -> Iterator[None]:
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that no orphan gets away
     before = {(each.pid, each.start) for each in everything()}
-    yield
-    left = {each.pid for each in _below(before)}
-    told = [f"{pid}: {_command(pid)}" for pid in left]
-    while more := [each for each in _below(before) if each.alive]:
-        for process in more:
-            send(process, signal.SIGKILL)
-    for pid in left:
-        with suppress(ChildProcessError):
-            os.waitpid(pid, 0)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+    try:
+        yield
+    finally:
+        left = {each.pid for each in _below(before)}
+        told = [f"{pid}: {_command(pid)}" for pid in left]
+        while more := [each for each in _below(before) if each.alive]:
+            for process in more:
+                send(process, signal.SIGKILL)
+        for pid in left:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
     assert not told, f"left running: {told}"
 
 
