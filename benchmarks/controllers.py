@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rollmux.service.tokens import Tokens
+
+Process = subprocess.Popen[bytes]
 
 BEAT_S = 5.0  # as the client does with leases of 15 s
 KINDS = ("rollout", "train", "sync")
@@ -82,9 +84,9 @@ class Job:
 
 
 @contextmanager
-def pinned(command: Sequence[str], core: int) -> Iterator[subprocess.Popen[bytes]]:
+def pinned(command: Sequence[str], core: int, errors: IO[bytes] | int = subprocess.DEVNULL) -> Iterator[Process]:
     """A process on one core, for as long as the block lasts."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
     try:
         os.sched_setaffinity(process.pid, {core})
         yield process
@@ -98,16 +100,21 @@ def pinned(command: Sequence[str], core: int) -> Iterator[subprocess.Popen[bytes
 
 
 @contextmanager
-def begun(folder: Path, port: int, lease_s: float) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def begun(folder: Path, port: int, lease_s: float) -> Iterator[tuple[Process, int]]:
     """A controller over this folder on the first core, and its port; it may not answer yet."""
     url = folder / "url"
     url.unlink(missing_ok=True)
     command = [str(Path(sys.executable).with_name("rollmux")), "serve", "--folder", str(folder), "--port", str(port)]
-    with pinned([*command, "--lease-s", str(lease_s)], min(os.sched_getaffinity(1))) as process:
+    core = min(os.sched_getaffinity(1))
+    with (
+        (folder / "stderr").open("w+b") as errors,
+        pinned([*command, "--lease-s", str(lease_s)], core, errors) as process,
+    ):
         until = time.monotonic() + _SOON_S
         while not url.exists():
             if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"the controller did not begin: {process.returncode}")
+                errors.seek(0)
+                raise RuntimeError(f"the controller did not begin: {errors.read().decode()[-2000:]}")
             time.sleep(0.002)
         yield process, int(url.read_text().rpartition(":")[2])
 
