@@ -10,11 +10,14 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ray.cluster_utils import Cluster
 
 STORE_BYTES = 80 * 2**20
+# Ray notes its newest cluster there wherever `temp_dir` is, and where no cluster has ever been it fails.
+RAYS_OWN = Path("/tmp/ray")
 
 
 def free_port() -> int:
@@ -28,6 +31,7 @@ def main() -> None:
     os.dup2(2, 1)  # what Ray prints is not an answer
     net = sys.argv[1]
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets have to be short
+    RAYS_OWN.mkdir(exist_ok=True)
     common: dict[str, Any] = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
     cluster = Cluster(
         initialize_head=True,
