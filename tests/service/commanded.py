@@ -77,7 +77,7 @@ class Commanded:
 
     def _is_up(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/healthz", timeout=5).is_success
+            return httpx.get(f"{self.url}/readyz", timeout=5).is_success
         except httpx.HTTPError:
             return False
 

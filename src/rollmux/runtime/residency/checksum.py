@@ -16,9 +16,14 @@ SUM_BYTES = 16
 ZEROS = bytes(SUM_BYTES)
 
 
+def rows_of(data: Tensor) -> Tensor:
+    """The words of each row."""
+    return data.view(torch.int64).view(-1, ROW_BYTES // 8)
+
+
 def row_sums(data: Tensor) -> Tensor:
     """One number for each row of bytes, on the device where they are."""
-    return data.view(torch.int64).view(-1, ROW_BYTES // 8).sum(1)
+    return rows_of(data).sum(1)
 
 
 def digest(sums: Tensor, data: Tensor) -> bytes:

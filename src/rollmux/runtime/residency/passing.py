@@ -2,6 +2,7 @@
 
 Numpy copies, not torch: it lets go of the interpreter, and leaves each piece to the system's own `memmove`, which wrote
 538 MB into pages new from the kernel in 60 ms where torch took 91, and into mapped ones in 52 where torch took 60.
+Torch sums, not numpy: twice as fast from the core's own cache.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.checksum import digest
+from rollmux.runtime.residency.checksum import digest, rows_of
 from rollmux.runtime.residency.layout import ROW_BYTES
 
 # Source and target of a part fit into a core's own cache (1 MiB), where the part's sum costs a third of reading it
@@ -30,14 +31,12 @@ def copy(target: Tensor, source: Tensor) -> None:
 
 def copy_summed(target: Tensor, source: Tensor) -> bytes:
     """Copies whole rows, and returns their checksum."""
-    to, of = target.numpy(), source.numpy()
-    words = of.view(np.int64).reshape(-1, ROW_BYTES // 8)
-    sums = np.empty(len(words), np.int64)
-    for start in range(0, len(of), PART_BYTES):
-        part, rows = slice(start, start + PART_BYTES), slice(start // ROW_BYTES, (start + PART_BYTES) // ROW_BYTES)
-        np.copyto(to[part], of[part])
-        np.add.reduce(words[rows], axis=1, out=sums[rows])
-    return digest(torch.from_numpy(sums), source)
+    to, of, sums = target.numpy(), source.numpy(), list[Tensor]()
+    for part, rows in enumerate(rows_of(source).split(PART_BYTES // ROW_BYTES)):
+        where = slice(part * PART_BYTES, (part + 1) * PART_BYTES)
+        np.copyto(to[where], of[where])
+        sums.append(rows.sum(1))
+    return digest(torch.cat(sums), source)
 
 
 def is_zero(data: Tensor) -> bool:
