@@ -1,6 +1,7 @@
 """Functions that score, as a caller of the pool may have them."""
 
 import os
+import signal
 import subprocess
 import time
 
@@ -8,6 +9,16 @@ import time
 def length(text: str) -> float:
     print("what is printed does not matter")
     return len(text) / 10
+
+
+def slowly(text: str) -> float:
+    time.sleep(0.03)
+    return len(text) / 10
+
+
+def kills_itself() -> float:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
 
 
 async def soon(text: str) -> float:

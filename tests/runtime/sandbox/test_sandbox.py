@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -179,6 +180,44 @@ def test_a_zygote_that_was_killed_is_replaced_and_its_runs_are_errors() -> None:
     first, second, _ = asyncio.run(killed())
     assert first.cause is Cause.BROKEN
     assert second.stdout == b"again\n"
+
+
+def test_runs_that_come_while_a_zygote_is_replaced_wait_for_the_new_one() -> None:
+    async def killed() -> list[Ended]:
+        async with Sandbox(allow=list(Concern)) as sandbox:
+            os.kill(sandbox.pid, signal.SIGKILL)
+            await _until(lambda: state(sandbox.pid) == "Z")
+            return await asyncio.gather(*(sandbox.run(Program("pass"), SMALL) for _ in range(4)))
+
+    assert [each.succeeded for each in asyncio.run(killed())] == [True] * 4
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1])
+def test_closing_while_a_zygote_is_replaced_leaves_no_process_behind(after_s: float) -> None:
+    async def closed() -> list[Ended | BaseException]:
+        async with Sandbox(allow=list(Concern)) as sandbox:
+            os.kill(sandbox.pid, signal.SIGKILL)
+            await _until(lambda: state(sandbox.pid) == "Z")
+            runs = [asyncio.create_task(sandbox.run(Program("pass"), SMALL)) for _ in range(2)]
+            await asyncio.sleep(after_s)
+            runs[0].cancel()  # it is the one that replaces it
+        return await asyncio.gather(*runs, return_exceptions=True)
+
+    before = set(descendants(os.getpid()))
+    asyncio.run(closed())
+    assert set(descendants(os.getpid())) <= before
+
+
+def test_a_channel_is_closed_where_nothing_can_be_run() -> None:
+    async def refused() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            with pytest.raises(SandboxError, match="never started"):
+                await Sandbox().run(Program("pass"), SMALL, theirs)
+            assert ours.recv(1) == b""
+
+    asyncio.run(refused())
 
 
 def test_what_is_readable_is_still_there_where_it_lies_below_the_folder_of_runs(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ class CodeScorer:
             return await self._try_asserts(task, held)
         case = task.cases[number]
         program = replace(task.program, stdin=case.stdin.encode())
-        return _of_case(await self._sandbox.run(program, held), case)
+        ended = await self._sandbox.run(program, held)
+        ended.require_whole()
+        return _of_case(ended, case)
 
     async def _try_asserts(self, task: CodeTask, limits: RunLimits) -> Trial:
         """The program and its judge, each in a sandbox of its own."""
@@ -92,7 +94,11 @@ class CodeScorer:
                 served = (await asyncio.wait([serving], timeout=_LAST_WORDS_S))[0]
             finally:
                 serving.cancel()
-        return _of_asserts(checking, served.pop().result() if served else None)
+        serving_ended = served.pop().result() if served else None
+        checking.require_not_killed()  # nothing of the program's runs there
+        if serving_ended is not None:
+            serving_ended.require_whole()
+        return _of_asserts(checking, serving_ended)
 
 
 def _of_case(ended: Ended, case: Case) -> Trial:
@@ -116,8 +122,6 @@ def _of_asserts(checking: Ended, serving: Ended | None) -> Trial:
 
 
 def _end(ended: Ended) -> End:
-    if ended.cause is Cause.BROKEN:
-        return End.BROKEN
     if ended.cause in _TIME:
         return End.KILLED
     return End.CORRECT if ended.succeeded else End.INCORRECT

@@ -32,6 +32,7 @@ class FunctionScorer:
         with ours, theirs:
             ours.setblocking(False)
             ended = await self._sandbox.run(Program(source), self._limits, theirs)
+            ended.require_not_killed()
             if not ended.succeeded:
                 return _unscored(ended)
             try:

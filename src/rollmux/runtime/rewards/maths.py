@@ -29,6 +29,7 @@ class MathsScorer:
     async def score(self, task: MathsTask) -> Reward:
         asked = json.dumps({"response": task.response, "gold": task.gold}).encode()
         ended = await self._sandbox.run(Program(_COMPARE, stdin=asked), self._limits)
+        ended.require_not_killed()
         if ended.succeeded:
             told = json.loads(ended.stdout)
             detail, cpu_s, wall_s = str(told["detail"]), ended.cpu_s, ended.wall_s

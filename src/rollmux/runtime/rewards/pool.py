@@ -25,6 +25,7 @@ from rollmux.runtime.rewards.tasks import KINDS, AsyncTask, CodeTask, FunctionTa
 from rollmux.runtime.sandbox import Concern, Mechanism, Protections, RunLimits, Sandbox, SandboxError
 
 _MOST_AUDITS = 100  # the oldest is dropped: audits only measure
+_TRIES = 3  # what broke off is asked again: a kill from outside says nothing of a response
 _CORES = len(os.sched_getaffinity(0))
 
 
@@ -143,11 +144,14 @@ class RewardPool:
         return await self.submit(task).reward()
 
     async def _reward(self, kind: Kind, task: Task) -> Reward:
+        broke = ""
         async with self._budgets[kind]:
-            try:
-                return await self._scored(task)
-            except (SandboxError, OSError) as error:
-                return Reward(Status.ERROR, None, str(error))
+            for _ in range(_TRIES):
+                try:
+                    return await self._scored(task)
+                except (SandboxError, OSError) as error:
+                    broke = str(error)
+        return Reward(Status.ERROR, None, broke)
 
     async def _scored(self, task: Task) -> Reward:
         match task:

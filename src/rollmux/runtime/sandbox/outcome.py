@@ -1,7 +1,10 @@
 """How a run ended, as the side that hostile code can't reach has seen it."""
 
+import signal
 from dataclasses import dataclass
 from enum import Enum
+
+from rollmux.runtime.sandbox.protections import SandboxError
 
 
 class Cause(Enum):
@@ -35,3 +38,14 @@ class Ended:
     def succeeded(self) -> bool:
         """It ended by itself and said that all was well. What that is worth is for the caller to judge."""
         return self.cause is Cause.EXITED and self.status == 0
+
+    def require_whole(self) -> None:
+        """SandboxError where the sandbox broke off: the same may be run again."""
+        if self.cause is Cause.BROKEN:
+            raise SandboxError(f"{self.cause.value}: {self.detail}")
+
+    def require_not_killed(self) -> None:
+        """The same where somebody has killed it. For code that is trusted: other code may kill itself."""
+        self.require_whole()
+        if self.cause is Cause.SIGNALLED and self.status == signal.SIGKILL:
+            raise SandboxError(f"{self.cause.value}: {self.detail}")

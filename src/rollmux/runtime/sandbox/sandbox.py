@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -89,9 +90,9 @@ class Sandbox:
         return self
 
     async def _spawn(self) -> Protections:
+        """A new zygote. Where nobody waits until it is ready it ends: it does with its socket."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        self._control = ours
         command = [sys.executable, "-I", "-c", _BOOT.format(path=self._path), str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
@@ -102,21 +103,26 @@ class Sandbox:
                 env={"PYTHONHASHSEED": "random"},
                 start_new_session=True,
             )
-        try:
-            async with asyncio.timeout(_START_S):
-                await asyncio.get_running_loop().sock_sendall(ours, frames.packed(self._setup))
-                told, _ = await frames.receive_soon(ours, 0)
-        except (frames.BrokenFrame, ConnectionError):
-            status = await asyncio.to_thread(self._process.wait)
-            raise SandboxError(f"the sandbox ended with {status} instead of starting; see its standard error") from None
-        except TimeoutError:
-            raise SandboxError(f"the sandbox did not start within {_START_S:g} s: warm it with less") from None
+        with ExitStack() as unless_ready:
+            unless_ready.enter_context(ours)
+            try:
+                async with asyncio.timeout(_START_S):
+                    await asyncio.get_running_loop().sock_sendall(ours, frames.packed(self._setup))
+                    told, _ = await frames.receive_soon(ours, 0)
+            except (frames.BrokenFrame, ConnectionError):
+                status = await asyncio.to_thread(self._process.wait)
+                told_at = "see its standard error"
+                raise SandboxError(f"the sandbox ended with {status} instead of starting; {told_at}") from None
+            except TimeoutError:
+                raise SandboxError(f"the sandbox did not start within {_START_S:g} s: warm it with less") from None
+            unless_ready.pop_all()
+        self._control = ours
         return _protections(told)
 
-    async def _restart(self, broken: socket.socket) -> None:
-        """Replaces a zygote that is gone, once for all who find it so."""
+    async def _restart(self, broken: socket.socket | None) -> None:
+        """Replaces a zygote that is gone, once for all who find it so; who comes meanwhile waits for the new one."""
         async with self._restarting:
-            if self._control is broken:
+            if self._control is broken and not self._closed:
                 await self._stop()
                 (await self._spawn()).require(self._allow)
 
@@ -130,7 +136,8 @@ class Sandbox:
     async def close(self) -> None:
         """Ends all runs; afterwards no process of the sandbox is left."""
         self._closed = True
-        await self._stop()
+        async with self._restarting:
+            await self._stop()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -143,10 +150,12 @@ class Sandbox:
         ours, theirs = socket.socketpair()
         with ours:
             ours.setblocking(False)
-            with theirs:
+            try:
                 await self._hand_over([theirs, *([] if channel is None else [channel])])
-            if channel is not None:
-                channel.close()
+            finally:  # whoever is at the other end of the channel waits for nobody
+                theirs.close()
+                if channel is not None:
+                    channel.close()
             try:
                 async with asyncio.timeout(limits.wall_s + _GRACE_S):
                     return await _exchange(ours, program, limits)
@@ -157,10 +166,13 @@ class Sandbox:
 
     async def _hand_over(self, sockets: list[socket.socket]) -> None:
         descriptors = [each.fileno() for each in sockets]
-        while not self._closed and (control := self._control) is not None:
+        while not self._closed:
+            control = self._control
             try:
-                socket.send_fds(control, [b"r"], descriptors)
-                return
+                if control is not None:
+                    socket.send_fds(control, [b"r"], descriptors)
+                    return
+                await self._restart(None)
             except BlockingIOError:
                 await asyncio.sleep(_BUSY_S)
             except OSError:
