@@ -208,6 +208,23 @@ def test_closing_while_a_zygote_is_replaced_leaves_no_process_behind(after_s: fl
     assert set(descendants(os.getpid())) <= before
 
 
+def test_a_zygote_that_comes_back_without_its_protections_runs_nothing() -> None:
+    async def story() -> None:
+        async with Sandbox(allow=list(Concern)) as open_to_all:
+            uncovered = open_to_all.protections.uncovered
+        if uncovered == set(Concern):
+            pytest.skip("this machine can prevent nothing")
+        async with Sandbox(allow=uncovered) as sandbox:
+            sandbox._setup["without"] = [each.name for each in Mechanism]
+            os.kill(sandbox.pid, signal.SIGKILL)
+            await _until(lambda: state(sandbox.pid) == "Z")
+            for _ in range(2):
+                with pytest.raises(Unprotected):
+                    await sandbox.run(Program("pass"), SMALL)
+
+    asyncio.run(story())
+
+
 def test_a_channel_is_closed_where_nothing_can_be_run() -> None:
     async def refused() -> None:
         ours, theirs = socket.socketpair()

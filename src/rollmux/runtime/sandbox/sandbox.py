@@ -82,15 +82,14 @@ class Sandbox:
         """Starts the zygote, and refuses where this machine can't prevent what it should."""
         self._closed = False
         try:
-            self._protections = await self._spawn()
-            self._protections.require(self._allow)
+            await self._spawn()
         except BaseException:
             await self.close()
             raise
         return self
 
-    async def _spawn(self) -> Protections:
-        """A new zygote. Where nobody waits until it is ready it ends: it does with its socket."""
+    async def _spawn(self) -> None:
+        """A new zygote, once it prevents what it should. Until then it ends with its socket, and so if nobody waits."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         command = [sys.executable, "-I", "-c", _BOOT.format(path=self._path), str(theirs.fileno())]
@@ -115,16 +114,17 @@ class Sandbox:
                 raise SandboxError(f"the sandbox ended with {status} instead of starting; {told_at}") from None
             except TimeoutError:
                 raise SandboxError(f"the sandbox did not start within {_START_S:g} s: warm it with less") from None
+            self._protections = _protections(told)
+            self._protections.require(self._allow)
             unless_ready.pop_all()
         self._control = ours
-        return _protections(told)
 
     async def _restart(self, broken: socket.socket | None) -> None:
         """Replaces a zygote that is gone, once for all who find it so; who comes meanwhile waits for the new one."""
         async with self._restarting:
             if self._control is broken and not self._closed:
                 await self._stop()
-                (await self._spawn()).require(self._allow)
+                await self._spawn()
 
     async def _stop(self) -> None:
         if self._control is not None:
