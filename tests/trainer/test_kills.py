@@ -6,7 +6,7 @@ Rollout worker, trainer and driver are one process in this trainer: to kill it i
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -114,7 +114,7 @@ class Job:
         return left_behind(self.folder / "alone")
 
 
-def run(there: Floor, kills: dict[Job, Sequence[Kill]]) -> None:
+def run(there: Floor, kills: Mapping[Job, Sequence[Kill]]) -> None:
     """Until all jobs have ended and all kills are carried out."""
     hands = [Hand(there, job.name, job.out, plan) for job, plan in kills.items()]
     for job, plan in kills.items():
