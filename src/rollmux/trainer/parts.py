@@ -3,7 +3,7 @@
 Invariant: `state` holds all that the next step depends on: whoever restores it goes on exactly as the run would have.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -22,10 +22,11 @@ from rollmux.trainer.update import Objective
 
 
 class Parts:
-    """What a job file describes."""
+    """What a job file describes. `seats` says which workers the rollout has nodes for, when it is asked."""
 
-    def __init__(self, job: said.JobFile) -> None:
+    def __init__(self, job: said.JobFile, seats: Callable[[], Collection[int]] | None = None) -> None:
         self._job = job
+        self._seats = seats or (lambda: range(job.rollout.workers))
         self.task = build_task(job.task, job.seed)
         self.model = build_model(job.model, self.task.tokenizer.vocabulary, job.rollout.max_length, job.seed)
         self.learner = Learner(self.model, _objective(job), job.optimiser)
@@ -63,8 +64,7 @@ class Parts:
     # -- the state of the rollout phase: moved onto its nodes and off them ---------------------------------------------
 
     def load(self) -> None:
-        for engine in self.rollout.engines:
-            engine.resume()
+        self.rollout.share(self._seats())
 
     def offload(self) -> None:
         for engine in self.rollout.engines:

@@ -1,10 +1,12 @@
 """One round of rollout: the batcher says what is wanted, engines generate it, a scorer rewards it.
 
-Invariants: all responses that end in one sweep over the engines end at the same time, so which engine is asked first
-decides nothing; a round ends with idle engines; its samples come in the order of their prompts and sample numbers.
+Invariants: what is told to the batcher, and when, is a matter of the responses' tokens alone, so it decides nothing how
+many engines there are, which of them runs what, and who comes or goes meanwhile; a round ends with idle engines; its
+samples come in the order of their prompts and sample numbers.
 """
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from rollmux.packer import (
@@ -27,11 +29,14 @@ from rollmux.packer import (
 from rollmux.runtime.engine import Ended, Engine, FinishReason, Generated, GenerationRequest
 from rollmux.trainer.data import Data
 from rollmux.trainer.errors import RolloutStuck
+from rollmux.trainer.safe_points import SafePoints
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.scoring import Scored, Scorer
 from rollmux.trainer.seeds import response_seed
 from rollmux.trainer.settings import Sampling
 from rollmux.trainer.tasks import Task
+from rollmux.trainer.token_clock import TokenClock
+from rollmux.trainer.workers import Workers
 
 Progress = Callable[[int, int], None]
 
@@ -55,26 +60,38 @@ class Rollout:
         self, engines: Sequence[Engine], batcher: TailBatcher, data: Data, task: Task, scorer: Scorer,
         sampling: Sampling, seed: int,
     ) -> None:  # fmt: skip
-        self.engines = tuple(engines)
         self.batcher, self.data = batcher, data
+        self._workers, self._points = Workers(engines), SafePoints()
         self._task, self._scorer, self._sampling, self._seed = task, scorer, sampling, seed
-        self._running: dict[str, Request] = {}
+        self._clock = TokenClock()
         self.ended: dict[Request, Generated] = {}
+        self._over = 0  # responses that the engines have told the end of
         self._generated_tokens = 0
         self._failures_left = 0
         self._complete: list[Batch] = []
 
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        return self._workers.engines
+
     def round(self, progress: Progress) -> Rolled:
         """From fresh weights to a batch. `progress` hears how many responses are over, of how many."""
-        self.ended.clear()
-        self._generated_tokens = 0
-        self._tell(RoundStarted())
-        self._failures_left = MOST_FAILURES * len(self._running)
-        while not self._complete:
-            self._sweep()
-            progress(len(self.ended), len(self.ended) + len(self._running))
-        self._drain()
-        return self._rolled(self._complete.pop())
+        with self._points.round():
+            self.ended.clear()
+            self._clock = TokenClock()
+            self._over = self._generated_tokens = 0
+            self._tell(RoundStarted())
+            self._failures_left = MOST_FAILURES * self._clock.running
+            while not self._complete:
+                self._points.pass_by()
+                self._sweep()
+                progress(self._over, self._over + self._clock.running)
+            self._drain()
+            return self._rolled(self._complete.pop())
+
+    def share(self, workers: Collection[int]) -> None:
+        """From now on these work, and no others. From any thread: a round under way does it between two sweeps."""
+        self._points.do(lambda: self._workers.share(workers))
 
     def update(self, version: int) -> None:
         """The weights were written in place. Harmless if they are told again."""
@@ -89,32 +106,35 @@ class Rollout:
     # -- what happens, and what follows from it ------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """One step of every engine, then the rewards that are there."""
-        self._tell(*self._step())
-        is_idle = not any(engine.unfinished for engine in self.engines)
-        if is_idle and not self._scorer.pending and not self._complete:
+        """One step of every engine, then tick by tick the ends and the rewards that come of it."""
+        self._step()
+        while (over := self._clock.tick()) is not None:
+            self._tell(*(self._ended(request, ended) for request, ended in over))
+            self._reward(wait=False)
+        if self._complete:
+            return
+        if self._clock.is_empty and self._scorer.pending:
+            self._reward(wait=True)
+        elif self._workers.is_idle:
             raise RolloutStuck("nothing is generated or scored, and the round is not complete: an engine lost requests")
-        scored = self._scorer.collect(wait=is_idle)
-        self._tell(*map(self._rewarded, scored))
 
-    def _step(self) -> list[Event]:
-        events: list[Event] = []
-        for engine in self.engines:
-            for event in engine.step():
-                if isinstance(event, Ended):
-                    events.append(self._over(self._running.pop(event.id), event))
-        return events
+    def _step(self) -> bool:
+        """Whether the engines had anything to tell."""
+        events = self._workers.step()
+        self._over += sum(map(self._clock.hear, events))
+        return bool(events)
 
-    def _over(self, request: Request, ended: Ended) -> Event:
+    def _ended(self, request: Request, ended: Ended) -> Event:
         tokens = len(ended.response.tokens)
         self._generated_tokens += tokens
-        if ended.reason is FinishReason.CANCELLED:
-            return ResponseAborted(request, tokens)
         if ended.reason is FinishReason.FAILED:
             return self._failed(request, ended.why, tokens)
         self.ended[request] = ended.response
         self._scorer.submit(request, self._task.tokenizer.decode(ended.response.tokens))
         return ResponseGenerated(request, tokens)
+
+    def _reward(self, wait: bool) -> None:
+        self._tell(*map(self._rewarded, self._scorer.collect(wait)))
 
     def _rewarded(self, scored: Scored) -> Event:
         if scored.why:
@@ -142,19 +162,26 @@ class Rollout:
             case Launch(request=request):
                 self._launch(request)
             case Abort(requests=requests):
-                names = [_name(request) for request in requests]
-                for engine in self.engines:
-                    engine.cancel(names)
-                self._scorer.cancel(requests)
+                return self._abort(requests)
             case RoundComplete(batch=batch):
                 self._complete.append(batch)
         return []
 
     def _launch(self, request: Request) -> None:
-        """On the engine with the least to do. Which one it is changes no token."""
-        engine = min(self.engines, key=lambda each: each.unfinished)
-        engine.submit(self._request(request))
-        self._running[_name(request)] = request
+        self._workers.launch(self._request(request))
+        self._clock.begin(_name(request), request)
+
+    def _abort(self, requests: Collection[Request]) -> list[Event]:
+        """How far they had come is known at once: what an engine was ahead does not count."""
+        self._workers.cancel([_name(request) for request in requests])
+        self._scorer.cancel(requests)
+        aborted: list[Event] = []
+        for request in requests:
+            tokens = self._clock.abort(_name(request))
+            if tokens is not None:
+                self._generated_tokens += tokens
+                aborted.append(ResponseAborted(request, tokens))
+        return aborted
 
     def _request(self, request: Request) -> GenerationRequest:
         tokenizer, sampling = self._task.tokenizer, self._sampling
@@ -169,12 +196,10 @@ class Rollout:
         )
 
     def _drain(self) -> None:
-        """How far the aborted ones had come: after this the engines have nothing left to tell."""
-        while self._running:
-            events = self._step()
-            if not events:
-                raise RolloutStuck(f"{len(self._running)} aborted responses never ended: an engine lost requests")
-            self._tell(*events)
+        """After this the engines have nothing left to tell."""
+        while self._workers.untold:
+            if not self._step():
+                raise RolloutStuck(f"{self._workers.untold} aborted responses never ended: an engine lost requests")
 
     # -- what a round came to ------------------------------------------------------------------------------------------
 
@@ -186,10 +211,22 @@ class Rollout:
             for response in trained.responses:
                 drawn = self.ended[response.request]
                 samples.append(
-                    Sample(prompt, drawn.tokens, drawn.logprobs, drawn.versions, response.reward, str(trained.prompt))
+                    Sample(
+                        prompt,
+                        drawn.tokens,
+                        _single(drawn.logprobs),
+                        drawn.versions,
+                        response.reward,
+                        str(trained.prompt),
+                    )
                 )
         lengths = tuple(sorted(len(each.tokens) for each in self.ended.values()))
         return Rolled(batch, tuple(samples), lengths, self._generated_tokens)
+
+
+def _single(logprobs: Sequence[float]) -> tuple[float, ...]:
+    """In single precision: what a double has beyond it tells who ran beside the response, and whether it moved."""
+    return tuple(array("f", logprobs))
 
 
 def _name(request: Request) -> str:
