@@ -71,6 +71,15 @@ def test_the_same_script_runs_with_a_controller_and_straight_through_without() -
     assert world.ended("a") == "finished"
 
 
+def test_a_job_knows_the_nodes_of_its_place_and_a_phase_those_that_it_holds() -> None:
+    with rollmux.connect() as alone, alone.phase("rollout") as phase:
+        assert alone.rollout_nodes == phase.nodes == ()
+    world = World(rollout=2)
+    wide = {"nodes": 2, "duration_s": 50.0}
+    with world.connect(job_data("a", rollout=wide)) as mux, mux.phase("rollout") as phase:
+        assert mux.rollout_nodes == phase.nodes == ("rollout-0", "rollout-1")
+
+
 def test_straight_through_state_comes_once_and_stays_and_nothing_is_waited_for() -> None:
     engine, other = Engine(), Engine()
     with rollmux.connect() as mux:

@@ -75,6 +75,11 @@ class Mux:
         return self._link is not None
 
     @property
+    def rollout_nodes(self) -> tuple[str, ...]:
+        """The nodes of the job's place on which its rollouts run, in their order; none where there is no controller."""
+        return self._link.attached.rollout_nodes if self._link is not None else ()
+
+    @property
     def synced(self) -> int:
         """How many iterations are committed."""
         return self._link.next[PhaseKind.SYNC] if self._link is not None else 0

@@ -5,7 +5,7 @@ resumed trains exactly what it would have; without a controller all phases run s
 """
 
 import fcntl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,13 +13,14 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from rollmux.checks import Checks
-from rollmux.client import LeaseLost, Mux
+from rollmux.client import LeaseLost, Mux, Phase
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.errors import CheckpointRefused, RunExists
 from rollmux.trainer.metrics import Metrics, Tracker, record
 from rollmux.trainer.model import export_model
 from rollmux.trainer.parts import Parts
 from rollmux.trainer.rollout import Rolled
+from rollmux.trainer.seats import Seats
 from rollmux.trainer.settings import JobFile
 from rollmux.trainer.summary import summary, write_summary
 from rollmux.trainer.update import Stats
@@ -62,7 +63,12 @@ class _Run:
 
     def __init__(self, job: JobFile, folder: Path, mux: Mux, trackers: Sequence[Tracker]) -> None:
         self.job, self.mux = job, mux
-        self.parts = Parts(job)
+        self._seats = Seats(job.rollout.workers, mux.rollout_nodes)
+        self._rolling: Phase | None = None
+        self.parts = Parts(job, self._present)
+        if self._seats.can_move:
+            mux.runtime_hook("shrink")(lambda keep, free: self._share(keep))
+            mux.runtime_hook("extend")(lambda nodes, added: self._share(nodes))
         self.metrics = Metrics(folder, trackers)
         self.checkpoints = Checkpoints(folder / CHECKPOINTS)
         self._fixed = {name: value for name, value in asdict(job).items() if name not in FREE}
@@ -99,8 +105,11 @@ class _Run:
         """The body's result, once it counts: what was done without a lease is undone and done again."""
         state = self.parts if kind == "rollout" else None
         while True:
+            phase = self.mux.phase(kind, state=state, iteration=step)
+            if kind == "rollout":
+                self._rolling = phase
             try:
-                with self.mux.phase(kind, state=state, iteration=step):
+                with phase:
                     began = monotonic()
                     result = body()
                     seconds[kind] = monotonic() - began
@@ -116,6 +125,18 @@ class _Run:
             self.parts.learner.restore(self.checkpoints.load(step, self._fixed)["learner"])
         else:
             self._forget_after(step)
+
+    # -- who works in a rollout ----------------------------------------------------------------------------------------
+
+    def _present(self) -> Collection[int]:
+        """The workers for which the rollout has nodes as it begins: an elastic one may begin on some of its nodes."""
+        return self._seats.on(self._rolling.nodes if self._rolling is not None else ())
+
+    def _share(self, nodes: Collection[str]) -> None:
+        """The controller wants the rollout under way to be on these nodes; on its return the others are free."""
+        self.parts.rollout.share(self._seats.on(nodes))
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
 
     def _save(self, step: int) -> None:
         self.checkpoints.save(step, self._fixed, self.parts.state())

@@ -13,8 +13,17 @@ from rollmux.trainer.settings import Model
 
 def build_model(settings: Model, vocabulary: int, max_length: int, seed: int) -> Any:
     """In training as in rollouts there is no dropout: a response's log-probabilities are the same in both."""
-    if settings.path:
-        return AutoModelForCausalLM.from_pretrained(settings.path).eval()  # type: ignore[no-untyped-call]
+    model = _loaded(settings) if settings.path else _from_scratch(settings, vocabulary, max_length, seed)
+    if settings.dtype != "default":
+        model = model.to(getattr(torch, settings.dtype))
+    return model.eval()
+
+
+def _loaded(settings: Model) -> Any:
+    return AutoModelForCausalLM.from_pretrained(settings.path)
+
+
+def _from_scratch(settings: Model, vocabulary: int, max_length: int, seed: int) -> Any:
     torch.manual_seed(derived(seed, "weights"))
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -29,7 +38,7 @@ def build_model(settings: Model, vocabulary: int, max_length: int, seed: int) ->
         eos_token_id=None,
         pad_token_id=None,
     )
-    return LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+    return LlamaForCausalLM(config)
 
 
 def export_model(model: Any, folder: Path) -> None:

@@ -36,12 +36,16 @@ def _text(default: str, remedy: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A Llama from scratch of this shape, or, where `path` says one, a model of Hugging Face's."""
+    """A Llama from scratch of this shape, or, where `path` says one, a model of Hugging Face's.
+
+    With float64 a run comes to the same bytes however many workers it has and wherever its responses move.
+    """
 
     path: str = _text("", "name a folder that `save_pretrained` wrote, or leave it out for a model from scratch")
     hidden: int = _number(128, 8, 16384, "give the width, a multiple of the heads")
     layers: int = _number(4, 1, 256, "give the layers")
     heads: int = _number(4, 1, 256, "give the attention heads")
+    dtype: str = _choice("default", "default", "float32", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, slots=True)
