@@ -220,6 +220,41 @@ def test_a_tail_moves_together_and_a_rollout_that_began_beside_it_grows() -> Non
     assert len(shrunk) == 1
 
 
+def held_by(world: World, job: str) -> tuple[str, ...]:
+    (weave,) = world.machine.state.weaves.values()
+    return weave.seats[job].lanes[PhaseKind.ROLLOUT].held
+
+
+def test_nodes_that_come_while_the_state_is_moved_in_are_told_once_the_work_has_begun() -> None:
+    world, crowd = World(rollout=2, lease_s=0.6), Crowd()
+    waits, loading, extended = Event(), Event(), Event()
+
+    class Slow(Engine):
+        def load(self) -> None:
+            loading.set()
+            soon(lambda: len(held_by(world, "second")) == 2)
+            sleep(0.3)  # it is told of them, and can't do anything about it yet
+            super().load()
+
+    first, second = job_data("first", rollout=WIDE, tail=TAIL), job_data("second", rollout=WIDE, elastic_rollout=True)
+    with world.connect(first) as mux, world.connect(second) as other:
+        mux.runtime_hook("shrink")(lambda keep, free: None)
+        other.runtime_hook("extend")(lambda nodes, added: extended.set())
+
+        def follow() -> None:
+            waits.set()
+            with other.phase("rollout", state=Slow()) as phase:
+                assert extended.wait(3.0)
+                assert len(phase.nodes) == 2
+
+        with mux.phase("rollout"):
+            crowd.start(follow)
+            assert waits.wait(3.0)
+            mux.progress(9, 10)
+            assert loading.wait(3.0)
+        crowd.join()
+
+
 def test_progress_is_passed_on_now_and_then_and_at_last_and_never_fails() -> None:
     world = World()
     with world.connect(job_data("a")) as mux:

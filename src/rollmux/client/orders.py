@@ -21,10 +21,10 @@ def heed(stint: Stint, now: Held) -> None:
         before = stint.lease
         if before is None or before.epoch != now.epoch or stint.paused:
             return
-        stint.lease = now
         stint.disturbed |= now.state in ("pausing", "shrinking", "tail")
         if not stint.working:
-            return  # it will hear the same again
+            return  # it will hear the same again, nodes that are added included
+        stint.lease = now
     added = tuple(node for node in now.nodes if node not in before.nodes)
     if added:
         _start(stint, "extend", now, lambda: _extend(stint, now, added))
