@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rollmux.mux import forecast as forecast_module
-from rollmux.mux.forecast import TOLERANCE, Forecaster, Trial, closed_form
+from rollmux.mux.forecast import TOLERANCE, Forecaster, Taken, Trial, closed_form, likely_s
 from rollmux.mux.group import Group
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import Order, Pause
@@ -449,3 +449,23 @@ def test_a_tail_moved_aside_lets_the_next_job_start_early() -> None:
     assert play((job, job), Order.FIFO).iteration_s == (200, 200)
     with_tail = job._replace(tail=TailPlay(50_000, 0, 1))
     assert max(play((with_tail, with_tail), Order.FIFO).iteration_s) < 0.9 * 200
+
+
+# -- phases that vary ------------------------------------------------------------------------------------------------
+
+
+def test_jobs_in_nobodys_way_are_likely_to_take_the_mean_of_what_they_took() -> None:
+    group = group_of((plain(20, 10, "a", "x"), plain(7, 9, "b", "y", sync_ms=4)), Order.URGENCY)
+    taken = {
+        "j0": [Taken(0.040, 0.020, 0.0), Taken(0.010, 0.030, 0.0)],
+        "j1": [Taken(0.003, 0.005, 0.001), Taken(0.005, 0.007, 0.003), Taken(0.004, 0.006, 0.002)],
+    }
+    assert likely_s(group, taken) == pytest.approx((0.050, 0.012), rel=0.02)
+
+
+def test_jobs_that_meet_at_changing_moments_are_slower_than_if_they_always_took_their_means() -> None:
+    """One that always takes its mean never waits: the other is done just then."""
+    group = group_of((plain(100, 100), plain(100, 100)), Order.FIFO)
+    assert Forecaster().forecast(group).iteration_s == (0.2, 0.2)
+    taken = {"j0": [Taken(0.1, 0.1, 0.0)], "j1": [Taken(0.15, 0.05, 0.0), Taken(0.05, 0.15, 0.0)]}
+    assert min(likely_s(group, taken)) > 0.22

@@ -22,13 +22,13 @@ from rollmux.mux.cluster_state import Rules
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import PAPER_TRAIN, Cluster, Pool
-from rollmux.mux.job import JobSpec, PhaseSpec, Tail
+from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec, Tail
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Decision, Plan, Strategy, Trail
-from rollmux.mux.play import MAX_TURNS, JobPlay, Played, _Play, cautious_mean, play
+from rollmux.mux.play import MAX_TURNS, JobPlay, Played, _Play, _VariedPlay, cautious_mean, play
 from rollmux.mux.snapshot import Snapshot
-from rollmux.sim.cast import Cast
+from rollmux.sim.cast import Cast, Takes, as_planned
 
 pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
 
@@ -69,8 +69,8 @@ class Pinning:
 class Meeting(Cast):
     """A cast whose jobs ask for nothing until all of them are there."""
 
-    def __init__(self, machine: ClusterMachine, expected: int) -> None:
-        super().__init__(machine)
+    def __init__(self, machine: ClusterMachine, expected: int, takes: Takes = as_planned) -> None:
+        super().__init__(machine, takes=takes)
         self.expected = expected
         self.early: list[ev.Event] = []
 
@@ -297,6 +297,68 @@ def test_rollouts_that_begin_beside_a_tail_and_grow_come_round_as_played(group: 
 @given(group=groups("tail", "elastic", "stale", "sync", "switch", gangs=(2, 4), train_on=("r0", "t0")))
 def test_jobs_of_every_kind_together_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(group)
+
+
+# -- phases that vary -----------------------------------------------------------------------------------------
+
+
+def by_urgency(group: Group) -> Group:
+    return Group(group.id, group.members, Order.URGENCY)
+
+
+# The long rollout pauses for the other, for it is planned to last; in truth it would be over before that must begin.
+PAUSES_IN_VAIN = Group(
+    "g",
+    (
+        Member.of(JobSpec("a", PhaseSpec(10.0, nodes=1), PhaseSpec(10.0, nodes=1), 2.0), Placement(("r0",), ("t0",))),
+        Member.of(
+            JobSpec(
+                "b", PhaseSpec(100.0, nodes=1, load_s=1.0, offload_s=1.0, pause_s=3.0), PhaseSpec(10.0, nodes=1), 4.0
+            ),
+            Placement(("r0",), ("t1",)),
+        ),
+    ),
+    Order.URGENCY,
+)
+SOME_S = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=5)
+
+
+@settings(max_examples=80)
+@example(group=PAUSES_IN_VAIN, taken_s=[[(10, 10)], [(18, 10), (30, 10)]])
+@given(
+    group=st.one_of(
+        groups("sync", "switch", "stale", train_on=("r0", "t0")),
+        groups("pause", "sync", "switch", "stale", train_on=("r0", "t0")).map(by_urgency),
+    ),
+    taken_s=st.lists(SOME_S, min_size=4, max_size=4),
+)
+def test_jobs_whose_phases_vary_are_done_just_when_the_varied_play_says(
+    group: Group, taken_s: list[list[tuple[int, int]]]
+) -> None:
+    by_name = dict(zip((member.job.id for member in group.members), taken_s, strict=False))
+
+    def takes(job: JobSpec, kind: PhaseKind, iteration: int) -> float:
+        if kind is PhaseKind.SYNC:
+            return job.sync_s
+        rollout_s, train_s = by_name[job.id][iteration % len(by_name[job.id])]
+        return float(rollout_s if kind is PhaseKind.ROLLOUT else train_s)
+
+    done = run(Meeting(machine_for(group), len(group.members), takes), group, 600.0)
+    for part in group.parts:
+        played = _VariedPlay(part.jobs, group.order, [_held_ms(group, i, taken_s[i]) for i in part.indexes])
+        played.means()
+        for i, expected_ms in zip(part.indexes, played.done, strict=True):
+            both = min(len(done[i]), len(expected_ms))
+            assert [round(at * 1000) for at in done[i][:both]] == expected_ms[:both]
+
+
+def _held_ms(group: Group, index: int, taken_s: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """How long nodes are held: state is moved where the play says so."""
+    (play_of,) = (job for part in group.parts for i, job in zip(part.indexes, part.jobs, strict=True) if i == index)
+    job = group.members[index].job
+    rollout_ms, train_ms = (round(phase.duration_s * 1000) for phase in (job.rollout, job.train))
+    switch_ms = play_of.rollout_ms - rollout_ms, play_of.train_ms - train_ms
+    return [(rollout_s * 1000 + switch_ms[0], train_s * 1000 + switch_ms[1]) for rollout_s, train_s in taken_s]
 
 
 # -- any start, where the pace does not depend on it ----------------------------------------------------------

@@ -52,7 +52,7 @@ def status(
     there = remote(url, token, folder)
     if job:
         view = _job(there, job)
-        show(view, as_json, _table([view]))
+        show(view, as_json, _table([view]), *_likely(view))
         return
     cluster = there.get(ClusterView, "/v1/cluster")
     show(cluster, as_json, _table(cluster.jobs) if cluster.jobs else "No jobs.", _prices(cluster))
@@ -135,6 +135,12 @@ def _prices(cluster: ClusterView) -> str:
         f"${cluster.usd_per_hour_fluid:.2f} for the work itself."
         + (f"\nNOTHING CAN BE CHANGED: {cluster.broken}" if cluster.broken else "")
     )
+
+
+def _likely(view: JobView) -> list[str]:
+    if view.likely_s is None:
+        return []
+    return [f"If phases go on to vary as of late, an iteration will take {view.likely_s:.1f} s in the mean."]
 
 
 def _table(jobs: list[JobView] | tuple[JobView, ...]) -> Table:

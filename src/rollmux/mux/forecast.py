@@ -6,13 +6,15 @@ from two opposite starts and the slower result of each job counts. Results are r
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from rollmux.mux.group import Group
+from rollmux.mux.linked import to_ms
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member
-from rollmux.mux.play import MAX_TURNS, JobPlay, Played, play
+from rollmux.mux.play import MAX_TURNS, JobPlay, Played, play, varied_play
 from rollmux.mux.quick_play import is_plain, quick_play
 from rollmux.mux.urgent_play import TRIAL_TURNS, urgent_play
 
@@ -32,6 +34,38 @@ class Trial(NamedTuple):
 
     late: tuple[Member, float] | None
     iteration_s: tuple[float, ...]
+
+
+class Taken(NamedTuple):
+    """How long the phases of one iteration held their nodes, and how long its sync took."""
+
+    rollout_s: float
+    train_s: float
+    sync_s: float
+
+
+def likely_s(group: Group, taken: Mapping[str, Sequence[Taken]]) -> tuple[float, ...]:
+    """Mean iteration time of each member, in the group's order, if its phases go on to vary as they have done.
+
+    Phases that always take their mean come into a rhythm that varying ones never hold: where nodes are nearly full,
+    the forecast of that rhythm may be 40 % off (docs/design/forecast.md). It takes some milliseconds to know, too long
+    for placements; those are judged by bounds and rhythms.
+    """
+    found = [0.0] * len(group.members)
+    for part in group.parts:
+        jobs, times_ms = [], []
+        for index, job in zip(part.indexes, part.jobs, strict=True):
+            mine = taken[group.members[index].job.id]
+            jobs.append(job._replace(sync_ms=to_ms(sum(each.sync_s for each in mine) / len(mine))))
+            times_ms.append([(_held_ms(each.rollout_s), _held_ms(each.train_s)) for each in mine])
+        paces = varied_play(tuple(jobs), group.order, times_ms)
+        for index, pace_s in zip(part.indexes, paces, strict=True):
+            found[index] = pace_s
+    return tuple(found)
+
+
+def _held_ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
 
 
 class Forecaster:

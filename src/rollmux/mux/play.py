@@ -4,6 +4,7 @@ Time is in whole milliseconds, so that a state seen twice is truly the same and 
 The turns come from `order`, the same code that serves the live group.
 """
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from operator import sub
 from typing import NamedTuple
@@ -13,6 +14,11 @@ from rollmux.mux.order import Claim, Order, Pause, Turns, next_due, turns_for
 # A group whose phases lock onto each other repeats within a few turns of its slowest job. One that drifts
 # (no shared bottleneck) may take very long: after this many turns the mean of the second half is taken.
 MAX_TURNS = 32
+
+# Where phases vary there is no cycle: so many turns of every job are played, of which the first tenth is not counted;
+# none in all beyond what so many jobs of one pace would take. Means of 60 turns still differ by up to 8 % from draw to
+# draw, those of 120 by half of that (groups of three jobs whose phases vary by 30 %).
+VARIED_TURNS, VARIED_WARM_UP, VARIED_MOST = 120, 0.1, 10
 
 
 class TailPlay(NamedTuple):
@@ -52,6 +58,16 @@ class Played(NamedTuple):
 def play(jobs: tuple[JobPlay, ...], order: Order, max_turns: int = MAX_TURNS) -> Played:
     """Each job's steady iteration time when all start together, in the order given."""
     return _Play(jobs, order).run(max_turns)
+
+
+def varied_play(
+    jobs: tuple[JobPlay, ...], order: Order, taken_ms: Sequence[Sequence[tuple[int, int]]]
+) -> tuple[float, ...]:
+    """Each job's mean iteration time where its rollouts and trainings take these times in turn, over and over.
+
+    Orders go by the plan all the same, as they do in life: nobody knows beforehand how long a phase will take.
+    """
+    return _VariedPlay(jobs, order, taken_ms).means()
 
 
 _ROLLOUT, _TRAIN, _SYNC, _TAIL, _PAUSED = range(5)
@@ -280,6 +296,42 @@ class _Play:
         return Played(
             tuple(period / 1000 / (len(times) - n) for times, n in zip(self.done, counts, strict=True)), exact=True
         )
+
+
+class _VariedPlay(_Play):
+    """A play in which a phase may take another time than planned, and another one in each iteration."""
+
+    __slots__ = ("taken_ms",)
+
+    def __init__(self, jobs: tuple[JobPlay, ...], order: Order, taken_ms: Sequence[Sequence[tuple[int, int]]]) -> None:
+        super().__init__(jobs, order)
+        self.taken_ms = taken_ms
+
+    def means(self) -> tuple[float, ...]:
+        done, heap = self.done, self.heap
+        for job in range(len(self.jobs)):
+            self._go_on(job)
+        most = VARIED_MOST * VARIED_TURNS * len(self.jobs)
+        while min(map(len, done)) < VARIED_TURNS and sum(map(len, done)) < most:
+            self.now = now = heap[0][0]
+            while heap and heap[0][0] == now:
+                _, job, kind = heappop(heap)
+                self._happen(job, kind)
+        from_ms = self.now * VARIED_WARM_UP
+        counted = [lasting([time for time in times if time >= from_ms], self.now) for times in done]
+        return tuple([(times[-1] - times[0]) / (len(times) - 1) / 1000 for times in counted])
+
+    def _request(self, run: _Run) -> None:
+        asked = self.started if run.kind == _ROLLOUT else self.trained
+        taken_ms = self.taken_ms[run.job]
+        run.work = taken_ms[(asked[run.job] - 1) % len(taken_ms)][run.kind] * len(run.nodes)
+        super()._request(run)
+
+    def _hold(self, run: _Run) -> None:
+        super()._hold(run)
+        job = self.jobs[run.job]
+        planned_ms = job.rollout_ms if run.kind == _ROLLOUT else job.train_ms
+        run.ends_at += (planned_ms * len(run.nodes) - run.work) // run.rate  # whoever waits can only go by the plan
 
 
 def lasting(times: list[int], now: int) -> list[int]:

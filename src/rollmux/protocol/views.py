@@ -32,7 +32,7 @@ class JobView:
     synced: int
     iterations: int | None
     solo_s: float
-    iteration_s: float | None  # forecast
+    iteration_s: float | None  # forecast, by what its group's jobs have said or measured of their phases
     recent_s: float | None  # as it goes
     slowdown: float | None  # so far
     slo: float
@@ -40,6 +40,7 @@ class JobView:
     lanes: tuple[LaneView, ...] = ()
     reason: str = ""  # why it waits, moves or has ended
     expected_wait_s: float | None = None
+    likely_s: float | None = None  # an iteration, if phases go on to vary as of late; only where one job is asked for
 
     @property
     def slo_headroom(self) -> float | None:

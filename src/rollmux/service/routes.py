@@ -154,7 +154,7 @@ async def events(call: Call) -> Follower:
 
 
 async def job(call: Call) -> view.JobView:
-    return await call.host.look(lambda now: views.job_view(call.host.controller, now, call.job, call.caller.sees))
+    return await call.host.look(lambda now: views.one_job_view(call.host.controller, now, call.job, call.caller.sees))
 
 
 async def why(call: Call) -> view.Text:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from rollmux.mux.explain import explain
+from rollmux.mux.forecast import likely_s
 from rollmux.mux.job import PhaseKind
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Lane
@@ -12,6 +13,7 @@ from rollmux.protocol.history import ANOTHERS
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView, Quote
 from rollmux.service.controller import Controller
+from rollmux.service.history.lately import taken_lately
 from rollmux.service.history.seen import names_for
 from rollmux.service.live import Live
 
@@ -61,6 +63,12 @@ def job_view(controller: Controller, now: float, job_id: str, tenant: str | None
         record.told.reason if record.told else (record.moving_because if state.is_moving(record) else ""),
         record.told.expected_wait_s if record.told else None,
     )
+
+
+def one_job_view(controller: Controller, now: float, job_id: str, tenant: str | None) -> JobView:
+    """One job with what takes too long to be told of each job of a whole cluster."""
+    view = job_view(controller, now, job_id, tenant)
+    return replace(view, likely_s=_likely_s(controller, job_id))
 
 
 def quote(controller: Controller, submission: Submission) -> Quote:
@@ -140,6 +148,16 @@ def _forecast_s(controller: Controller, record: JobRecord) -> float | None:
         return None
     forecast = state.policy.forecaster.forecast(group)
     return dict(zip((m.job.id for m in group.members), forecast.iteration_s, strict=True)).get(record.job.id)
+
+
+def _likely_s(controller: Controller, job_id: str) -> float | None:
+    state = controller.machine.state
+    group = state.groups.get(state.jobs[job_id].group_id) if job_id in state.jobs else None
+    if group is None:
+        return None
+    names = [member.job.id for member in group.members]
+    taken = taken_lately(reversed(controller.history.spans.over), names)
+    return None if taken is None else dict(zip(names, likely_s(group, taken), strict=True))[job_id]
 
 
 def _fluid_usd(controller: Controller, record: JobRecord) -> float:

@@ -1,0 +1,41 @@
+"""What the latest phases of some jobs took: what their pace in company can be told from."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from rollmux.mux.forecast import Taken
+from rollmux.mux.job import PhaseKind
+from rollmux.service.history.spans import Span
+
+# So many iterations of each job tell how its phases vary; with fewer than the least, chance tells as much.
+MOST, LEAST = 32, 4
+# Phases that count: one that has paused is over in parts.
+_COUNT = ("finished", "paused")
+_KINDS = tuple(kind.value for kind in PhaseKind)
+
+_Seconds = dict[int, dict[str, float]]  # by iteration and kind
+
+
+def taken_lately(latest_first: Iterable[Span], jobs: Collection[str]) -> Mapping[str, tuple[Taken, ...]] | None:
+    """The latest whole iterations of each of these jobs; None where one of them has made too few.
+
+    A job's first iteration is left out: it compiles, and fills caches.
+    """
+    found: dict[str, _Seconds] = {job: {} for job in jobs}
+    open_jobs = set(jobs)
+    for span in latest_first:
+        if span.job not in open_jobs or span.kind not in _KINDS or span.how not in _COUNT or not span.iteration:
+            continue
+        mine = found[span.job]
+        if span.iteration not in mine and len(mine) > MOST + 1:  # one may be under way: it is not whole
+            open_jobs.remove(span.job)
+            if not open_jobs:
+                break
+            continue
+        seconds = mine.setdefault(span.iteration, {})
+        seconds[span.kind] = seconds.get(span.kind, 0.0) + span.ended - span.began
+    whole = {job: _whole(found[job])[:MOST] for job in jobs}
+    return None if any(len(iterations) < LEAST for iterations in whole.values()) else whole
+
+
+def _whole(iterations: _Seconds) -> tuple[Taken, ...]:
+    return tuple(Taken(*(seconds[kind] for kind in _KINDS)) for seconds in iterations.values() if len(seconds) == 3)
