@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
+from typer.testing import CliRunner
 
+from rollmux.cli import app
+from rollmux.cli import jobs as commands
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.forecast import Taken
@@ -12,6 +15,7 @@ from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.protocol.job_file import Submission
+from rollmux.protocol.views import JobView
 from rollmux.service.controller import Controller
 from rollmux.service.history.lately import LEAST, MOST, taken_lately
 from rollmux.service.history.spans import Span
@@ -122,3 +126,17 @@ def test_of_a_job_that_has_just_begun_or_has_ended_nothing_is_likely() -> None:
     assert one_job_view(controller, 3000.0, "a", None).likely_s == pytest.approx(100.0)
     controller.tell(3000.0, ev.JobFinished("a", 1))
     assert one_job_view(controller, 3000.0, "a", None).likely_s is None
+
+
+def test_the_status_of_one_job_says_its_likely_pace_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, _ = lived_through([job("a", 60.0, 40.0)], as_planned, 3000.0)
+
+    class There:
+        def get(self, kind: type[JobView], path: str) -> JobView:
+            assert path == "/v1/jobs/a"
+            return one_job_view(controller, 3000.0, "a", None)
+
+    monkeypatch.setattr(commands, "remote", lambda *where: There())
+    assert "an iteration will take 100.0 s in the mean" in CliRunner().invoke(app, ["status", "a"]).stdout
+    controller, _ = lived_through([job("a", 60.0, 40.0)], as_planned, 250.0)
+    assert "in the mean" not in CliRunner().invoke(app, ["status", "a"]).stdout

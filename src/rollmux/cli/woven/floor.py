@@ -1,4 +1,4 @@
-"""A controller of two nodes on this machine, in a process of its own, for as long as a run lasts.
+"""A controller of a few nodes on this machine, in a process of its own, for as long as a run lasts.
 
 Invariant: when the block ends, controller and jobs are gone, however it ends. So their keepers end the jobs, not the
 controller, which may be what has failed.
@@ -25,16 +25,16 @@ from rollmux.service.local.kept import ask
 
 ROLLMUX = (sys.executable, "-c", "from rollmux.cli import app; app()")
 CLUSTER = """\
-# Two nodes: one for rollouts and one for training. Each is meant to be a core of this machine.
+# So many nodes for rollouts and so many for training. Each is meant to be a core of this machine.
 rollout:
   on_demand: false
-  max_nodes: 1
-  node: {name: core, gpus: 1, usd_per_gpu_hour: 1.85, hbm_gb: 1, host_memory_gb: 4}
+  max_nodes: {rollout}
+  node: {{name: core, gpus: 1, usd_per_gpu_hour: 1.85, hbm_gb: 1, host_memory_gb: 4}}
 
 train:
   on_demand: false
-  max_nodes: 1
-  node: {name: core, gpus: 1, usd_per_gpu_hour: 5.28, hbm_gb: 1, host_memory_gb: 4}
+  max_nodes: {train}
+  node: {{name: core, gpus: 1, usd_per_gpu_hour: 5.28, hbm_gb: 1, host_memory_gb: 4}}
 """
 START_S, AGAIN_S, END_S = 60.0, 0.1, 30.0
 
@@ -44,11 +44,11 @@ class ControllerFailed(RollmuxError):
 
 
 @contextmanager
-def controller(folder: Path) -> Iterator[Remote]:
-    """One that is ready; its files, its log and its jobs' logs are in the folder."""
+def controller(folder: Path, rollout: int = 1, train: int = 1) -> Iterator[Remote]:
+    """One that is ready, with so many nodes of each kind; its files, its log and its jobs' logs are in the folder."""
     folder.mkdir(parents=True, mode=0o700)
     cluster = folder / "cluster.yaml"
-    cluster.write_text(CLUSTER, encoding="utf-8")
+    cluster.write_text(CLUSTER.format(rollout=rollout, train=train), encoding="utf-8")
     words = [*ROLLMUX, "serve", "--cluster", str(cluster), "--folder", str(folder), "--port", "0"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
     with (folder / "serve.log").open("wb") as log:  # in a session of its own: an interrupt is the caller's to hear

@@ -44,5 +44,9 @@ def _until_the_end(there: Remote, look: Look) -> HistoryView:
 def _require_finished(there: Remote) -> None:
     for job in there.get(ClusterView, "/v1/cluster").jobs:
         if job.reason != FINISHED:
-            said = "\n".join(there.get(Text, f"/v1/jobs/{job.job}/log", lines=LOG_LINES).lines)
-            raise JobFailed(f"job {job.job} has ended: {job.reason}\n{said}")
+            raise JobFailed(f"job {job.job} has ended: {job.reason}\n{log_of(there, job.job)}")
+
+
+def log_of(there: Remote, job: str) -> str:
+    """The last that a job has printed."""
+    return "\n".join(there.get(Text, f"/v1/jobs/{job}/log", lines=LOG_LINES).lines)
