@@ -172,7 +172,9 @@ def _until_one_ends(there: Remote) -> dict[str, JobView]:
             raise JobFailed("\n".join(f"{job.job}: {job.reason}\n{log_of(there, job.job)}" for job in ended))
         if ended:
             return views
-        views = {job.job: there.get(JobView, f"/v1/jobs/{job.job}") for job in jobs}
+        seen = {job.job: there.get(JobView, f"/v1/jobs/{job.job}") for job in jobs}
+        if all(view.state == Job.RUNNING.value for view in seen.values()):
+            views = seen
         time.sleep(LOOK_S)
     raise RollmuxError(f"no job has ended after {GIVE_UP_S:.0f} s")
 
