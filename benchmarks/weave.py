@@ -44,6 +44,7 @@ SHAPES = (
 SPREAD = 0.25  # standard deviation of a varying phase over its mean
 WAYS = {"constant": (0.0, 6), "varying": (SPREAD, 20)}  # spread, and steps that each job makes alone
 QUICK_STEPS, QUICK_ALONE = 8, 5
+NOT_SHOWN = ("steps", "/ simulated")
 
 Phases = Mapping[str, Mapping[str, float]]  # by job and kind
 
@@ -74,7 +75,8 @@ def measure(args: Namespace, folder: Path) -> dict[str, object]:
         means, here = said(apart, fmean), folder / name
         told = [plan.submission(here / plan.name, means[plan.name], plan.shape.slo) for plan in plans]
         mine = rows(apart, run(here, told), plans)
-        table([{"phases": name, **row} for row in mine])
+        print(f"{name} phases, in one group; seconds an iteration")
+        table([shown(row) for row in mine])
         found += [{"phases": name, **row} for row in mine]
     return {"rows": found, "goals": show(goals(found)), "spread": SPREAD}
 
@@ -96,6 +98,11 @@ def rows(apart: Sequence[Run], seen: Run, plans: Sequence[Plan]) -> list[dict[st
         row["/ SLO"] = woven_s / alone_s / view.slo
         found.append({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()})
     return found
+
+
+def shown(row: Mapping[str, object]) -> dict[str, object]:
+    """What fits on a line."""
+    return {key.removesuffix(" s").replace(" ", ""): value for key, value in row.items() if key not in NOT_SHOWN}
 
 
 def goals(found: Sequence[Mapping[str, object]]) -> list[Goal]:
