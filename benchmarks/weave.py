@@ -43,7 +43,7 @@ SHAPES = (
 )
 SPREAD = 0.25  # standard deviation of a varying phase over its mean
 WAYS = {"constant": (0.0, 6), "varying": (SPREAD, 20)}  # spread, and steps that each job makes alone
-QUICK_STEPS, QUICK_ALONE = 8, 5
+QUICK_STEPS, QUICK_ALONE = 6, 3
 NOT_SHOWN = ("steps", "/ simulated")
 
 Phases = Mapping[str, Mapping[str, float]]  # by job and kind
