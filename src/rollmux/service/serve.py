@@ -26,6 +26,7 @@ from rollmux.service.app import App
 from rollmux.service.door import Door
 from rollmux.service.errands import Errands
 from rollmux.service.garbage import collect_forever
+from rollmux.service.heads import BoundedHttp
 from rollmux.service.host import Host
 from rollmux.service.journal import Journal, SqliteJournal
 from rollmux.service.launcher import Launcher
@@ -116,6 +117,7 @@ class Service:
         await self.host.start(errands_after(self.controller))
         config = uvicorn.Config(
             App(self.host, self.tokens),
+            http=BoundedHttp,
             log_config=None,
             access_log=False,
             proxy_headers=False,
