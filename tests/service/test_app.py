@@ -39,6 +39,48 @@ NAMES = [f"{route.method} {route.path}" for route in GUARDED]
 OF_JOBS = [route for route in GUARDED if "{job}" in route.path]
 
 
+def noted(caplog: pytest.LogCaptureFixture) -> list[tuple[object, ...]]:
+    """Who has made which call with which outcome, as the audit log has it."""
+    found = [vars(record)["fields"] for record in caplog.records if record.name == "rollmux.audit"]
+    return [tuple(fields[key] for key in ("who", "call", "status")) for fields in found if "call" in fields]
+
+
+@pytest.mark.parametrize("route", GUARDED, ids=NAMES)
+def test_each_call_that_is_not_allowed_is_noted_with_who_made_it(
+    there: Served, route: Route, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rollmux.audit")
+    bob = token(there, "bob")
+    of_mine = there.service.tokens.of_job("mine", "alice")
+    callers = [("nobody", 401, "wrong")]
+    callers += [("bob", 404, bob)] * (route in OF_JOBS)
+    callers += [("bob", 403, bob)] * (Role.TENANT not in route.who)
+    callers += [("job mine", 403, of_mine)] * (Role.JOB not in route.who)
+    for who, status, bearer in callers:
+        caplog.clear()
+        assert there.call(route.method, filled(route), {}, token=bearer).status_code == status
+        assert noted(caplog) == [(who, f"{route.method} {filled(route)}", status)]
+
+
+def test_who_scrapes_without_being_entitled_is_noted(there: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "rollmux.audit")
+    assert there.call("GET", "/metrics", token=there.service.tokens.of_job("mine", "alice")).status_code == 403
+    assert noted(caplog) == [("job mine", "GET /metrics", 403)]
+
+
+def test_strangers_fill_no_log_and_use_up_nothing_of_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "rollmux.audit")
+    monkeypatch.setattr("rollmux.service.app.STRANGERS_BURST", 3.0)
+    monkeypatch.setattr("rollmux.service.app.STRANGERS_PER_S", 1e-3)
+    with served(tmp_path) as there:
+        statuses = [there.call("POST", "/v1/jobs", {}, token="wrong").status_code for _ in range(10)]
+        assert statuses == [401] * 3 + [429] * 7
+        assert len(noted(caplog)) == 3
+        there.get("/v1/cluster")
+
+
 @pytest.mark.parametrize("route", GUARDED, ids=NAMES)
 @pytest.mark.parametrize("bearer", ["", "wrong", "job.00.00", "job.", "rollmux_" + "x" * 43])
 def test_without_a_good_token_no_call_is_answered(there: Served, route: Route, bearer: str) -> None:
