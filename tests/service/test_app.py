@@ -1,6 +1,8 @@
 """What the controller answers over real HTTP: rights, limits, leases, and what is refused in which words."""
 
+import inspect
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ import pytest
 
 from rollmux.mux.codec import decode
 from rollmux.protocol.history import BillView, HistoryView
+from rollmux.protocol.job_file import JOB_KEYS, NEEDED, PHASE_KEYS, TAIL_KEYS
 from rollmux.service.journal import SqliteJournal
 from rollmux.service.routes import ADMINS, EVERYBODY, ROUTES, Route
 from rollmux.service.tokens import Role
@@ -193,9 +196,28 @@ def test_a_quote_changes_nothing(there: Served) -> None:
 def test_the_description_names_every_route_and_every_shape(there: Served) -> None:
     described = there.get("/openapi.json")
     named = {(method.upper(), path) for path, ways in described["paths"].items() for method in ways}
-    assert named == {(route.method, route.path) for route in ROUTES}
+    assert named == {(route.method, route.path) for route in ROUTES} | {("GET", "/metrics")}
     shapes = set(described["components"]["schemas"])
     assert {"Ask", "Turn", "Held", "Orders", "ClusterView", "Refusal"} <= shapes
+
+
+def test_the_description_tells_what_a_job_s_description_may_hold(there: Served) -> None:
+    shapes = there.get("/openapi.json")["components"]["schemas"]
+    shown = there.get("/openapi.json")["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]
+    assert shown["schema"] == {"$ref": "#/components/schemas/JobSpec"}
+    assert set(shapes["JobSpec"]["properties"]) == set(JOB_KEYS)
+    assert shapes["JobSpec"]["required"] == list(NEEDED)
+    assert set(shapes["PhaseSpec"]["properties"]) == set(PHASE_KEYS)
+    assert set(shapes["Tail"]["properties"]) == set(TAIL_KEYS)
+
+
+def test_the_description_names_every_number_that_a_query_may_hold() -> None:
+    asked: dict[str, set[str]] = {}
+    for route in ROUTES:
+        names = set(re.findall(r'(?:number|query\.get)\("(\w+)"', inspect.getsource(route.answer)))
+        asked[route.path] = names
+        assert {name for name, _ in route.asks} == names
+    assert asked["/v1/history"] == {"since_s", "most"}
 
 
 def phase(there: Served, name: str, attempt: int, kind: str, iteration: int) -> Any:

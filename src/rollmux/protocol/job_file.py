@@ -23,8 +23,8 @@ MAX_NAMED = 50  # unknown keys of a part: looking for what is near takes a while
 
 # A memory of the file and the field that it fills; all other keys are the fields' own names.
 _MEMORY = {"resident_gb": "resident_bytes", "transient_gb": "transient_bytes"}
-_FIELDS = {gb: field for field, gb in _MEMORY.items()}
-PHASE_KEYS = tuple(_FIELDS.get(f.name, f.name) for f in fields(PhaseSpec))
+IN_GB = {field: gb for gb, field in _MEMORY.items()}
+PHASE_KEYS = tuple(IN_GB.get(f.name, f.name) for f in fields(PhaseSpec))
 TAIL_KEYS = tuple(f.name for f in fields(Tail))
 RUN_KEYS = ("command", "env", "folder", "processes")
 JOB_KEYS = ("name", *(f.name for f in fields(JobSpec) if f.name != "id"), *RUN_KEYS)
@@ -79,7 +79,7 @@ def _said(value: Any, *without: str) -> dict[str, Any]:
     for each in fields(value):
         said = getattr(value, each.name)
         if each.name not in without and said != each.default:
-            gb = _FIELDS.get(each.name)
+            gb = IN_GB.get(each.name)
             data[gb or each.name] = said if gb is None else said / GB
     return data
 
@@ -106,7 +106,7 @@ class _Read:
         job = JobSpec(id=found["name"], rollout=rollout, train=train, **values)
         for problem in job_problems(job):
             *path, name = problem.path.split(".")
-            said = _FIELDS.get(name, "name" if name == "id" else name)
+            said = IN_GB.get(name, "name" if name == "id" else name)
             self.problems.append(Problem(".".join([*path, said]), problem.value, problem.limit, problem.remedy))
         return Submission(job, **run)
 
