@@ -77,13 +77,14 @@ class Service:
     """A controller that can be started and stopped within a running event loop."""
 
     def __init__(self, wanted: Wanted, launcher: Launcher, journal: Callable[[Path], Journal] = SqliteJournal) -> None:
+        tls = _tls(wanted)
         wanted.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.wanted = wanted
         self.tokens = Tokens(wanted.folder, time.time)
         self.journal = journal(wanted.folder / "journal.db")
         _require_known(wanted)
         self._socket = _bound(wanted.host, wanted.port)
-        self._door = Door(self._socket, _tls(wanted))
+        self._door = Door(self._socket, tls)
         try:
             began = time.perf_counter()
             self.controller, begins_at = recover(self.journal, wanted.cluster, wanted.policy, wanted.rules)
@@ -200,7 +201,12 @@ def _tls(wanted: Wanted) -> ssl.SSLContext | None:
     if wanted.certificate is None:
         return None
     found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    found.load_cert_chain(wanted.certificate, wanted.key)
+    try:
+        found.load_cert_chain(wanted.certificate, wanted.key)
+    except OSError as error:
+        raise CantServe(
+            f"can't speak TLS by {wanted.certificate} and {wanted.key}: {error.strerror or error}"
+        ) from error
     return found
 
 
