@@ -13,7 +13,7 @@ from rollmux.checks import Checks
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import GB
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
-from rollmux.mux.validation import job_problems
+from rollmux.mux.validation import MAX_DURATION_S, job_problems
 from rollmux.protocol.plain_yaml import read_plain
 
 MAX_TEXT = 4096
@@ -29,6 +29,8 @@ TAIL_KEYS = tuple(f.name for f in fields(Tail))
 RUN_KEYS = ("command", "env", "folder", "processes")
 JOB_KEYS = ("name", *(f.name for f in fields(JobSpec) if f.name != "id"), *RUN_KEYS)
 NEEDED = ("name", "rollout", "train", "slo")
+# Stands for what a tail does not say: that it is missing is a problem of its own, and hides no other.
+_TAIL = {"requests": 1, "requests_per_node": 1, "bulk_s": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +99,20 @@ class _Read:
         values: dict[str, Any] = {
             key: found[key] for key in found if key not in ("name", "rollout", "train", "tail", *RUN_KEYS)
         }
-        rollout, train = (self._phase(f"job.{kind}", found.get(kind)) for kind in ("rollout", "train"))
+        rollout, train = (self._phase(kind, found) for kind in ("rollout", "train"))
         tail = self._part("job.tail", found.get("tail"), TAIL_KEYS, ("requests", "requests_per_node", "bulk_s"))
         run = self._run(found)
-        if self.problems:
-            return None
-        values["tail"] = None if tail is None else Tail(**tail)
-        job = JobSpec(id=found["name"], rollout=rollout, train=train, **values)
+        values["tail"] = None if tail is None else Tail(**{**_TAIL, **tail})
+        job = JobSpec(id=found.get("name", "job"), rollout=rollout, train=train, **{"slo": 2.0, **values})
         for problem in job_problems(job):
             *path, name = problem.path.split(".")
             said = IN_GB.get(name, "name" if name == "id" else name)
             self.problems.append(Problem(".".join([*path, said]), problem.value, problem.limit, problem.remedy))
-        return Submission(job, **run)
+        return None if self.problems else Submission(job, **run)
 
     def _part(self, path: str, value: object, known: tuple[str, ...], needed: tuple[str, ...]) -> dict[str, Any] | None:
         """The keys of a part, or None where there is none."""
-        if value is None and path != "job":
+        if value is None and path == "job.tail":
             return None
         if not isinstance(value, Mapping):
             self.problems.append(Problem(path, value, f"keys and values: {', '.join(known)}", "see examples/job.yaml"))
@@ -133,13 +133,17 @@ class _Read:
             self.problems.append(Problem(path, list(value)[:20], f"with {', '.join(missing)}", "add what is missing"))
         return {key: each for key, each in value.items() if key in known}
 
-    def _phase(self, path: str, value: object) -> PhaseSpec:
-        found = self._part(path, value, PHASE_KEYS, ("duration_s",)) or {}
+    def _phase(self, kind: str, job: Mapping[str, Any]) -> PhaseSpec:
+        """Where there is none, one with which nothing is wrong: that it is missing has been said."""
+        path = f"job.{kind}"
+        found = self._part(path, job[kind], PHASE_KEYS, ("duration_s",)) if kind in job else None
+        if found is None:
+            return PhaseSpec(MAX_DURATION_S, nodes=1)
         checks = Checks(path, self.problems)
         for gb, name in _MEMORY.items():
             if gb in found and checks.number(gb, said := found.pop(gb), 0.0, 1e6, "give GB per node"):
                 found[name] = round(said * GB)
-        return PhaseSpec(**{"duration_s": 1.0, **found})
+        return PhaseSpec(**{"duration_s": MAX_DURATION_S, **found})
 
     def _run(self, found: dict[str, Any]) -> dict[str, Any]:
         """What the launcher needs."""
