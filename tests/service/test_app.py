@@ -185,6 +185,17 @@ def test_the_same_job_may_be_submitted_again_but_no_other_of_its_name(there: Ser
     assert there.call("POST", "/v1/jobs", job("mine"), token=token(there, "bob")).status_code == 409
 
 
+def test_no_price_is_below_the_fluid_limit_of_what_is_done(tmp_path: Path) -> None:
+    with served(tmp_path, PAIR) as there:
+        for name, count in (("a", 1), ("b", 2), ("c", 3)):
+            there.post("/v1/jobs", job(name, slo=3.5))
+            found = there.get("/v1/cluster")
+            price = 8 * (1.85 + 5.28)
+            assert (found["usd_per_hour"], found["usd_per_hour_alone"]) == pytest.approx((price, count * price))
+            # An iteration is 1 s of each node: half of the time alone, all of it with two jobs or more.
+            assert found["usd_per_hour_fluid"] == pytest.approx(price * min(1.0, count / 2))
+
+
 def test_a_quote_changes_nothing(there: Served) -> None:
     seq = there.get("/healthz")["seq"]
     quote = there.post("/v1/quote", job("asks"))
