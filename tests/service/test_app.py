@@ -84,6 +84,18 @@ def test_strangers_fill_no_log_and_use_up_nothing_of_others(
         there.get("/v1/cluster")
 
 
+@pytest.mark.parametrize("path", ["/v1/cluster", "/v1/history", "/v1/bill", "/v1/jobs/its/story", "/metrics"])
+def test_who_looks_at_all_jobs_too_often_is_told_so_and_can_still_work(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollmux.service.app.JOBS_A_CALL", 0.004)  # a job is as many calls as may come in a second
+    with served(tmp_path) as there:
+        alice = token(there, "alice")
+        there.post("/v1/jobs", job("its"), token=alice)
+        assert [there.call("GET", path, token=alice).status_code for _ in range(3)] == [200, 429, 429]
+        assert there.call("GET", "/v1/jobs/its", token=alice).status_code == 200
+
+
 @pytest.mark.parametrize("route", GUARDED, ids=NAMES)
 @pytest.mark.parametrize("bearer", ["", "wrong", "job.00.00", "job.", "rollmux_" + "x" * 43])
 def test_without_a_good_token_no_call_is_answered(there: Served, route: Route, bearer: str) -> None:

@@ -18,13 +18,14 @@ class Rates:
         self._per_s, self._burst, self._clock = per_s, burst, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def allow(self, caller: str) -> bool:
-        """Whether this caller may call now; it counts if so."""
+    def allow(self, caller: str, weight: float = 1.0) -> bool:
+        """Whether this caller may call now; it counts if so. What weighs more than a bucket holds takes a full one."""
+        weight = min(weight, self._burst)
         now = self._clock()
         left, since = self._left.pop(caller, (self._burst, now))
         left = min(self._burst, left + (now - since) * self._per_s)
-        allowed = left >= 1.0
-        self._left[caller] = (left - allowed, now)
+        allowed = left >= weight
+        self._left[caller] = (left - weight * allowed, now)
         if len(self._left) > REMEMBERED:
             self._left.popitem(last=False)
         return allowed

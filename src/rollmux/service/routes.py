@@ -59,6 +59,7 @@ class Route:
     says: str
     answer: Handler
     changes: bool = False  # worth a line in the audit log
+    of_all: bool = False  # its answer takes the longer the more jobs there are
     asks: tuple[tuple[str, str], ...] = ()  # whole numbers of its query, and what they say
     streams: bool = False  # it gives one after the other, as they come: the handler finds the Follower
 
@@ -211,7 +212,7 @@ ROUTES = (
     Route("POST", "/v1/jobs/{job}/cancel", OWNERS, None, msg.Done, "End a job", cancel, changes=True),
     Route("POST", "/v1/nodes/{node}/drain", ADMINS, None, msg.Done, "Put no more jobs on a node", drain, changes=True),
     Route("POST", "/v1/nodes/{node}/undrain", ADMINS, None, msg.Done, "Put jobs on it again", undrain, changes=True),
-    Route("GET", "/v1/cluster", OWNERS, None, view.ClusterView, "Jobs, nodes and prices", cluster),
+    Route("GET", "/v1/cluster", OWNERS, None, view.ClusterView, "Jobs, nodes and prices", cluster, of_all=True),
     Route(
         "GET",
         "/v1/history",
@@ -220,9 +221,12 @@ ROUTES = (
         past.HistoryView,
         "Phases of the last `since_s` seconds",
         history,
+        of_all=True,
         asks=(_SINCE, _MOST),
     ),
-    Route("GET", "/v1/bill", OWNERS, None, past.BillView, "What jobs have cost, and would have alone", bill),
+    Route(
+        "GET", "/v1/bill", OWNERS, None, past.BillView, "What jobs have cost, and would have alone", bill, of_all=True
+    ),
     Route(
         "GET",
         "/v1/events",
@@ -236,7 +240,16 @@ ROUTES = (
     ),
     Route("GET", "/v1/jobs/{job}", ALL, None, view.JobView, "One job", job),
     Route("GET", "/v1/jobs/{job}/explain", OWNERS, None, view.Text, "Why a job is where it is", why),
-    Route("GET", "/v1/jobs/{job}/story", OWNERS, None, view.Text, "What has happened to a job, and why", story),
+    Route(
+        "GET",
+        "/v1/jobs/{job}/story",
+        OWNERS,
+        None,
+        view.Text,
+        "What has happened to a job, and why",
+        story,
+        of_all=True,
+    ),
     Route(
         "GET",
         "/v1/jobs/{job}/log",
