@@ -330,3 +330,23 @@ def test_the_job_s_log_is_not_filled_with_signs_of_life(caplog: pytest.LogCaptur
         httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200))).get("http://elsewhere/")
     shown = [record.getMessage() for record in caplog.records if record.name == "httpx"]
     assert ["elsewhere" in message for message in shown] == [True]
+
+
+@pytest.mark.parametrize("url", ["machine:8421", "machine", "ftp://machine", "http://"])
+def test_an_address_that_can_never_answer_is_refused_at_once(url: str) -> None:
+    with pytest.raises(InvalidSpec, match=r"ROLLMUX_URL = .* must be like http://machine:8421"):
+        rollmux.connect(url, job="a")
+
+
+def test_a_script_without_a_log_shows_why_it_waits_and_one_with_a_log_says_it_there() -> None:
+    plain = "from rollmux.client import wire; wire.QUIET_S = 0.1; import rollmux, logging; {}; "
+    plain += "rollmux.connect('http://127.0.0.1:9', job='a', patience_s=1.0)"
+    quiet, own = (
+        subprocess.run([sys.executable, "-c", plain.format(setup)], capture_output=True, text=True, check=False).stderr
+        for setup in ("pass", "logging.basicConfig(format='own: %(message)s')")
+    )
+    said = "no answer from the controller at http://127.0.0.1:9"
+    assert quiet.startswith(f"rollmux: {said}")
+    assert quiet.count(said) == 1
+    assert own.startswith(f"own: {said}")
+    assert own.count(said) == 1

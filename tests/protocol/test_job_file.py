@@ -179,6 +179,27 @@ def test_all_problems_of_a_file_are_said_at_once() -> None:
     assert "slo" in found["job"]
 
 
+def test_what_is_missing_or_unknown_hides_no_wrong_value_and_makes_none_up() -> None:
+    wrong = {"nodes": -1, "duration": 3}
+    found = problems({"name": "A", "slo": float("nan"), "itrations": 3, "rollout": wrong, "tail": {"bulk_s": 7.0}})
+    assert found.keys() == {
+        "job",
+        "job.slo",
+        "job.itrations",
+        "job.rollout",
+        "job.rollout.nodes",
+        "job.rollout.duration",
+        "job.tail",
+    }
+
+
+@pytest.mark.parametrize("phase", [None, 3, []])
+def test_a_phase_must_be_there(phase: Any) -> None:
+    assert problems(
+        {**JOB, "rollout": phase, "tail": {"requests": 8, "requests_per_node": 8, "bulk_s": 7.0}}
+    ).keys() == {"job.rollout"}
+
+
 def test_all_problems_of_a_job_are_said_at_once_in_the_words_of_the_file() -> None:
     phase = {"nodes": 0, "gpus": 0, "duration_s": -1, "load_s": float("nan"), "tensor_parallel": 1.5}
     found = problems({**JOB, "name": " ", "slo": 0.5, "iterations": 0, "rollout": phase, "staleness": True})

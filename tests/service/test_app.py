@@ -1,6 +1,8 @@
 """What the controller answers over real HTTP: rights, limits, leases, and what is refused in which words."""
 
+import inspect
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ import pytest
 
 from rollmux.mux.codec import decode
 from rollmux.protocol.history import BillView, HistoryView
+from rollmux.protocol.job_file import JOB_KEYS, NEEDED, PHASE_KEYS, TAIL_KEYS
 from rollmux.service.journal import SqliteJournal
 from rollmux.service.routes import ADMINS, EVERYBODY, ROUTES, Route
 from rollmux.service.tokens import Role
@@ -37,6 +40,60 @@ def filled(route: Route) -> str:
 GUARDED = [route for route in ROUTES if route.who is not EVERYBODY]
 NAMES = [f"{route.method} {route.path}" for route in GUARDED]
 OF_JOBS = [route for route in GUARDED if "{job}" in route.path]
+
+
+def noted(caplog: pytest.LogCaptureFixture) -> list[tuple[object, ...]]:
+    """Who has made which call with which outcome, as the audit log has it."""
+    found = [vars(record)["fields"] for record in caplog.records if record.name == "rollmux.audit"]
+    return [tuple(fields[key] for key in ("who", "call", "status")) for fields in found if "call" in fields]
+
+
+@pytest.mark.parametrize("route", GUARDED, ids=NAMES)
+def test_each_call_that_is_not_allowed_is_noted_with_who_made_it(
+    there: Served, route: Route, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rollmux.audit")
+    bob = token(there, "bob")
+    of_mine = there.service.tokens.of_job("mine", "alice")
+    callers = [("nobody", 401, "wrong")]
+    callers += [("bob", 404, bob)] * (route in OF_JOBS)
+    callers += [("bob", 403, bob)] * (Role.TENANT not in route.who)
+    callers += [("job mine", 403, of_mine)] * (Role.JOB not in route.who)
+    for who, status, bearer in callers:
+        caplog.clear()
+        assert there.call(route.method, filled(route), {}, token=bearer).status_code == status
+        assert noted(caplog) == [(who, f"{route.method} {filled(route)}", status)]
+
+
+def test_who_scrapes_without_being_entitled_is_noted(there: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "rollmux.audit")
+    assert there.call("GET", "/metrics", token=there.service.tokens.of_job("mine", "alice")).status_code == 403
+    assert noted(caplog) == [("job mine", "GET /metrics", 403)]
+
+
+def test_strangers_fill_no_log_and_use_up_nothing_of_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "rollmux.audit")
+    monkeypatch.setattr("rollmux.service.app.STRANGERS_BURST", 3.0)
+    monkeypatch.setattr("rollmux.service.app.STRANGERS_PER_S", 1e-3)
+    with served(tmp_path) as there:
+        statuses = [there.call("POST", "/v1/jobs", {}, token="wrong").status_code for _ in range(10)]
+        assert statuses == [401] * 3 + [429] * 7
+        assert len(noted(caplog)) == 3
+        there.get("/v1/cluster")
+
+
+@pytest.mark.parametrize("path", ["/v1/cluster", "/v1/history", "/v1/bill", "/v1/jobs/its/story", "/metrics"])
+def test_who_looks_at_all_jobs_too_often_is_told_so_and_can_still_work(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollmux.service.app.JOBS_A_CALL", 0.004)  # a job is as many calls as may come in a second
+    with served(tmp_path) as there:
+        alice = token(there, "alice")
+        there.post("/v1/jobs", job("its"), token=alice)
+        assert [there.call("GET", path, token=alice).status_code for _ in range(3)] == [200, 429, 429]
+        assert there.call("GET", "/v1/jobs/its", token=alice).status_code == 200
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=NAMES)
@@ -140,6 +197,17 @@ def test_the_same_job_may_be_submitted_again_but_no_other_of_its_name(there: Ser
     assert there.call("POST", "/v1/jobs", job("mine"), token=token(there, "bob")).status_code == 409
 
 
+def test_no_price_is_below_the_fluid_limit_of_what_is_done(tmp_path: Path) -> None:
+    with served(tmp_path, PAIR) as there:
+        for name, count in (("a", 1), ("b", 2), ("c", 3)):
+            there.post("/v1/jobs", job(name, slo=3.5))
+            found = there.get("/v1/cluster")
+            price = 8 * (1.85 + 5.28)
+            assert (found["usd_per_hour"], found["usd_per_hour_alone"]) == pytest.approx((price, count * price))
+            # An iteration is 1 s of each node: half of the time alone, all of it with two jobs or more.
+            assert found["usd_per_hour_fluid"] == pytest.approx(price * min(1.0, count / 2))
+
+
 def test_a_quote_changes_nothing(there: Served) -> None:
     seq = there.get("/healthz")["seq"]
     quote = there.post("/v1/quote", job("asks"))
@@ -151,9 +219,28 @@ def test_a_quote_changes_nothing(there: Served) -> None:
 def test_the_description_names_every_route_and_every_shape(there: Served) -> None:
     described = there.get("/openapi.json")
     named = {(method.upper(), path) for path, ways in described["paths"].items() for method in ways}
-    assert named == {(route.method, route.path) for route in ROUTES}
+    assert named == {(route.method, route.path) for route in ROUTES} | {("GET", "/metrics")}
     shapes = set(described["components"]["schemas"])
     assert {"Ask", "Turn", "Held", "Orders", "ClusterView", "Refusal"} <= shapes
+
+
+def test_the_description_tells_what_a_job_s_description_may_hold(there: Served) -> None:
+    shapes = there.get("/openapi.json")["components"]["schemas"]
+    shown = there.get("/openapi.json")["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]
+    assert shown["schema"] == {"$ref": "#/components/schemas/JobSpec"}
+    assert set(shapes["JobSpec"]["properties"]) == set(JOB_KEYS)
+    assert shapes["JobSpec"]["required"] == list(NEEDED)
+    assert set(shapes["PhaseSpec"]["properties"]) == set(PHASE_KEYS)
+    assert set(shapes["Tail"]["properties"]) == set(TAIL_KEYS)
+
+
+def test_the_description_names_every_number_that_a_query_may_hold() -> None:
+    asked: dict[str, set[str]] = {}
+    for route in ROUTES:
+        names = set(re.findall(r'(?:number|query\.get)\("(\w+)"', inspect.getsource(route.answer)))
+        asked[route.path] = names
+        assert {name for name, _ in route.asks} == names
+    assert asked["/v1/history"] == {"since_s", "most"}
 
 
 def phase(there: Served, name: str, attempt: int, kind: str, iteration: int) -> Any:

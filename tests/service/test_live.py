@@ -168,7 +168,10 @@ def test_a_journal_tells_all_that_happened_once_its_controller_has_ended(tmp_pat
     assert "knows no job" in said("journal", "story", "b", "--folder", str(folder), fails=True)
 
 
-def test_tokens_are_made_listed_and_revoked_while_the_controller_runs(there: Served) -> None:
+def test_tokens_are_made_listed_and_revoked_while_the_controller_runs(
+    there: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rollmux.audit")
     folder = ("--folder", str(there.service.wanted.folder))
     alice = said("token", "create", "alice", *folder).strip()
     assert there.call("GET", "/v1/cluster", token=alice).status_code == 200
@@ -177,6 +180,9 @@ def test_tokens_are_made_listed_and_revoked_while_the_controller_runs(there: Ser
     said("token", "revoke", "alice", *folder)
     assert there.call("GET", "/v1/cluster", token=alice).status_code == 401
     assert "there is no token" in said("token", "revoke", "alice", *folder, fails=True)
+    changes = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "token"]
+    assert {"token": "alice", "role": "tenant", "tenant": "alice", "change": "made"} in changes
+    assert [each["change"] for each in changes if each["token"] == "alice"] == ["made", "revoked"]
 
 
 def test_an_image_is_kept_while_the_controller_works_and_the_next_one_begins_with_it(

@@ -148,7 +148,7 @@ def test_the_timeline_is_drawn_and_moves(woven: Served, eyes: Eyes) -> None:
 def test_prices_stand_beside_each_other_and_pools_add_up(woven: Served, eyes: Eyes) -> None:
     page = eyes.open(woven)
     assert texts(page, "#cost tbody td.number")[:2] == ["$7.13", "$14.26"]
-    assert "50.0 % less than alone" in page.locator("#cost .note").inner_text()
+    assert "50.0 % less an hour than alone" in page.locator("#cost .note").inner_text()
     for row in page.locator("#bubbles tr.stacked").all():
         parts = [float(text) for text in re.findall(r"([\d.]+) %", row.inner_text())]
         assert len(parts) == 5

@@ -53,6 +53,13 @@ def test_the_trace_has_every_phase_on_its_node_one_after_the_other(there: Served
     assert {(job, kind, step) for job in "ab" for kind in ("rollout", "train") for step in range(5)} <= done
 
 
+def test_what_was_written_is_told_as_data_too(there: Served, tmp_path: Path) -> None:
+    out = tmp_path / "trace.json"
+    told = json.loads(said(there, "trace", "--out", str(out), "--json"))
+    assert told == {"written": str(out), "phases": len(there.get("/v1/history")["spans"])}
+    assert json.loads(said(there, "trace", "--json")).keys() == json.loads(out.read_text()).keys()
+
+
 def test_the_trace_shows_as_many_busy_seconds_as_the_books_have(there: Served) -> None:
     events = json.loads(said(there, "trace", "--since", "1h"))["traceEvents"]
     traced = sum(e["dur"] for e in events if e["ph"] == "X" and e["args"]["kind"] in {"rollout", "train", "sync"}) / 1e6

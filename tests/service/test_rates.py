@@ -32,3 +32,13 @@ def test_no_more_callers_are_remembered_than_may_be() -> None:
     for i in range(REMEMBERED + 10):
         rates.allow(str(i))
     assert len(rates._left) == REMEMBERED
+
+
+def test_a_heavy_call_counts_as_many_and_is_never_too_heavy() -> None:
+    clock = Clock()
+    rates = Rates(clock)
+    assert sum(rates.allow("a", 100.0) for _ in range(10)) == BURST // 100
+    clock.now += 100.0 / PER_S
+    assert [rates.allow("a", 100.0) for _ in range(2)] == [True, False]
+    assert rates.allow("b", 2 * BURST)
+    assert not rates.allow("b")

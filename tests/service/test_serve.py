@@ -105,6 +105,19 @@ def test_a_job_works_over_tls(tmp_path: Path, certificate: tuple[Path, Path], mo
         script = [sys.executable, str(CLUSTER.parent / "job.py"), "a"]
         done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert done.stdout.splitlines()[-1:] == ["a: step 4 is done"], done.stderr
+        monkeypatch.delenv("SSL_CERT_FILE")
+        result = CliRunner().invoke(app, ["status", "--folder", str(there.folder)], env={"COLUMNS": "300"})
+        assert result.exit_code == 2
+        assert "set SSL_CERT_FILE" in result.output
+
+
+def test_a_certificate_that_is_not_there_or_of_another_key_is_said_by_name(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    for one, other in ((tmp_path / "none.pem", certificate[1]), (certificate[0], certificate[0])):
+        wanted = Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES, certificate=one, key=other)
+        with pytest.raises(CantServe, match=f"{one} and {other}"):
+            Service(wanted, ProcessLauncher(tmp_path))
 
 
 def test_a_controller_that_can_write_no_more_is_alive_and_not_ready(tmp_path: Path) -> None:

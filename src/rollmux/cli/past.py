@@ -23,6 +23,7 @@ LONGEST_S = 100_000
 def trace(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it (- for here).")] = HERE,
     since: Annotated[str, typer.Option(metavar="TIME", help="How far back: 90s, 15m, 1h, 1d.")] = "1h",
+    as_json: AsJson = False,
     url: Url = "",
     token: Token = "",
     folder: Folder = None,
@@ -37,8 +38,9 @@ def trace(
     if history.whole_from_s > history.since_s:
         known_s = history.now - history.whole_from_s
         typer.echo(f"Phases that ended more than {known_s:.0f} s ago are not remembered.", err=True)
-    if out != HERE:
-        typer.echo(f"Written: {out}, {len(history.spans)} phases.")
+    if out != HERE:  # else the trace is what was wanted, and is JSON anyway
+        phases = len(history.spans)
+        show({"written": str(out), "phases": phases}, as_json, f"Written: {out}, {phases} phases.")
 
 
 def _seconds(text: str) -> float:

@@ -35,6 +35,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of text
 TIMEOUT_S = 30.0
 # A controller that is there, and says that it starts, is waited for.
 STARTING_S, AGAIN_S = 20.0, 0.1
+# What Python says of a certificate that it does not trust, and what helps: the SDK, too, trusts who is in that file.
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+TRUST = "set SSL_CERT_FILE to a file with the certificate of who has signed its own"
 
 
 def folder_of(folder: Path | None) -> Path:
@@ -92,9 +95,8 @@ class Remote:
             try:
                 answer = send(method, f"{self.url}{path}", headers=headers, timeout=self.timeout_s, **what)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise NoController(
-                    f"no controller answers at {self.url} ({error}); is `rollmux serve` running?"
-                ) from error
+                helps = TRUST if UNTRUSTED in str(error) else "is `rollmux serve` running?"
+                raise NoController(f"no controller answers at {self.url} ({error}); {helps}") from error
             if answer.status_code != 503 or "retry-after" not in answer.headers or time.monotonic() > give_up:
                 return answer
             time.sleep(AGAIN_S)

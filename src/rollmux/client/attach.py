@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
 
 from rollmux.client.link import FIRST_WAIT_S, Link, Saying, job_path
 from rollmux.client.mux import Mux
+from rollmux.client.shown import show_log
 from rollmux.client.timings import Timings
 from rollmux.client.wire import Wire
 from rollmux.errors import InvalidSpec, Problem
@@ -55,6 +57,8 @@ def connect(
     place = _place(url, token, job, attempt, rank, processes)
     if not place.url:
         return Mux(None, Timings(0), owner=False)
+    _require_address(place.url)
+    show_log()
     wire = Wire(place.url, place.token, patience_s, transport)
     instance = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
     try:
@@ -86,6 +90,14 @@ def _place(
         rank if rank is not None else _number("ROLLMUX_RANK", "RANK") or 0,
         processes if processes is not None else _number("ROLLMUX_PROCESSES", "WORLD_SIZE") or 1,
     )
+
+
+def _require_address(url: str) -> None:
+    """A call to something else would be repeated for as long as a controller may be away."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        remedy = "write it with http:// or https://"
+        raise InvalidSpec("connection", (Problem("ROLLMUX_URL", url, "like http://machine:8421", remedy),))
 
 
 def _number(*names: str) -> int | None:

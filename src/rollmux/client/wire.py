@@ -6,6 +6,7 @@ Answers of a newer controller may say more than is known here: what is unknown i
 import logging
 import random
 from dataclasses import fields, is_dataclass
+from math import inf
 from threading import Event
 from time import monotonic
 from types import NoneType
@@ -26,7 +27,11 @@ ANSWER_S = 10.0
 # Of a lease: a call without an answer is given up, and repeated, often enough that the lease outlives a fault.
 DELAY_PART, ANSWER_PART = 0.2, 0.3
 
+# A controller that has been away for so long is worth a word to the job's owner, and again after so long.
+QUIET_S, AGAIN_S = 5.0, 300.0
+
 _TOO_MANY = 429
+log = logging.getLogger("rollmux")
 _HTTP_LOG = logging.getLogger("httpx")
 
 
@@ -39,6 +44,7 @@ class Wire:
         self.patience_s = patience_s
         self.closing = Event()
         self._longest_delay_s, self._answer_s = LONGEST_DELAY_S, ANSWER_S
+        self._told_at = -inf
         _QUIET.ours.add(url.rstrip("/") + "/v1/jobs")
         _HTTP_LOG.addFilter(_QUIET)
 
@@ -53,8 +59,8 @@ class Wire:
 
     def post(self, path: str, body: Any, answer: type[T], *, wait_s: float = 0.0, patience_s: float = 0.0) -> T:
         """The same for plain data. Raises CallRefused, or Unreachable once patience is over."""
-        give_up = monotonic() + (patience_s or self.patience_s)
-        delay_s = FIRST_DELAY_S
+        began, delay_s = monotonic(), FIRST_DELAY_S
+        give_up = began + (patience_s or self.patience_s)
         while True:
             try:
                 limits = httpx.Timeout(self._answer_s, read=wait_s + self._answer_s)
@@ -71,11 +77,20 @@ class Wire:
                 fault = str(error)
             if monotonic() + delay_s > give_up or self.closing.wait(delay_s * random.uniform(0.5, 1.0)):
                 raise Unreachable(f"no answer to {path} from {self._client.base_url}: {fault}")
+            if monotonic() - began > QUIET_S:
+                self._complain(fault, give_up)
             delay_s = min(2 * delay_s, self._longest_delay_s)
 
     def close(self) -> None:
         self.closing.set()
         self._client.close()
+
+    def _complain(self, fault: str, give_up: float) -> None:
+        now = monotonic()
+        if now - self._told_at > AGAIN_S:
+            self._told_at = now
+            where, left_s = self._client.base_url, give_up - now
+            log.warning("no answer from the controller at %s (%s): tries on for %.0f s", where, fault, left_s)
 
     def _let_go(self, response: httpx.Response) -> None:
         """The HTTP client forgets a connection that was just being made when it was closed: nobody else ends it."""

@@ -13,7 +13,7 @@ from rollmux.checks import Checks
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import GB
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
-from rollmux.mux.validation import job_problems
+from rollmux.mux.validation import MAX_DURATION_S, job_problems
 from rollmux.protocol.plain_yaml import read_plain
 
 MAX_TEXT = 4096
@@ -23,12 +23,14 @@ MAX_NAMED = 50  # unknown keys of a part: looking for what is near takes a while
 
 # A memory of the file and the field that it fills; all other keys are the fields' own names.
 _MEMORY = {"resident_gb": "resident_bytes", "transient_gb": "transient_bytes"}
-_FIELDS = {gb: field for field, gb in _MEMORY.items()}
-PHASE_KEYS = tuple(_FIELDS.get(f.name, f.name) for f in fields(PhaseSpec))
+IN_GB = {field: gb for gb, field in _MEMORY.items()}
+PHASE_KEYS = tuple(IN_GB.get(f.name, f.name) for f in fields(PhaseSpec))
 TAIL_KEYS = tuple(f.name for f in fields(Tail))
 RUN_KEYS = ("command", "env", "folder", "processes")
 JOB_KEYS = ("name", *(f.name for f in fields(JobSpec) if f.name != "id"), *RUN_KEYS)
 NEEDED = ("name", "rollout", "train", "slo")
+# Stands for what a tail does not say: that it is missing is a problem of its own, and hides no other.
+_TAIL = {"requests": 1, "requests_per_node": 1, "bulk_s": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def _said(value: Any, *without: str) -> dict[str, Any]:
     for each in fields(value):
         said = getattr(value, each.name)
         if each.name not in without and said != each.default:
-            gb = _FIELDS.get(each.name)
+            gb = IN_GB.get(each.name)
             data[gb or each.name] = said if gb is None else said / GB
     return data
 
@@ -97,22 +99,20 @@ class _Read:
         values: dict[str, Any] = {
             key: found[key] for key in found if key not in ("name", "rollout", "train", "tail", *RUN_KEYS)
         }
-        rollout, train = (self._phase(f"job.{kind}", found.get(kind)) for kind in ("rollout", "train"))
+        rollout, train = (self._phase(kind, found) for kind in ("rollout", "train"))
         tail = self._part("job.tail", found.get("tail"), TAIL_KEYS, ("requests", "requests_per_node", "bulk_s"))
         run = self._run(found)
-        if self.problems:
-            return None
-        values["tail"] = None if tail is None else Tail(**tail)
-        job = JobSpec(id=found["name"], rollout=rollout, train=train, **values)
+        values["tail"] = None if tail is None else Tail(**{**_TAIL, **tail})
+        job = JobSpec(id=found.get("name", "job"), rollout=rollout, train=train, **{"slo": 2.0, **values})
         for problem in job_problems(job):
             *path, name = problem.path.split(".")
-            said = _FIELDS.get(name, "name" if name == "id" else name)
+            said = IN_GB.get(name, "name" if name == "id" else name)
             self.problems.append(Problem(".".join([*path, said]), problem.value, problem.limit, problem.remedy))
-        return Submission(job, **run)
+        return None if self.problems else Submission(job, **run)
 
     def _part(self, path: str, value: object, known: tuple[str, ...], needed: tuple[str, ...]) -> dict[str, Any] | None:
         """The keys of a part, or None where there is none."""
-        if value is None and path != "job":
+        if value is None and path == "job.tail":
             return None
         if not isinstance(value, Mapping):
             self.problems.append(Problem(path, value, f"keys and values: {', '.join(known)}", "see examples/job.yaml"))
@@ -133,13 +133,17 @@ class _Read:
             self.problems.append(Problem(path, list(value)[:20], f"with {', '.join(missing)}", "add what is missing"))
         return {key: each for key, each in value.items() if key in known}
 
-    def _phase(self, path: str, value: object) -> PhaseSpec:
-        found = self._part(path, value, PHASE_KEYS, ("duration_s",)) or {}
+    def _phase(self, kind: str, job: Mapping[str, Any]) -> PhaseSpec:
+        """Where there is none, one with which nothing is wrong: that it is missing has been said."""
+        path = f"job.{kind}"
+        found = self._part(path, job[kind], PHASE_KEYS, ("duration_s",)) if kind in job else None
+        if found is None:
+            return PhaseSpec(MAX_DURATION_S, nodes=1)
         checks = Checks(path, self.problems)
         for gb, name in _MEMORY.items():
             if gb in found and checks.number(gb, said := found.pop(gb), 0.0, 1e6, "give GB per node"):
                 found[name] = round(said * GB)
-        return PhaseSpec(**{"duration_s": 1.0, **found})
+        return PhaseSpec(**{"duration_s": MAX_DURATION_S, **found})
 
     def _run(self, found: dict[str, Any]) -> dict[str, Any]:
         """What the launcher needs."""

@@ -70,7 +70,7 @@ class ClusterView:
     nodes: tuple[NodeView, ...]
     usd_per_hour: float
     usd_per_hour_alone: float  # of the jobs that have their nodes, each on its own
-    usd_per_hour_fluid: float  # of their work alone
+    usd_per_hour_fluid: float  # of the work that is done in it, at its pace, were no node ever idle
     alarms: tuple[str, ...] = ()
     broken: str = ""
 

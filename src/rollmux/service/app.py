@@ -47,6 +47,13 @@ KIND_OF_FIGURES = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 # Streams that are open at a time, in all and of one caller; who takes nothing for so long is cut off.
 MOST_STREAMS, MOST_STREAMS_EACH, SLOW_S = 200, 20, 15.0
 
+# An answer that is of all jobs takes 20 ms with 1,000 of them, in which nobody else hears anything: each so many jobs
+# weigh as much as a call more.
+JOBS_A_CALL = 50.0
+# Calls without a good token, from one address: each is a line in the log.
+STRANGERS_PER_S, STRANGERS_BURST = 10.0, 200.0
+TOO_MANY = 429
+
 _NOBODY = Caller(Role.TENANT, "nobody")
 _encode = msgspec.json.Encoder().encode
 
@@ -64,6 +71,7 @@ class App:
 
     def __init__(self, host: Host, tokens: Tokens) -> None:
         self.host, self.tokens, self.rates = host, tokens, Rates()
+        self.strangers = Rates(per_s=STRANGERS_PER_S, burst=STRANGERS_BURST)
         self._paths = Paths((route.method, route.path, _Endpoint(route)) for route in ROUTES)
         self._pages = {
             ("GET", b"/"): (page.content(), page.HEADERS),
@@ -84,11 +92,13 @@ class App:
             await self._figures(scope, send)
             return
         endpoint, path = found or (None, {})
-        caller, answer, began = _NOBODY, None, time.perf_counter()
+        caller, answer, allowed, began = _NOBODY, None, False, time.perf_counter()
         try:
             if endpoint is None:
                 raise Denied(404, f"there is no call {method} {scope['path']}")
-            caller = self._caller(scope, endpoint.route, path)
+            caller = self._caller(scope, endpoint.route.who, endpoint.route.of_all)
+            self._require_entitled(caller, endpoint.route.who, path)
+            allowed = True
             body = await endpoint.body(receive)
             answer = await endpoint.route.answer(Call(self.host, caller, path, _query(scope), body))
             if endpoint.route.streams:
@@ -101,7 +111,7 @@ class App:
             self.metrics.calls[endpoint.route.answer.__name__, status] += 1
             if not endpoint.parks:
                 self.metrics.answered_s(time.perf_counter() - began)
-        if endpoint is not None and (endpoint.route.changes or status in (401, 403)):
+        if endpoint is not None and (endpoint.route.changes or not allowed):
             _note(scope, caller, status)
         if status == 200 and isinstance(answer, Follower):
             await self._stream(scope, receive, send, caller, answer)
@@ -110,7 +120,7 @@ class App:
 
     def _require_room(self, caller: Caller) -> None:
         if self._readers[caller.name] >= MOST_STREAMS_EACH or self._readers.total() >= MOST_STREAMS:
-            raise Denied(429, "too many streams are open: close one, or read a page that is open already")
+            raise Denied(TOO_MANY, "too many streams are open: close one, or read a page that is open already")
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send, caller: Caller, follower: Follower) -> None:
         """Until nobody reads any more. Who does not take what is sent within a time is cut off."""
@@ -133,36 +143,41 @@ class App:
 
     async def _figures(self, scope: Scope, send: Send) -> None:
         """For Prometheus, which knows no JSON; prices are nothing for strangers."""
+        caller = _NOBODY
         try:
-            self._entitled(scope, OWNERS)
+            caller = self._caller(scope, OWNERS, of_all=True)
+            self._require_entitled(caller, OWNERS, {})
         except Denied as error:
+            _note(scope, caller, error.status)
             await _send(send, error.status, _encode(Refusal(str(error))))
             return
         await _send(send, 200, self.metrics.text(), (KIND_OF_FIGURES,))
 
-    def _caller(self, scope: Scope, route: Route, path: Mapping[str, str]) -> Caller:
-        """Who calls, if they may."""
-        if route.who is EVERYBODY:
+    def _caller(self, scope: Scope, who: frozenset[Role], of_all: bool) -> Caller:
+        """Who calls, unless they call too often."""
+        if who is EVERYBODY:
             return _NOBODY
-        caller = self._entitled(scope, route.who)
-        if not self.rates.allow(caller.name):
-            raise Denied(429, "too many calls: wait a second")
+        caller = self._bearer(scope)
+        weight = 1.0 + of_all * len(self.host.controller.jobs) / JOBS_A_CALL
+        if not (self.strangers.allow(_address(scope)) if caller is None else self.rates.allow(caller.name, weight)):
+            raise Denied(TOO_MANY, "too many calls: wait a second")
+        if caller is None:
+            raise Denied(
+                401, "who calls is not known: send the header `Authorization: Bearer TOKEN` with a valid token"
+            )
+        return caller
+
+    def _require_entitled(self, caller: Caller, who: frozenset[Role], path: Mapping[str, str]) -> None:
+        """They may make this call, of this job if it is of one."""
+        if who is EVERYBODY:
+            return
+        if caller.role not in who:
+            raise Denied(403, f"a token with the role {caller.role.value} may not do this")
         job = path.get("job")
         if job is not None:
             if caller.role is Role.JOB and caller.job != job:
                 raise NoSuchJob(f"there is no job {job!r}")
             self.host.controller.live(job, caller.sees)
-        return caller
-
-    def _entitled(self, scope: Scope, who: frozenset[Role]) -> Caller:
-        caller = self._bearer(scope)
-        if caller is None:
-            raise Denied(
-                401, "who calls is not known: send the header `Authorization: Bearer TOKEN` with a valid token"
-            )
-        if caller.role not in who:
-            raise Denied(403, f"a token with the role {caller.role.value} may not do this")
-        return caller
 
     def _bearer(self, scope: Scope) -> Caller | None:
         scheme, _, token = _header(scope, b"authorization").partition(" ")
@@ -215,10 +230,16 @@ def _query(scope: Scope) -> Mapping[str, str]:
 
 
 def _note(scope: Scope, caller: Caller, status: int) -> None:
-    """A line for each change, and for each that was not allowed."""
-    where = scope["client"][0] if scope.get("client") else ""
+    """A line for each change, and for each call that was not allowed; not for those that come too often."""
+    if status == TOO_MANY:
+        return
     call = f"{scope['method']} {scope['path']}"
-    audit.info("call", extra={"fields": {"who": caller.name, "from": where, "call": call, "status": status}})
+    fields = {"who": caller.name, "from": _address(scope), "call": call, "status": status}
+    audit.info("call", extra={"fields": fields})
+
+
+def _address(scope: Scope) -> str:
+    return str(scope["client"][0]) if scope.get("client") else ""
 
 
 async def _send(send: Send, status: int, content: bytes, more: Headers = ()) -> None:

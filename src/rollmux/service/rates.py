@@ -12,17 +12,20 @@ REMEMBERED = 20_000
 class Rates:
     """One bucket for each caller."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, per_s: float = PER_S, burst: float = BURST
+    ) -> None:
+        self._per_s, self._burst, self._clock = per_s, burst, clock
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def allow(self, caller: str) -> bool:
-        """Whether this caller may call now; it counts if so."""
+    def allow(self, caller: str, weight: float = 1.0) -> bool:
+        """Whether this caller may call now; it counts if so. What weighs more than a bucket holds takes a full one."""
+        weight = min(weight, self._burst)
         now = self._clock()
-        left, since = self._left.pop(caller, (BURST, now))
-        left = min(BURST, left + (now - since) * PER_S)
-        allowed = left >= 1.0
-        self._left[caller] = (left - allowed, now)
+        left, since = self._left.pop(caller, (self._burst, now))
+        left = min(self._burst, left + (now - since) * self._per_s)
+        allowed = left >= weight
+        self._left[caller] = (left - weight * allowed, now)
         if len(self._left) > REMEMBERED:
             self._left.popitem(last=False)
         return allowed

@@ -59,6 +59,8 @@ class Route:
     says: str
     answer: Handler
     changes: bool = False  # worth a line in the audit log
+    of_all: bool = False  # its answer takes the longer the more jobs there are
+    asks: tuple[tuple[str, str], ...] = ()  # whole numbers of its query, and what they say
     streams: bool = False  # it gives one after the other, as they come: the handler finds the Follower
 
     @property
@@ -193,6 +195,11 @@ def _tenant(call: Call) -> str:
     return call.caller.tenant or call.caller.name
 
 
+_SINCE = ("since_s", "How many seconds to look back")
+_MOST = ("most", "The most phases to show")
+_LINES = ("lines", "The most lines to show")
+_AFTER = ("after", "The last record that was heard of; a browser says so in `Last-Event-ID`")
+
 ROUTES = (
     Route("POST", "/v1/jobs/{job}/ask", ALL, msg.Ask, msg.Turn, "Ask for a phase; parked until it is granted", ask),
     Route("POST", "/v1/jobs/{job}/report", ALL, msg.Report, msg.Heard, "Say what has become of a lease", report),
@@ -205,14 +212,54 @@ ROUTES = (
     Route("POST", "/v1/jobs/{job}/cancel", OWNERS, None, msg.Done, "End a job", cancel, changes=True),
     Route("POST", "/v1/nodes/{node}/drain", ADMINS, None, msg.Done, "Put no more jobs on a node", drain, changes=True),
     Route("POST", "/v1/nodes/{node}/undrain", ADMINS, None, msg.Done, "Put jobs on it again", undrain, changes=True),
-    Route("GET", "/v1/cluster", OWNERS, None, view.ClusterView, "Jobs, nodes and prices", cluster),
-    Route("GET", "/v1/history", OWNERS, None, past.HistoryView, "Phases of the last `since_s` seconds", history),
-    Route("GET", "/v1/bill", OWNERS, None, past.BillView, "What jobs have cost, and would have alone", bill),
-    Route("GET", "/v1/events", OWNERS, None, past.News, "What changes, as it changes", events, streams=True),
+    Route("GET", "/v1/cluster", OWNERS, None, view.ClusterView, "Jobs, nodes and prices", cluster, of_all=True),
+    Route(
+        "GET",
+        "/v1/history",
+        OWNERS,
+        None,
+        past.HistoryView,
+        "Phases of the last `since_s` seconds",
+        history,
+        of_all=True,
+        asks=(_SINCE, _MOST),
+    ),
+    Route(
+        "GET", "/v1/bill", OWNERS, None, past.BillView, "What jobs have cost, and would have alone", bill, of_all=True
+    ),
+    Route(
+        "GET",
+        "/v1/events",
+        OWNERS,
+        None,
+        past.News,
+        "What changes, as it changes",
+        events,
+        asks=(_AFTER,),
+        streams=True,
+    ),
     Route("GET", "/v1/jobs/{job}", ALL, None, view.JobView, "One job", job),
     Route("GET", "/v1/jobs/{job}/explain", OWNERS, None, view.Text, "Why a job is where it is", why),
-    Route("GET", "/v1/jobs/{job}/story", OWNERS, None, view.Text, "What has happened to a job, and why", story),
-    Route("GET", "/v1/jobs/{job}/log", OWNERS, None, view.Text, "The last `lines` lines that a job printed", printed),
+    Route(
+        "GET",
+        "/v1/jobs/{job}/story",
+        OWNERS,
+        None,
+        view.Text,
+        "What has happened to a job, and why",
+        story,
+        of_all=True,
+    ),
+    Route(
+        "GET",
+        "/v1/jobs/{job}/log",
+        OWNERS,
+        None,
+        view.Text,
+        "The last `lines` lines that a job printed",
+        printed,
+        asks=(_LINES,),
+    ),
     Route("GET", "/healthz", EVERYBODY, None, view.Health, "That the controller lives, and how it stands", health),
     Route("GET", "/readyz", EVERYBODY, None, view.Health, "The same; 503 unless it answers all calls", ready),
 )

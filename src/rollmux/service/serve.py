@@ -26,6 +26,7 @@ from rollmux.service.app import App
 from rollmux.service.door import Door
 from rollmux.service.errands import Errands
 from rollmux.service.garbage import collect_forever
+from rollmux.service.heads import BoundedHttp
 from rollmux.service.host import Host
 from rollmux.service.journal import Journal, SqliteJournal
 from rollmux.service.launcher import Launcher
@@ -76,13 +77,14 @@ class Service:
     """A controller that can be started and stopped within a running event loop."""
 
     def __init__(self, wanted: Wanted, launcher: Launcher, journal: Callable[[Path], Journal] = SqliteJournal) -> None:
+        tls = _tls(wanted)
         wanted.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.wanted = wanted
         self.tokens = Tokens(wanted.folder, time.time)
         self.journal = journal(wanted.folder / "journal.db")
         _require_known(wanted)
         self._socket = _bound(wanted.host, wanted.port)
-        self._door = Door(self._socket, _tls(wanted))
+        self._door = Door(self._socket, tls)
         try:
             began = time.perf_counter()
             self.controller, begins_at = recover(self.journal, wanted.cluster, wanted.policy, wanted.rules)
@@ -116,6 +118,7 @@ class Service:
         await self.host.start(errands_after(self.controller))
         config = uvicorn.Config(
             App(self.host, self.tokens),
+            http=BoundedHttp,
             log_config=None,
             access_log=False,
             proxy_headers=False,
@@ -198,7 +201,12 @@ def _tls(wanted: Wanted) -> ssl.SSLContext | None:
     if wanted.certificate is None:
         return None
     found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    found.load_cert_chain(wanted.certificate, wanted.key)
+    try:
+        found.load_cert_chain(wanted.certificate, wanted.key)
+    except OSError as error:
+        raise CantServe(
+            f"can't speak TLS by {wanted.certificate} and {wanted.key}: {error.strerror or error}"
+        ) from error
     return found
 
 

@@ -5,6 +5,7 @@ Invariant (I12): a caller that can't be made out is nobody, and nobody may do an
 
 import hmac
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -15,7 +16,12 @@ from pathlib import Path
 
 from rollmux.errors import RollmuxError
 
+audit = logging.getLogger("rollmux.audit")
+
 MOST_REMEMBERED = 20_000
+
+# What is known of each token, by its hash.
+Entries = dict[str, dict[str, object]]
 
 
 class Role(Enum):
@@ -53,7 +59,7 @@ class Tokens:
         self._secret = _secret(folder / "secret")
         self._seen: tuple[int, int] = (0, 0)
         self._jobs: dict[str, Caller] = {}  # good tokens, so that not every call takes their measure anew
-        self._known: dict[str, dict[str, object]] = {}
+        self._known: Entries = {}
 
     def caller(self, token: str) -> Caller | None:
         """Whose token this is, if anybody's."""
@@ -116,10 +122,22 @@ class Tokens:
             return
         seen = (found.st_mtime_ns, found.st_ino)
         if seen != self._seen:
-            self._known, self._seen = json.loads(self.path.read_text(encoding="utf-8")), seen
+            known = json.loads(self.path.read_text(encoding="utf-8"))
+            if self._known:  # else it is read for the first time
+                _note(self._known, known)
+            self._known, self._seen = known, seen
 
     def _write(self) -> None:
         write_private(self.path, json.dumps(self._known, indent=1).encode())
+
+
+def _note(before: Entries, after: Entries) -> None:
+    """Lines in the audit log of whoever keeps an eye on the file: other programs may have changed it."""
+    for change, some, others in (("made", after, before), ("revoked", before, after)):
+        for key in some.keys() - others.keys():
+            entry = some[key]
+            fields = {"token": entry["name"], "role": entry["role"], "tenant": entry["tenant"], "change": change}
+            audit.info("token", extra={"fields": fields})
 
 
 def _hash(token: str) -> str:

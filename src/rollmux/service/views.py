@@ -30,7 +30,7 @@ def cluster_view(controller: Controller, now: float, tenant: str | None, broken:
         _nodes(controller, set(mine)),
         state.usd_per_hour(),
         sum(record.job.usd_per_hour(state.cluster) for record in placed),
-        sum(_fluid_usd(controller, record) for record in placed),
+        _fluid_usd(controller),
         tuple(state.alarms) if tenant is None else (),
         broken,
     )
@@ -160,10 +160,13 @@ def _likely_s(controller: Controller, job_id: str) -> float | None:
     return None if taken is None else dict(zip(names, likely_s(group, taken), strict=True))[job_id]
 
 
-def _fluid_usd(controller: Controller, record: JobRecord) -> float:
-    """What the job's work costs an hour at its own speed, were no node ever idle."""
-    cluster, job = controller.machine.state.cluster, record.job
-    return sum(
-        job.phase(kind).nodes * pool.node_type.usd_per_hour * job.phase(kind).planned_s / job.solo_s
-        for kind, pool in ((PhaseKind.ROLLOUT, cluster.rollout), (PhaseKind.TRAIN, cluster.train))
-    )
+def _fluid_usd(controller: Controller) -> float:
+    """What the work of an hour costs, at the pace at which it is done, were no node ever idle: no price is below it."""
+    state, total = controller.machine.state, 0.0
+    pools = ((PhaseKind.ROLLOUT, state.cluster.rollout), (PhaseKind.TRAIN, state.cluster.train))
+    for group in state.groups.values():
+        forecast = state.policy.forecaster.forecast(group)
+        for member, iteration_s in zip(group.members, forecast.iteration_s, strict=True):
+            phases = ((member.job.phase(kind), pool.node_type.usd_per_hour) for kind, pool in pools)
+            total += sum(phase.nodes * usd * phase.planned_s for phase, usd in phases) / iteration_s
+    return total

@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
 from rollmux.service.launcher import Attempt, LaunchFailed
+from rollmux.service.local.attempt_files import AttemptFiles
 from rollmux.service.local.process_tree import look
 from tests import builders
 from tests.service.local.launching import STUBBORN_DAEMON, launching, nothing_left, shell, until, written
@@ -37,6 +39,15 @@ def end_of(folder: Path, script: str, processes: int = 1) -> str:
             return failed
 
     return asyncio.run(story())
+
+
+def test_what_was_printed_is_read_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            monkeypatch.setattr(AttemptFiles, "tail", lambda *_: [threading.current_thread().name])
+            assert await launcher.log("a", 1) != [threading.current_thread().name]
+
+    asyncio.run(story())
 
 
 def test_an_attempt_whose_processes_all_exit_with_0_has_not_failed(tmp_path: Path) -> None:

@@ -97,4 +97,6 @@ def _end(path: str, most_bytes: int) -> bytes:
 
 def plain(line: str) -> str:
     """Without what would move a reader's cursor."""
+    if line.isprintable():  # as most are: character by character a megabyte takes a while
+        return line
     return "".join(char if char.isprintable() or char == "\t" else " " for char in line)

@@ -85,7 +85,8 @@ class ProcessLauncher:
 
     async def log(self, job_id: str, lines: int) -> list[str]:
         """Of several ranks each has its share of the lines, behind its number."""
-        return self.files.tail(job_id, lines)
+        # Beside the loop: a megabyte from a slow disk would hold up what others have to say.
+        return await asyncio.to_thread(self.files.tail, job_id, lines)
 
     async def close(self) -> None:
         for key in tuple(self._starting):

@@ -1,0 +1,73 @@
+"""HTTP as uvicorn reads it, with bounds on what comes before a call is known: its first line and its headers.
+
+Whoever sends them may be a stranger. Invariant: without a call nobody has more than `MOST_HEAD_BYTES` of the
+controller's memory (and the little that was read with them), nor a connection for longer than `HEAD_S`.
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+# The longest path of a call is below 1 KiB, a token of a job below 10.
+MOST_HEAD_BYTES = 64 * 1024
+# From the connection, or from the first part of a later head, to its end.
+HEAD_S = 10.0
+
+_TOO_LARGE, _TOO_LATE = 431, 408
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection."""
+
+    _came = 0  # bytes since the last that meant something: of a head, or of what stands between parts of a body
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._settle()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._came += len(data)
+        super().data_received(data)
+        if not self._came or self.transport.is_closing():
+            return
+        if self._came > MOST_HEAD_BYTES:
+            self._refuse(_TOO_LARGE)
+        elif self._late is None:
+            self._wait()
+
+    def on_message_begin(self) -> None:
+        self._came = self._came or 1  # of a call that came together with the one before
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._settle()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._settle()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._settle()
+        super().on_message_complete()
+
+    def _wait(self) -> None:
+        self._late = self.loop.call_later(HEAD_S, self._refuse, _TOO_LATE)
+
+    def _settle(self) -> None:
+        """All that has come is understood, or nobody waits for the rest any more."""
+        self._came = 0
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _refuse(self, status: int) -> None:
+        self._settle()
+        if not self.transport.is_closing():
+            self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+            self.transport.close()

@@ -1,0 +1,82 @@
+"""What comes before a call is known is bounded: whoever sends it may be a stranger."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from rollmux.service import heads
+from rollmux.service.heads import MOST_HEAD_BYTES
+from tests.service.serving import Served, served
+
+BEGUN = b"POST /v1/quote HTTP/1.1\r\nhost: here\r\n"
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("controller")) as found:
+        yield found
+
+
+def connected(there: Served) -> socket.socket:
+    found = urlsplit(there.service.url)
+    return socket.create_connection((found.hostname or "", found.port or 0), timeout=10)
+
+
+def answer_to(there: Served, *parts: bytes) -> bytes:
+    """All that is heard until the controller closes the connection."""
+    with closing(connected(there)) as caller:
+        heard = b""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            for part in parts:
+                caller.sendall(part)
+        with suppress(ConnectionResetError):
+            while more := caller.recv(65536):
+                heard += more
+        return heard
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"GET /" + b"a" * MOST_HEAD_BYTES, *[b"a" * 10_000] * 20],
+        [BEGUN, b"x: ", *[b"a" * 10_000] * 20],
+        [BEGUN, *[b"x-%d: " % i + b"a" * 1000 + b"\r\n" for i in range(200)]],
+        [BEGUN + b"transfer-encoding: chunked\r\n\r\n", b"1;", *[b"a" * 10_000] * 20],
+    ],
+    ids=["a path", "a header", "many headers", "what stands between parts of a body"],
+)
+def test_a_head_without_an_end_is_not_kept(there: Served, parts: list[bytes]) -> None:
+    heard = answer_to(there, *parts)
+    assert not heard or heard.startswith((b"HTTP/1.1 431", b"HTTP/1.1 401"))
+    assert there.get("/healthz")["ok"]
+
+
+@pytest.mark.parametrize("begun", [b"", b"GE", BEGUN, b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\nGE"])
+def test_who_makes_no_call_is_not_waited_for(there: Served, begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "HEAD_S", 0.2)
+    assert b"HTTP/1.1 408" in answer_to(there, begun)
+
+
+def test_a_head_that_comes_bit_by_bit_in_time_is_read(there: Served) -> None:
+    with closing(connected(there)) as caller:
+        for byte in b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\n":
+            caller.sendall(bytes((byte,)))
+        assert caller.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_may_be_longer_than_a_head_and_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(tmp_path) as there:
+        monkeypatch.setattr(heads, "HEAD_S", 0.2)
+        body = b'{"name": "long", "env": {"A": "' + b"b" * (2 * MOST_HEAD_BYTES) + b'"}}'
+        head = BEGUN + b"authorization: Bearer %s\r\n" % there.admin.encode()
+        with closing(connected(there)) as caller:
+            caller.sendall(head + b"content-length: %d\r\n\r\n" % len(body))
+            for part in (body[:10], body[10:]):
+                time.sleep(0.3)
+                caller.sendall(part)
+            assert caller.recv(65536).startswith(b"HTTP/1.1 422")
