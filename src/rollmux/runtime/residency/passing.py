@@ -32,7 +32,7 @@ def copy(target: Tensor, source: Tensor) -> None:
 def copy_summed(target: Tensor, source: Tensor) -> bytes:
     """Copies whole rows, and returns their checksum."""
     to, of, sums = target.numpy(), source.numpy(), list[Tensor]()
-    for part, rows in enumerate(rows_of(source).split(PART_BYTES // ROW_BYTES)):
+    for part, rows in enumerate(torch.split(rows_of(source), PART_BYTES // ROW_BYTES)):
         where = slice(part * PART_BYTES, (part + 1) * PART_BYTES)
         np.copyto(to[where], of[where])
         sums.append(rows.sum(1))
