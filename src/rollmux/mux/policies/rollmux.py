@@ -169,6 +169,7 @@ class RollmuxPolicy:
         rollout_room, train_room = rollout_type.room_bytes, train_type.room_bytes
         rollout_phase, train_phase = member.job.rollout, member.job.train
         rollout_tenant, train_tenant = member.tenant(ROLLOUT, self.order), member.tenant(TRAIN, self.order)
+        rollout_need, train_need = rollout_tenant.phase_s / member.limit_s, train_tenant.phase_s / member.limit_s
         frozen, bears_company = snapshot.frozen, member.bears_company
         found: list[Open] = []
         closed: list[Closed] = []
@@ -182,9 +183,14 @@ class RollmuxPolicy:
             if hermit is not None:
                 closed.append((Verdict.NO_SLACK, group, 0.0, 0.0))
                 continue
-            uses = group.uses
-            rollout_tight, rollout = _nodes_for(rollout_tenant, rollout_phase, uses, group.rollout_nodes, rollout_room)
-            train_tight, train = _nodes_for(train_tenant, train_phase, uses, group.train_nodes, train_room)
+            uses, (rollout_share, train_share) = group.uses, group.emptiest
+            rollout_tight, rollout = train_tight, train = NONE
+            if rollout_share + rollout_need <= 1 + ROUNDING:  # most groups of many have no such node
+                nodes = group.rollout_nodes
+                rollout_tight, rollout = _nodes_for(rollout_tenant, rollout_phase, uses, nodes, rollout_room)
+            if train_share + train_need <= 1 + ROUNDING:
+                nodes = group.train_nodes
+                train_tight, train = _nodes_for(train_tenant, train_phase, uses, nodes, train_room)
             if not (rollout or train):
                 needed = min(rollout_tenant.phase_s, train_tenant.phase_s) / member.limit_s
                 closed.append((Verdict.SHARE, group, needed, max(group.free_shares)))
@@ -228,6 +234,9 @@ def _is_apart(placement: Placement) -> bool:
     return set(placement.rollout).isdisjoint(placement.train)
 
 
+NONE: tuple[int, tuple[str, ...]] = (0, ())
+
+
 def _nodes_for(
     tenant: Tenant, phase: PhaseSpec, uses: Mapping[str, NodeUse], nodes: tuple[str, ...], room: int
 ) -> tuple[int, tuple[str, ...]]:
@@ -243,7 +252,7 @@ def _nodes_for(
             if spare >= 0:
                 found.append(((share > some) + (share > much) + (spare < TIGHT_SPARE), -spare, node))
     if not found:
-        return 0, ()
+        return NONE
     if len(found) > 1:
         found.sort()
     return found[0][0], tuple([node for _, _, node in found])
