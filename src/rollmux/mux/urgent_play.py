@@ -55,6 +55,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
         solo.append(rollout_ms + train_ms + sync_ms)
         code += 4
     slowest = solo.index(max(solo))
+    lines = [*line_at.values()]
 
     # Who may lose nothing: an iteration of theirs that takes longer than alone is a miss, however rare.
     hurried = [limit * AIM + 1 < job.aim_ms for job, limit in zip(jobs, limits_ms or (), strict=limits_ms is not None)]
@@ -66,7 +67,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
     left = [0] * len(takes)  # of a step, while it waits or pauses
     due = [0] * len(jobs)
     done: list[list[int]] = [[] for _ in jobs]  # when iterations were complete, in ms; the start counts as one
-    seen: dict[object, tuple[int, list[int]]] = {}
+    seen: dict[tuple[int, ...], tuple[int, list[int]]] = {}
     turns, now, turned = -1, 0, False
     late = late_before = 0.0  # by how many iterations anybody was late, in this turn and in the one before
     hopeless = -1
@@ -79,15 +80,17 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
             now_ms = now >> low_bits
             if limits_ms is None:
                 # Who waits, for what: when each was to begin at the latest follows from when its iteration is due.
-                waiting = [then & mask for line in line_at.values() for then in line[1:]]
-                state = (
-                    event - now,
-                    *[then - now for then in agenda],
-                    *[then - now for then in due],
-                    *waiting,
-                    *[left[code] for code in waiting],
-                    *[left[line[0] & mask] for line in pausing.values()],
-                )
+                # How many are under way tells where these end.
+                held = [then - now for then in agenda + due]
+                held.append(event - now)
+                for line in lines:
+                    if len(line) > 1:
+                        for then in line[1:]:
+                            waits = then & mask
+                            held.append(left[waits] | waits)
+                if pausing:
+                    held += [left[line[0] & mask] for line in pausing.values()]
+                state = (*held, len(agenda))
                 if state in seen:
                     then_ms, counts = seen[state]
                     period_s = (now_ms - then_ms) / 1000

@@ -58,6 +58,16 @@ def worth_of(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:
     return priced[1]
 
 
+def most_idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> tuple[float, float]:
+    """What is left undone on the rollout node where that is the most, and on the training node."""
+    known: tuple[Cluster, tuple[float, float]] | None = group.__dict__.get("_most_idle")
+    if known is None or known[0] is not cluster:
+        idle_usd = worth_of(group, cluster, forecaster).idle_usd
+        most = max(map(idle_usd.__getitem__, group.rollout_nodes)), max(map(idle_usd.__getitem__, group.train_nodes))
+        known = group.__dict__["_most_idle"] = cluster, most
+    return known[1]
+
+
 def _worth(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:
     idle_usd = dict.fromkeys(group.train_nodes, WORTH * cluster.train.node_type.usd_per_hour)
     idle_usd.update(dict.fromkeys(group.rollout_nodes, WORTH * cluster.rollout.node_type.usd_per_hour))

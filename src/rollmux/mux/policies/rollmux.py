@@ -5,7 +5,7 @@ well as rollout nodes, and a job on several nodes may take old and new ones toge
 group that still works is taken, so that what is left free stays in large pieces.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
@@ -28,7 +28,13 @@ from rollmux.mux.policies.attempt import (
     works,
 )
 from rollmux.mux.snapshot import Snapshot
-from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour, worth_by_phase, worth_of
+from rollmux.mux.worth import (
+    burden_usd_per_hour,
+    most_idle_usd,
+    most_worth_usd_per_hour,
+    worth_by_phase,
+    worth_of,
+)
 
 # Plays cost far more than ranking: so many in all ways to widen a group, and so many that work are compared. Eight and
 # three find places that cost no less.
@@ -108,7 +114,7 @@ class RollmuxPolicy:
     def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         trail = Trail() if below_usd == inf else None  # nobody asks why a job was not moved
         member = Member.of(job, NOWHERE)
-        candidates = self._open(member, snapshot, trail)
+        candidates = self._open(member, snapshot, trail, below_usd)
         tries, wins = (TRIES, WINS) if below_usd == inf else (TRIES_TO_MOVE, WINS_TO_MOVE)
         search = Search(worth_by_phase(job, snapshot.cluster), below_usd, tries, wins)
         worth = most_worth_usd_per_hour(job, snapshot.cluster)  # of its work, if nobody is slowed
@@ -163,8 +169,9 @@ class RollmuxPolicy:
     def _alone(self, job: JobSpec, snapshot: Snapshot, trail: Trail | None) -> Plan | None:
         return place_alone(job, snapshot, self.order, self.forecaster, trail)
 
-    def _open(self, member: Member, snapshot: Snapshot, trail: Trail | None) -> list[Open]:
+    def _open(self, member: Member, snapshot: Snapshot, trail: Trail | None, below_usd: float) -> list[Open]:
         """The groups that may take one more job, fullest first. The trail, if there is one, hears why others can't."""
+        least = None if trail is not None else self._least_burdens(member.job, snapshot)
         rollout_type, train_type = snapshot.cluster.rollout.node_type, snapshot.cluster.train.node_type
         rollout_room, train_room = rollout_type.room_bytes, train_type.room_bytes
         rollout_phase, train_phase = member.job.rollout, member.job.train
@@ -174,7 +181,7 @@ class RollmuxPolicy:
         found: list[Open] = []
         closed: list[Closed] = []
         for group in snapshot.groups.values():
-            if trail is None and group.id in frozen:
+            if least is not None and (group.id in frozen or least(group) >= below_usd + USD_ROUNDING):
                 continue
             if len(group.members) >= self.max_group:
                 closed.append((Verdict.FULL, group, len(group.members), self.max_group))
@@ -204,6 +211,22 @@ class RollmuxPolicy:
         if trail is not None:
             _record(closed, member, snapshot, trail)
         return found
+
+    def _least_burdens(self, job: JobSpec, snapshot: Snapshot) -> Callable[[Group], float]:
+        """What taking the job adds to the burden at least, by group: each of its nodes is there already, or new."""
+        cluster, forecaster = snapshot.cluster, self.forecaster
+        worths, rollouts, trains = worth_by_phase(job, cluster), job.rollout.nodes, job.train.nodes
+        rollout_worth, train_worth = worths[ROLLOUT], worths[TRAIN]
+        new_rollout = cluster.rollout.node_type.usd_per_hour - rollout_worth
+        new_train = cluster.train.node_type.usd_per_hour - train_worth
+
+        def least(group: Group) -> float:
+            rollout_idle, train_idle = most_idle_usd(group, cluster, forecaster)
+            rollout = max(-rollout_idle, -rollout_worth)
+            train = max(-train_idle, -train_worth)
+            return rollouts * min(rollout, new_rollout) + trains * min(train, new_train)
+
+        return least
 
 
 def _placements(job: JobSpec, added: Widening, candidates: list[Open]) -> Iterator[tuple[Group, Placement]]:
