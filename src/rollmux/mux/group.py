@@ -125,6 +125,11 @@ class Group:
         return linked_parts(self.members, self.order)
 
     @cached_property
+    def sole_tenants(self) -> frozenset[str]:
+        """The jobs that have a node to themselves: it is free when they go."""
+        return frozenset(use.tenants[0].job_id for use in self.uses.values() if len(use.tenants) == 1)
+
+    @cached_property
     def free_shares(self) -> tuple[float, float]:
         """The nodes' worth of time that no SLO needs, in rollout and in training nodes."""
         uses = self.uses

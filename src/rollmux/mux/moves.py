@@ -17,7 +17,14 @@ from rollmux.mux.placed import ROLLOUT, ROUNDING, TRAIN, Member
 from rollmux.mux.plan import USD_ROUNDING, Plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.snapshot import Snapshot
-from rollmux.mux.worth import WORTH, burden_usd_per_hour, most_worth_usd_per_hour, worth_by_phase, worth_of
+from rollmux.mux.worth import (
+    WORTH,
+    burden_usd_per_hour,
+    idle_usd,
+    most_worth_usd_per_hour,
+    worth_by_phase,
+    worth_usd,
+)
 
 # Of what work is worth, the part that it gains on new nodes which it fills.
 NEW_NODES_GAIN = 1 - 1 / WORTH
@@ -131,7 +138,7 @@ def _leavers(group: Group, movable: Mapping[str, Movable]) -> Iterator[tuple[Mem
         yield free
     if len(group.members) > 1:
         for member in free:
-            if any(len(group.uses[node].tenants) == 1 for node in member.placement.all_nodes):
+            if member.job.id in group.sole_tenants:
                 yield (member,)
 
 
@@ -191,9 +198,9 @@ def _room(group: Group, cluster: Cluster, forecaster: Forecaster) -> Room:
     """What each rollout and each training node leaves undone, and the part of its time that SLOs need."""
     known: tuple[Cluster, Room] | None = group.__dict__.get("_room")  # asked for of most groups at every look
     if known is None or known[0] is not cluster:
-        idle_usd, uses = worth_of(group, cluster, forecaster).idle_usd, group.uses
-        rollout = [(idle_usd[node], uses[node].share) for node in group.rollout_nodes]
-        train = [(idle_usd[node], uses[node].share) for node in group.train_nodes]
+        idle, uses = idle_usd(group, cluster, forecaster), group.uses
+        rollout = [(idle[node], uses[node].share) for node in group.rollout_nodes]
+        train = [(idle[node], uses[node].share) for node in group.train_nodes]
         known = group.__dict__["_room"] = cluster, (rollout, train)
     return known[1]
 
@@ -221,8 +228,8 @@ def _freed_usd_per_hour(group: Group, leavers: tuple[Member, ...], cluster: Clus
     if known is None or known[0] is not cluster:
         rest = _without(group, leavers)
         usd = group.usd_per_hour(cluster) - rest.usd_per_hour(cluster)
-        usd -= worth_of(group, cluster, forecaster).usd
-        known = all_known[names] = cluster, usd + worth_of(rest, cluster, forecaster).usd
+        usd -= worth_usd(group, cluster, forecaster)
+        known = all_known[names] = cluster, usd + worth_usd(rest, cluster, forecaster)
     return known[1]
 
 

@@ -47,7 +47,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
         rollout, train, sync = rollout_ms << low_bits, train_ms << low_bits, sync_ms << low_bits
         # A sync has a place of its own; all begin at its end.
         line_of += line_at.setdefault(at_rollout, []), line_at.setdefault(at_train, []), [code + SYNC], []
-        takes += rollout, train, sync, 0
+        takes += rollout + code, train + code + 1, sync + code + 2, 0
         before_due += rollout + train + sync - code, train + sync - code - 1, 0, 0
         pauses += off_rollout, off_train, None, None
         following += code + TRAIN, code + SYNC if sync_ms else code, code, 0
@@ -86,8 +86,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
                 for line in lines:
                     if len(line) > 1:
                         for then in line[1:]:
-                            waits = then & mask
-                            held.append(left[waits] | waits)
+                            held.append(left[then & mask])
                 if pausing:
                     held += [left[line[0] & mask] for line in pausing.values()]
                 state = (*held, len(agenda))
@@ -109,14 +108,14 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
             line = pausing.pop(code)
             insort(line, line.pop(0), 1)  # it waits again; who made it pause begins, or somebody more urgent
             first = line[0] & mask
-            ends[first] = end = now + left[first] + first
+            ends[first] = end = now + left[first]
             insort(agenda, end)
             continue
         line = line_of[code]  # of what it gives back
         del line[0]
         if line:
             first = line[0] & mask
-            ends[first] = end = now + left[first] + first
+            ends[first] = end = now + left[first]
             insort(agenda, end)
         code = following[code]
         i = code >> 2
@@ -145,7 +144,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
         line = line_of[code]
         if not line:
             line.append(begin)
-            ends[code] = end = now + takes[code] + code
+            ends[code] = end = now + takes[code]
             insort(agenda, end)
             continue
         left[code] = takes[code]
@@ -159,14 +158,14 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
         if free_at <= begin | mask or free_at <= now + (off + on << low_bits) | mask:
             continue
         agenda.remove(free_at)
-        left[holder] = free_at - holder - now + (on << low_bits)
+        left[holder] = free_at - now + (on << low_bits)
         if off:
             pausing[holder | PAUSING] = line
             ends[holder] = 0
             insort(agenda, now + (off << low_bits) + (holder | PAUSING))
         else:
             line.sort()
-            ends[code] = end = now + takes[code] + code
+            ends[code] = end = now + takes[code]
             insort(agenda, end)
 
 

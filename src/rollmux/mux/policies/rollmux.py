@@ -30,10 +30,10 @@ from rollmux.mux.policies.attempt import (
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.worth import (
     burden_usd_per_hour,
+    idle_usd,
     most_idle_usd,
     most_worth_usd_per_hour,
     worth_by_phase,
-    worth_of,
 )
 
 # Plays cost far more than ranking: so many in all ways to widen a group, and so many that work are compared. Eight and
@@ -124,7 +124,8 @@ class RollmuxPolicy:
             search.offer(alone, alone.added_usd_per_hour - worth)
         cluster = snapshot.cluster
         rollout_usd, train_usd = cluster.rollout.node_type.usd_per_hour, cluster.train.node_type.usd_per_hour
-        for usd, new_rollout, new_train in _widths_by_price(job.rollout.nodes, job.train.nodes, rollout_usd, train_usd):
+        widths = _widths_by_price(job.rollout.nodes, job.train.nodes, rollout_usd, train_usd) if candidates else ()
+        for usd, new_rollout, new_train in widths:
             if usd - worth >= search.below_usd or search.is_over:
                 break
             added = widening(snapshot, new_rollout, new_train)
@@ -151,12 +152,12 @@ class RollmuxPolicy:
         """Plays the likeliest places with these new nodes, but for those that can't be the best."""
         usd = added.added_usd_per_hour
         for group, placement in _placements(member.job, added, candidates):
-            idle_usd = worth_of(group, snapshot.cluster, self.forecaster).idle_usd
-            least = usd - _most_gained(placement, search.worths, idle_usd)
+            idle = idle_usd(group, snapshot.cluster, self.forecaster)
+            least = usd - _most_gained(placement, search.worths, idle)
             if least >= search.below_usd:
                 search.outdone.append((group.id, added, least))
                 continue
-            plan = packed(group, Member(member.job, placement, member.limit_s), added, snapshot)
+            plan = packed(group, Member(member.job, placement, member.limit_s), added)
             search.tries -= 1
             if works(plan, snapshot, self.forecaster, trail, fits=_is_apart(placement)):
                 search.wins -= 1
