@@ -80,7 +80,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
             now_ms = now >> low_bits
             if limits_ms is None:
                 # Who waits, for what: when each was to begin at the latest follows from when its iteration is due.
-                # How many are under way tells where these end.
+                # The number of steps under way tells which entry is which.
                 held = [then - now for then in agenda + due]
                 held.append(event - now)
                 for line in lines:
