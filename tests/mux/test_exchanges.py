@@ -164,7 +164,7 @@ def test_nodes_that_are_left_may_be_used_by_whoever_is_placed_anew_but_for_those
 
 def test_the_slowest_of_a_crew_says_how_long_the_others_wait_for_it() -> None:
     crew = [candidate.movable for candidate in able(ill_matched()).values()]
-    assert patience_s([*crew, replace(crew[0], pace_s=200.0)]) == 300.0
+    assert patience_s([*crew, crew[0]._replace(pace_s=200.0)]) == 300.0
 
 
 # -- how it comes about ----------------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group, node_type_of
 from rollmux.mux.hardware import PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN
 from rollmux.mux.order import Order
-from rollmux.mux.placed import ROLLOUT, TRAIN
+from rollmux.mux.placed import ROLLOUT, TRAIN, Member
 from tests.builders import (
     ROLLOUT_USD,
     SHARED_CLUSTER,
@@ -174,3 +175,35 @@ def test_groups_with_the_same_members_are_equal() -> None:
     one = group("g", pinned(job(), "r0", "t0"))
     assert one == group("g", pinned(job(), "r0", "t0"))
     assert one != replace(one, order=Order.ROUND_ROBIN)
+
+
+@settings(max_examples=100)
+@given(group=GROUPS, data=st.data())
+def test_a_newcomer_that_says_something_else_of_its_slo_leaves_all_else_that_is_known(
+    group: Group, data: st.DataObject
+) -> None:
+    spec, forecaster = data.draw(any_jobs("new")), Forecaster()
+    first = pinned(replace(spec, slo=spec.slo + 1), "r0", "t0")
+    known = group.joined_by(first)
+    trial = forecaster.trial(known)
+    assert known.uses
+    again = known.with_newcomer_as(Member(spec, first.placement, first.limit_s))
+    anew = Group(again.id, (*group.members, Member(spec, first.placement, first.limit_s)), again.order)
+    assert again == anew
+    assert (again.parts, again.uses) == (anew.parts, anew.uses)
+    assert again.hermit == anew.hermit
+    assert forecaster.trial(again) is trial
+    assert trial.iteration_s == Forecaster().trial(anew).iteration_s
+
+
+@given(group=GROUPS)
+def test_a_group_knows_its_emptiest_nodes_and_who_has_one_to_itself(group: Group) -> None:
+    uses = group.uses
+    assert group.emptiest == tuple(
+        min(uses[n].share for n in nodes) for nodes in (group.rollout_nodes, group.train_nodes)
+    )
+    for member in group.members:
+        alone = [
+            node for node in member.placement.all_nodes if [t.job_id for t in uses[node].tenants] == [member.job.id]
+        ]
+        assert (member.job.id in group.sole_tenants) == bool(alone)

@@ -16,7 +16,7 @@ from rollmux.mux.invariants import check_all
 from rollmux.mux.job import PhaseKind
 from rollmux.mux.node_book import NodeRecord, NodeState
 from rollmux.mux.seat import Lane
-from rollmux.mux.transitions import Phase
+from rollmux.mux.transitions import Job, Phase
 from rollmux.sim.cast import Cast
 
 ROLLOUT, TRAIN = PhaseKind.ROLLOUT, PhaseKind.TRAIN
@@ -133,6 +133,10 @@ def drain_for_ever(state: ClusterState) -> None:
     lane(state, "a").state, lane(state, "a").deadline = Phase.FENCED, inf
 
 
+def stop_unseen(state: ClusterState) -> None:
+    state.jobs["a"].state = Job.STOPPING
+
+
 def remember_too_much(state: ClusterState) -> None:
     state.ended = {str(i): "finished" for i in range(state.rules.ended_limit + 1)}
 
@@ -164,6 +168,7 @@ BREACHES: list[tuple[str, Callable[[ClusterState], None]]] = [
     ("L1", queue_twice),
     ("L2", swap_for_ever),
     ("L2", drain_for_ever),
+    ("L2", stop_unseen),
     ("L3", remember_too_much),
 ]
 

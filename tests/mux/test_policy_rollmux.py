@@ -1,6 +1,8 @@
 """What our placement adds to the published one, and the promises that it keeps while it does."""
 
 from dataclasses import replace
+from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,6 +16,7 @@ from rollmux.mux.job import JobSpec
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Candidate, Decision, Plan, Strategy, Verdict, check_plan, memory_problem, own_groups
+from rollmux.mux.policies import rollmux
 from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.policies.rollmux import TRIES, WIDTHS_LIMIT, WINS, RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
@@ -391,3 +394,35 @@ def test_no_group_is_closed_for_lack_of_time_into_which_the_job_would_have_fitte
             forecast = Forecaster().forecast(after)
             met = all(s <= m.limit_s for s, m in zip(forecast.iteration_s, after.members, strict=True))
             assert not (forecast.exact and met)
+
+
+@settings(max_examples=100)
+@given(
+    groups=st.lists(groups_of(any_jobs(most_nodes=(3, 2)), most=4), max_size=4),
+    job=any_jobs("new", most_nodes=(3, 2)),
+    below_usd=st.floats(-15, 15),
+)
+def test_no_place_is_passed_over_that_would_have_been_taken(
+    groups: list[Group], job: JobSpec, below_usd: float
+) -> None:
+    before, everywhere = snapshot(*(_apart(g, i) for i, g in enumerate(groups))), RollmuxPolicy()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RollmuxPolicy, "_least_burdens", lambda *_: lambda _: -inf)
+        expected = everywhere.place(job, before, below_usd)
+    assert repr(RollmuxPolicy().place(job, before, below_usd)) == repr(expected)
+
+
+def test_a_group_that_leaves_nothing_undone_is_not_looked_into_for_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = group("g0", pinned(job("a", 60, 40, slo=3.0), "r0", "t0"), pinned(job("b", 60, 40, slo=3.0), "r0", "t0"))
+    roomy = group("g1", pinned(job("c", 60, 40, slo=3.0), "r1", "t1"))
+    seen: list[str] = []
+    real = rollmux._nodes_for
+
+    def looking(*args: Any) -> Any:
+        seen.extend(args[3])
+        return real(*args)
+
+    monkeypatch.setattr(rollmux, "_nodes_for", looking)
+    worth = most_worth_usd_per_hour(job("new", 60, 40, slo=3.0), PAPER_CLUSTER)
+    RollmuxPolicy().place(job("new", 60, 40, slo=3.0), snapshot(full, roomy), -0.6 * worth)
+    assert seen == ["r1", "t1"]

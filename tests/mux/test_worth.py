@@ -13,7 +13,7 @@ from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, Member, Placement
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
-from rollmux.mux.worth import WORTH, burden_usd_per_hour, most_worth_usd_per_hour, worth_by_phase, worth_of
+from rollmux.mux.worth import WORTH, burden_usd_per_hour, most_worth_usd_per_hour, worth_by_phase, worth_usd
 
 
 def dearer(pool: Pool) -> Pool:
@@ -41,7 +41,7 @@ def test_work_is_worth_the_nodes_time_that_it_uses_at_the_prices_asked_for() -> 
         assert usd[ROLLOUT] == pytest.approx(factor * WORTH * ROLLOUT_USD / 3)
         assert usd[TRAIN] == pytest.approx(factor * WORTH * TRAIN_USD * 2 / 3)
         assert most_worth_usd_per_hour(spec, cluster) == usd[ROLLOUT] + usd[TRAIN]
-        assert worth_of(alone("A", 0), cluster, Forecaster()).usd == pytest.approx(usd[ROLLOUT] + usd[TRAIN])
+        assert worth_usd(alone("A", 0), cluster, Forecaster()) == pytest.approx(usd[ROLLOUT] + usd[TRAIN])
 
 
 def test_what_a_move_saves_follows_the_prices_asked_for() -> None:

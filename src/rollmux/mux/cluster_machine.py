@@ -84,9 +84,8 @@ class ClusterMachine:
 
     def next_wake(self) -> float | None:
         """When a Tick is due at the latest."""
-        deadlines = [lane.deadline for weave in self.state.weaves.values() for lane in weave.leases.values()] + [
-            record.stop_by for record in self.state.jobs.values() if record.state is Job.STOPPING
-        ]
+        deadlines = [lane.deadline for weave in self.state.weaves.values() for lane in weave.leases.values()]
+        deadlines += [record.stop_by for record in self.state.stopping()]
         if self.state.swaps:
             deadlines.append(self.state.swaps_until)
         soonest = min(deadlines, default=float("inf"))
@@ -336,7 +335,8 @@ class ClusterMachine:
         out = state.book.join(event.node, event.pool)
         if out is None:
             return None
-        for record in list(state.jobs.values()):
+        node = state.book.nodes.get(event.node)
+        for record in state.pinned_to(node.group_id) if node is not None else ():
             placement = record.placement
             if record.state is Job.PROVISIONING and placement and event.node in placement.all_nodes:
                 state.launch_if_ready(record, out)
@@ -396,7 +396,7 @@ class ClusterMachine:
             changed |= bool(overdue)
             for job_id in overdue:
                 self._is_overdue(now, state.jobs[job_id], out)
-        due = [r for r in state.jobs.values() if r.state is Job.STOPPING and r.stop_by <= now]
+        due = sorted([r for r in state.stopping() if r.stop_by <= now], key=lambda record: record.number)
         for record in due:
             if record.job.id in state.jobs:
                 self._gone(now, record, out)

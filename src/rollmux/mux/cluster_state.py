@@ -20,7 +20,7 @@ from rollmux.mux.plan import Decision, Plan, check_plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.seat import Seat
 from rollmux.mux.snapshot import Snapshot
-from rollmux.mux.transitions import JobOn
+from rollmux.mux.transitions import Job, JobOn
 from rollmux.mux.validation import require_cluster
 from rollmux.mux.weave import Ledger, Timing, Weave
 
@@ -66,6 +66,7 @@ class ClusterState:
         self.backlog: list[str] = []
         self.strained: dict[str, None] = {}  # groups that miss an SLO, and for which there is no better place
         self.changed: dict[str, None] = {}  # groups that are not as they were when last looked at for moves
+        self.stopped: dict[str, None] = {}  # jobs that are being stopped, and maybe some that were
         self.swaps: dict[str, Swap] = {}  # jobs that are to change places, once all of them have stopped
         self.swaps_until = inf  # or not at all, if they have not by then
         self.followed = 0  # where following the limits goes on, in a cluster with many groups
@@ -99,6 +100,24 @@ class ClusterState:
     def is_moving(self, record: JobRecord) -> bool:
         """Whether it is to go elsewhere at its next safe point, or on its way."""
         return record.target is not None or record.job.id in self.swaps
+
+    def stopping(self) -> list[JobRecord]:
+        """The jobs whose processes are coming to their end, in the order in which they were told."""
+        if not self.stopped:
+            return []
+        found = {job_id: self.jobs[job_id] for job_id in self.stopped if self.jobs[job_id].state is Job.STOPPING}
+        self.stopped = dict.fromkeys(found)
+        return list(found.values())
+
+    def pinned_to(self, group_id: str | None) -> list[JobRecord]:
+        """The jobs that are in this group or will be, in the order in which they were submitted."""
+        group = self.groups.get(group_id or "")
+        records = [self.jobs[member.job.id] for member in group.members] if group is not None else []
+        return sorted(records, key=lambda record: record.number)
+
+    def is_anybody_leaving(self) -> bool:
+        """Whether a job is being stopped in order to begin anew elsewhere."""
+        return any(record.then is JobOn.GONE_MOVE for record in self.stopping())
 
     def seat(self, record: JobRecord) -> Seat:
         return self.weaves[record.group_id].seats[record.job.id]
@@ -238,6 +257,7 @@ class ClusterState:
         if job_id in self.backlog:
             self.backlog.remove(job_id)
         del self.jobs[job_id]
+        self.stopped.pop(job_id, None)
         self.ended[job_id] = how
         if len(self.ended) > self.rules.ended_limit:
             del self.ended[next(iter(self.ended))]
@@ -255,6 +275,7 @@ class ClusterState:
         A holder that was fenced before is waited for no longer than it would have been.
         """
         record.move(JobOn.STOP)
+        self.stopped[record.job.id] = None
         record.then, record.stop_by = then, now + self.rules.timing.drain_s
         weave = self.weaves[record.group_id]
         if record.job.id in weave.seats:

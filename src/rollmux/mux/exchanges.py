@@ -18,7 +18,7 @@ from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.snapshot import Snapshot
-from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour, steady_worth_usd, worth_of
+from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour, steady_worth_usd, worth_usd
 
 # So many sets of jobs are tried in a look, those that could gain the most first. Half of all that pay are among them;
 # more are found later, when something near has changed.
@@ -204,7 +204,7 @@ def _freed_usd(crew: Iterable[str], snapshot: Snapshot, able: Mapping[str, Candi
         group = snapshot.groups[group_id]
         rest = group.left_by_all(leavers)
         freed += group.usd_per_hour(cluster) - rest.usd_per_hour(cluster)
-        freed -= worth_of(group, cluster, forecaster).usd - worth_of(rest, cluster, forecaster).usd
+        freed -= worth_usd(group, cluster, forecaster) - worth_usd(rest, cluster, forecaster)
     return freed
 
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rollmux.mux.hardware import Cluster, NodeType
-from rollmux.mux.job import JobSpec, PhaseKind
+from rollmux.mux.job import JobSpec
 from rollmux.mux.linked import Part, grown, linked_parts
 from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, UNUSED, Member, NodeUse, Tenant
+
+# What is remembered of a group that follows from its places, phases and limits alone.
+_OF_PLACES = {"parts", "uses", "_before", "_tried", "_worth"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,12 @@ class Group:
             joined.__dict__["parts"] = parts  # what the property would find
         joined.__dict__["_before"] = self
         return joined
+
+    def with_newcomer_as(self, member: Member) -> "Group":
+        """The same group, in which the newcomer says something else of its SLO: what is known of the group holds."""
+        same = Group(self.id, (*self.members[:-1], member), self.order)
+        same.__dict__.update({name: known for name, known in self.__dict__.items() if name in _OF_PLACES})
+        return same
 
     def left_by(self, job_id: str) -> "Group":
         left = Group(self.id, tuple([m for m in self.members if m.job.id != job_id]), self.order)
@@ -73,10 +82,6 @@ class Group:
     def train_nodes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(n for m in self.members for n in m.placement.train))
 
-    def nodes_of(self, kind: PhaseKind) -> tuple[str, ...]:
-        """Those that phases of this kind are pinned to."""
-        return self.rollout_nodes if kind is ROLLOUT else self.train_nodes
-
     @cached_property
     def nodes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.rollout_nodes + self.train_nodes))
@@ -120,6 +125,11 @@ class Group:
         return linked_parts(self.members, self.order)
 
     @cached_property
+    def sole_tenants(self) -> frozenset[str]:
+        """The jobs that have a node to themselves: it is free when they go."""
+        return frozenset(use.tenants[0].job_id for use in self.uses.values() if len(use.tenants) == 1)
+
+    @cached_property
     def free_shares(self) -> tuple[float, float]:
         """The nodes' worth of time that no SLO needs, in rollout and in training nodes."""
         uses = self.uses
@@ -133,6 +143,12 @@ class Group:
             usd = rollout * cluster.rollout.node_type.usd_per_hour + train * cluster.train.node_type.usd_per_hour
             known = self.__dict__["_free_usd"] = cluster, usd
         return known[1]
+
+    @cached_property
+    def emptiest(self) -> tuple[float, float]:
+        """The least part of its time that SLOs need of any rollout and of any training node."""
+        uses = self.uses
+        return min(uses[n].share for n in self.rollout_nodes), min(uses[n].share for n in self.train_nodes)
 
     @cached_property
     def hermit(self) -> Member | None:

@@ -191,6 +191,8 @@ def restore(saved: MachineImage, cluster: Cluster, policy: Policy, rules: Rules 
     state.followed = saved.followed
     for job in saved.jobs:
         state.jobs[job.job.id] = _copy(JobRecord, job, progress=_copy(Progress, job.progress))
+        if job.state is Job.STOPPING:
+            state.stopped[job.job.id] = None
     for group in saved.groups:
         state.groups[group.id] = Group(group.id, group.members, group.order)
     for weave in saved.weaves:

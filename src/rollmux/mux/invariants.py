@@ -173,6 +173,8 @@ def _seats_match_groups(state: ClusterState) -> None:
     """Every job is where its record says, and nowhere else."""
     homes = Counter((m.job.id, group.id) for group in state.groups.values() for m in group.members)
     expected: Counter[tuple[str, str]] = Counter()
+    stopping = {job_id for job_id, record in state.jobs.items() if record.state is Job.STOPPING}
+    _hold(stopping <= state.stopped.keys() <= state.jobs.keys(), "L2", f"of {stopping} some are not waited for")
     for job_id, record in state.jobs.items():
         if record.group_id:
             expected[job_id, record.group_id] += 1

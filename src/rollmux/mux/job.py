@@ -123,7 +123,7 @@ class JobSpec:
             return rollout_s + rest_s
         return max(rollout_s, rest_s)
 
-    @property
+    @cached_property
     def ramp_s(self) -> float:
         """How much longer its first iteration takes, when nothing overlaps yet."""
         return self.rollout.planned_s + self.train.planned_s + self.sync_s - self.solo_s

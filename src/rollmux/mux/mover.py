@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from heapq import nlargest
 
 from rollmux.errors import InvariantViolated
 from rollmux.mux.budget import followed
@@ -65,7 +64,7 @@ class Mover:
             self.relieve(now, group_id, out)
         if not self.state.rules.compaction or self.state.backlog:
             return
-        if self.state.swaps or any(record.then is JobOn.GONE_MOVE for record in self.state.jobs.values()):
+        if self.state.swaps or self.state.is_anybody_leaving():
             return  # those who are just leaving make more room: look again when the last has left
         small = len(self.state.groups) <= SMALL
         sources = self.state.changed if small else dict.fromkeys(list(self.state.changed)[:SOURCES])
@@ -82,7 +81,7 @@ class Mover:
     def _exchange(self, now: float, near: Iterable[str], out: Commands) -> None:
         """Makes the exchange that saves the most, if one pays."""
         state = self.state
-        if any(record.then is JobOn.GONE_MOVE for record in state.jobs.values()):
+        if state.is_anybody_leaving():
             return
         able = {}
         for group in state.groups.values():
@@ -91,7 +90,7 @@ class Mover:
             paces = state.policy.forecaster.forecast(group).iteration_s if movable else ()
             for member, pace_s in zip(group.members, paces, strict=False):
                 if member.job.id in movable and not member.apart:
-                    able[member.job.id] = Candidate(group.id, replace(movable[member.job.id], pace_s=pace_s))
+                    able[member.job.id] = Candidate(group.id, movable[member.job.id]._replace(pace_s=pace_s))
         moves = exchange(near, state.snapshot(), able, state.policy, state.rules.exchange_horizon_s)
         if moves is None:
             return
@@ -131,8 +130,12 @@ class Mover:
 
     def _roomiest(self, groups: Iterable[Group], count: int) -> dict[str, Group]:
         """Of these groups, those whose free time is worth the most."""
-        cluster = self.state.cluster
-        return {group.id: group for group in nlargest(count, groups, key=lambda group: group.free_usd(cluster))}
+        groups = list(groups)
+        rollout, train = self.state.cluster.rollout.node_type, self.state.cluster.train.node_type
+        shares = [group.free_shares for group in groups]  # of every group, at nearly every event
+        free_usd = [rolls * rollout.usd_per_hour + trains * train.usd_per_hour for rolls, trains in shares]
+        first = sorted(range(len(groups)), key=free_usd.__getitem__, reverse=True)[:count]
+        return {groups[i].id: groups[i] for i in first}
 
     def follow_budgets(self, now: float, out: Commands) -> None:
         """Limits follow what jobs have used of their SLOs; a group that is too slow for a new limit is relieved.
@@ -148,8 +151,9 @@ class Mover:
             for member in group.members:
                 record = self.state.jobs[member.job.id]
                 limit_s = record.limit_s(now) if record.group_id == group_id else None
-                if limit_s is not None and record.remaining:
-                    limit_s = followed(member.limit_s, limit_s, record.job, record.remaining)
+                left = record.remaining if limit_s is not None else None
+                if limit_s is not None and left:
+                    limit_s = followed(member.limit_s, limit_s, record.job, left)
                     moving = record.state is not Job.RUNNING  # what that costs shows only when it is there
                     if limit_s < member.limit_s:
                         tighter[member.job.id] = limit_s

@@ -7,6 +7,7 @@ that the job will still run and that a plan can be trusted. A moved job stays un
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
@@ -16,14 +17,20 @@ from rollmux.mux.placed import ROLLOUT, ROUNDING, TRAIN, Member
 from rollmux.mux.plan import USD_ROUNDING, Plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.snapshot import Snapshot
-from rollmux.mux.worth import WORTH, burden_usd_per_hour, most_worth_usd_per_hour, worth_by_phase, worth_of
+from rollmux.mux.worth import (
+    WORTH,
+    burden_usd_per_hour,
+    idle_usd,
+    most_worth_usd_per_hour,
+    worth_by_phase,
+    worth_usd,
+)
 
 # Of what work is worth, the part that it gains on new nodes which it fills.
 NEW_NODES_GAIN = 1 - 1 / WORTH
 
 
-@dataclass(frozen=True, slots=True)
-class Movable:
+class Movable(NamedTuple):
     """A running job that may be moved, as submitted or measured: how long it will still run, and what a move loses.
 
     `limit_s` is the slowest pace that keeps its SLO afterwards, where that is not simply what the job says, and `left`
@@ -36,6 +43,9 @@ class Movable:
     limit_s: float | None = None
     left: int | None = None
     pace_s: float = 0.0
+
+
+Room = tuple[list[tuple[float, float]], list[tuple[float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +138,7 @@ def _leavers(group: Group, movable: Mapping[str, Movable]) -> Iterator[tuple[Mem
         yield free
     if len(group.members) > 1:
         for member in free:
-            if any(len(group.uses[node].tenants) == 1 for node in member.placement.all_nodes):
+            if member.job.id in group.sole_tenants:
                 yield (member,)
 
 
@@ -164,11 +174,10 @@ def _most_gained_usd(leavers: Sequence[Movable], snapshot: Snapshot, forecaster:
     """
     cluster, most = snapshot.cluster, 0.0
     groups = [group for group in snapshot.groups.values() if group.id not in snapshot.frozen]
-    for kind in (ROLLOUT, TRAIN):
+    for number, kind in enumerate((ROLLOUT, TRAIN)):
         room: list[tuple[float, float]] = []
         for group in groups:
-            idle_usd, uses = worth_of(group, cluster, forecaster).idle_usd, group.uses
-            room += [(idle_usd[node], uses[node].share) for node in group.nodes_of(kind)]
+            room += _room(group, cluster, forecaster)[number]
         room.sort(reverse=True)
         for leaver in leavers:
             job, worth = leaver.job, worth_by_phase(leaver.job, cluster)[kind]
@@ -185,6 +194,17 @@ def _most_gained_usd(leavers: Sequence[Movable], snapshot: Snapshot, forecaster:
     return most + USD_ROUNDING
 
 
+def _room(group: Group, cluster: Cluster, forecaster: Forecaster) -> Room:
+    """What each rollout and each training node leaves undone, and the part of its time that SLOs need."""
+    known: tuple[Cluster, Room] | None = group.__dict__.get("_room")  # asked for of most groups at every look
+    if known is None or known[0] is not cluster:
+        idle, uses = idle_usd(group, cluster, forecaster), group.uses
+        rollout = [(idle[node], uses[node].share) for node in group.rollout_nodes]
+        train = [(idle[node], uses[node].share) for node in group.train_nodes]
+        known = group.__dict__["_room"] = cluster, (rollout, train)
+    return known[1]
+
+
 def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float) -> Plan | None:
     """Where the policy puts a job that has only so much time left: it is shown the SLO that this comes to."""
     job, limit_s = leaver.job, leaver.limit_s
@@ -196,9 +216,8 @@ def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: 
     newcomer = plan.group.members[-1]
     if newcomer.job.train is not job.train:
         job = replace(job, train=newcomer.job.train)  # at the width that the policy gives it there
-    there = Member(job, newcomer.placement, newcomer.limit_s)
-    home = snapshot.groups.get(plan.group.id) or Group(plan.group.id, (), plan.group.order)
-    return Plan(plan.job_id, plan.strategy, home.joined_by(there), plan.new_nodes, plan.added_usd_per_hour)
+    there = plan.group.with_newcomer_as(Member(job, newcomer.placement, newcomer.limit_s))
+    return Plan(plan.job_id, plan.strategy, there, plan.new_nodes, plan.added_usd_per_hour)
 
 
 def _freed_usd_per_hour(group: Group, leavers: tuple[Member, ...], cluster: Cluster, forecaster: Forecaster) -> float:
@@ -209,8 +228,8 @@ def _freed_usd_per_hour(group: Group, leavers: tuple[Member, ...], cluster: Clus
     if known is None or known[0] is not cluster:
         rest = _without(group, leavers)
         usd = group.usd_per_hour(cluster) - rest.usd_per_hour(cluster)
-        usd -= worth_of(group, cluster, forecaster).usd
-        known = all_known[names] = cluster, usd + worth_of(rest, cluster, forecaster).usd
+        usd -= worth_usd(group, cluster, forecaster)
+        known = all_known[names] = cluster, usd + worth_usd(rest, cluster, forecaster)
     return known[1]
 
 

@@ -47,7 +47,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
         rollout, train, sync = rollout_ms << low_bits, train_ms << low_bits, sync_ms << low_bits
         # A sync has a place of its own; all begin at its end.
         line_of += line_at.setdefault(at_rollout, []), line_at.setdefault(at_train, []), [code + SYNC], []
-        takes += rollout, train, sync, 0
+        takes += rollout + code, train + code + 1, sync + code + 2, 0
         before_due += rollout + train + sync - code, train + sync - code - 1, 0, 0
         pauses += off_rollout, off_train, None, None
         following += code + TRAIN, code + SYNC if sync_ms else code, code, 0
@@ -55,6 +55,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
         solo.append(rollout_ms + train_ms + sync_ms)
         code += 4
     slowest = solo.index(max(solo))
+    lines = [*line_at.values()]
 
     # Who may lose nothing: an iteration of theirs that takes longer than alone is a miss, however rare.
     hurried = [limit * AIM + 1 < job.aim_ms for job, limit in zip(jobs, limits_ms or (), strict=limits_ms is not None)]
@@ -66,7 +67,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
     left = [0] * len(takes)  # of a step, while it waits or pauses
     due = [0] * len(jobs)
     done: list[list[int]] = [[] for _ in jobs]  # when iterations were complete, in ms; the start counts as one
-    seen: dict[object, tuple[int, list[int]]] = {}
+    seen: dict[tuple[int, ...], tuple[int, list[int]]] = {}
     turns, now, turned = -1, 0, False
     late = late_before = 0.0  # by how many iterations anybody was late, in this turn and in the one before
     hopeless = -1
@@ -79,15 +80,16 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
             now_ms = now >> low_bits
             if limits_ms is None:
                 # Who waits, for what: when each was to begin at the latest follows from when its iteration is due.
-                waiting = [then & mask for line in line_at.values() for then in line[1:]]
-                state = (
-                    event - now,
-                    *[then - now for then in agenda],
-                    *[then - now for then in due],
-                    *waiting,
-                    *[left[code] for code in waiting],
-                    *[left[line[0] & mask] for line in pausing.values()],
-                )
+                # The number of steps under way tells which entry is which.
+                held = [then - now for then in agenda + due]
+                held.append(event - now)
+                for line in lines:
+                    if len(line) > 1:
+                        for then in line[1:]:
+                            held.append(left[then & mask])
+                if pausing:
+                    held += [left[line[0] & mask] for line in pausing.values()]
+                state = (*held, len(agenda))
                 if state in seen:
                     then_ms, counts = seen[state]
                     period_s = (now_ms - then_ms) / 1000
@@ -106,14 +108,14 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
             line = pausing.pop(code)
             insort(line, line.pop(0), 1)  # it waits again; who made it pause begins, or somebody more urgent
             first = line[0] & mask
-            ends[first] = end = now + left[first] + first
+            ends[first] = end = now + left[first]
             insort(agenda, end)
             continue
         line = line_of[code]  # of what it gives back
         del line[0]
         if line:
             first = line[0] & mask
-            ends[first] = end = now + left[first] + first
+            ends[first] = end = now + left[first]
             insort(agenda, end)
         code = following[code]
         i = code >> 2
@@ -142,7 +144,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
         line = line_of[code]
         if not line:
             line.append(begin)
-            ends[code] = end = now + takes[code] + code
+            ends[code] = end = now + takes[code]
             insort(agenda, end)
             continue
         left[code] = takes[code]
@@ -156,14 +158,14 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
         if free_at <= begin | mask or free_at <= now + (off + on << low_bits) | mask:
             continue
         agenda.remove(free_at)
-        left[holder] = free_at - holder - now + (on << low_bits)
+        left[holder] = free_at - now + (on << low_bits)
         if off:
             pausing[holder | PAUSING] = line
             ends[holder] = 0
             insort(agenda, now + (off << low_bits) + (holder | PAUSING))
         else:
             line.sort()
-            ends[code] = end = now + takes[code] + code
+            ends[code] = end = now + takes[code]
             insort(agenda, end)
 
 

@@ -5,7 +5,6 @@ what they add to the hourly price, less what the work that is gained is worth (o
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
@@ -43,36 +42,54 @@ def _priced(job: JobSpec, cluster: Cluster) -> Priced:
     return priced
 
 
-class Worth(NamedTuple):
-    """What a group's work of an hour is worth, and what more each of its nodes could do, were it never idle."""
-
-    usd: float
-    idle_usd: Mapping[str, float]
-
-
-def worth_of(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:
-    """At the pace that the group goes, by a first estimate."""
-    priced: tuple[Cluster, Worth] | None = group.__dict__.get("_worth")
-    if priced is None or priced[0] is not cluster:
-        priced = group.__dict__["_worth"] = cluster, _worth(group, cluster, forecaster)
-    return priced[1]
+def worth_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> float:
+    """What a group's work of an hour is worth at the pace that it goes, by a first estimate."""
+    known: tuple[Cluster, float] | None = group.__dict__.get("_worth")
+    if known is None or known[0] is not cluster:
+        worth = 0.0
+        for done_usd, nodes in _done_usd(group, cluster, forecaster):
+            for _ in nodes:
+                worth += done_usd
+        known = group.__dict__["_worth"] = cluster, worth
+    return known[1]
 
 
-def _worth(group: Group, cluster: Cluster, forecaster: Forecaster) -> Worth:
-    idle_usd = dict.fromkeys(group.train_nodes, WORTH * cluster.train.node_type.usd_per_hour)
-    idle_usd.update(dict.fromkeys(group.rollout_nodes, WORTH * cluster.rollout.node_type.usd_per_hour))
-    worth = 0.0
+def idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> Mapping[str, float]:
+    """What more each of a group's nodes could do in an hour, were it never idle."""
+    known: tuple[Cluster, dict[str, float]] | None = group.__dict__.get("_idle_usd")
+    if known is None or known[0] is not cluster:
+        idle = dict.fromkeys(group.train_nodes, WORTH * cluster.train.node_type.usd_per_hour)
+        idle.update(dict.fromkeys(group.rollout_nodes, WORTH * cluster.rollout.node_type.usd_per_hour))
+        for done_usd, nodes in _done_usd(group, cluster, forecaster):
+            for node in nodes:
+                idle[node] -= done_usd
+        known = group.__dict__["_idle_usd"] = cluster, idle
+    return known[1]
+
+
+def most_idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> tuple[float, float]:
+    """The same of the rollout node where it is the most, and of the training node."""
+    known: tuple[Cluster, tuple[float, float]] | None = group.__dict__.get("_most_idle")
+    if known is None or known[0] is not cluster:
+        of = idle_usd(group, cluster, forecaster).__getitem__
+        known = group.__dict__["_most_idle"] = (
+            cluster,
+            (max(map(of, group.rollout_nodes)), max(map(of, group.train_nodes))),
+        )
+    return known[1]
+
+
+def _done_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> list[tuple[float, tuple[str, ...]]]:
+    """What each phase does in an hour on each of its nodes."""
+    done = []
     paces = forecaster.trial(group).iteration_s if group.members else ()
     for member, pace in zip(group.members, paces, strict=True):
         job, placement = member.job, member.placement
         worths, solo_s = worth_by_phase(job, cluster), job.solo_s
         speed = solo_s / pace if pace > solo_s else 1.0
-        for usd, nodes in ((worths[ROLLOUT], placement.rollout), (worths[TRAIN], placement.train)):
-            done_usd = usd * speed
-            for node in nodes:
-                worth += done_usd
-                idle_usd[node] -= done_usd
-    return Worth(worth, idle_usd)
+        done.append((worths[ROLLOUT] * speed, placement.rollout))
+        done.append((worths[TRAIN] * speed, placement.train))
+    return done
 
 
 def steady_worth_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> float:
@@ -88,7 +105,7 @@ def steady_worth_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> 
 
 def burden_usd_per_hour(plan: Plan, snapshot: Snapshot, forecaster: Forecaster) -> float:
     """What the plan adds to the hourly price, less what it adds to the worth of the work."""
-    after = worth_of(plan.group, snapshot.cluster, forecaster).usd
+    after = worth_usd(plan.group, snapshot.cluster, forecaster)
     home = snapshot.groups.get(plan.group.id)
-    before = worth_of(home, snapshot.cluster, forecaster).usd if home is not None else 0.0
+    before = worth_usd(home, snapshot.cluster, forecaster) if home is not None else 0.0
     return plan.added_usd_per_hour - after + before

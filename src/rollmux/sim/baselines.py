@@ -72,7 +72,7 @@ class AnyPlace:
                 continue
             for train in choices(group.train_nodes, group.uses, job.train.nodes):
                 for rollout in choices(group.rollout_nodes, group.uses, job.rollout.nodes):
-                    yield packed(group, Member.of(job, Placement(rollout, train)), added, snapshot)
+                    yield packed(group, Member.of(job, Placement(rollout, train)), added)
 
 
 def random_place(seed: int = 0, max_group: int = 5) -> AnyPlace:

@@ -1,7 +1,7 @@
 """Trying one placement in one group: the parts that all policies share."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
@@ -16,20 +16,17 @@ from rollmux.mux.snapshot import NewNode, Snapshot
 CHOICES_LIMIT = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Widening:
+class Widening(NamedTuple):
     """Nodes that a placement adds to an existing group, and what they cost."""
 
     rollout: tuple[str, ...]
     train: tuple[str, ...]
     added_usd_per_hour: float
-
-    @property
-    def strategy(self) -> Strategy:
-        return strategy_of(len(self.rollout), len(self.train))
+    strategy: Strategy
+    new_nodes: tuple[NewNode, ...]
 
 
-_NO_WIDER = Widening((), (), 0.0)
+_NO_WIDER = Widening((), (), 0.0, Strategy.DIRECT, ())
 
 
 def widening(snapshot: Snapshot, new_rollout: int, new_train: int) -> Widening | None:
@@ -42,7 +39,8 @@ def widening(snapshot: Snapshot, new_rollout: int, new_train: int) -> Widening |
     if rollout is None or train is None:
         return None
     usd = new_rollout * cluster.rollout.node_type.usd_per_hour + new_train * cluster.train.node_type.usd_per_hour
-    return Widening(rollout, train, usd)
+    new = [(cluster.rollout.name, node) for node in rollout] + [(cluster.train.name, node) for node in train]
+    return Widening(rollout, train, usd, strategy_of(new_rollout, new_train), tuple(new))
 
 
 def works(plan: Plan, snapshot: Snapshot, forecaster: Forecaster, trail: Trail | None, fits: bool = False) -> bool:
@@ -66,11 +64,9 @@ def refusal(plan: Plan, verdict: Verdict, subject: str = "", value: float = 0.0,
     return Candidate(plan.group.id, plan.strategy, plan.added_usd_per_hour, verdict, subject, value, limit)
 
 
-def packed(group: Group, member: Member, added: Widening, snapshot: Snapshot) -> Plan:
+def packed(group: Group, member: Member, added: Widening) -> Plan:
     """The plan that puts a member into an existing group."""
-    new: tuple[NewNode, ...] = tuple((snapshot.cluster.rollout.name, n) for n in added.rollout)
-    new += tuple((snapshot.cluster.train.name, n) for n in added.train)
-    return Plan(member.job.id, added.strategy, group.joined_by(member), new, added.added_usd_per_hour)
+    return Plan(member.job.id, added.strategy, group.joined_by(member), added.new_nodes, added.added_usd_per_hour)
 
 
 def place_alone(

@@ -69,7 +69,7 @@ class PaperPolicy:
                 return
             for old in choices(group.rollout_nodes, group.uses, job.rollout.nodes - new):
                 placement = Placement(old + added.rollout, group.train_nodes)
-                yield packed(group, Member(fitted, placement, job.limit_s), added, snapshot)
+                yield packed(group, Member(fitted, placement, job.limit_s), added)
 
 
 def at_width(job: JobSpec, train_nodes: int) -> JobSpec:

@@ -5,7 +5,7 @@ well as rollout nodes, and a job on several nodes may take old and new ones toge
 group that still works is taken, so that what is left free stays in large pieces.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
@@ -28,7 +28,13 @@ from rollmux.mux.policies.attempt import (
     works,
 )
 from rollmux.mux.snapshot import Snapshot
-from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour, worth_by_phase, worth_of
+from rollmux.mux.worth import (
+    burden_usd_per_hour,
+    idle_usd,
+    most_idle_usd,
+    most_worth_usd_per_hour,
+    worth_by_phase,
+)
 
 # Plays cost far more than ranking: so many in all ways to widen a group, and so many that work are compared. Eight and
 # three find places that cost no less.
@@ -108,7 +114,7 @@ class RollmuxPolicy:
     def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         trail = Trail() if below_usd == inf else None  # nobody asks why a job was not moved
         member = Member.of(job, NOWHERE)
-        candidates = self._open(member, snapshot, trail)
+        candidates = self._open(member, snapshot, trail, below_usd)
         tries, wins = (TRIES, WINS) if below_usd == inf else (TRIES_TO_MOVE, WINS_TO_MOVE)
         search = Search(worth_by_phase(job, snapshot.cluster), below_usd, tries, wins)
         worth = most_worth_usd_per_hour(job, snapshot.cluster)  # of its work, if nobody is slowed
@@ -118,7 +124,8 @@ class RollmuxPolicy:
             search.offer(alone, alone.added_usd_per_hour - worth)
         cluster = snapshot.cluster
         rollout_usd, train_usd = cluster.rollout.node_type.usd_per_hour, cluster.train.node_type.usd_per_hour
-        for usd, new_rollout, new_train in _widths_by_price(job.rollout.nodes, job.train.nodes, rollout_usd, train_usd):
+        widths = _widths_by_price(job.rollout.nodes, job.train.nodes, rollout_usd, train_usd) if candidates else ()
+        for usd, new_rollout, new_train in widths:
             if usd - worth >= search.below_usd or search.is_over:
                 break
             added = widening(snapshot, new_rollout, new_train)
@@ -145,12 +152,12 @@ class RollmuxPolicy:
         """Plays the likeliest places with these new nodes, but for those that can't be the best."""
         usd = added.added_usd_per_hour
         for group, placement in _placements(member.job, added, candidates):
-            idle_usd = worth_of(group, snapshot.cluster, self.forecaster).idle_usd
-            least = usd - _most_gained(placement, search.worths, idle_usd)
+            idle = idle_usd(group, snapshot.cluster, self.forecaster)
+            least = usd - _most_gained(placement, search.worths, idle)
             if least >= search.below_usd:
                 search.outdone.append((group.id, added, least))
                 continue
-            plan = packed(group, Member(member.job, placement, member.limit_s), added, snapshot)
+            plan = packed(group, Member(member.job, placement, member.limit_s), added)
             search.tries -= 1
             if works(plan, snapshot, self.forecaster, trail, fits=_is_apart(placement)):
                 search.wins -= 1
@@ -163,17 +170,19 @@ class RollmuxPolicy:
     def _alone(self, job: JobSpec, snapshot: Snapshot, trail: Trail | None) -> Plan | None:
         return place_alone(job, snapshot, self.order, self.forecaster, trail)
 
-    def _open(self, member: Member, snapshot: Snapshot, trail: Trail | None) -> list[Open]:
+    def _open(self, member: Member, snapshot: Snapshot, trail: Trail | None, below_usd: float) -> list[Open]:
         """The groups that may take one more job, fullest first. The trail, if there is one, hears why others can't."""
+        least = None if trail is not None else self._least_burdens(member.job, snapshot)
         rollout_type, train_type = snapshot.cluster.rollout.node_type, snapshot.cluster.train.node_type
         rollout_room, train_room = rollout_type.room_bytes, train_type.room_bytes
         rollout_phase, train_phase = member.job.rollout, member.job.train
         rollout_tenant, train_tenant = member.tenant(ROLLOUT, self.order), member.tenant(TRAIN, self.order)
+        rollout_need, train_need = rollout_tenant.phase_s / member.limit_s, train_tenant.phase_s / member.limit_s
         frozen, bears_company = snapshot.frozen, member.bears_company
         found: list[Open] = []
         closed: list[Closed] = []
         for group in snapshot.groups.values():
-            if trail is None and group.id in frozen:
+            if least is not None and (group.id in frozen or least(group) >= below_usd + USD_ROUNDING):
                 continue
             if len(group.members) >= self.max_group:
                 closed.append((Verdict.FULL, group, len(group.members), self.max_group))
@@ -182,9 +191,14 @@ class RollmuxPolicy:
             if hermit is not None:
                 closed.append((Verdict.NO_SLACK, group, 0.0, 0.0))
                 continue
-            uses = group.uses
-            rollout_tight, rollout = _nodes_for(rollout_tenant, rollout_phase, uses, group.rollout_nodes, rollout_room)
-            train_tight, train = _nodes_for(train_tenant, train_phase, uses, group.train_nodes, train_room)
+            uses, (rollout_share, train_share) = group.uses, group.emptiest
+            rollout_tight, rollout = train_tight, train = NONE
+            if rollout_share + rollout_need <= 1 + ROUNDING:  # most groups of many have no such node
+                nodes = group.rollout_nodes
+                rollout_tight, rollout = _nodes_for(rollout_tenant, rollout_phase, uses, nodes, rollout_room)
+            if train_share + train_need <= 1 + ROUNDING:
+                nodes = group.train_nodes
+                train_tight, train = _nodes_for(train_tenant, train_phase, uses, nodes, train_room)
             if not (rollout or train):
                 needed = min(rollout_tenant.phase_s, train_tenant.phase_s) / member.limit_s
                 closed.append((Verdict.SHARE, group, needed, max(group.free_shares)))
@@ -198,6 +212,22 @@ class RollmuxPolicy:
         if trail is not None:
             _record(closed, member, snapshot, trail)
         return found
+
+    def _least_burdens(self, job: JobSpec, snapshot: Snapshot) -> Callable[[Group], float]:
+        """What taking the job adds to the burden at least, by group: each of its nodes is there already, or new."""
+        cluster, forecaster = snapshot.cluster, self.forecaster
+        worths, rollouts, trains = worth_by_phase(job, cluster), job.rollout.nodes, job.train.nodes
+        rollout_worth, train_worth = worths[ROLLOUT], worths[TRAIN]
+        new_rollout = cluster.rollout.node_type.usd_per_hour - rollout_worth
+        new_train = cluster.train.node_type.usd_per_hour - train_worth
+
+        def least(group: Group) -> float:
+            rollout_idle, train_idle = most_idle_usd(group, cluster, forecaster)
+            rollout = max(-rollout_idle, -rollout_worth)
+            train = max(-train_idle, -train_worth)
+            return rollouts * min(rollout, new_rollout) + trains * min(train, new_train)
+
+        return least
 
 
 def _placements(job: JobSpec, added: Widening, candidates: list[Open]) -> Iterator[tuple[Group, Placement]]:
@@ -228,6 +258,9 @@ def _is_apart(placement: Placement) -> bool:
     return set(placement.rollout).isdisjoint(placement.train)
 
 
+NONE: tuple[int, tuple[str, ...]] = (0, ())
+
+
 def _nodes_for(
     tenant: Tenant, phase: PhaseSpec, uses: Mapping[str, NodeUse], nodes: tuple[str, ...], room: int
 ) -> tuple[int, tuple[str, ...]]:
@@ -243,7 +276,7 @@ def _nodes_for(
             if spare >= 0:
                 found.append(((share > some) + (share > much) + (spare < TIGHT_SPARE), -spare, node))
     if not found:
-        return 0, ()
+        return NONE
     if len(found) > 1:
         found.sort()
     return found[0][0], tuple([node for _, _, node in found])
