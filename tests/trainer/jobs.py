@@ -50,8 +50,8 @@ def left_behind(folder: Path) -> tuple[bytes, ...]:
 def score_by(by: Score, patched: pytest.MonkeyPatch) -> None:
     """Every run's pool asks this function from now on."""
 
-    def built(settings: TaskSettings, seed: int) -> Scored:
-        plain = build_task(settings, seed)
+    def built(settings: TaskSettings, seed: int, model: str) -> Scored:
+        plain = build_task(settings, seed, model)
         assert isinstance(plain, Arithmetic)
         return Scored(by, plain)
 

@@ -28,7 +28,7 @@ class Parts:
     def __init__(self, job: said.JobFile, seats: Callable[[], Collection[int]] | None = None) -> None:
         self._job = job
         self._seats = seats or (lambda: range(job.rollout.workers))
-        self.task = build_task(job.task, job.seed)
+        self.task = build_task(job.task, job.seed, job.model.path)
         self.model = build_model(job.model, self.task.tokenizer.vocabulary, job.rollout.max_length, job.seed)
         self.learner = Learner(self.model, _objective(job), job.optimiser)
         self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), position=0, rewards={})

@@ -50,14 +50,19 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is learnt. The numbers shape the operands of `arithmetic`."""
+    """What is learnt. The numbers shape the operands of `arithmetic`, and in `counting` where to begin and how far."""
 
-    name: str = _choice("arithmetic", "arithmetic")
+    name: str = _choice("arithmetic", "arithmetic", "counting")
     prompts: int = _number(1000, 1, 10**7, "give the prompts of an epoch")
-    largest: int = _number(9, 2, 10**6, "give the largest first factor")
-    median: float = _number(3.0, 1.0, 1e4, "give the median of the second factor: half of the answers are shorter")
-    spread: float = _number(0.8, 0.0, 3.0, "give the spread of the second factor's logarithm: 0.8 is a long tail")
-    longest: int = _number(24, 1, 10**4, "give the largest second factor")
+    largest: int = _number(9, 2, 10**6, "give the largest first factor, or first number")
+    median: float = _number(
+        3.0,
+        1.0,
+        1e4,
+        "give the median of the second factor, or of the numbers counted: half of the answers are shorter",
+    )
+    spread: float = _number(0.8, 0.0, 3.0, "give the spread of its logarithm: 0.8 is a long tail")
+    longest: int = _number(24, 1, 10**4, "give the largest second factor, or the most numbers")
     careless: float = _number(0.8, 0.0, 1.0, "give the share of the warm-up's answers that stop too early")
 
 
