@@ -4,13 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import rollmux
 from rollmux.client import Mux
+from rollmux.trainer import parts
 from rollmux.trainer.job import MODEL
 from rollmux.trainer.job_file import read_job
 from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.settings import JobFile
+from rollmux.trainer.settings import Task as TaskSettings
 from rollmux.trainer.summary import SUMMARY
+from rollmux.trainer.tasks import Arithmetic, build_task
+from tests.trainer.scores import Score, Scored
 
 TINY: Mapping[str, Any] = {
     "steps": 6,
@@ -39,3 +45,14 @@ def alone() -> Mux:
 def left_behind(folder: Path) -> tuple[bytes, ...]:
     """All that must be equal where two runs are: what each step came to, weights, what became of prompts."""
     return tuple((folder / name).read_bytes() for name in (METRICS, f"{MODEL}/model.safetensors", SUMMARY))
+
+
+def score_by(by: Score, patched: pytest.MonkeyPatch) -> None:
+    """Every run's pool asks this function from now on."""
+
+    def built(settings: TaskSettings, seed: int, model: str) -> Scored:
+        plain = build_task(settings, seed, model)
+        assert isinstance(plain, Arithmetic)
+        return Scored(by, plain)
+
+    patched.setattr(parts, "build_task", built)

@@ -7,6 +7,7 @@ from rollmux.cli.doctor import doctor
 from rollmux.cli.job_sim import job_sim
 from rollmux.cli.jobs import COMMANDS
 from rollmux.cli.journal import journal_app
+from rollmux.cli.models import model_app
 from rollmux.cli.past import bill, trace
 from rollmux.cli.plan import plan
 from rollmux.cli.remote import env
@@ -26,6 +27,7 @@ app.command()(plan)
 app.command()(sweep)
 app.command()(job_sim)
 app.command()(train)
+app.add_typer(model_app, name="model")
 app.add_typer(workload_app, name="workload")
 app.add_typer(token_app, name="token")
 app.add_typer(journal_app, name="journal")

@@ -15,7 +15,7 @@ import torch
 
 from rollmux.trainer.errors import CheckpointRefused
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 _NAME = re.compile(r"step-(\d{9})\.pt")
 

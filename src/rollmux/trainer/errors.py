@@ -2,6 +2,8 @@
 
 RollmuxError
 ├── CheckpointRefused   a checkpoint can't be continued from
+├── FetchFailed         a pretrained model could not be had
+├── ModelMissing        the folder that is to hold a model holds none
 ├── RunExists           the folder holds a run, and nobody said that it is to be continued
 └── RolloutStuck        a round can't come to its end
 
@@ -14,6 +16,14 @@ from rollmux.errors import RollmuxError
 
 class CheckpointRefused(RollmuxError):
     """The message says which one and why."""
+
+
+class FetchFailed(RollmuxError):
+    """The message says why; nothing was left behind."""
+
+
+class ModelMissing(RollmuxError):
+    """Name another folder, or fetch a model into it."""
 
 
 class RunExists(RollmuxError):

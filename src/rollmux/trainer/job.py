@@ -6,7 +6,7 @@ resumed trains exactly what it would have; without a controller all phases run s
 
 import fcntl
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -50,8 +50,9 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         run = _Run(job, folder, mux, trackers)
-        for step in range(run.begin(resume, warmed_up), job.steps):
-            run.step(step)
+        with closing(run.parts):
+            for step in range(run.begin(resume, warmed_up), job.steps):
+                run.step(step)
         export_model(run.parts.model, folder / MODEL)
         found = summary(run.parts.rollout.batcher)
         write_summary(found, folder)

@@ -13,6 +13,7 @@ from rollmux.checks import Checks
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.packer import batching_problems
 from rollmux.protocol.plain_yaml import read_plain
+from rollmux.runtime.sandbox import Concern
 from rollmux.trainer.settings import Bounds, JobFile
 
 EXAMPLE = "see examples/train/arithmetic.yaml"
@@ -92,5 +93,11 @@ class _Read:
         if job.rollout.room_tokens < job.rollout.max_length:
             limit = f"at least {job.rollout.max_length}, one whole request"
             checks.report("rollout.room_tokens", job.rollout.room_tokens, limit, "give the engines more room")
+        if job.task.name == "counting" and not job.model.path:
+            checks.report("model.path", "", "a folder with a model that can talk", "see examples/train/smollm2.yaml")
+        for name in job.rewards.allowed:
+            if name.upper() not in Concern.__members__:
+                limit = f"some of {', '.join(Concern.__members__).lower()}"
+                checks.report("rewards.allow", name, limit, "name what this machine need not prevent")
         for problem in batching_problems(job.batching.terms):
             self.problems.append(Problem(f"job.{problem.path}", problem.value, problem.limit, problem.remedy))

@@ -40,6 +40,7 @@ def record(step: int, rolled: Rolled, update: Stats, accounts: Mapping[int, Acco
         "wasted_tokens": rolled.generated_tokens - sum(lengths),
         "aborted": batch.aborted,
         "failed": batch.failed,
+        "failures": rolled.failures,
         "deferred": len(batch.deferred),
         "filtered": len(batch.filtered),
         "queued": queued,

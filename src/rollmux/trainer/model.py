@@ -9,6 +9,7 @@ from transformers.utils import logging
 
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.settings import Model
+from rollmux.trainer.tasks.pretrained import model_folder
 
 
 def build_model(settings: Model, vocabulary: int, max_length: int, seed: int) -> Any:
@@ -20,7 +21,7 @@ def build_model(settings: Model, vocabulary: int, max_length: int, seed: int) ->
 
 
 def _loaded(settings: Model) -> Any:
-    return AutoModelForCausalLM.from_pretrained(settings.path)
+    return AutoModelForCausalLM.from_pretrained(model_folder(settings.path))
 
 
 def _from_scratch(settings: Model, vocabulary: int, max_length: int, seed: int) -> Any:

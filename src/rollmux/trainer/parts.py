@@ -15,8 +15,9 @@ from rollmux.trainer import settings as said
 from rollmux.trainer.data import Data
 from rollmux.trainer.learner import Learner
 from rollmux.trainer.model import build_model
+from rollmux.trainer.pooled import open_pooled
 from rollmux.trainer.rollout import Rollout
-from rollmux.trainer.scoring import Direct
+from rollmux.trainer.scoring import Direct, Scorer
 from rollmux.trainer.tasks import build_task
 from rollmux.trainer.update import Objective
 
@@ -27,17 +28,21 @@ class Parts:
     def __init__(self, job: said.JobFile, seats: Callable[[], Collection[int]] | None = None) -> None:
         self._job = job
         self._seats = seats or (lambda: range(job.rollout.workers))
-        self.task = build_task(job.task, job.seed)
+        self.task = build_task(job.task, job.seed, job.model.path)
         self.model = build_model(job.model, self.task.tokenizer.vocabulary, job.rollout.max_length, job.seed)
         self.learner = Learner(self.model, _objective(job), job.optimiser)
-        self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), position=0)
+        self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), position=0, rewards={})
 
-    def _rollout(self, batcher: TailBatcher, position: int) -> Rollout:
+    def _rollout(self, batcher: TailBatcher, position: int, rewards: dict[str, Any]) -> Rollout:
         """Engines over the present weights, and what drives them."""
         job, task = self._job, self.task
         data = Data(len(task), job.seed, position)
         engines = [self._engine() for _ in range(job.rollout.workers)]
-        return Rollout(engines, batcher, data, task, Direct(task.reward), job.sampling, job.seed)
+        return Rollout(engines, batcher, data, task, self._scorer(rewards), job.sampling, job.seed)
+
+    def _scorer(self, state: dict[str, Any]) -> Scorer:
+        rewards = self._job.rewards
+        return Direct(self.task.reward) if rewards.scorer == "direct" else open_pooled(rewards, self.task, state)
 
     def _engine(self) -> Engine:
         rollout = self._job.rollout
@@ -50,6 +55,7 @@ class Parts:
             "learner": self.learner.state(),
             "batcher": self.rollout.batcher.state(),
             "position": self.rollout.data.position,
+            "rewards": self.rollout.scorer.state(),
             "random": torch.get_rng_state(),
         }
 
@@ -58,8 +64,12 @@ class Parts:
         self.learner.restore(state["learner"])
         self.rollout.close()
         batcher = TailBatcher.from_state(self._job.batching.terms, state["batcher"], _keep(self._job))
-        self.rollout = self._rollout(batcher, state["position"])
+        self.rollout = self._rollout(batcher, state["position"], state["rewards"])
         torch.set_rng_state(state["random"])
+
+    def close(self) -> None:
+        """Ends what was started beside this process. Harmless the second time."""
+        self.rollout.close()
 
     # -- the state of the rollout phase: moved onto its nodes and off them ---------------------------------------------
 

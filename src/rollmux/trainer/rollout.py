@@ -6,7 +6,8 @@ samples come in the order of their prompts and sample numbers.
 """
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollmux.packer import (
@@ -27,6 +28,7 @@ from rollmux.packer import (
     TailBatcher,
 )
 from rollmux.runtime.engine import Ended, Engine, FinishReason, Generated, GenerationRequest
+from rollmux.runtime.rewards import Status
 from rollmux.trainer.data import Data
 from rollmux.trainer.errors import RolloutStuck
 from rollmux.trainer.safe_points import SafePoints
@@ -41,6 +43,7 @@ from rollmux.trainer.workers import Workers
 Progress = Callable[[int, int], None]
 
 MOST_FAILURES = 10  # in a round, for each response that it began with: more are no accident
+ENGINE = "engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Rolled:
     samples: tuple[Sample, ...]
     lengths: tuple[int, ...]
     generated_tokens: int  # trained or not
+    failures: Mapping[str, int]  # responses without a reward, by what failed: launched again, and no zero
 
 
 class Rollout:
@@ -62,12 +66,13 @@ class Rollout:
     ) -> None:  # fmt: skip
         self.batcher, self.data = batcher, data
         self._workers, self._points = Workers(engines), SafePoints()
-        self._task, self._scorer, self._sampling, self._seed = task, scorer, sampling, seed
+        self._task, self.scorer, self._sampling, self._seed = task, scorer, sampling, seed
         self._clock = TokenClock()
         self.ended: dict[Request, Generated] = {}
         self._over = 0  # responses that the engines have told the end of
         self._generated_tokens = 0
-        self._failures_left = 0
+        self._failures = Counter[str]()
+        self._most_failures = 0
         self._complete: list[Batch] = []
 
     @property
@@ -80,8 +85,9 @@ class Rollout:
             self.ended.clear()
             self._clock = TokenClock()
             self._over = self._generated_tokens = 0
+            self._failures.clear()
             self._tell(RoundStarted())
-            self._failures_left = MOST_FAILURES * self._clock.running
+            self._most_failures = MOST_FAILURES * self._clock.running
             while not self._complete:
                 self._points.pass_by()
                 self._sweep()
@@ -100,6 +106,7 @@ class Rollout:
                 engine.update(version)
 
     def close(self) -> None:
+        self.scorer.close()
         for engine in self.engines:
             engine.close()
 
@@ -113,7 +120,7 @@ class Rollout:
             self._reward(wait=False)
         if self._complete:
             return
-        if self._clock.is_empty and self._scorer.pending:
+        if self._clock.is_empty and self.scorer.pending:
             self._reward(wait=True)
         elif self._workers.is_idle:
             raise RolloutStuck("nothing is generated or scored, and the round is not complete: an engine lost requests")
@@ -128,24 +135,27 @@ class Rollout:
         tokens = len(ended.response.tokens)
         self._generated_tokens += tokens
         if ended.reason is FinishReason.FAILED:
-            return self._failed(request, ended.why, tokens)
+            return self._failed(request, ENGINE, ended.why, tokens)
         self.ended[request] = ended.response
-        self._scorer.submit(request, self._task.tokenizer.decode(ended.response.tokens))
+        self.scorer.submit(request, self._task.tokenizer.decode(ended.response.tokens))
         return ResponseGenerated(request, tokens)
 
     def _reward(self, wait: bool) -> None:
-        self._tell(*map(self._rewarded, self._scorer.collect(wait)))
+        self._tell(*map(self._rewarded, self.scorer.collect(wait)))
 
     def _rewarded(self, scored: Scored) -> Event:
-        if scored.why:
-            return self._failed(scored.request, scored.why)
-        return ResponseRewarded(scored.request, scored.score)
+        reward = scored.reward
+        if reward.status is Status.SCORE:
+            return ResponseRewarded(scored.request, reward.value)
+        return self._failed(scored.request, f"reward {reward.status.value}", reward.detail)
 
-    def _failed(self, request: Request, why: str, tokens: int = 0) -> Event:
-        self._failures_left -= 1
-        if self._failures_left < 0:
-            raise RolloutStuck(f"{MOST_FAILURES} times as many failures as responses in one round, the last one: {why}")
-        return ResponseFailed(request, why, tokens)
+    def _failed(self, request: Request, cause: str, why: str, tokens: int = 0) -> Event:
+        self._failures[cause] += 1
+        if self._failures.total() > self._most_failures:
+            raise RolloutStuck(
+                f"{MOST_FAILURES} times as many failures as responses in one round, the last one: {cause}: {why}"
+            )
+        return ResponseFailed(request, f"{cause}: {why}", tokens)
 
     def _tell(self, *events: Event) -> None:
         """Tells the batcher, obeys it, and tells what comes of that."""
@@ -174,7 +184,7 @@ class Rollout:
     def _abort(self, requests: Collection[Request]) -> list[Event]:
         """How far they had come is known at once: what an engine was ahead does not count."""
         self._workers.cancel([_name(request) for request in requests])
-        self._scorer.cancel(requests)
+        self.scorer.cancel(requests)
         aborted: list[Event] = []
         for request in requests:
             tokens = self._clock.abort(_name(request))
@@ -221,7 +231,7 @@ class Rollout:
                     )
                 )
         lengths = tuple(sorted(len(each.tokens) for each in self.ended.values()))
-        return Rolled(batch, tuple(samples), lengths, self._generated_tokens)
+        return Rolled(batch, tuple(samples), lengths, self._generated_tokens, dict(sorted(self._failures.items())))
 
 
 def _single(logprobs: Sequence[float]) -> tuple[float, ...]:

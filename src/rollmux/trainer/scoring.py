@@ -1,23 +1,24 @@
 """Rewards as responses end: what is submitted comes back once, as a score or with the reason why there is none.
 
-`Direct` asks the task here and now; its order is that of submission, so a run with it repeats itself exactly.
+`Direct` asks the task here and now; its order is that of submission, so a run with it repeats itself exactly. Processes
+beside the rollout are asked by `pooled.Pooled`.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Protocol
+from typing import Any, Protocol
 
 from rollmux.packer import Request
+from rollmux.runtime.rewards import Reward, Status
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A response has its score, or, where `why` says something, none."""
+    """A response with its reward: a score, or what else scoring came to."""
 
     request: Request
-    score: float
-    why: str = ""
+    reward: Reward
 
 
 class Scorer(Protocol):
@@ -33,7 +34,13 @@ class Scorer(Protocol):
         """These need no score any more. Those that are not there are no mistake."""
 
     def collect(self, wait: bool) -> list[Scored]:
-        """What is known by now; if nothing is and one may wait, what is known next."""
+        """What is to be told in this tick; if nothing is and one may wait, what is to be told next."""
+
+    def state(self) -> dict[str, Any]:
+        """What later rewards depend on, as plain data; asked for between rounds."""
+
+    def close(self) -> None:
+        """Calls off what is under way, and ends what was started. Harmless the second time."""
 
 
 class Direct:
@@ -56,13 +63,19 @@ class Direct:
 
     def collect(self, wait: bool) -> list[Scored]:
         waiting, self._waiting = self._waiting, {}
-        return [self._scored(request, response) for request, response in waiting.items()]
+        return [Scored(request, self._scored(request, response)) for request, response in waiting.items()]
 
-    def _scored(self, request: Request, response: str) -> Scored:
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+    def _scored(self, request: Request, response: str) -> Reward:
         try:
             score = self._reward(int(request.prompt.id), response)
         except Exception as error:  # noqa: BLE001 - a task's code may raise anything; that is no zero
-            return Scored(request, 0.0, f"{type(error).__name__}: {error}")
+            return Reward(Status.ERROR, None, f"{type(error).__name__}: {error}")
         if not isfinite(score):
-            return Scored(request, 0.0, f"{score} is no score: return a finite number")
-        return Scored(request, score)
+            return Reward(Status.ERROR, None, f"{score} is no score: return a finite number")
+        return Reward(Status.SCORE, score)

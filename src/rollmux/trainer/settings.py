@@ -50,14 +50,19 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is learnt. The numbers shape the operands of `arithmetic`."""
+    """What is learnt. The numbers shape the operands of `arithmetic`, and in `counting` where to begin and how far."""
 
-    name: str = _choice("arithmetic", "arithmetic")
+    name: str = _choice("arithmetic", "arithmetic", "counting")
     prompts: int = _number(1000, 1, 10**7, "give the prompts of an epoch")
-    largest: int = _number(9, 2, 10**6, "give the largest first factor")
-    median: float = _number(3.0, 1.0, 1e4, "give the median of the second factor: half of the answers are shorter")
-    spread: float = _number(0.8, 0.0, 3.0, "give the spread of the second factor's logarithm: 0.8 is a long tail")
-    longest: int = _number(24, 1, 10**4, "give the largest second factor")
+    largest: int = _number(9, 2, 10**6, "give the largest first factor, or first number")
+    median: float = _number(
+        3.0,
+        1.0,
+        1e4,
+        "give the median of the second factor, or of the numbers counted: half of the answers are shorter",
+    )
+    spread: float = _number(0.8, 0.0, 3.0, "give the spread of its logarithm: 0.8 is a long tail")
+    longest: int = _number(24, 1, 10**4, "give the largest second factor, or the most numbers")
     careless: float = _number(0.8, 0.0, 1.0, "give the share of the warm-up's answers that stop too early")
 
 
@@ -107,6 +112,29 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewards:
+    """Who scores: `direct` the rollout's own process between two steps of the engines, `pool` processes beside it.
+
+    `lag` is what makes a run with a pool repeat itself: a reward is told when responses have drawn so many more tokens,
+    and waited for if need be. With 0 rewards count as they come, and what is put off or replaced depends on their speed.
+    """
+
+    scorer: str = _choice("direct", "direct", "pool")
+    workers: int = _number(
+        0, 0, 100_000, "give the responses that are scored at once; 0 for as many as there are cores"
+    )
+    lag: int = _number(16, 0, 10**6, "give tokens; 0 tells rewards as they come")
+    cap_s: float = _number(30.0, 1e-3, 1e6, "give the processor seconds after which scoring an answer is given up")
+    code_timeout: str = _choice("failure", "failure", "zero")  # what a program that was cut off is worth: nothing, or 0
+    allow: str = _text("", "name what hostile code may do on a machine that can't prevent it, as in 'disk, network'")
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The names in `allow`."""
+        return tuple(name.strip() for name in self.allow.split(",") if name.strip())
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How responses are drawn. Log-probabilities are the model's own, so 1 and 1 is what on-policy means."""
 
@@ -149,6 +177,7 @@ class JobFile:
     warmup: Warmup = field(default_factory=Warmup)
     batching: Batching = field(default_factory=Batching)
     objective: Objective = field(default_factory=Objective)
+    rewards: Rewards = field(default_factory=Rewards)
     sampling: Sampling = field(default_factory=Sampling)
     optimiser: Optimiser = field(default_factory=Optimiser)
     rollout: Rollout = field(default_factory=Rollout)

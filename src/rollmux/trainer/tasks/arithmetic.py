@@ -11,6 +11,7 @@ from math import exp
 from operator import eq
 from random import Random
 
+from rollmux.runtime.rewards import FunctionTask, Kind
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.tasks.characters import Characters
 
@@ -23,6 +24,8 @@ class Arithmetic:
 
     `careless`: the share of the answers shown in the warm-up that stop too early. A model that has learnt that
     habit can answer well, and often doesn't: what reinforcement is for."""
+
+    kinds = (Kind.FUNCTION,)
 
     def __init__(
         self, seed: int, count: int, largest: int, median: float, spread: float, longest: int, careless: float
@@ -44,19 +47,28 @@ class Arithmetic:
 
     def shown(self, number: int, random: Random) -> str:
         """An answer as the warm-up shows them: some break off before they are at their end."""
-        steps = self._steps(number)
+        steps = _steps(*self._factors[number])
         is_careless = random.random() < self._careless
         return _written(steps[: random.randrange(len(steps))] if is_careless else steps)
 
     def reward(self, number: int, response: str) -> float:
-        right = self._steps(number)
-        first = takewhile(bool, map(eq, response.removesuffix(END).split(BETWEEN), right))
-        share = sum(1 for _ in first) / len(right)
-        return (share + (response == _written(right))) / 2
+        return worth(*self._factors[number], response)
 
-    def _steps(self, number: int) -> list[str]:
+    def asked(self, number: int, response: str) -> FunctionTask:
         one, other = self._factors[number]
-        return [f"{other - step}:{one * (step + 1)}" for step in range(other)]
+        return FunctionTask(f"{__name__}:{worth.__name__}", {"one": one, "other": other, "response": response})
+
+
+def worth(one: int, other: int, response: str) -> float:
+    """Half for the share of the steps that are right from the first on, half for a right answer."""
+    right = _steps(one, other)
+    first = takewhile(bool, map(eq, response.removesuffix(END).split(BETWEEN), right))
+    share = sum(1 for _ in first) / len(right)
+    return (share + (response == _written(right))) / 2
+
+
+def _steps(one: int, other: int) -> list[str]:
+    return [f"{other - step}:{one * (step + 1)}" for step in range(other)]
 
 
 def _written(steps: Sequence[str]) -> str:

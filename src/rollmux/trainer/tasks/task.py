@@ -4,8 +4,12 @@ Invariant: a reward depends on the prompt's number and the response alone. A tas
 response is failed, never zero.
 """
 
+from collections.abc import Collection
 from random import Random
 from typing import Protocol
+
+from rollmux.runtime.rewards import Kind
+from rollmux.runtime.rewards import Task as Asked
 
 
 class Tokenizer(Protocol):
@@ -37,4 +41,12 @@ class Task(Protocol):
     def shown(self, number: int, random: Random) -> str:
         """An answer for the warm-up to imitate, good or not so good."""
 
-    def reward(self, number: int, response: str) -> float: ...
+    def reward(self, number: int, response: str) -> float:
+        """Here and now."""
+
+    @property
+    def kinds(self) -> Collection[Kind]:
+        """What a reward pool needs for what `asked` gives."""
+
+    def asked(self, number: int, response: str) -> Asked:
+        """The same reward, as a pool is asked for it. Functions are this module's, which loads without torch."""

@@ -1,0 +1,176 @@
+"""Rewards by a `RewardPool`: in processes beside the rollout, while the engines go on.
+
+The pool lives in an event loop in a thread of its own, from the first response on. Each response is a future there.
+
+Invariants: a cancelled response is never told, and its work is killed; with a `lag` the tick of the token clock in which
+a reward is told is a matter of the tick in which its response ended, never of how long the reward took.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from threading import Thread
+from typing import Any, TypeVar
+
+from rollmux.packer import Request
+from rollmux.packer.timeouts import TimeoutPolicy, TimeoutSettings
+from rollmux.runtime.rewards import CodeTask, PoolSettings, Reward, RewardPool, Status
+from rollmux.runtime.rewards import Task as Asked
+from rollmux.runtime.sandbox import Concern
+from rollmux.trainer.scoring import Scored
+from rollmux.trainer.settings import Rewards
+from rollmux.trainer.tasks import Task
+
+Result = TypeVar("Result")
+
+
+# Processor seconds of a mathematical answer or a function, by the clock twice as many: what sleeps or waits for a core.
+CLOCK_FACTOR = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    tick: int  # in which its reward is told
+    asked: Asked
+    reward: Future[Reward]
+
+
+class Pooled:
+    """Scores what `asked` makes of a response's prompt and text.
+
+    Rewards are told `lag` ticks after their responses came, in their order, and waited for if need be; with 0 they are
+    told as they come. Programs that were cut off by a limit of time have no reward, or, with `late_is_zero`, none left.
+    """
+
+    def __init__(
+        self, pool: RewardPool, asked: Callable[[int, str], Asked], lag: int, late_is_zero: bool = False
+    ) -> None:
+        self._pool, self._asked, self._lag, self._late_is_zero = pool, asked, lag, late_is_zero
+        self._beside: _Beside | None = None
+        self._waiting: dict[Request, _Waiting] = {}
+        self._tick = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, request: Request, response: str) -> None:
+        if self._beside is None:
+            self._beside = _Beside(self._pool)
+        asked = self._asked(int(request.prompt.id), response)
+        self._waiting[request] = _Waiting(self._tick + 1 + self._lag, asked, self._beside.score(asked))
+
+    def cancel(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            if found := self._waiting.pop(request, None):
+                found.reward.cancel()
+
+    def collect(self, wait: bool) -> list[Scored]:
+        """A pool that can't start raises here, for no reward will ever come."""
+        self._tick += 1
+        due = self._due(wait) if self._lag else self._come(wait)
+        return [Scored(request, self._reward(self._waiting.pop(request))) for request in due]
+
+    def _reward(self, known: _Waiting) -> Reward:
+        reward = known.reward.result()
+        if self._late_is_zero and reward.status is Status.TIMEOUT and isinstance(known.asked, CodeTask):
+            return replace(reward, status=Status.SCORE, score=0.0)
+        return reward
+
+    def _due(self, may_wait: bool) -> list[Request]:
+        """All of one tick or none, so that it does not matter which of them is there first."""
+        last = self._tick
+        if may_wait and self._waiting:
+            last = max(last, next(iter(self._waiting.values())).tick)
+        return [request for request, each in self._waiting.items() if each.tick <= last]
+
+    def _come(self, may_wait: bool) -> list[Request]:
+        wait([each.reward for each in self._waiting.values()], None if may_wait else 0.0, FIRST_COMPLETED)
+        return [request for request, each in self._waiting.items() if each.reward.done()]
+
+    def state(self) -> dict[str, Any]:
+        """The limits of time that code has earned."""
+        timeouts = self._pool.timeouts
+        return timeouts.state() if self._beside is None else self._beside.do(_state(timeouts))
+
+    def close(self) -> None:
+        self.cancel(list(self._waiting))
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = None
+
+
+async def _state(timeouts: TimeoutPolicy) -> dict[str, Any]:
+    """Where they are learnt, so that nothing changes meanwhile."""
+    return timeouts.state()
+
+
+class _Beside:
+    """A thread with an event loop, and the pool in it. It starts at once, and is waited for by those to be scored."""
+
+    def __init__(self, pool: RewardPool) -> None:
+        self._pool = pool
+        self._started = asyncio.Event()
+        self._refusal: Exception | None = None
+        self._loop = asyncio.new_event_loop()
+        # A daemon: whoever forgets to close can end all the same, and the pool's processes end with this one.
+        self._thread = Thread(target=self._loop.run_forever, name="rewards", daemon=True)
+        self._thread.start()
+        self._starting = asyncio.run_coroutine_threadsafe(self._start(), self._loop)
+
+    def score(self, asked: Asked) -> Future[Reward]:
+        """Cancelling it kills what it has started."""
+        return asyncio.run_coroutine_threadsafe(self._score(asked), self._loop)
+
+    def do(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        self.do(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        try:
+            await self._pool.start()
+        except Exception as error:  # noqa: BLE001 - whatever it is, each who waits for the pool is told
+            self._refusal = error
+        finally:
+            self._started.set()
+
+    async def _score(self, asked: Asked) -> Reward:
+        await self._started.wait()
+        if self._refusal is not None:
+            raise self._refusal
+        return await self._pool.score(asked)
+
+    async def _end(self) -> None:
+        """A start that is under way is broken off, and cleans up behind itself."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for each in others:
+            each.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._pool.close()
+
+
+def open_pooled(rewards: Rewards, task: Task, state: dict[str, Any]) -> Pooled:
+    """As a job file describes it, with the limits of time that a checkpoint knows."""
+    timeouts = TimeoutPolicy.from_state(TimeoutSettings(), state) if state else TimeoutPolicy()
+    pool = RewardPool(pool_settings(rewards, task), timeouts)
+    return Pooled(pool, task.asked, rewards.lag, rewards.code_timeout == "zero")
+
+
+def pool_settings(rewards: Rewards, task: Task) -> PoolSettings:
+    """Turns for what the task's rewards need, and for nothing else: each kind starts processes of its own."""
+    standard = PoolSettings()
+    cpu_s, wall_s = rewards.cap_s, rewards.cap_s * CLOCK_FACTOR
+    return PoolSettings(
+        turns={kind: rewards.workers or standard.turns[kind] for kind in task.kinds},
+        maths=replace(standard.maths, cpu_s=cpu_s, wall_s=wall_s),
+        function=replace(standard.function, cpu_s=cpu_s, wall_s=wall_s),
+        async_cap_s=wall_s,
+        function_modules=[type(task).__module__],
+        allow=[Concern[name.upper()] for name in rewards.allowed],
+    )

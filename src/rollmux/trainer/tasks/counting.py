@@ -1,0 +1,74 @@
+"""Counting, for a model that was taught to talk: to `Count from 8 to 11.` the answer is `8, 9, 10, 11` and no more.
+
+An example stands before each question. How long a right answer is has a long tail. Half of a reward is for the share
+of numbers that are right from the first on, so that whoever begins well and talks on has something to learn from.
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from math import exp
+from operator import eq
+from random import Random
+
+from rollmux.runtime.rewards import FunctionTask, Kind
+from rollmux.trainer.seeds import derived
+from rollmux.trainer.tasks.pretrained import Pretrained
+
+SYSTEM = "You count."
+EXAMPLE = (4, 7)
+BETWEEN = ", "
+
+
+class Counting:
+    """`count` prompts: from a number up to `largest`, on for 2 to `longest` numbers, lognormal around `median`."""
+
+    kinds = (Kind.FUNCTION,)
+
+    def __init__(
+        self, seed: int, count: int, largest: int, median: float, spread: float, longest: int, tokenizer: Pretrained
+    ) -> None:
+        random = Random(derived(seed, "counting"))
+        self.tokenizer = tokenizer
+        self._ranges = []
+        for _ in range(count):
+            first = random.randint(1, largest)
+            numbers = min(longest, max(2, round(median * exp(random.gauss(0.0, spread)))))
+            self._ranges.append((first, first + numbers - 1))
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def prompt(self, number: int) -> str:
+        example = _question(*EXAMPLE), BETWEEN.join(_numbers(*EXAMPLE))
+        return self.tokenizer.chat(SYSTEM, *example, _question(*self._ranges[number]))
+
+    def shown(self, number: int, random: Random) -> str:
+        return _written(_numbers(*self._ranges[number]), self.tokenizer.end)
+
+    def reward(self, number: int, response: str) -> float:
+        return worth(*self._ranges[number], self.tokenizer.end, response)
+
+    def asked(self, number: int, response: str) -> FunctionTask:
+        first, last = self._ranges[number]
+        arguments = {"first": first, "last": last, "end": self.tokenizer.end, "response": response}
+        return FunctionTask(f"{__name__}:{worth.__name__}", arguments)
+
+
+def worth(first: int, last: int, end: str, response: str) -> float:
+    """Half for the share of the numbers that are right from the first on, half for a right answer that ends there."""
+    right = _numbers(first, last)
+    so_far = takewhile(bool, map(eq, response.removesuffix(end).split(BETWEEN), right))
+    share = sum(1 for _ in so_far) / len(right)
+    return (share + (response == _written(right, end))) / 2
+
+
+def _question(first: int, last: int) -> str:
+    return f"Count from {first} to {last}."
+
+
+def _numbers(first: int, last: int) -> list[str]:
+    return [str(each) for each in range(first, last + 1)]
+
+
+def _written(numbers: Sequence[str], end: str) -> str:
+    return BETWEEN.join(numbers) + end

@@ -1,0 +1,43 @@
+"""The tokenizer of a pretrained model, with the form in which it was taught to talk.
+
+Invariant: prompts are written by the model's own chat template, so no task knows which tokens begin or end a turn.
+"""
+
+from pathlib import Path
+
+from rollmux.trainer.errors import ModelMissing
+
+ROLES = ("user", "assistant")
+
+
+class Pretrained:
+    """Of the model in this folder."""
+
+    def __init__(self, folder: str) -> None:
+        from transformers import AutoTokenizer  # noqa: PLC0415 - seconds; scoring functions are loaded without it
+
+        self._tokenizer = AutoTokenizer.from_pretrained(model_folder(folder))
+        self.vocabulary = len(self._tokenizer)
+        self.end: str = self._tokenizer.eos_token
+        self.end_tokens = (int(self._tokenizer.eos_token_id),)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, tokens: tuple[int, ...]) -> str:
+        return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+
+    def chat(self, system: str, *turns: str) -> str:
+        """A conversation in which user and assistant take turns, up to where the next turn begins."""
+        said = [{"role": "system", "content": system}]
+        said += [{"role": ROLES[place % 2], "content": turn} for place, turn in enumerate(turns)]
+        return str(self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+
+
+def model_folder(path: str) -> Path:
+    """It is never looked for anywhere else: nothing is downloaded by the way."""
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        remedy = "give model.path the folder of a model, as `rollmux model fetch` makes one"
+        raise ModelMissing(f"there is no model in {path!r}: {remedy}")
+    return folder

@@ -1,0 +1,43 @@
+"""A tiny model that Hugging Face's libraries load, with a tokenizer of single characters and a chat template."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+END = "<|im_end|>"
+BEGIN = "<|im_start|>"
+CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def talking(folder: Path) -> str:
+    """Written there."""
+    tokens = {token: number for number, token in enumerate([BEGIN, END, *CHARACTERS])}
+    plain = Tokenizer(WordLevel(tokens, unk_token=" "))
+    plain.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    plain.decoder = Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token=BEGIN, eos_token=END, unk_token=" ")  # type: ignore[no-untyped-call]
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokens),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)

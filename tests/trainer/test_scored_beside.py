@@ -1,0 +1,171 @@
+"""A run whose rewards come from a pool: what it trains, what repeats itself, and what is left when it ends."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from rollmux.runtime.rewards import AsyncTask, Kind, PoolSettings, RewardPool
+from rollmux.runtime.sandbox.tree import descendants
+from rollmux.trainer.checkpoints import Checkpoints
+from rollmux.trainer.errors import RolloutStuck
+from rollmux.trainer.job import train
+from rollmux.trainer.metrics import METRICS
+from rollmux.trainer.parts import Parts
+from rollmux.trainer.pooled import Pooled
+from rollmux.trainer.rollout import Rollout
+from rollmux.trainer.scoring import Direct
+from tests.trainer import scores
+from tests.trainer.jobs import TINY, alone, left_behind, score_by, tiny
+from tests.trainer.test_resume import Killed, killer
+
+POOL: dict[str, Any] = {"scorer": "pool", "workers": 4}
+SYNC = {"mode": "sync"}
+RACE = {"race": "rewarded", "eta_responses": 1.5}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def unheard(done: int, total: int) -> None:
+    """Progress that nobody wants to know."""
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("lag", [0, 16])
+def test_where_all_responses_are_awaited_a_pool_trains_what_direct_rewards_do_byte_for_byte(
+    lag: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tiny(batching=SYNC, steps=2), tmp_path / "direct", alone())
+    score_by(scores.some_time, monkeypatch)
+    train(tiny(batching=SYNC, steps=2, rewards={**POOL, "lag": lag}), tmp_path / "pool", alone())
+    assert left_behind(tmp_path / "pool") == left_behind(tmp_path / "direct")
+
+
+def test_with_a_lag_a_race_repeats_itself_and_goes_on_as_it_would_have_however_long_rewards_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score_by(scores.some_time, monkeypatch)
+    job = tiny(steps=2, rewards=POOL, batching=RACE)
+    train(job, tmp_path / "whole", alone())
+    with monkeypatch.context() as patched:
+        killer(patched, Checkpoints, "save", 1, False)
+        with pytest.raises(Killed):
+            train(job, tmp_path / "resumed", alone())
+    train(job, tmp_path / "resumed", alone(), resume=True)
+    assert left_behind(tmp_path / "resumed") == left_behind(tmp_path / "whole")
+    assert sum(each["aborted"] for each in steps(tmp_path / "whole"))
+
+
+def test_a_reward_that_fails_is_told_by_its_cause_and_its_response_is_launched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score_by(scores.fails_on_short, monkeypatch)
+    train(tiny(steps=2, batching=SYNC, rewards=POOL), tmp_path, alone())
+    found = steps(tmp_path)
+    assert [each["responses"] for each in found] == [12, 12]
+    assert sum(each["failed"] for each in found) > 0
+    assert [each["failures"] for each in found] == [
+        {"reward error": each["failed"]} if each["failed"] else {} for each in found
+    ]
+
+
+def test_rewards_that_hang_are_timeouts_and_end_a_run_that_has_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score_by(scores.hangs, monkeypatch)
+    job = tiny(batching={**SYNC, "prompts": 1, "responses": 2}, rewards={**POOL, "cap_s": 0.1})
+    with pytest.raises(RolloutStuck, match="reward timeout: "):
+        train(job, tmp_path, alone())
+    assert scores.alive(below(os.getpid())) == []
+
+
+def test_the_engines_go_on_while_rewards_are_worked_out() -> None:
+    """No reward comes before all responses have ended: a rollout that waited for one would get none."""
+    made = Parts(tiny(batching=SYNC))
+    ended: list[str] = []
+
+    async def score() -> float:
+        while len(ended) < 12:
+            await asyncio.sleep(0.001)
+        return 1.0
+
+    def asked(number: int, response: str) -> AsyncTask:
+        ended.append(response)
+        return AsyncTask(score)
+
+    pool = RewardPool(PoolSettings(turns={Kind.ASYNC: 16}, async_cap_s=20.0))
+    was, scorer = made.rollout, Pooled(pool, asked, lag=0)
+    rollout = Rollout(was.engines, was.batcher, was.data, made.task, scorer, tiny().sampling, seed=0)
+    with closing(rollout):
+        rolled = rollout.round(unheard)
+    assert {each.reward for each in rolled.samples} == {1.0}
+    assert (len(ended), rolled.failures) == (12, {})
+
+
+def test_after_a_round_no_reward_is_awaited_or_worked_out() -> None:
+    job = tiny(batching=RACE, rewards=POOL)
+    made = Parts(job)
+    for version in (1, 2):
+        made.rollout.round(unheard)
+        assert made.rollout.scorer.pending == 0
+        made.rollout.update(version)
+    made.close()
+
+
+def below(root: int) -> list[int]:
+    """What a sandbox of rewards has started there, and the sandbox itself."""
+    return [pid for pid in descendants(root) if pid != root]
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    found = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
+    return found | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_killed_leaves_no_process_of_its_pool(
+    ends: signal.Signals, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump({**TINY, "rewards": POOL, "steps": 1000}), encoding="utf-8")
+    program = "import torch; torch.set_num_threads(1); from rollmux.cli import app; app()"
+    command = [sys.executable, "-c", program, "train", str(file), "--out", str(tmp_path / "out"), "--json"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert process.stdout.readline()
+        started = below(process.pid)
+        assert started, "the pool has processes"
+        process.send_signal(ends)
+        process.stdout.read()
+    until(lambda: scores.alive(started) == [])
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = monotonic() + 60
+    while not true():
+        assert monotonic() < end
+        sleep(0.01)
+
+
+def test_both_scorers_are_told_by_the_job_file() -> None:
+    assert isinstance(Parts(tiny()).rollout.scorer, Direct)
+    assert isinstance(Parts(tiny(rewards=POOL)).rollout.scorer, Pooled)
