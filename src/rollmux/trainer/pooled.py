@@ -2,8 +2,8 @@
 
 The pool lives in an event loop in a thread of its own, from the first response on. Each response is a future there.
 
-Invariants: a cancelled response is never told, and its work is killed; with a `lag` the tick of the token clock in which
-a reward is told is a matter of the tick in which its response ended, never of how long the reward took.
+Invariants: a cancelled response is never told, and its work is killed; with a `lag` a reward's tick of the token clock
+is a matter of the tick in which its response ended, never of how long the reward took.
 """
 
 import asyncio

@@ -116,7 +116,7 @@ class Rewards:
     """Who scores: `direct` the rollout's own process between two steps of the engines, `pool` processes beside it.
 
     `lag` is what makes a run with a pool repeat itself: a reward is told when responses have drawn so many more tokens,
-    and waited for if need be. With 0 rewards count as they come, and what is put off or replaced depends on their speed.
+    and waited for if need be. With 0 rewards count as they come, and what is put off or replaced is a matter of speed.
     """
 
     scorer: str = _choice("direct", "direct", "pool")
