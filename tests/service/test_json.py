@@ -21,7 +21,7 @@ from tests.test_repository import ROOT
 # Those that print no figures, and what they print or write instead.
 WITHOUT = {
     "serve": "it goes on; its log is JSON by --log-format",
-    "trace": "JSON anyway",
+    "model fetch": "a folder",
     "states": "a page",
     "workload make": "a file",
     "workload import": "a file",
@@ -70,6 +70,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for name in ("explain", "story", "logs", "bill"):
             run(name, "arithmetic")
         run("status")
+        run("trace")
         run("top", "--once")
         run("drain", "rollout-0")
         run("undrain", "rollout-0")

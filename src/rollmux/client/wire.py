@@ -4,9 +4,9 @@ Answers of a newer controller may say more than is known here: what is unknown i
 """
 
 import logging
-import random
 from dataclasses import fields, is_dataclass
 from math import inf
+from random import Random
 from threading import Event
 from time import monotonic
 from types import NoneType
@@ -31,6 +31,7 @@ DELAY_PART, ANSWER_PART = 0.2, 0.3
 QUIET_S, AGAIN_S = 5.0, 300.0
 
 _TOO_MANY = 429
+_JITTER = Random()  # its own: this works in threads, and the job's draws are the job's
 log = logging.getLogger("rollmux")
 _HTTP_LOG = logging.getLogger("httpx")
 
@@ -75,7 +76,7 @@ class Wire:
                 if not self.closing.is_set():
                     raise
                 fault = str(error)
-            if monotonic() + delay_s > give_up or self.closing.wait(delay_s * random.uniform(0.5, 1.0)):
+            if monotonic() + delay_s > give_up or self.closing.wait(delay_s * _JITTER.uniform(0.5, 1.0)):
                 raise Unreachable(f"no answer to {path} from {self._client.base_url}: {fault}")
             if monotonic() - began > QUIET_S:
                 self._complain(fault, give_up)

@@ -18,7 +18,7 @@ while True:
     except OSError:
         pass
 """
-SHELL_FORK_BOMB = Program(command=("/bin/sh", "-c", "b() { b | b & }; b; while :; do :; done"))
+SHELL_FORK_BOMB = Program(command=("/bin/sh", "-c", "b() { b | b & }; b & while :; do :; done"))
 REGEX = "import re; re.match(r'(a+)+$', 'a' * 64 + 'b')"
 DEAF = """
 import signal
