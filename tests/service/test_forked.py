@@ -2,6 +2,12 @@
 
 import asyncio
 import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +38,27 @@ def test_work_that_fails_is_told_and_leaves_no_process_behind() -> None:
                 os.waitpid(aside._pid, os.WNOHANG)
 
     asyncio.run(main())
+
+
+KILLED = """
+import os, signal, socket
+from rollmux.service.forked import Forked
+listener = socket.create_server(("127.0.0.1", 0))
+aside = Forked(lambda: bytes(10_000_000))
+print(listener.getsockname()[1], aside._pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_copy_does_not_outlive_a_process_that_is_killed_nor_hold_its_port() -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False)
+    port, copy = map(int, done.stdout.split())
+    until(lambda: not Path(f"/proc/{copy}").exists() or Path(f"/proc/{copy}/stat").read_text().split()[2] == "Z")
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20.0
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)

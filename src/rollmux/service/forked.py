@@ -51,6 +51,10 @@ def _run(work: Callable[[], bytes], to: int) -> None:
     status = 1
     try:
         gc.disable()
+        # With the process's own end of the pipe open it would write for ever to nobody once the process is killed, and
+        # with its socket open nobody could take the controller's place.
+        os.closerange(3, to)
+        os.closerange(to + 1, os.sysconf("SC_OPEN_MAX"))
         os.nice(19)  # the process itself is not to wait for its copy
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT):
