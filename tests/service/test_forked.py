@@ -51,7 +51,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_copy_does_not_outlive_a_process_that_is_killed_nor_hold_its_port() -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False, timeout=30)
     port, copy = map(int, done.stdout.split())
     until(lambda: not Path(f"/proc/{copy}").exists() or Path(f"/proc/{copy}/stat").read_text().split()[2] == "Z")
     socket.create_server(("127.0.0.1", port)).close()
