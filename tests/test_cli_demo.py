@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,8 +111,24 @@ def test_a_curve_has_its_first_and_last_value_and_a_bar_for_each_part() -> None:
 
 
 def test_the_gain_is_the_work_of_all_jobs_for_a_node_hour() -> None:
-    jobs = tuple(JobFigures(name, 1.0, slow, 1.2, 1, True, ()) for name, slow in (("a", 1.0), ("b", 1.25)))
-    assert Figures(jobs, 0.5, 0.1, None).gain == pytest.approx(1.8)
+    jobs = tuple(JobFigures(name, 1.0, slow, 1.5, 1.2, 1, True, ()) for name, slow in (("a", 1.0), ("b", 1.25)))
+    found = Figures(jobs, 0.5, 0.1, None)
+    assert found.gain == pytest.approx(1.8)
+    assert found.mean_gain == pytest.approx(2 / 1.5)
+
+
+def test_one_step_in_which_the_machine_did_something_else_is_in_the_mean_alone() -> None:
+    alone = [seen(steps_of(job, 1.0, R + T)) for job in ("a", "b")]
+    late = [*steps_of("a", 1.0, 6.0)[:-3], *(moved(span, 6.0) for span in steps_of("a", 1.0, 6.0)[-3:])]
+    found = figures(alone, seen(late, steps_of("b", 1.0 + R, 7.0)), 1.2).jobs[0]
+    assert found.woven_s == pytest.approx(6.0)
+    assert found.mean_slowdown == pytest.approx((6 + 6 + 12) / 3 / (R + T))
+
+
+def moved(span: SpanView, by_s: float) -> SpanView:
+    assert span.started_s is not None
+    assert span.ended_s is not None
+    return replace(span, began_s=span.began_s + by_s, started_s=span.started_s + by_s, ended_s=span.ended_s + by_s)
 
 
 def run_demo(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -170,8 +187,9 @@ def test_who_interrupts_the_demo_is_left_with_nothing_that_runs(number: signal.S
 
 def test_a_controller_that_dies_ends_the_demo_with_the_place_of_its_log(tmp_path: Path) -> None:
     with demo_at_work(tmp_path) as process:
-        (controller,) = [each.pid for each in descendants(process.pid) if each.parent == process.pid]
-        os.kill(controller, signal.SIGKILL)
+        controllers = [each.pid for each in descendants(process.pid) if each.parent == process.pid]
+        assert len(controllers) == 2, "one for each job that is alone"
+        os.kill(controllers[-1], signal.SIGKILL)
         _, said = process.communicate(timeout=90)
         assert process.returncode == 1
         assert "serve.log" in said

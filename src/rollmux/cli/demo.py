@@ -5,15 +5,15 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from rollmux.cli.outputs import console
@@ -23,9 +23,10 @@ from rollmux.cli.top_screen import screen
 from rollmux.cli.virtual_demo import POLICIES, as_data, play_demo
 from rollmux.cli.virtual_demo import show as show_virtual
 from rollmux.cli.woven.figures import Figures, Measured, figures
-from rollmux.cli.woven.jobs import SLO_ALONE, SLO_WOVEN, DemoJob, Engine, Phases, jobs
+from rollmux.cli.woven.fit import fit
+from rollmux.cli.woven.jobs import SLO_WOVEN, DemoJob, Engine, Phases, jobs
 from rollmux.cli.woven.report import outcomes
-from rollmux.cli.woven.runs import Look, run
+from rollmux.cli.woven.runs import Look, alone, woven
 from rollmux.cli.woven.show import show
 from rollmux.errors import RollmuxError
 from rollmux.protocol.history import HistoryView
@@ -60,7 +61,7 @@ def demo(
     explain: Annotated[str, typer.Option(metavar="JOB", help="What was tried for this job.", **VIRTUAL)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of tables.")] = False,
 ) -> None:
-    """Train two models, each alone on nodes of its own, then both on the nodes of one, and show what it gains."""
+    """Train two models, each on nodes of its own, then both on the nodes of one, and show what it gains."""
     if virtual:
         _refuse("without", {"--steps": steps, "--engine": engine, "--out": out})
         _virtual(policy or "rollmux", hours or 24.0, slo or 1.5, explain, as_json)
@@ -68,10 +69,14 @@ def demo(
     _refuse("with", {"--policy": policy, "--hours": hours, "--slo": slo, "--explain": explain})
     pair = jobs(_engine(engine), steps or STEPS)
     with refusals():
-        folder = _folder(out)
+        folder = _folder(out).resolve()
     found = _real(folder, pair, as_json)
     if as_json:
-        typer.echo(json.dumps(asdict(found) | {"gain": found.gain, "folder": str(folder)}, indent=1))
+        typer.echo(
+            json.dumps(
+                asdict(found) | {"gain": found.gain, "mean_gain": found.mean_gain, "folder": str(folder)}, indent=1
+            )
+        )
     else:
         show(found, console())
         typer.echo(f"Written: {folder / REPORT} for a browser, {folder / TRACE} for ui.perfetto.dev.")
@@ -115,22 +120,23 @@ def _folder(out: Path | None) -> Path:
     raise AssertionError("there is always a next number")
 
 
-def _real(folder: Path, pair: tuple[DemoJob, ...], as_json: bool) -> Figures:
-    """Each job alone, for as long as it takes to know it; then all of them."""
+def _real(folder: Path, jobs: Sequence[DemoJob], as_json: bool) -> Figures:
+    """Each job on nodes of its own; then all of them on the nodes of one."""
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
+    shown = Console(stderr=True) if as_json else console()
     try:
-        alone = []
-        for job in pair:
-            with _watched(f"{job.name}, alone", as_json) as look:
-                alone.append(run(folder.resolve() / f"alone-{job.name}", [job], Phases(), SLO_ALONE, look))
-        with _watched("both, woven", as_json) as look:
-            woven = run(folder.resolve() / "woven", pair, _phases(alone), SLO_WOVEN, look)
+        if jobs[0].engine is Engine.SLOTS:  # what is played takes the same time everywhere
+            jobs = _fitted(folder / "fit", jobs, shown)
+        with _watched("each alone, on nodes of its own", shown) as look:
+            before = alone(folder, jobs, look)
+        with _watched("both woven, on the nodes of one", shown) as look:
+            after = woven(folder / "woven", jobs, _phases(before), look)
     except RollmuxError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
-    found = figures(alone, woven, SLO_WOVEN)
-    both = outcomes(alone, woven, found)
+    found = figures(before, after, SLO_WOVEN)
+    both = outcomes(before, after, found)
     (folder / REPORT).write_text(html_report("RollMux: two jobs, alone and woven", both), encoding="utf-8")
     (folder / TRACE).write_text(chrome_trace(both[1]) + "\n", encoding="utf-8")
     return found
@@ -141,25 +147,39 @@ def _leave(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _phases(alone: Sequence[Measured]) -> Phases:
+def _fitted(folder: Path, jobs: Sequence[DemoJob], shown: Console) -> list[DemoJob]:
+    """The jobs as they are in all runs: of a size for this machine."""
+    shown.print("fitting the jobs to this machine", highlight=False)
+    size, settings = fit(folder, [job.settings for job in jobs])
+    shown.print(
+        f"  {size.prompts} prompts a step, {size.running} responses at once: "
+        f"about {size.rollout_s:.2f} s of rollout and {size.update_s:.2f} s of update",
+        highlight=False,
+    )
+    return [replace(job, settings=sized) for job, sized in zip(jobs, settings, strict=True)]
+
+
+def _phases(runs: Sequence[Measured]) -> Phases:
     """What the owner says of either job, knowing how they went alone: they are of one kind."""
-    seen = [(run, job) for run in alone for job in run.rewards]
-    return Phases(*(fmean(s for run, job in seen for s in run.phase_s(job, kind)) for kind in ("rollout", "train")))
+    seen = [(run, job) for run in runs for job in run.rewards]
+    return Phases(*(median(s for run, job in seen for s in run.phase_s(job, kind)) for kind in ("rollout", "train")))
 
 
 @contextmanager
-def _watched(what: str, as_json: bool) -> Iterator[Look]:
-    """A line for each run; on a terminal the cluster as `rollmux top` shows it."""
-    shown = Console(stderr=True) if as_json else console()
+def _watched(what: str, shown: Console) -> Iterator[Look]:
+    """A line for each run; on a terminal the clusters as `rollmux top` shows them."""
     shown.print(what, highlight=False)
     if not shown.is_terminal:
-        yield lambda there, cluster: None
+        yield lambda seen: None
         return
     with Live(console=shown, auto_refresh=False, transient=True) as live:
 
-        def look(there: Remote, cluster: ClusterView) -> None:
-            history = there.get(HistoryView, "/v1/history", since_s=SHOWN_S)
-            live.update(screen(there.url, cluster, history, "", shown.width), refresh=True)
+        def look(seen: Sequence[tuple[Remote, ClusterView]]) -> None:
+            screens = [
+                screen(there.url, cluster, there.get(HistoryView, "/v1/history", since_s=SHOWN_S), "", shown.width)
+                for there, cluster in seen
+            ]
+            live.update(Group(*screens), refresh=True)
 
         yield look
 

@@ -2,8 +2,10 @@
 
 import gc
 import math
+import resource
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -318,6 +320,29 @@ def test_memory_comes_and_goes_with_sleep_and_does_not_grow() -> None:
     engine.suspend()
     engine.resume()
     assert tensors_there() <= tensors
+
+
+def test_a_room_takes_memory_as_it_is_used_and_gives_it_back() -> None:
+    limits = Limits(room_tokens=2**20, max_running=4, page_tokens=8)
+    before = resident_bytes()
+    engine = slots(tiny(), limits)
+    room = engine.gauges().nbytes
+    assert room > 2**28
+    finished(engine, [request()])
+    assert resident_bytes() - before < room / 8
+    forward = engine._compute._require()  # type: ignore[attr-defined]
+    assert not forward.keys[:, -1].any()
+    with torch.inference_mode():
+        forward.keys.fill_(1)
+    assert resident_bytes() - before > room / 3
+    del forward
+    engine.suspend()
+    assert resident_bytes() - before < room / 8
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
 
 
 def tensors_there() -> int:

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, median
 
 from rollmux.errors import RollmuxError
 from rollmux.protocol.history import HistoryView, SpanView
@@ -30,10 +31,10 @@ class Measured:
     def spans(self) -> tuple[Span, ...]:
         return spans_of(self.history)
 
-    def step_s(self, job: str) -> float:
-        """The mean time from the end of one step to the end of the next."""
+    def steps_s(self, job: str) -> list[float]:
+        """From the end of one step to the end of the next."""
         ends = [end for end in step_ends(self.history, job) if self.from_s <= end <= self.to_s]
-        return (ends[-1] - ends[0]) / (len(ends) - 1)
+        return [end - before for before, end in pairwise(ends)]
 
     def phase_s(self, job: str, kind: str) -> list[float]:
         """What each phase took once its state was there."""
@@ -79,11 +80,12 @@ def finished(history: HistoryView, job: str) -> list[SpanView]:
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """One job, alone and woven."""
+    """One job, alone and woven, by its median steps: what else the machine does for a moment is nobody's pace."""
 
     job: str
     alone_s: float
     woven_s: float
+    mean_slowdown: float  # of all steps
     slo: float
     steps: int  # that were made in both runs
     same_rewards: bool
@@ -108,6 +110,11 @@ class Figures:
         """Work for a node-hour, woven over alone: each job's steps are worth the node-hours that they take alone."""
         return sum(1 / job.slowdown for job in self.jobs)
 
+    @property
+    def mean_gain(self) -> float:
+        """The same by the mean of all steps: whatever else the machine did meanwhile is in it."""
+        return sum(1 / job.mean_slowdown for job in self.jobs)
+
 
 def figures(alone: Sequence[Measured], woven: Measured, slo: float) -> Figures:
     """`alone` has one job each."""
@@ -123,11 +130,13 @@ def figures(alone: Sequence[Measured], woven: Measured, slo: float) -> Figures:
 
 def _figures(job: str, alone: Measured, woven: Measured, slo: float) -> JobFigures:
     before, after = alone.rewards[job], woven.rewards[job]
+    alone_s, woven_s = alone.steps_s(job), woven.steps_s(job)
     steps = min(len(before), len(after))
     return JobFigures(
         job,
-        alone.step_s(job),
-        woven.step_s(job),
+        median(alone_s),
+        median(woven_s),
+        fmean(woven_s) / fmean(alone_s),
         slo,
         steps,
         before[:steps] == after[:steps],

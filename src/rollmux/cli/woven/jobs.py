@@ -70,15 +70,15 @@ class DemoJob:
 
 
 def jobs(engine: Engine, steps: int) -> tuple[DemoJob, ...]:
-    """Two of a kind from different seeds. At this size a rollout takes about as long as its update."""
+    """Two of a kind from different seeds, before they are fitted to a machine."""
     first = JobFile(
         name="sums-3",
         seed=3,
         steps=steps,
         model=Model(hidden=128, layers=3, heads=4),
-        task=Task(largest=9, longest=12, careless=0.7),
+        task=Task(largest=9, median=4.0, spread=0.4, longest=10, careless=0.7),
         warmup=Warmup(steps=200, rate=3e-3),
-        batching=Batching(mode="sync", prompts=16, responses=12),
+        batching=Batching(mode="sync", prompts=24, responses=8),
         sampling=Sampling(max_tokens=80),
         optimiser=Optimiser(rate=5e-4),
         rollout=Rollout(running=192, room_tokens=17000, max_length=88),
