@@ -20,7 +20,7 @@ test: lint ## Lint, then every quick test with coverage
 	$(BIN)/pytest --cov -n $(WORKERS)
 
 test-slow: $(INSTALLED) ## The tests that take minutes
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -o faulthandler_timeout=0
 
 lint: $(INSTALLED) ## Formatting, lint, types, import rules
 	$(BIN)/ruff format --check

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from glob import glob
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 
@@ -16,7 +18,7 @@ from rollmux.errors import InvalidSpec
 from rollmux.runtime.sandbox import Cause, Concern, Ended, Mechanism, Program, RunLimits, Sandbox, SandboxError
 from rollmux.runtime.sandbox.protections import Protections, Unprotected
 from rollmux.runtime.sandbox.tree import descendants
-from tests.runtime.sandbox.world import SMALL, World, busy, keepers, living, state
+from tests.runtime.sandbox.world import NEIGHBOUR, NEIGHBOUR_SAYS, SMALL, World, busy, keepers, living, state
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -90,19 +92,50 @@ def test_a_cancelled_run_is_killed_with_all_that_it_started(world: World) -> Non
     world.do(cancelled())
 
 
-def test_closing_leaves_no_process_behind() -> None:
+@pytest.mark.parametrize("without", [(), tuple(Mechanism)], ids=["protected", "without protections"])
+def test_closing_leaves_no_process_behind(without: tuple[Mechanism, ...]) -> None:
     async def closed() -> list[int]:
-        sandbox = await Sandbox(allow=list(Concern)).start()
+        sandbox = await Sandbox(list(Concern), without).start()
         run = asyncio.create_task(sandbox.run(Program("import os, time\nos.fork()\ntime.sleep(1000)"), SMALL))
         await _until(lambda: len(busy(sandbox.pid)) >= 4)
         below = [sandbox.pid, *descendants(sandbox.pid)]
-        await sandbox.close()
+        async with asyncio.timeout(20):
+            await sandbox.close()
         assert (await run).cause is Cause.BROKEN
         with pytest.raises(SandboxError, match="closed"):
             await sandbox.run(Program("pass"), SMALL)
         return below
 
     assert [pid for pid in asyncio.run(closed()) if state(pid) not in ("gone", "Z")] == []
+
+
+def test_closing_leaves_no_folder_behind() -> None:
+    async def closed() -> str:
+        async with Sandbox(list(Concern), tuple(Mechanism)) as sandbox:
+            source = "import os, time\nprint(os.getcwd(), file=open('here', 'w'))\ntime.sleep(1000)"
+            run = asyncio.create_task(sandbox.run(Program(source), SMALL))
+            folders = f"{gettempdir()}/rollmux-run-{sandbox.pid}-*"
+            await _until(lambda: bool(glob(f"{folders}/here")))
+        assert (await run).cause is Cause.BROKEN
+        return folders
+
+    assert glob(asyncio.run(closed())) == []
+
+
+def test_a_program_whose_keeper_was_killed_is_ended_while_others_go_on() -> None:
+    async def ended() -> Ended:
+        async with Sandbox(list(Concern), tuple(Mechanism)) as sandbox:
+            run = asyncio.create_task(sandbox.run(Program("import os, time\nos.fork()\ntime.sleep(1000)"), SMALL))
+            await _until(lambda: len(busy(sandbox.pid)) >= 4)
+            (keeper,), below = keepers(sandbox.pid), descendants(sandbox.pid)
+            another = asyncio.create_task(sandbox.run(NEIGHBOUR, SMALL))
+            await _until(lambda: len(keepers(sandbox.pid)) == 2)
+            os.kill(keeper, signal.SIGKILL)
+            await _until(lambda: all(state(pid) in ("gone", "Z") for pid in below))
+            assert (await run).cause is Cause.BROKEN
+            return await another
+
+    assert asyncio.run(ended()).stdout == NEIGHBOUR_SAYS
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

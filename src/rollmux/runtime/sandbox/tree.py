@@ -5,7 +5,7 @@ Invariant: nothing is killed but what descends from the process that was named.
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -62,13 +62,14 @@ def _own_memory_bytes(pid: int) -> int:
         return int(_read(f"/proc/{pid}/statm").split()[1]) * _PAGE_BYTES
 
 
-def descendants(root: int, most: int | None = None) -> list[int]:
-    """All below a process, or somewhat more than so many of them."""
+def descendants(root: int, most: int | None = None, spared: Collection[int] = ()) -> list[int]:
+    """All below a process, or somewhat more than so many of them; nothing of those that are spared."""
     found, parents = list[int](), [root]
     listed = None if _KERNEL_LISTS_CHILDREN else _everybody()
     while parents and (most is None or len(found) <= most):
         parent = parents.pop()
-        below = list(_children(parent)) if listed is None else listed.get(parent, [])
+        children = _children(parent) if listed is None else listed.get(parent, [])
+        below = [pid for pid in children if pid not in spared]
         found += below
         parents += below
     return found
@@ -90,10 +91,10 @@ def _everybody() -> dict[int, list[int]]:
     return children
 
 
-def kill_below(root: int) -> None:
+def kill_below(root: int, spared: Collection[int] = ()) -> None:
     """Ends all that descends from a process; none is left that could start another when the first is killed."""
     stopped = set[int]()
-    while fresh := set(descendants(root)) - stopped:
+    while fresh := set(descendants(root, spared=spared)) - stopped:
         _send(fresh, signal.SIGSTOP)
         stopped |= fresh
     _send(stopped, signal.SIGKILL)

@@ -6,6 +6,7 @@ ones wait for theirs with all made ready that does not depend on it.
 """
 
 import gc
+import glob
 import os
 import select
 import shutil
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any, NoReturn
 
-from rollmux.runtime.sandbox import frames, kernel, probe, root
+from rollmux.runtime.sandbox import frames, kernel, probe, root, tree
 from rollmux.runtime.sandbox.inside import MOST_PROGRAM_BYTES, Job, Place
 from rollmux.runtime.sandbox.keeper import Keeper
 from rollmux.runtime.sandbox.limits import RunLimits
@@ -28,6 +29,7 @@ from rollmux.runtime.sandbox.outcome import Cause, Ended
 from rollmux.runtime.sandbox.protections import Mechanism, Protections
 
 _NO_PROCESS_S = 0.05  # between attempts to make a spare keeper where no process is to be had
+_AGAIN_S = 0.005  # between two attempts to end what is left
 _LOOK_S = 0.5  # how often the dead are buried and the owner is looked for
 # What most programs import: whatever is loaded here need not be loaded, or even be there, in a run.
 _WARM = (
@@ -186,22 +188,25 @@ class Zygote:
         setup = self._setup
         fresh = Mechanism.MOUNT_NAMESPACE in self._protections.active
         uid = self._user(slot)
-        folder = setup.folder or (root.SCRATCH if fresh else _empty_folder(uid))
+        folder = setup.folder or (root.SCRATCH if fresh else _empty_folder(self._pid, uid))
         return Place({"HOME": folder, **dict(setup.environment)}, folder, uid, self._protections, self._covered)
 
     def _bury(self) -> None:
+        """The dead, and what has lost its keeper: that was adopted here, where no namespace takes it along."""
         with suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 self._runs.pop(pid, None)
+        tree.kill_below(self._pid, self._runs.keys())
 
     def _end(self) -> None:
-        """Keepers take their trees with them; what they leave is adopted here, and waited for."""
-        for pid in self._runs:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        """Nothing is left of any run."""
         with suppress(ChildProcessError):
             while True:
-                os.waitpid(-1, 0)
+                tree.kill_below(self._pid)
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    time.sleep(_AGAIN_S)
+        for folder in glob.glob(f"{_FOLDERS}{self._pid}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _keep_one(place: Place, link: socket.socket, spare: bool) -> None:
@@ -243,8 +248,8 @@ def _clear(place: Place) -> None:
 _FOLDERS = os.path.join(tempfile.gettempdir(), "rollmux-run-")
 
 
-def _empty_folder(uid: int) -> str:
-    folder = tempfile.mkdtemp(prefix=os.path.basename(_FOLDERS))
+def _empty_folder(zygote: int, uid: int) -> str:
+    folder = tempfile.mkdtemp(prefix=f"{os.path.basename(_FOLDERS)}{zygote}-")
     with suppress(PermissionError):
         os.chown(folder, uid, uid)
     return folder
