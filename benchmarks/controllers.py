@@ -29,18 +29,24 @@ class Socket:
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, path: str, body: dict[str, Any]) -> Any:
+        return json.loads(await self._exchange("POST", path, json.dumps(body).encode()))
+
+    async def look(self, path: str) -> int:
+        """How many bytes the answer has."""
+        return len(await self._exchange("GET", path, b""))
+
+    async def _exchange(self, method: str, path: str, body: bytes) -> bytes:
         if self.streams is None:
             self.streams = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self.streams
-        text = json.dumps(body).encode()
-        headers = ("Host: x", f"Authorization: Bearer {self.token}", f"Content-Length: {len(text)}")
-        lines = (f"POST {path} HTTP/1.1", *headers)
-        writer.write("\r\n".join([*lines, "", ""]).encode() + text)
+        headers = ("Host: x", f"Authorization: Bearer {self.token}", f"Content-Length: {len(body)}")
+        lines = (f"{method} {path} HTTP/1.1", *headers)
+        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         size = int(answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-        content = json.loads(await reader.readexactly(size))
+        content = await reader.readexactly(size)
         if b" 200 " not in answer[:20]:
-            raise RuntimeError(f"{path}: {content}")
+            raise RuntimeError(f"{path}: {content.decode()}")
         return content
 
     def close(self) -> None:

@@ -34,6 +34,7 @@ CHANGES_PER_S = 500.0
 # So much the controller writes each time, for it gathers what changes within a millisecond or two.
 SYNCED_BYTES = 12 * 1024
 IN_MEMORY = Path("/dev/shm")
+LOOKS, LOOK_S = ("/v1/cluster", "/v1/bill", "/v1/history?since_s=60", "/metrics"), 1.0
 ECHO = """
 import sys, uvicorn
 async def app(scope, receive, send):
@@ -84,11 +85,25 @@ async def ended(tasks: Sequence[asyncio.Task[None]], jobs: Sequence[Job]) -> Non
         job.close()
 
 
-async def granted(args: Namespace, port: int, folder: Path, pid: int) -> dict[str, float]:
+async def looking(port: int, folder: Path) -> None:
+    """Somebody with four windows open."""
+    admin = Socket(port, (folder / "admin.token").read_text())
+    try:
+        while True:
+            for path in LOOKS:
+                await admin.look(path)
+                await asyncio.sleep(LOOK_S / len(LOOKS))
+    finally:
+        admin.close()
+
+
+async def granted(args: Namespace, port: int, folder: Path, pid: int, *, looked_at: bool) -> dict[str, float]:
     """Latencies of grants at the fixed rate."""
     count, seconds = (20, 2.0) if args.quick else (1000, args.seconds)
     jobs = await submitted(count, port, folder, 1.0)
     tasks = listening(jobs)
+    if looked_at:
+        tasks.append(asyncio.ensure_future(looking(port, folder)))
     await at_rate(CHANGES_PER_S, seconds / 4, [job.change for job in jobs])
     used, began = cpu_s(pid), time.perf_counter()
     taken = await at_rate(CHANGES_PER_S, seconds, [job.change for job in jobs])
@@ -203,13 +218,21 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
 
-    def grants(where: Path | None) -> dict[str, float]:
-        return controller(lambda port, folder, pid: granted(args, port, folder, pid), 15.0, where)
+    def grants(where: Path | None, *, looked_at: bool = False) -> dict[str, float]:
+        def load(port: int, folder: Path, pid: int) -> Coroutine[Any, Any, dict[str, float]]:
+            return granted(args, port, folder, pid, looked_at=looked_at)
+
+        return controller(load, 15.0, where)
 
     def run() -> dict[str, object]:
         bare = echo(args)
         rounds = [
-            {"disk": synced(args), "grants": grants(None), "grants, journal in memory": grants(IN_MEMORY)}
+            {
+                "disk": synced(args),
+                "grants": grants(None),
+                "grants, journal in memory": grants(IN_MEMORY),
+                "grants, looked at": grants(None, looked_at=True),
+            }
             for _ in range(1 if args.quick else args.rounds)
         ]
         parts = {part: typical([each[part] for each in rounds]) for part in rounds[0]}
@@ -219,11 +242,12 @@ def main() -> None:
         print(*(f"{name} over echo: {found[name] / bare[name]:.2f}" for name in ("p50_ms", "p99_ms", "core")), sep="\n")
         beats = controller(lambda port, folder, pid: beaten(args, port, folder, pid), 60.0)
         table([beats])
-        in_memory = parts["grants, journal in memory"]
+        in_memory, looked_at = parts["grants, journal in memory"], parts["grants, looked at"]
         goals = [
             Goal("milliseconds from request to grant, p50", found["p50_ms"], GOAL_P50_MS),
             Goal("milliseconds from request to grant, p99", found["p99_ms"], GOAL_P99_MS),
             Goal("the same with the journal in memory", in_memory["p99_ms"], GOAL_P99_MS),
+            Goal("the same while somebody looks on", looked_at["p99_ms"], GOAL_P99_MS),
             Goal("part of a core that signs of life take", beats["core"], GOAL_BEATS),
         ]
         print(*(goal.line() for goal in goals), sep="\n")

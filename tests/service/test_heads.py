@@ -1,5 +1,6 @@
 """What comes before a call is known is bounded: whoever sends it may be a stranger."""
 
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -10,9 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from rollmux.service import heads
-from rollmux.service.heads import MOST_HEAD_BYTES
+from rollmux.service.heads import MOST_HEAD_BYTES, most_connections
 from tests.service.serving import Served, served
 
+WHOLE = b"GET /healthz HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"
 BEGUN = b"POST /v1/quote HTTP/1.1\r\nhost: here\r\n"
 
 
@@ -80,3 +82,25 @@ def test_a_body_may_be_longer_than_a_head_and_take_longer(tmp_path: Path, monkey
                 time.sleep(0.3)
                 caller.sendall(part)
             assert caller.recv(65536).startswith(b"HTTP/1.1 422")
+
+
+def test_who_comes_when_all_connections_are_taken_is_told_so_and_those_that_are_there_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(tmp_path) as there:
+        assert there.get("/healthz")["ok"]  # a connection that stays
+        monkeypatch.setattr(heads, "MOST_CONNECTIONS", 3)
+        with closing(connected(there)), closing(connected(there)):
+            assert answer_to(there).startswith(b"HTTP/1.1 503")
+            assert answer_to(there, WHOLE).startswith(b"HTTP/1.1 503")
+            assert there.get("/v1/cluster")["jobs"] == []
+        for _ in range(100):  # that they are gone is noticed soon
+            if answer_to(there, WHOLE).startswith(b"HTTP/1.1 200"):
+                return
+            time.sleep(0.05)
+        pytest.fail("nobody is let in again")
+
+
+@pytest.mark.parametrize(("files", "most"), [(1024, 768), (resource.RLIM_INFINITY, 786432)])
+def test_files_are_left_for_the_journal(files: int, most: int) -> None:
+    assert most_connections(files) == most

@@ -23,6 +23,7 @@ from rollmux.service.history import history as histories
 from rollmux.service.history import spans as kept
 from rollmux.service.journal import Image
 from rollmux.service.recovery import recover
+from rollmux.service.steps import at_once
 from tests.service.memory_journal import MemoryJournal
 from tests.service.seeds import live_through
 from tests.service.test_recovery import CLUSTER, JOB, RULES, again, running, write
@@ -88,14 +89,14 @@ def played(request: pytest.FixtureRequest) -> Played:
 
 
 def test_the_jobs_bills_add_up_to_what_the_nodes_cost_while_jobs_were_pinned_to_them(played: Played) -> None:
-    bill = seen.bill_view(played.controller, played.now, None)
+    bill = at_once(seen.bill_view(played.controller, played.now, None))
     assert isclose(sum(job.usd for job in bill.jobs) + bill.forgotten_usd, bill.usd, rel_tol=1e-9)
     assert isclose(bill.usd, played.integrals.usd, rel_tol=1e-9)
     assert bill.usd > 0
 
 
 def test_node_hours_are_those_under_leases(played: Played) -> None:
-    bill = seen.bill_view(played.controller, played.now, None)
+    bill = at_once(seen.bill_view(played.controller, played.now, None))
     held = {(job.job, each.pool): each.node_hours * HOUR_S for job in bill.jobs for each in job.held}
     assert held == pytest.approx(played.integrals.held_s)
 
@@ -110,7 +111,7 @@ def test_a_pools_time_is_all_accounted_for(played: Played) -> None:
 
 
 def test_what_spans_hold_is_what_jobs_are_billed_for_and_no_node_is_held_twice(played: Played) -> None:
-    view = seen.history_view(played.controller, played.now, None, 1e6)
+    view = at_once(seen.history_view(played.controller, played.now, None, 1e6))
     held: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for span in view.spans:
         assert span.began_s <= (span.started_s or span.began_s) <= (span.ended_s or played.now)
@@ -126,8 +127,8 @@ def test_what_spans_hold_is_what_jobs_are_billed_for_and_no_node_is_held_twice(p
 
 
 def test_an_iteration_that_counts_has_one_finished_span_of_each_kind(played: Played) -> None:
-    spans: list[SpanView] = list(seen.history_view(played.controller, played.now, None, 1e6).spans)
-    for bill in seen.bill_view(played.controller, played.now, None).jobs:
+    spans: list[SpanView] = list(at_once(seen.history_view(played.controller, played.now, None, 1e6)).spans)
+    for bill in at_once(seen.bill_view(played.controller, played.now, None)).jobs:
         synced = [s for s in spans if (s.job, s.kind, s.how) == (bill.job, "sync", "finished")]
         assert [span.iteration for span in synced] == list(range(bill.iterations_done))
 
@@ -171,10 +172,10 @@ def test_books_that_an_image_has_not_begin_where_it_was_made() -> None:
     journal.keep(Image(before.machine.state.ledger.seq, 4.0, state))
     after, now = again(journal)
     assert image(after.machine) == image(before.machine)
-    bill = seen.bill_view(after, now + HOUR_S, None)
+    bill = at_once(seen.bill_view(after, now + HOUR_S, None))
     assert bill.since_s == 4.0
     assert bill.usd == pytest.approx(bill.usd_per_hour) == pytest.approx(sum(job.usd for job in bill.jobs))
-    (span,) = seen.history_view(after, now + 10.0, None, 60.0).spans
+    (span,) = at_once(seen.history_view(after, now + 10.0, None, 60.0)).spans
     assert (span.job, span.kind, span.began_s, span.ended_s) == ("A", "rollout", 4.0, None)
 
 
@@ -201,7 +202,7 @@ def test_a_bill_sets_what_a_job_cost_beside_its_price_alone() -> None:
     journal = MemoryJournal()
     controller = running(journal)
     one_iteration(controller, 5.0)
-    (bill,) = seen.bill_view(controller, 1.0 + HOUR_S, "team").jobs
+    (bill,) = at_once(seen.bill_view(controller, 1.0 + HOUR_S, "team")).jobs
     alone = 8 * (1.85 + 5.28)
     assert (bill.iterations_done, bill.iterations, bill.state, bill.tenant) == (1, 2, "running", "team")
     assert bill.usd == pytest.approx(alone)
@@ -212,7 +213,7 @@ def test_a_bill_sets_what_a_job_cost_beside_its_price_alone() -> None:
     )
     controller.tell(50.0, ev.JobFinished("A", 1))
     write(journal, controller)
-    (ended,) = seen.bill_view(again(journal)[0], HOUR_S, "team").jobs
+    (ended,) = at_once(seen.bill_view(again(journal)[0], HOUR_S, "team")).jobs
     assert (ended.state, ended.how, ended.ended_s, ended.iterations_done) == ("ended", "finished", 50.0, 1)
     assert ended.usd == pytest.approx(alone * 49.0 / HOUR_S)
     assert ended.usd_per_hour == 0.0
@@ -220,9 +221,9 @@ def test_a_bill_sets_what_a_job_cost_beside_its_price_alone() -> None:
 
 def test_others_hear_when_nodes_are_held_but_not_by_whom() -> None:
     controller = running(MemoryJournal())
-    view = seen.history_view(controller, 10.0, "others", 60.0)
+    view = at_once(seen.history_view(controller, 10.0, "others", 60.0))
     assert [(span.job, span.iteration, span.uses[0].node) for span in view.spans] == [(ANOTHERS, -1, "rollout-0")]
-    assert seen.bill_view(controller, 10.0, "others").jobs == ()
+    assert at_once(seen.bill_view(controller, 10.0, "others")).jobs == ()
     name = seen.names_for(controller, "others")
     told = [change for news in controller.history.news for change in seen.news_for(news, name).changes]
     assert {change.job for change in told} == {"", ANOTHERS}
@@ -245,13 +246,13 @@ def test_of_many_phases_the_latest_are_kept_and_shown_and_it_is_said_from_when_o
         controller.tell(now, ev.PhaseFailed("A", epoch, "again"))
         controller.tell(now, ev.PhaseRequested("A", 1, PhaseKind.ROLLOUT, 0))
         now += 1.0
-    view = seen.history_view(controller, now, None, 100.0)
+    view = at_once(seen.history_view(controller, now, None, 100.0))
     assert [span.ended_s for span in view.spans] == [9.0, 10.0, 11.0, 12.0, 13.0, None]
     assert view.whole_from_s == 9.0
-    fewer = seen.history_view(controller, now, None, 100.0, most=2)
+    fewer = at_once(seen.history_view(controller, now, None, 100.0, most=2))
     assert [span.ended_s for span in fewer.spans] == [12.0, 13.0, None]
     assert fewer.whole_from_s == 12.0
-    lately = seen.history_view(controller, now, None, 1.5)
+    lately = at_once(seen.history_view(controller, now, None, 1.5))
     assert [span.ended_s for span in lately.spans] == [13.0, None]
     assert len(controller.history.news) == 4
     assert controller.history.news_after == controller.history.news[0].seq - 1
@@ -264,7 +265,7 @@ def test_jobs_that_are_forgotten_are_still_paid_for() -> None:
         job = type(JOB.job)(name, JOB.job.rollout, JOB.job.train, JOB.job.slo)
         controller.submit(10.0 * place, "team", type(JOB)(job, ("python",)))
         controller.cancel(10.0 * place + 5.0, name)
-    bill = seen.bill_view(controller, 100.0, None)
+    bill = at_once(seen.bill_view(controller, 100.0, None))
     assert [job.job for job in bill.jobs] == ["C"]
     assert bill.forgotten_usd == pytest.approx(2 * bill.jobs[0].usd)
     assert bill.usd == pytest.approx(3 * bill.jobs[0].usd)

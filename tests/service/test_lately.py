@@ -99,7 +99,7 @@ def test_where_phases_are_constant_the_likely_pace_is_the_forecast() -> None:
     for name in "ab":
         view = one_job_view(controller, 3000.0, name, None)
         assert view.likely_s == pytest.approx(view.iteration_s, rel=0.02)
-        assert job_view(controller, 3000.0, name, None).likely_s is None  # it is dear, and a cluster has many jobs
+        assert job_view(controller, 3000.0, name, None, {}).likely_s is None  # it is dear, and a cluster has many jobs
 
 
 def test_where_phases_vary_the_likely_pace_is_that_at_which_jobs_go_on() -> None:

@@ -28,6 +28,7 @@ from rollmux.service.rates import Rates
 from rollmux.service.routes import EVERYBODY, OWNERS, ROUTES, Call, Route
 from rollmux.service.stream import Follower
 from rollmux.service.tokens import Caller, Role, Tokens
+from rollmux.service.views import cluster_view
 
 log = logging.getLogger("rollmux.service")
 audit = logging.getLogger("rollmux.audit")
@@ -47,7 +48,7 @@ KIND_OF_FIGURES = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 # Streams that are open at a time, in all and of one caller; who takes nothing for so long is cut off.
 MOST_STREAMS, MOST_STREAMS_EACH, SLOW_S = 200, 20, 15.0
 
-# An answer that is of all jobs takes 20 ms with 1,000 of them, in which nobody else hears anything: each so many jobs
+# An answer that is of all jobs takes 20 ms with 1,000 of them, of which others have their share: each so many jobs
 # weigh as much as a call more.
 JOBS_A_CALL = 50.0
 # Calls without a good token, from one address: each is a line in the log.
@@ -151,7 +152,9 @@ class App:
             _note(scope, caller, error.status)
             await _send(send, error.status, _encode(Refusal(str(error))))
             return
-        await _send(send, 200, self.metrics.text(), (KIND_OF_FIGURES,))
+        host = self.host
+        view = await host.look_through(lambda now: cluster_view(host.controller, now, None, host.broken))
+        await _send(send, 200, self.metrics.text(view), (KIND_OF_FIGURES,))
 
     def _caller(self, scope: Scope, who: frozenset[Role], of_all: bool) -> Caller:
         """Who calls, unless they call too often."""

@@ -1,10 +1,13 @@
-"""HTTP as uvicorn reads it, with bounds on what comes before a call is known: its first line and its headers.
+"""HTTP as uvicorn reads it, with bounds on what comes before a call is known: its connection, first line and headers.
 
 Whoever sends them may be a stranger. Invariant: without a call nobody has more than `MOST_HEAD_BYTES` of the
-controller's memory (and the little that was read with them), nor a connection for longer than `HEAD_S`.
+controller's memory (and the little that was read with them), nor a connection for longer than `HEAD_S`; and whatever
+comes, files are left for the journal and for processes.
 """
 
 import asyncio
+import logging
+import resource
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -13,7 +16,20 @@ MOST_HEAD_BYTES = 64 * 1024
 # From the connection, or from the first part of a later head, to its end.
 HEAD_S = 10.0
 
-_TOO_LARGE, _TOO_LATE = 431, 408
+# Of the files that this process may have open, so much may be connections.
+SHARE_OF_FILES = 0.75
+
+_TOO_LARGE, _TOO_LATE, _TOO_MANY = 431, 408, 503
+
+log = logging.getLogger("rollmux.service")
+
+
+def most_connections(files: int) -> int:
+    """With so many open files at most."""
+    return int((1 << 20 if files == resource.RLIM_INFINITY else files) * SHARE_OF_FILES)
+
+
+MOST_CONNECTIONS = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -24,7 +40,11 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait()
+        if len(self.connections) > MOST_CONNECTIONS:
+            log.warning("no more than %d connections at a time: let it have more open files", MOST_CONNECTIONS)
+            self._refuse(_TOO_MANY)
+        else:
+            self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()

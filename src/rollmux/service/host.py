@@ -21,6 +21,7 @@ from rollmux.service.controller import Controller, Errand
 from rollmux.service.errands import Errands
 from rollmux.service.forked import Forked
 from rollmux.service.journal import Batch, Image, Journal, Packed, packed
+from rollmux.service.steps import Steps
 
 log = logging.getLogger("rollmux.service")
 T = TypeVar("T")
@@ -34,6 +35,8 @@ REPLAY_S, REPLAY_PER_JOB_S = 0.5, 0.001
 TRIM_PAUSE_S = 0.05
 # Where calls come faster than one by one, those within so long share a write.
 GATHER_S = 0.001
+# An answer of all jobs is made in steps: others are heard after each such time.
+STEP_S = 0.001
 # A parked call is answered at the latest after so long, whatever it asked for: proxies end silent connections.
 LONGEST_PARK_S = 30.0
 # Parked calls whose time is over within so long are answered together: waking up costs more than an answer.
@@ -134,6 +137,20 @@ class Host:
     async def look(self, rule: Callable[[float], T]) -> T:
         """What the rule sees, once it is durable; where nothing can be made so any more, what there is."""
         return rule(self.now) if self.broken else await self.call(rule)
+
+    async def look_through(self, rule: Callable[[float], Steps[T]]) -> T:
+        """The same, step by step, for what takes long: others are heard meanwhile."""
+        steps, until = rule(self.now), time.perf_counter() + STEP_S
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                await self.look(float)  # what was seen is to be durable
+                found: T = end.value
+                return found
+            if time.perf_counter() >= until:
+                await asyncio.sleep(0)
+                until = time.perf_counter() + STEP_S
 
     async def park(self, job_id: str, wait_s: float, rule: Callable[[float], T], settled: Callable[[T], bool]) -> T:
         """The rule's answer as soon as it is settled, asked anew whenever there is news of the job; else the last."""

@@ -12,7 +12,6 @@ from rollmux.mux.job import PhaseKind
 from rollmux.protocol.views import ClusterView, JobView
 from rollmux.service.host import Host
 from rollmux.service.tally import Tally
-from rollmux.service.views import cluster_view
 
 # Seconds of an answer that is not parked, and of a write: from a good disk to one that should be mended.
 BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)
@@ -25,6 +24,7 @@ class Metrics:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self._view: ClusterView  # as it is looked at
         self.calls: Counter[tuple[str, int]] = Counter()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -36,7 +36,9 @@ class Metrics:
         self._tally = Tally(lambda kind, seconds: by_kind[kind].observe(seconds))
         host.controller.noted = self._tally.note
 
-    def text(self) -> bytes:
+    def text(self, view: ClusterView) -> bytes:
+        """All figures, those of the cluster as it is seen here."""
+        self._view = view
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -57,7 +59,7 @@ class Metrics:
         yield CounterMetricFamily(
             "rollmux_expired_leases", "Leases whose holder was silent for too long", tally.expired
         )
-        yield from _of_cluster(cluster_view(host.controller, host.now, None, host.broken))
+        yield from _of_cluster(self._view)
         yield from _of_queue(host)
         yield GaugeMetricFamily("rollmux_broken", "1 if nothing can be changed any more", bool(host.broken))
 

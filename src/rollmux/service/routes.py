@@ -136,17 +136,17 @@ async def undrain(call: Call) -> msg.Done:
 
 async def cluster(call: Call) -> view.ClusterView:
     host = call.host
-    return await host.look(lambda now: views.cluster_view(host.controller, now, call.caller.sees, host.broken))
+    return await host.look_through(lambda now: views.cluster_view(host.controller, now, call.caller.sees, host.broken))
 
 
 async def history(call: Call) -> past.HistoryView:
     controller, since_s = call.host.controller, call.number("since_s", 3600, 100_000)
     most = call.number("most", seen.MOST_SHOWN, seen.MOST_SHOWN)
-    return await call.host.look(lambda now: seen.history_view(controller, now, call.caller.sees, since_s, most))
+    return await call.host.look_through(lambda now: seen.history_view(controller, now, call.caller.sees, since_s, most))
 
 
 async def bill(call: Call) -> past.BillView:
-    return await call.host.look(lambda now: seen.bill_view(call.host.controller, now, call.caller.sees))
+    return await call.host.look_through(lambda now: seen.bill_view(call.host.controller, now, call.caller.sees))
 
 
 async def events(call: Call) -> Follower:
@@ -164,7 +164,7 @@ async def why(call: Call) -> view.Text:
 
 
 async def story(call: Call) -> view.Text:
-    return await call.host.look(lambda now: view.Text(views.told(call.host.controller, call.job)))
+    return view.Text(await call.host.look_through(lambda _: views.told(call.host.controller, call.job)))
 
 
 async def printed(call: Call) -> view.Text:

@@ -1,43 +1,43 @@
 """The state of the cluster as values to show. Nothing here changes anything."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rollmux.mux.explain import explain
 from rollmux.mux.forecast import likely_s
-from rollmux.mux.job import PhaseKind
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Lane
 from rollmux.mux.story import story
 from rollmux.mux.transitions import Phase
-from rollmux.protocol.history import ANOTHERS
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView, Quote
 from rollmux.service.controller import Controller
 from rollmux.service.history.lately import taken_lately
 from rollmux.service.history.seen import names_for
 from rollmux.service.live import Live
+from rollmux.service.steps import Steps
 
 
-def cluster_view(controller: Controller, now: float, tenant: str | None, broken: str = "") -> ClusterView:
+def cluster_view(controller: Controller, now: float, tenant: str | None, broken: str = "") -> Steps[ClusterView]:
     """The cluster as this tenant may see it (None: all of it). Names of others' jobs are not shown."""
-    state = controller.machine.state
-    mine = {name: live for name, live in controller.jobs.items() if tenant in (None, live.tenant)}
-    placed = [record for record in state.jobs.values() if record.placement is not None]
-    return ClusterView(
-        now,
-        state.ledger.seq,
-        tuple(job_view(controller, now, name, tenant) for name in mine),
-        _nodes(controller, set(mine)),
-        state.usd_per_hour(),
-        sum(record.job.usd_per_hour(state.cluster) for record in placed),
-        _fluid_usd(controller),
-        tuple(state.alarms) if tenant is None else (),
-        broken,
-    )
+    state, seq = controller.machine.state, controller.machine.state.ledger.seq
+    iteration_s, fluid_usd = yield from _paces(controller)
+    usd_alone = sum(record.job.usd_per_hour(state.cluster) for record in state.jobs.values() if record.placement)
+    yield
+    nodes = yield from _nodes(controller, tenant)
+    jobs = []
+    for name, live in list(controller.jobs.items()):
+        if tenant in (None, live.tenant) and name in controller.jobs:
+            jobs.append(job_view(controller, now, name, tenant, iteration_s))
+            yield
+    alarms = tuple(state.alarms) if tenant is None else ()
+    return ClusterView(now, seq, tuple(jobs), nodes, state.usd_per_hour(), usd_alone, fluid_usd, alarms, broken)
 
 
-def job_view(controller: Controller, now: float, job_id: str, tenant: str | None) -> JobView:
-    """One job, whether it lives or has ended, as this tenant may see it."""
+def job_view(
+    controller: Controller, now: float, job_id: str, tenant: str | None, iteration_s: Mapping[str, float]
+) -> JobView:
+    """One job, whether it lives or has ended, as this tenant may see it; the forecasts are given."""
     state, live = controller.machine.state, controller.jobs[job_id]
     record = state.jobs.get(job_id)
     if record is None:
@@ -54,7 +54,7 @@ def job_view(controller: Controller, now: float, job_id: str, tenant: str | None
         progress.synced,
         record.job.iterations,
         record.job.solo_s,
-        _forecast_s(controller, record),
+        iteration_s.get(job_id),
         progress.recent_s or None,
         progress.slowdown,
         record.job.slo,
@@ -67,8 +67,19 @@ def job_view(controller: Controller, now: float, job_id: str, tenant: str | None
 
 def one_job_view(controller: Controller, now: float, job_id: str, tenant: str | None) -> JobView:
     """One job with what takes too long to be told of each job of a whole cluster."""
-    view = job_view(controller, now, job_id, tenant)
-    return replace(view, likely_s=_likely_s(controller, job_id))
+    state = controller.machine.state
+    group = state.groups.get(state.jobs[job_id].group_id) if job_id in state.jobs else None
+    if group is None:
+        return job_view(controller, now, job_id, tenant, {})
+    names = [member.job.id for member in group.members]
+    iteration_s = dict(zip(names, state.policy.forecaster.forecast(group).iteration_s, strict=True))
+    view, taken = (
+        job_view(controller, now, job_id, tenant, iteration_s),
+        taken_lately(reversed(controller.history.spans.over), names),
+    )
+    return (
+        view if taken is None else replace(view, likely_s=dict(zip(names, likely_s(group, taken), strict=True))[job_id])
+    )
 
 
 def quote(controller: Controller, submission: Submission) -> Quote:
@@ -95,9 +106,13 @@ def explained(controller: Controller, job_id: str) -> tuple[str, ...]:
     return tuple(explain(decision).splitlines())
 
 
-def told(controller: Controller, job_id: str) -> tuple[str, ...]:
+def told(controller: Controller, job_id: str) -> Steps[tuple[str, ...]]:
     """What has happened to a job since the controller started."""
-    return tuple(story(controller.machine.log, job_id))
+    lines: list[str] = []
+    for entry in list(controller.machine.log):
+        lines += story((entry,), job_id)
+        yield
+    return tuple(lines)
 
 
 def _ended(controller: Controller, live: Live) -> JobView:
@@ -127,46 +142,32 @@ def _lane(controller: Controller, lane: Lane, now: float, tenant: str | None) ->
     return replace(view, waits_for=turn.holders, expected_s=turn.expected_s)
 
 
-def _nodes(controller: Controller, visible: set[str]) -> tuple[NodeView, ...]:
-    state = controller.machine.state
+def _nodes(controller: Controller, tenant: str | None) -> Steps[tuple[NodeView, ...]]:
+    state, name, found = controller.machine.state, names_for(controller, tenant), []
     holders: dict[str, list[str]] = {}
     for weave in state.weaves.values():
         for lane in weave.leases.values():
             for node in lane.held:
-                job_id = lane.seat.job.id
-                holders.setdefault(node, []).append(job_id if job_id in visible else ANOTHERS)
-    return tuple(
-        NodeView(name, node.pool, node.state.value, node.cordoned, node.group_id or "", tuple(holders.get(name, ())))
-        for name, node in state.book.nodes.items()
-    )
+                holders.setdefault(node, []).append(name(lane.seat.job.id))
+    yield
+    for node, record in list(state.book.nodes.items()):
+        held = tuple(holders.get(node, ()))
+        found.append(NodeView(node, record.pool, record.state.value, record.cordoned, record.group_id or "", held))
+        yield
+    return tuple(found)
 
 
-def _forecast_s(controller: Controller, record: JobRecord) -> float | None:
-    state = controller.machine.state
-    group = state.groups.get(record.group_id)
-    if group is None:
-        return None
-    forecast = state.policy.forecaster.forecast(group)
-    return dict(zip((m.job.id for m in group.members), forecast.iteration_s, strict=True)).get(record.job.id)
-
-
-def _likely_s(controller: Controller, job_id: str) -> float | None:
-    state = controller.machine.state
-    group = state.groups.get(state.jobs[job_id].group_id) if job_id in state.jobs else None
-    if group is None:
-        return None
-    names = [member.job.id for member in group.members]
-    taken = taken_lately(reversed(controller.history.spans.over), names)
-    return None if taken is None else dict(zip(names, likely_s(group, taken), strict=True))[job_id]
-
-
-def _fluid_usd(controller: Controller) -> float:
-    """What the work of an hour costs, at the pace at which it is done, were no node ever idle: no price is below it."""
-    state, total = controller.machine.state, 0.0
-    pools = ((PhaseKind.ROLLOUT, state.cluster.rollout), (PhaseKind.TRAIN, state.cluster.train))
-    for group in state.groups.values():
+def _paces(controller: Controller) -> Steps[tuple[dict[str, float], float]]:
+    """The forecast of each job, and what the work of an hour costs at that pace were no node ever idle: no price is
+    below it."""
+    state, iteration_s, usd = controller.machine.state, dict[str, float](), 0.0
+    prices = state.cluster.rollout.node_type.usd_per_hour, state.cluster.train.node_type.usd_per_hour
+    for group in list(state.groups.values()):
         forecast = state.policy.forecaster.forecast(group)
-        for member, iteration_s in zip(group.members, forecast.iteration_s, strict=True):
-            phases = ((member.job.phase(kind), pool.node_type.usd_per_hour) for kind, pool in pools)
-            total += sum(phase.nodes * usd * phase.planned_s for phase, usd in phases) / iteration_s
-    return total
+        for member, each_s in zip(group.members, forecast.iteration_s, strict=True):
+            job = member.job
+            iteration_s[job.id] = each_s
+            phases = zip((job.rollout, job.train), prices, strict=True)
+            usd += sum(phase.nodes * price * phase.planned_s for phase, price in phases) / each_s
+        yield
+    return iteration_s, usd

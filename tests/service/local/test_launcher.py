@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
 from rollmux.service.launcher import Attempt, LaunchFailed
+from rollmux.service.local import memory
 from rollmux.service.local.attempt_files import AttemptFiles
 from rollmux.service.local.process_tree import look
 from tests import builders
@@ -52,6 +54,48 @@ def test_what_was_printed_is_read_beside_the_loop(tmp_path: Path, monkeypatch: p
 
 def test_an_attempt_whose_processes_all_exit_with_0_has_not_failed(tmp_path: Path) -> None:
     assert end_of(tmp_path, "echo done", processes=2) == ""
+
+
+FILLS_MEMORY = "mkdir -p $ROLLMUX_MEMORY/deep; echo weights > $ROLLMUX_MEMORY/deep/$ROLLMUX_RANK"
+
+
+@pytest.mark.parametrize("then", ["true", "exit 3", "sleep 60"], ids=["ended", "failed", "stopped"])
+def test_memory_that_ranks_share_goes_with_the_last_of_them(then: str, tmp_path: Path) -> None:
+    told = "echo $ROLLMUX_MEMORY > part$ROLLMUX_RANK; mv part$ROLLMUX_RANK $ROLLMUX_RANK"
+    both = "until [ -e 0 -a -e 1 ]; do sleep 0.01; done"
+    script = f"{FILLS_MEMORY}; ln -sfn {tmp_path} $ROLLMUX_MEMORY/out; stat -c %a $ROLLMUX_MEMORY > mode; "
+
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            await launcher.start(shell(tmp_path, f"{script}{told}; {both}; {then}", processes=2))
+            await until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+            if then == "sleep 60":
+                await launcher.stop("a", 1, 0.0)
+            else:
+                await exits.next()
+
+    asyncio.run(story())
+    where = {(tmp_path / rank).read_text().strip() for rank in "01"}
+    assert len(where) == 1
+    assert (tmp_path / "mode").read_text() == "700\n"
+    assert not Path(where.pop()).exists()
+    assert (tmp_path / "0").exists(), "what a link leads to is not part of it"
+
+
+def test_the_memory_of_keepers_that_are_gone_is_found_by_their_marker() -> None:
+    mine, another = (f"ROLLMUX_KEEPER=test-{uuid4().hex}" for _ in range(2))
+    paths = [memory.path_of(mine, 1), memory.path_of(mine, 2), memory.path_of(another, 1)]
+    for path in paths:
+        assert memory.make(path) == {memory.VARIABLE: path}
+        Path(path, "deep").mkdir()
+        Path(path, "deep", "weights").write_bytes(b"x")
+    memory.remove_all(mine)
+    assert [Path(path).exists() for path in paths] == [False, False, True]
+    memory.remove_all(another)
+
+
+def test_a_machine_without_such_memory_gives_none(tmp_path: Path) -> None:
+    assert memory.make(str(tmp_path / "not there" / "memory")) == {}
 
 
 @pytest.mark.parametrize(
@@ -210,7 +254,9 @@ def test_a_process_gets_its_environment_and_no_word_for_another(
     for rank, line in enumerate(asyncio.run(story())):
         assert line.startswith(f"[{rank}] ")
         env, folder, pinned = json.loads(line[4:])
-        ours = {name: env[name] for name in env if name.startswith("ROLLMUX_") and name != "ROLLMUX_KEEPER"}
+        assert env["ROLLMUX_MEMORY"].startswith(f"/dev/shm/rollmux-{env['ROLLMUX_KEEPER']}-")
+        names = {name for name in env if name.startswith("ROLLMUX_")} - {"ROLLMUX_KEEPER", "ROLLMUX_MEMORY"}
+        ours = {name: env[name] for name in names}
         assert ours == {
             "ROLLMUX_JOB": "a",
             "ROLLMUX_RANK": str(rank),

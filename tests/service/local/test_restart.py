@@ -176,7 +176,8 @@ def test_what_was_being_stopped_is_not_reported_by_the_next_controller(tmp_path:
 def test_if_a_keeper_is_killed_nothing_that_it_kept_goes_on(away: bool, tmp_path: Path) -> None:
     async def story() -> None:
         async with launching(tmp_path) as (launcher, exits):
-            await launcher.start(shell(tmp_path, f"{STUBBORN_DAEMON}; sleep 60 & sleep 60"))
+            told = "echo weights > $ROLLMUX_MEMORY/held; echo $ROLLMUX_MEMORY > memory"
+            await launcher.start(shell(tmp_path, f"{told}; {STUBBORN_DAEMON}; sleep 60 & sleep 60"))
             daemon = await written(tmp_path / "daemon")
             if not away:
                 kill_keeper(tmp_path)
@@ -188,6 +189,7 @@ def test_if_a_keeper_is_killed_nothing_that_it_kept_goes_on(away: bool, tmp_path
         assert not lives(daemon)
 
     asyncio.run(story())
+    assert not Path((tmp_path / "memory").read_text().strip()).exists()
     be_init()
 
 

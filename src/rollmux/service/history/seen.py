@@ -22,8 +22,9 @@ from rollmux.protocol.history import (
 from rollmux.service.controller import Controller
 from rollmux.service.history.books import HOUR_S, Account
 from rollmux.service.history.spans import BUSY, LOST, SWITCH, Open, Span
+from rollmux.service.steps import Steps
 
-# Phases that one answer holds at most: it is made in one go, in a hundredth of a second or two.
+# Phases that one answer holds at most: they are made into bytes in one go, in some milliseconds.
 MOST_SHOWN = 4_000
 
 Names = Callable[[str], str]
@@ -41,42 +42,42 @@ def names_for(controller: Controller, tenant: str | None) -> Names:
 
 def history_view(
     controller: Controller, now: float, tenant: str | None, since_s: float, most: int = MOST_SHOWN
-) -> HistoryView:
+) -> Steps[HistoryView]:
     """Phases under way at any time in the last `since_s` seconds."""
     history, name = controller.history, names_for(controller, tenant)
-    first = now - since_s
+    seq, first = controller.machine.state.ledger.seq, now - since_s
+    used = pools(controller, now)
+    open_now = list(history.spans.open.values())
     lately = list(islice(takewhile(lambda span: span.ended >= first, reversed(history.spans.over)), most + 1))
     shown = lately[:most][::-1]
     whole_from_s = shown[0].ended if shown and len(shown) < len(lately) else history.whole_from_s
-    over = tuple(_over(span, name(span.job)) for span in shown)
-    under_way = tuple(_under_way(span, name(span.job)) for span in history.spans.open.values())
-    return HistoryView(
-        now,
-        controller.machine.state.ledger.seq,
-        first,
-        whole_from_s,
-        over + under_way,
-        _waits(controller, now, name),
-        pools(controller, now),
-    )
+    yield
+    under_way, over = [], []
+    for each in open_now:
+        under_way.append(_under_way(each, name(each.job)))
+        yield
+    for span in shown:
+        over.append(_over(span, name(span.job)))
+        yield
+    waits = yield from _waits(controller, now, name)
+    return HistoryView(now, seq, first, whole_from_s, (*over, *under_way), waits, used)
 
 
-def bill_view(controller: Controller, now: float, tenant: str | None) -> BillView:
+def bill_view(controller: Controller, now: float, tenant: str | None) -> Steps[BillView]:
     """The bills of this tenant's jobs (None: of all)."""
-    books = controller.history.books
-    mine = [account for account in books.accounts.values() if _is_mine(controller, account.job, tenant)]
+    books, open_now = controller.history.books, controller.history.spans.open
+    seq, price = controller.machine.state.ledger.seq, (books.usd_at(now), books.usd_per_hour, books.forgotten_usd)
     under_way: dict[str, list[Open]] = {}
-    for span in controller.history.spans.open.values():
+    for span in open_now.values():
         under_way.setdefault(span.job, []).append(span)
-    return BillView(
-        now,
-        controller.machine.state.ledger.seq,
-        books.since,
-        books.usd_at(now),
-        books.usd_per_hour,
-        books.forgotten_usd,
-        tuple(job_bill(controller, account, now, under_way.get(account.job, ())) for account in mine),
-    )
+    yield
+    bills = []
+    for account in list(books.accounts.values()):
+        if _is_mine(controller, account.job, tenant):
+            still = [span for span in under_way.get(account.job, ()) if span.epoch in open_now]
+            bills.append(job_bill(controller, account, now, still))
+            yield
+    return BillView(now, seq, books.since, *price, tuple(bills))
 
 
 def job_bill(controller: Controller, account: Account, now: float, under_way: Iterable[Open]) -> JobBill:
@@ -208,9 +209,9 @@ def _seen(
     )
 
 
-def _waits(controller: Controller, now: float, name: Names) -> tuple[WaitView, ...]:
+def _waits(controller: Controller, now: float, name: Names) -> Steps[tuple[WaitView, ...]]:
     state, found = controller.machine.state, []
-    for (job_id, kind), since in controller.history.spans.waits.items():
+    for (job_id, kind), since in list(controller.history.spans.waits.items()):
         record = state.jobs.get(job_id)
         weave = state.weaves.get(record.group_id) if record is not None else None
         seat = weave.seats.get(job_id) if weave is not None else None
@@ -220,4 +221,5 @@ def _waits(controller: Controller, now: float, name: Names) -> tuple[WaitView, .
         if lane.state is Phase.WAITING or lane.wanted:
             turn = controller.processes.waiting(now, lane, name)
             found.append(WaitView(job_id, kind, lane.iteration, since, turn.reason, turn.holders, turn.expected_s))
+            yield
     return tuple(found)

@@ -1,8 +1,9 @@
 """A small process that keeps the processes of one attempt: starts them, hears them, reaps them, says how they ended.
 
 It outlives the controller, and no process of the attempt outlives it unseen: orphans become its children, so that once
-it has no child, nothing of the attempt runs. Only then it writes how the attempt has ended, and ends itself. SIGTERM
-asks all processes to end, SIGUSR1 ends them. It imports little: it has to be up at once, many times over.
+it has no child, nothing of the attempt runs. Only then it removes the memory that they shared, writes how the attempt
+has ended, and ends itself. SIGTERM asks all processes to end, SIGUSR1 ends them. It imports little: it has to be up at
+once, many times over.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ import subprocess
 import time
 from contextlib import suppress
 
+from rollmux.service.local import memory
 from rollmux.service.local.attempt_log import CHUNK, AttemptLog
 from rollmux.service.local.durable import reserve, write
 from rollmux.service.local.process_tree import boot_id, descendants, look, send, ticks
@@ -33,6 +35,7 @@ class Keeper:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.failed = plan, ""
+        self._memory = memory.path_of(plan.marker, os.getpid())
         self._ranks: dict[int, int] = {}  # by the number of the process
         self._logs: dict[int, AttemptLog] = {}
         self._pipes: dict[int, AttemptLog] = {}
@@ -53,6 +56,7 @@ class Keeper:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))  # for the pipe and the log of each rank
             if self.plan.cores:
                 pin(self.plan.cores)
+            self.plan.env.update(memory.make(self._memory))
             for rank in self.plan.ranks:
                 log = AttemptLog(f"{self.plan.log}.{rank}.log", self.plan.log_bytes)
                 self._logs[rank] = log
@@ -82,6 +86,7 @@ class Keeper:
                 self._signal(signal.SIGKILL)
                 self._kill_at = time.monotonic() + self._round_s
                 self._round_s = min(2 * self._round_s, ROUNDS_S[1])
+        memory.remove(self._memory)
         for log in self._pipes.values():
             log.drain()
 

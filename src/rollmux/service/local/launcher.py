@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rollmux.service.launcher import Attempt, LaunchFailed, OnExit, OnNode
+from rollmux.service.local import memory
 from rollmux.service.local.attempt_files import AttemptFiles, Key, Started
 from rollmux.service.local.kept import Kept, answer, ask, spawn, wait_ended
 from rollmux.service.local.plans import Bounds, plan_for
@@ -171,3 +172,4 @@ class ProcessLauncher:
                 for process in found:
                     send(process, signal.SIGKILL)
                 await asyncio.sleep(ROUND_S)
+            await asyncio.to_thread(memory.remove, memory.path_of(started.keeper.marker, started.keeper.pid))

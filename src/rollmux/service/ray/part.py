@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from rollmux.service.local import memory
 from rollmux.service.local.attempt_files import AttemptFiles
 from rollmux.service.local.kept import answer, ask, own_env, spawn, wait_ended
 from rollmux.service.local.process_tree import leftovers, send
@@ -92,6 +93,7 @@ class Ranks:
                 for process in found:
                     send(process, signal.SIGKILL)
                 await asyncio.sleep(ROUND_S)
+            await asyncio.to_thread(memory.remove, memory.path_of(started.keeper.marker, started.keeper.pid))
         self._failed = VANISHED if failed is None else failed
         self._gone.set()
 

@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rollmux.service.local import memory
 from rollmux.service.local.process_tree import Process, descendants, everything, send
 from rollmux.service.ray.wire import KEEPER, SUBMISSION
 
@@ -23,7 +24,7 @@ SWEPT, NODES = "ROLLMUX_SWEPT", "ROLLMUX_SWEPT_NODES"
 
 
 def clean(swept: str) -> int:
-    """Ends everything of this submission on this node, and says how much had to be ended."""
+    """Ends everything of this submission on this node, removes its memory, and says how much had to be ended."""
     until, ended = time.monotonic() + KINDLY_S, 0
     while found := _left(swept):
         if time.monotonic() >= until:
@@ -31,6 +32,7 @@ def clean(swept: str) -> int:
                 send(process, signal.SIGKILL)
                 ended += 1
         time.sleep(ROUND_S)
+    memory.remove_all(f"{KEEPER}={swept}")
     return ended
 
 

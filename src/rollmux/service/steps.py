@@ -1,0 +1,21 @@
+"""Answers that are made step by step, so that whoever gives the steps can hear others in between.
+
+Each step sees the state as it is then: an answer says of each thing how it stood at some moment while it was made, and
+names the record at which it began. Whoever hears of all later records misses nothing.
+"""
+
+from collections.abc import Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+
+
+def at_once(steps: Steps[T]) -> T:
+    """All steps in a row."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
