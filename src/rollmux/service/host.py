@@ -35,8 +35,9 @@ REPLAY_S, REPLAY_PER_JOB_S = 0.5, 0.001
 TRIM_PAUSE_S = 0.05
 # Where calls come faster than one by one, those within so long share a write.
 GATHER_S = 0.001
-# An answer of all jobs is made in steps: others are heard after each such time.
-STEP_S = 0.001
+# An answer of all jobs is made in steps: after each such time others are heard, and the journal's thread has the
+# interpreter, for as long again and longer.
+STEP_S, PAUSE_S = 0.0005, 0.001
 # A parked call is answered at the latest after so long, whatever it asked for: proxies end silent connections.
 LONGEST_PARK_S = 30.0
 # Parked calls whose time is over within so long are answered together: waking up costs more than an answer.
@@ -149,7 +150,7 @@ class Host:
                 found: T = end.value
                 return found
             if time.perf_counter() >= until:
-                await asyncio.sleep(0)
+                await asyncio.sleep(PAUSE_S)
                 until = time.perf_counter() + STEP_S
 
     async def park(self, job_id: str, wait_s: float, rule: Callable[[float], T], settled: Callable[[T], bool]) -> T:
