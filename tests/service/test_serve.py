@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rollmux.cli import app
+from rollmux.cli.serve import warn_if_moved
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.service.door import Door
 from rollmux.service.journal import Record, SqliteJournal
@@ -194,6 +195,25 @@ def test_a_controller_at_all_addresses_gives_jobs_a_url_that_other_machines_know
             time.sleep(0.1)
         printed = there.call("GET", "/v1/jobs/a/log").json()["lines"]
         assert (view["reason"], printed) == ("finished", [given or f"http://{socket.gethostname()}:{port}"])
+
+
+def test_jobs_that_look_for_the_controller_where_it_was_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = tmp_path / "before"
+    url.write_text("http://127.0.0.1:1")
+    with served(tmp_path) as there:
+        for number, said in enumerate(["", "a look for it at http://127.0.0.1:1,", "a, b look", "a, b, c look"]):
+            warn_if_moved(url, there.service)
+            assert capsys.readouterr().err.startswith(said) if said else capsys.readouterr().err == ""
+            there.attached("abcd"[number])
+        warn_if_moved(url, there.service)
+        assert capsys.readouterr().err.startswith("a, b, c and 1 more look")
+        url.write_text(there.service.local_url)
+        warn_if_moved(url, there.service)
+        url.unlink()
+        warn_if_moved(url, there.service)
+        assert capsys.readouterr().err == ""
 
 
 def test_what_is_no_url_can_not_be_advertised(tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ from rollmux.cli.refusals import require_name
 from rollmux.cli.remote import Folder, Port, folder_of
 from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_state import Rules
+from rollmux.mux.transitions import Job
 from rollmux.mux.weave import Timing
 from rollmux.protocol.cluster_file import ClusterFile
 from rollmux.sim.policies import CONTENDERS
 
 if TYPE_CHECKING:
     from rollmux.service.launcher import Launcher
+    from rollmux.service.serve import Service
 
 POLICIES = ("rollmux", "paper")
 LAUNCHERS = ("process", "ray")
@@ -86,6 +88,7 @@ def serve(
     except (RollmuxError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     service.admin_token(place, running.tokens)
+    warn_if_moved(place / "url", running)
     write_private(place / "url", running.local_url.encode())
     if log_format is LogForm.TEXT:
         typer.echo(f"Controller at {running.url}, folder {place}. Commands on this machine find it there.")
@@ -95,6 +98,18 @@ def serve(
     if launcher == "ray" and not advertise and host in ("127.0.0.1", "::1", "localhost"):
         typer.echo(f"Jobs on other machines can't reach {running.url}: give --host an address of this one.", err=True)
     service.run(running)
+
+
+def warn_if_moved(url: Path, running: "Service") -> None:
+    """Jobs are told once where the controller is, when they are started."""
+    before = url.read_text(encoding="utf-8") if url.exists() else running.local_url
+    jobs = [record.job.id for record in running.controller.machine.state.jobs.values() if record.state is Job.RUNNING]
+    if jobs and before != running.local_url:
+        some = ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
+        typer.echo(
+            f"{some} look for it at {before}, where it was when they were started: serve there, or start them anew.",
+            err=True,
+        )
 
 
 def _require_url(option: str, url: str) -> None:
