@@ -1,0 +1,56 @@
+"""The reference job on a real Ray cluster: two of them woven, and a node that loses its power in the middle."""
+
+from pathlib import Path
+
+import pytest
+
+from rollmux.trainer.metrics import METRICS
+from tests.service.commanded import Commanded, commanded
+from tests.service.ray.real import RealRay
+from tests.service.ray.test_serve import SPARE
+from tests.trainer.jobs import left_behind, tiny
+from tests.trainer.test_kills import BIGGER, Job, require_accounted
+
+STEPS = 80
+
+
+def steps_of(job: Job) -> int:
+    metrics = job.out / METRICS
+    return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
+
+
+def nodes_of(there: Commanded, name: str) -> tuple[str, str]:
+    """The rollout and the training node of a job that has one of each."""
+    view = there.view(name)
+    (rollout,), (train,) = view["rollout_nodes"], view["train_nodes"]
+    return rollout, train
+
+
+@pytest.mark.slow
+def test_two_jobs_train_what_they_train_alone_though_a_node_that_both_share_is_lost(
+    cluster: RealRay, tmp_path: Path
+) -> None:
+    settings = {**BIGGER, "steps": STEPS}
+    jobs = [Job(tiny(name=name, seed=number, **settings), tmp_path) for number, name in enumerate("ab")]
+    options = ("--launcher", "ray", "--ray-address", cluster.url)
+    with commanded(tmp_path / "controller", SPARE, *options) as there:
+        for job in jobs:
+            there.post("/v1/jobs", {**job.submission(attempts=3), "slo": 8.0})
+        there.until(lambda: all(steps_of(job) >= 3 for job in jobs))
+        before = {job.name: nodes_of(there, job.name) for job in jobs}
+        assert len(set(before.values())) == 1, "they share their nodes, as that is cheaper"
+        lost = before["a"][0]
+        node = cluster.nodes[lost]
+        names = [name for name, each in cluster.nodes.items() if each == node]
+        cluster.remove(node)
+        try:
+            there.until(lambda: all(there.view(job.name)["attempt"] > 1 for job in jobs))
+            there.until(lambda: all(there.view(job.name)["rollout_nodes"] for job in jobs))
+            assert all(lost not in nodes_of(there, job.name) for job in jobs)
+            assert {job.name: there.until_ended(job.name) for job in jobs} == {"a": "finished", "b": "finished"}
+        finally:
+            cluster.add(*names)
+    for job in jobs:
+        assert steps_of(job) == STEPS
+        require_accounted(job)
+        assert left_behind(job.out) == job.alone()

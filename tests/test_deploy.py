@@ -1,0 +1,98 @@
+"""What is shipped to start RollMux elsewhere fits what it starts: options, ports, names, paths and pools."""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from rollmux.cli import app
+from rollmux.cli.inputs import load_cluster_file
+from rollmux.protocol.cluster_file import ClusterFile
+from rollmux.service.routes import ROUTES
+
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+
+
+def served(arguments: list[str], cluster: Path) -> dict[str, Any]:
+    """What these arguments of `rollmux` mean; the cluster file is this one."""
+    assert arguments[0] == "serve"
+    given = [f"--cluster={cluster}" if each.startswith("--cluster=") else each for each in arguments[1:]]
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    found: dict[str, Any] = command.make_context("serve", given).params
+    return found
+
+
+@pytest.fixture(scope="module")
+def kinds() -> dict[tuple[str, str], Any]:
+    documents = yaml.safe_load_all((DEPLOY / "kuberay" / "rollmux.yaml").read_text())
+    return {(each["kind"], each["metadata"]["name"]): each for each in documents}
+
+
+@pytest.fixture
+def cluster(kinds: dict[tuple[str, str], Any], tmp_path: Path) -> tuple[Path, ClusterFile]:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(kinds["ConfigMap", "rollmux-cluster"]["data"]["cluster.yaml"])
+    return path, load_cluster_file(path)
+
+
+def test_kuberay_has_a_pod_for_each_node_of_the_cluster_file(
+    kinds: dict[tuple[str, str], Any], cluster: tuple[Path, ClusterFile]
+) -> None:
+    groups = {each["groupName"]: each for each in kinds["RayCluster", "rollmux-ray"]["spec"]["workerGroupSpecs"]}
+    pools = yaml.safe_load(cluster[0].read_text())
+    assert set(groups) == set(pools)
+    for pool in cluster[1].cluster.pools:
+        group = groups[pool.name]
+        assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == pool.max_nodes
+        # The operator puts it into a command line: a shell takes one pair of quotes away.
+        (resources,) = shlex.split(group["rayStartParams"]["resources"])
+        assert {each["ray_resource"] for each in pools[pool.name]["nodes"]} == set(json.loads(resources))
+        (worker,) = group["template"]["spec"]["containers"]
+        assert worker["resources"]["limits"]["nvidia.com/gpu"] == str(pool.node_type.gpus)
+
+
+def test_kuberay_starts_a_controller_that_jobs_and_probes_find(
+    kinds: dict[tuple[str, str], Any], cluster: tuple[Path, ClusterFile]
+) -> None:
+    spec = kinds["Deployment", "rollmux"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    program, *arguments = container["command"]
+    options = served(arguments, cluster[0])
+    assert (program, options["launcher"], options["host"]) == ("rollmux", "ray", "0.0.0.0")
+    service = kinds["Service", "rollmux"]["spec"]
+    assert service["selector"] == spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+    (port,), (exposed,) = container["ports"], service["ports"]
+    assert port["containerPort"] == exposed["port"] == options["port"]
+    assert port["name"] == exposed["targetPort"]
+    assert options["advertise"] == f"http://rollmux:{exposed['port']}"
+    assert ("RayCluster", options["ray_address"].removeprefix("http://").partition("-head-svc:")[0]) in kinds
+    asked = {route.path for route in ROUTES if route.method == "GET"}
+    assert {container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")} <= asked
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert str(options["folder"]).startswith(mounts["state"] + "/")
+    assert "--cluster=" + mounts["cluster"] + "/cluster.yaml" in arguments
+    claims = {each["persistentVolumeClaim"]["claimName"] for each in _volumes(kinds) if "persistentVolumeClaim" in each}
+    assert claims == {name for kind, name in kinds if kind == "PersistentVolumeClaim"}
+
+
+def _volumes(kinds: dict[tuple[str, str], Any]) -> list[Any]:
+    pods = [kinds["Deployment", "rollmux"]["spec"]["template"]]
+    pods += [each["template"] for each in kinds["RayCluster", "rollmux-ray"]["spec"]["workerGroupSpecs"]]
+    return [volume for pod in pods for volume in pod["spec"]["volumes"]]
+
+
+def test_the_batch_script_is_one_for_bash_and_its_options_are_known(tmp_path: Path) -> None:
+    script = DEPLOY / "slurm" / "rollmux.sbatch"
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    lines = script.read_text().replace("\\\n", " ").splitlines()
+    (line,) = [each for each in lines if each.startswith("rollmux serve")]
+    words = shlex.split(line.removesuffix("&").replace("$port", "8421"))[1:]
+    path = tmp_path / "cluster.yaml"
+    path.write_text((DEPLOY.parent / "examples" / "cluster-fixed.yaml").read_text())
+    words[words.index("--cluster") + 1] = str(path)
+    assert served(words, path)["launcher"] == "ray"
