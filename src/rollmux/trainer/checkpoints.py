@@ -7,6 +7,7 @@ have heard of the newest. Invariant: whatever is named as a checkpoint is whole.
 import os
 import pickle
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, is_zipfile
@@ -14,6 +15,7 @@ from zipfile import BadZipFile, is_zipfile
 import torch
 
 from rollmux.trainer.errors import CheckpointRefused
+from rollmux.trainer.settings import JobFile
 
 FORMAT = 2
 KEPT = 2
@@ -58,7 +60,7 @@ class Checkpoints:
             raise CheckpointRefused(f"{path} can't be read ({error}): {remedy}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise CheckpointRefused(f"{path} is not of format {FORMAT}: use the release that wrote it")
-        changed = _changed(content["job"], job)
+        changed = _changed(content["job"], job, asdict(JobFile()))
         if changed:
             raise CheckpointRefused(f"{path} was made with other settings: {'; '.join(changed)}; restore them")
         state: dict[str, Any] = content["state"]
@@ -74,13 +76,13 @@ class Checkpoints:
         return self._folder / f"step-{step:09d}.pt"
 
 
-def _changed(then: dict[str, Any], now: dict[str, Any], path: str = "job") -> list[str]:
-    """What is set otherwise than it was."""
+def _changed(then: dict[str, Any], now: dict[str, Any], unsaid: dict[str, Any], path: str = "job") -> list[str]:
+    """What is set otherwise than it was. A setting that there was not yet was as it is where nothing is said of it."""
     found = []
     for name in sorted({*then, *now}):
-        was, has = then.get(name), now.get(name)
+        was, has, default = then.get(name, unsaid.get(name)), now.get(name), unsaid.get(name)
         if isinstance(was, dict) and isinstance(has, dict):
-            found += _changed(was, has, f"{path}.{name}")
+            found += _changed(was, has, default if isinstance(default, dict) else {}, f"{path}.{name}")
         elif was != has:
             found.append(f"{path}.{name} was {was!r} and is {has!r}")
     return found

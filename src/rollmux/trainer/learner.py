@@ -9,17 +9,21 @@ from typing import Any
 
 import torch
 
+from rollmux.trainer.replicas import Replicated
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.settings import Optimiser
-from rollmux.trainer.update import GradientSum, Objective, Stats
+from rollmux.trainer.update import Objective, Stats
 
 
 class Learner:
     """A model with its optimiser."""
 
-    def __init__(self, model: Any, objective: Objective, settings: Optimiser, version: int = 0) -> None:
+    def __init__(
+        self, model: Any, objective: Objective, settings: Optimiser, version: int = 0, replicas: int = 1
+    ) -> None:
         self.model, self.version = model, version
-        self._objective, self._settings = objective, settings
+        self._settings = settings
+        self._replicated = Replicated(model, objective, replicas)
         self._optimiser = torch.optim.AdamW(
             model.parameters(),
             lr=settings.rate,
@@ -29,14 +33,16 @@ class Learner:
 
     def update(self, samples: Sequence[Sample]) -> Stats:
         """Trains these, and tells what came of it."""
-        gradient = GradientSum(self.model, self._objective, version=self.version)
-        gradient.add(samples)
-        stats = gradient.finish()
+        stats = self._replicated.gradient(self.version, samples)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip_norm)
         self._optimiser.step()
         self._optimiser.zero_grad()
         self.version += 1
         return stats
+
+    def close(self) -> None:
+        """Ends what computes beside this process."""
+        self._replicated.close()
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimiser": self._optimiser.state_dict(), "version": self.version}

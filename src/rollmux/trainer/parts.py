@@ -4,12 +4,14 @@ Invariant: `state` holds all that the next step depends on: whoever restores it 
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import torch
 
 from rollmux.packer import TailBatcher
 from rollmux.runtime.engine import Engine, Limits
+from rollmux.runtime.engine.beside import EngineBeside
 from rollmux.runtime.engine.slots import slots
 from rollmux.trainer import settings as said
 from rollmux.trainer.data import Data
@@ -30,7 +32,9 @@ class Parts:
         self._seats = seats or (lambda: range(job.rollout.workers))
         self.task = build_task(job.task, job.seed, job.model.path)
         self.model = build_model(job.model, self.task.tokenizer.vocabulary, job.rollout.max_length, job.seed)
-        self.learner = Learner(self.model, _objective(job), job.optimiser)
+        if job.rollout.place == "beside":
+            self.model.share_memory()
+        self.learner = Learner(self.model, _objective(job), job.optimiser, replicas=job.update.replicas)
         self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), position=0, rewards={})
 
     def _rollout(self, batcher: TailBatcher, position: int, rewards: dict[str, Any]) -> Rollout:
@@ -47,6 +51,9 @@ class Parts:
     def _engine(self) -> Engine:
         rollout = self._job.rollout
         limits = Limits(rollout.room_tokens, rollout.running, rollout.max_length)
+        if rollout.place == "beside":
+            threads = max(1, torch.get_num_threads() // rollout.workers)
+            return EngineBeside(partial(slots, self.model, limits), self.learner.version, threads)
         return slots(self.model, limits, self.learner.version)
 
     def state(self) -> dict[str, Any]:
@@ -70,6 +77,7 @@ class Parts:
     def close(self) -> None:
         """Ends what was started beside this process. Harmless the second time."""
         self.rollout.close()
+        self.learner.close()
 
     # -- the state of the rollout phase: moved onto its nodes and off them ---------------------------------------------
 

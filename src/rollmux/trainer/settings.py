@@ -155,10 +155,18 @@ class Optimiser:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """Who computes a gradient. Beside others the sums of one are rounded otherwise, in the last digit."""
+
+    replicas: int = _number(1, 1, 256, "give the processes that share the samples of an update; each wants a core")
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
-    """Engines, and how much each takes on."""
+    """Engines, and how much each takes on: `inside` the job's own process, or each in a process `beside` it."""
 
     workers: int = _number(1, 1, 4096, "give the engines that share a round")
+    place: str = _choice("inside", "inside", "beside")
     running: int = _number(160, 1, 10**5, "give the responses that an engine runs at once")
     room_tokens: int = _number(32768, 64, 10**12, "give the tokens whose keys and values an engine holds")
     max_length: int = _number(256, 2, 10**7, "give the longest prompt with its response")
@@ -180,4 +188,5 @@ class JobFile:
     rewards: Rewards = field(default_factory=Rewards)
     sampling: Sampling = field(default_factory=Sampling)
     optimiser: Optimiser = field(default_factory=Optimiser)
+    update: Update = field(default_factory=Update)
     rollout: Rollout = field(default_factory=Rollout)

@@ -36,6 +36,11 @@ class History:
     submitted: list[GenerationRequest] = field(default_factory=list)
 
     def play(self, calls: Sequence[str]) -> None:
+        """And whatever is left to the end."""
+        self.call(calls)
+        self._finish()
+
+    def call(self, calls: Sequence[str]) -> None:
         for call in calls:
             engine = self.engines[self.rng.randrange(2)]
             if call == "submit":
@@ -48,7 +53,6 @@ class History:
                 self._other(call, engine)
             held = engine.gauges()
             assert held.held_tokens <= held.room_tokens
-        self._finish()
 
     def _other(self, call: str, engine: Engine) -> None:
         if call == "step":

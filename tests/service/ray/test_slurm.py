@@ -104,17 +104,20 @@ def test_the_batch_script_starts_ray_and_a_controller_and_leaves_nothing_when_it
         with httpx.Client(base_url=(state / "url").read_text(), headers=headers, timeout=30) as client:
             until(lambda: _all_ready(client), script, log)
             phase = {"nodes": 1, "duration_s": 0.3}
-            job = {"name": "a", "rollout": phase, "train": phase, "folder": str(tmp_path), "iterations": 3}
-            assert client.post("/v1/jobs", json={**job, "command": works(tmp_path, 3)}).is_success
+            job = {"name": "a", "slo": 3.0, "rollout": phase, "train": phase, "folder": str(tmp_path), "iterations": 3}
+            answer = client.post("/v1/jobs", json={**job, "command": works(tmp_path, 3)})
+            assert answer.is_success, answer.text
             until(lambda: client.get("/v1/jobs/a").json()["state"] == "ended", script, log)
             assert client.get("/v1/jobs/a").json()["reason"] == "finished"
         script.send_signal(signal.SIGTERM)
         assert script.wait(60) == 0, log.read_text()[-3000:]
     finally:
-        script.kill()
-    (step,) = (tmp_path / "bin" / "srun.log").read_text().splitlines()
+        script.terminate()  # a second time is of no matter
+        script.wait(60)
+    step = (tmp_path / "bin" / "srun.log").read_text()
     assert step.startswith("--het-group=1 --nodes=1 --ntasks=1 --nodelist=second bash -c")
-    assert step.endswith('{"train-0": 1}')
+    assert step.count("--het-group") == 1
+    assert step.endswith('{"train-0": 1}\n')
 
 
 def _all_ready(client: httpx.Client) -> bool:

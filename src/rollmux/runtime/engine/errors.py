@@ -5,6 +5,7 @@ RollmuxError
 ├── EngineSuspended    something was asked that only a running engine can do
 ├── UpdateRefused      new weights, or tokens of other weights, would break on-policy; nothing was changed
 ├── UnsupportedModel   the `slots` engine can't compute this model exactly
+├── EngineLost         the process of an engine dies again and again
 └── CanaryDied         the engine answers a fixed prompt otherwise than before: its weights or memory are damaged
 
 A request described wrongly is an `InvalidSpec`, as everywhere.
@@ -27,6 +28,10 @@ class UpdateRefused(RollmuxError):
 
 class UnsupportedModel(RollmuxError):
     """The message says which part of the model is not known."""
+
+
+class EngineLost(RollmuxError):
+    """Its requests are where they were: make another engine for them, with more memory say."""
 
 
 class CanaryDied(RollmuxError):

@@ -1,0 +1,265 @@
+"""An engine in a process of its own over the same weights, in memory that both share: several use several cores.
+
+A step is asked for ahead: while its owner is with another engine, this one computes. What came of a step is told by
+the next call of `step`. If the process dies it is begun anew: its requests are resubmitted with the tokens that were
+heard of, and since a response depends on its request and the weights alone, nothing else comes of them.
+
+Invariant: an exported request has the tokens that were told, no more: whoever goes on with it draws the others again.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from rollmux.runtime.engine.errors import EngineClosed, EngineLost
+from rollmux.runtime.engine.requests import Ended, Event, FinishReason, Generated, GenerationRequest, Grown, Unfinished
+from rollmux.runtime.engine.seam import Begun, Engine, Gauges
+
+# Makes the engine, over weights of this version. It goes to another process, with a model in shared memory.
+Make = Callable[[int], Engine]
+
+_LIVES = 3  # that end without a step in between: then it is no accident
+_END_S = 5.0
+_GONE = (OSError, EOFError)
+_CONTEXT = mp.get_context("spawn")
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How the engine stands, with each answer."""
+
+    version: int
+    is_suspended: bool
+    unfinished: int
+
+
+class EngineBeside:
+    """See `rollmux.runtime.engine.seam.Engine`. Its process begins with the first call that needs one."""
+
+    def __init__(self, make: Make, version: int = 0, threads: int = 1) -> None:
+        self._make, self._threads = make, threads
+        self._stands = _Standing(version, is_suspended=False, unfinished=0)
+        self._process: SpawnProcess | None = None
+        self._pipe: Connection | None = None
+        self._ahead = False  # a step was asked for, and its answer not read yet
+        self._heard: list[Event] = []  # what it has said and is not told yet
+        self._known: dict[str, Unfinished] = {}  # requests that are not over, with all that was heard of them
+        self._cancelled: set[str] = set()
+        self._lives = 0
+        self._closed = False
+
+    @property
+    def version(self) -> int:
+        return self._stands.version
+
+    @property
+    def is_suspended(self) -> bool:
+        return self._stands.is_suspended
+
+    @property
+    def unfinished(self) -> int:
+        return self._stands.unfinished
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, once there is one."""
+        return None if self._process is None else self._process.pid
+
+    def submit(self, request: GenerationRequest) -> None:
+        self._call("submit", request)
+        self._known[request.id] = Unfinished(request, Generated())
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        names = [name for name in ids if name in self._known]
+        if names and not self._closed:
+            self._call("cancel", names)
+            self._cancelled.update(name for name in names if name in self._known)
+
+    def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
+        self._listen()
+        untold: dict[str, int] = {}
+        for event in self._heard:
+            if isinstance(event, Grown):
+                untold.setdefault(event.id, event.first)
+        taken: tuple[Unfinished, ...] = self._call("export", None if ids is None else list(ids))
+        names = {each.request.id for each in taken}
+        self._heard = [event for event in self._heard if event.id not in names]
+        for name in names:
+            del self._known[name]
+        return tuple(_cut(each, untold.get(each.request.id)) for each in taken)
+
+    def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
+        adopted = tuple(unfinished)
+        self._call("adopt", adopted, mixed)
+        self._known.update((each.request.id, each) for each in adopted)
+
+    def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
+        """Who has begun ahead, and nobody was told, has not begun: the new weights draw all of it."""
+        self._listen()
+        ahead = self.export({event.id for event in self._heard if isinstance(event, Grown) and event.first == 0})
+        try:
+            self._call("update", version, weights, begun)
+        finally:
+            if ahead:
+                self.adopt(ahead)
+
+    def suspend(self, keep: bool = False) -> None:
+        self._call("suspend", keep)
+
+    def resume(self) -> None:
+        self._call("resume")
+
+    def step(self) -> list[Event]:
+        self._require_open()
+        if not self._heard and not self._ahead and self._process is not None:
+            self._begin_step()
+        self._listen()
+        told, self._heard = self._heard, []
+        self._begin_step()
+        return told
+
+    def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+        found: tuple[int, ...] = self._call("probe", prompt, count)
+        return found
+
+    def gauges(self) -> Gauges:
+        found: Gauges = self._call("gauges")
+        return found
+
+    def close(self) -> list[Event]:
+        if self._closed:
+            return []
+        self._listen()
+        self._closed = True
+        self._end()
+        ends = [Ended(name, FinishReason.CANCELLED, each.response) for name, each in self._known.items()]
+        told = [*self._heard, *ends]
+        self._known, self._heard = {}, []
+        self._stands = replace(self._stands, is_suspended=True, unfinished=0)
+        return told
+
+    # -- its process -------------------------------------------------------------------------------------------------
+
+    def _call(self, name: str, *told: Any) -> Any:
+        """The answer, from the process that lives when it is given; what it refuses is raised."""
+        self._require_open()
+        self._listen()
+        while True:
+            pipe = self._pipe or self._begin()
+            try:
+                pipe.send((name, told))
+                return self._answer(pipe)
+            except _GONE:
+                self._begin()
+
+    def _begin_step(self) -> None:
+        """Ahead, where there is something to do."""
+        if self._pipe is None or self._ahead or not (self._stands.unfinished or self._cancelled):
+            return
+        try:
+            self._pipe.send(("step", ()))
+            self._ahead = True
+        except _GONE:
+            self._begin()
+
+    def _listen(self) -> None:
+        """Reads what came of the step that was asked for ahead."""
+        if not self._ahead or self._pipe is None:
+            return
+        self._ahead = False
+        try:
+            events = self._answer(self._pipe)
+        except _GONE:
+            self._begin()
+            return
+        self._lives = 0
+        for event in events:
+            self._hear(event)
+
+    def _hear(self, event: Event) -> None:
+        self._heard.append(event)
+        if isinstance(event, Ended):
+            del self._known[event.id]
+            self._cancelled.discard(event.id)
+        else:
+            known = self._known[event.id]
+            self._known[event.id] = replace(known, response=_joined(known.response, event.gained))
+
+    def _answer(self, pipe: Connection) -> Any:
+        answer, refusal, self._stands = pipe.recv()
+        if refusal is not None:
+            raise refusal
+        return answer
+
+    def _begin(self) -> Connection:
+        """A process, in place of one that is gone: with all that is not over, as it was."""
+        self._end()
+        stands = self._stands
+        while True:
+            self._lives += 1
+            if self._lives > _LIVES:
+                raise EngineLost(f"the engine's process has died {_LIVES} times in a row: its log may say why")
+            here, there = _CONTEXT.Pipe()
+            told = (self._make, stands.version, self._threads, there)
+            self._process = _CONTEXT.Process(target=_serve, args=told, name="engine", daemon=True)
+            self._process.start()
+            there.close()
+            self._pipe = here
+            try:
+                for name, words in (
+                    ("adopt", (tuple(self._known.values()), True)),
+                    ("cancel", (sorted(self._cancelled),)),
+                    *((("suspend", (False,)),) if stands.is_suspended else ()),
+                ):
+                    here.send((name, words))
+                    self._answer(here)
+                return here
+            except _GONE:
+                self._end()
+
+    def _end(self) -> None:
+        pipe, process, self._pipe, self._process, self._ahead = self._pipe, self._process, None, None, False
+        if pipe is not None:
+            pipe.close()
+        if process is not None:
+            process.join(_END_S if self._closed else 0.0)
+            process.kill()
+            process.join()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("the engine is closed: make a new one")
+
+
+def _serve(make: Make, version: int, threads: int, pipe: Connection) -> None:
+    """The engine, until its pipe is closed: by its owner, or with that process."""
+    torch.set_num_threads(threads)
+    engine = make(version)
+    with suppress(*_GONE):
+        while True:
+            name, told = pipe.recv()
+            answer, refusal = None, None
+            try:
+                answer = getattr(engine, name)(*told)
+            except Exception as error:  # noqa: BLE001  whatever it is, it is its owner's to deal with
+                refusal = error
+            pipe.send((answer, refusal, _Standing(engine.version, engine.is_suspended, engine.unfinished)))
+
+
+def _joined(one: Generated, other: Generated) -> Generated:
+    return Generated(one.tokens + other.tokens, one.logprobs + other.logprobs, one.versions + other.versions)
+
+
+def _cut(unfinished: Unfinished, count: int | None) -> Unfinished:
+    """With so many of its tokens; None: with all of them."""
+    if count is None:
+        return unfinished
+    found = unfinished.response
+    kept = Generated(found.tokens[:count], found.logprobs[:count], found.versions[:count])
+    return replace(unfinished, response=kept)

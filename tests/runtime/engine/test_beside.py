@@ -1,0 +1,120 @@
+"""Engines in processes of their own do what engines do, also when their processes are killed."""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+
+import pytest
+import torch
+
+from rollmux.runtime.engine import EngineClosed, FinishReason, GenerationRequest, Grown, UpdateRefused
+from rollmux.runtime.engine.beside import EngineBeside
+from rollmux.runtime.engine.errors import EngineLost
+from rollmux.runtime.engine.slots import slots
+from tests.runtime.engine.histories import CALLS, History, alone, some_requests
+from tests.runtime.engine.models import VOCABULARY, finished, tiny
+from tests.runtime.engine.test_histories import TIGHT
+
+LONG = GenerationRequest("long", (1, 2, 3), 40, seed=1)
+
+
+@contextmanager
+def beside(count: int) -> Iterator[Sequence[EngineBeside]]:
+    """Engines that share the weights of one model."""
+    model = tiny("llama", torch.float64)
+    model.share_memory()
+    engines = [EngineBeside(partial(slots, model, TIGHT)) for _ in range(count)]
+    try:
+        yield engines
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def gone(pid: int) -> bool:
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def test_requests_end_once_and_as_if_alone_whatever_is_called() -> None:
+    requests = some_requests(Random(1), 10, VOCABULARY)
+    known = alone(lambda: slots(tiny("llama", torch.float64), TIGHT), requests)
+    with beside(2) as engines:
+        for seed in range(8):
+            rng = Random(seed)
+            History(engines, known, rng).play(rng.choices(CALLS, k=70))
+        pids = [engine.pid for engine in engines]
+    assert all(pid is not None and gone(pid) for pid in pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_else_comes_of_requests_whose_processes_are_killed_again_and_again(seed: int) -> None:
+    rng = Random(seed)
+    requests = some_requests(Random(1), 10, VOCABULARY)
+    known = alone(lambda: slots(tiny("llama", torch.float64), TIGHT), requests)
+    with beside(2) as engines:
+        history = History(engines, known, rng)
+        ahead, kills = [*rng.choices(CALLS, k=70)], 4
+        parts = [ahead[start :: kills + 1] for start in range(kills + 1)]
+        for part in parts[:-1]:
+            history.call(part)
+            victim = rng.choice([engine.pid for engine in engines if engine.pid is not None])
+            os.kill(victim, signal.SIGKILL)
+        history.play(parts[-1])
+
+
+def test_a_process_that_is_killed_in_the_middle_of_a_response_is_replaced_and_no_token_is_told_twice() -> None:
+    want = finished(slots(tiny("llama", torch.float64), TIGHT), [LONG])["long"].response
+    with beside(1) as (engine,):
+        engine.submit(LONG)
+        tokens: list[int] = []
+        while len(tokens) < 20:
+            for event in engine.step():
+                assert isinstance(event, Grown)
+                assert event.first == len(tokens)
+                tokens += event.gained.tokens
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        assert finished(engine)["long"].response.tokens == want.tokens
+
+
+def test_what_is_refused_is_refused_as_by_the_engine_itself_and_changes_nothing() -> None:
+    with beside(1) as (engine,):
+        engine.submit(LONG)
+        with pytest.raises(Exception, match="long"):
+            engine.submit(LONG)
+        while not engine.step():
+            pass
+        with pytest.raises(UpdateRefused):
+            engine.update(1)
+        engine.cancel(["long", "nobody"])
+        (ended,) = finished(engine).values()
+        assert ended.reason is FinishReason.CANCELLED
+        engine.update(1)
+        assert engine.version == 1
+    assert engine.close() == []
+    with pytest.raises(EngineClosed):
+        engine.submit(LONG)
+
+
+def test_what_is_left_at_the_end_is_told_as_cancelled() -> None:
+    with beside(1) as (engine,):
+        engine.submit(LONG)
+        assert [(event.id, event.reason) for event in engine.close() if not isinstance(event, Grown)] == [
+            ("long", FinishReason.CANCELLED)
+        ]
+        assert (engine.unfinished, engine.is_suspended) == (0, True)
+
+
+def dies(version: int) -> EngineBeside:
+    os._exit(1)
+
+
+def test_a_process_that_dies_each_time_is_given_up() -> None:
+    engine = EngineBeside(dies)
+    with pytest.raises(EngineLost, match="in a row"):
+        engine.submit(LONG)
+    engine.close()

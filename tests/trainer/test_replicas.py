@@ -1,0 +1,138 @@
+"""Gradients by real processes over shared weights: what one process computes, also where some of them are killed."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollmux.service.local.process_tree import Process, descendants
+from rollmux.trainer import replicas as module
+from rollmux.trainer.job import train
+from rollmux.trainer.learner import Learner
+from rollmux.trainer.replicas import Replicated, dealt
+from rollmux.trainer.sample import Sample
+from rollmux.trainer.settings import Optimiser
+from rollmux.trainer.update import Objective, WrongVersion
+from tests.trainer.jobs import alone, left_behind, tiny
+from tests.trainer.update.naive import VERSION, Drawn, samples
+from tests.trainer.update.naive import tiny as tiny_model
+
+OBJECTIVE = Objective.grpo(group_size=3)
+DRAWN = [
+    Drawn(group, float((place * group) % 3 == 1), 1 + group, 1 + place + group)
+    for group in range(4)
+    for place in range(3)
+]
+
+
+def sample(group: int, length: int) -> Sample:
+    return Sample((1,), (2,) * length, (-1.0,) * length, (VERSION,) * length, 0.0, str(group))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9))), st.integers(1, 4))
+def test_each_sample_goes_to_one_replica_with_all_of_its_group_and_none_has_much_more(
+    drawn: list[tuple[int, int]], replicas: int
+) -> None:
+    batch = [sample(group, length) for group, length in drawn]
+    parts = dealt(batch, replicas)
+    assert len(parts) == replicas
+    assert sorted(map(id, batch)) == sorted(id(each) for part in parts for each in part)
+    groups = [{each.group for each in part} for part in parts]
+    assert sum(map(len, groups)) == len({each.group for each in batch})
+    loads = [sum(each.length for each in part) for part in parts]
+    largest = max((sum(e.length for e in batch if e.group == group) for group in {e.group for e in batch}), default=0)
+    assert max(loads) - min(loads) <= largest
+
+
+def replicas_of_this() -> list[Process]:
+    """Not those that other tests have started: of a spawned process the parent is this one."""
+    mine = [each for each in descendants(os.getpid()) if each.parent == os.getpid()]
+    return [each for each in mine if b"spawn_main" in Path(f"/proc/{each.pid}/cmdline").read_bytes()]
+
+
+@contextmanager
+def learner(replicas: int) -> Iterator[Learner]:
+    with closing(Learner(tiny_model(), OBJECTIVE, Optimiser(rate=0.01), VERSION, replicas)) as made:
+        yield made
+
+
+def weights(of: Learner) -> torch.Tensor:
+    found: torch.Tensor = torch.cat([each.detach().flatten() for each in of.model.parameters()])
+    return found
+
+
+def of_version(batch: list[Sample], version: int) -> list[Sample]:
+    return [replace(each, versions=(version,) * len(each.tokens)) for each in batch]
+
+
+def test_replicas_train_what_one_process_trains_though_one_is_killed_between_updates() -> None:
+    batch = samples(DRAWN, 0.15)
+    before = {each.pid for each in replicas_of_this()}
+    with learner(1) as one, learner(2) as two:
+        for step in range(3):
+            now = of_version(batch, VERSION + step)
+            stats = [each.update(now) for each in (one, two)]
+            assert torch.allclose(weights(one), weights(two), atol=1e-12, rtol=0)
+            assert stats[0].samples == stats[1].samples == len(batch)
+            assert stats[0].loss == pytest.approx(stats[1].loss, abs=1e-12)
+            (other,) = [each for each in replicas_of_this() if each.pid not in before]
+            if step == 1:
+                os.kill(other.pid, signal.SIGKILL)
+            before |= {other.pid} if step == 1 else set()
+    assert [each for each in replicas_of_this() if each.pid not in before and each.alive] == []
+
+
+def test_what_a_replica_refuses_is_told_as_if_it_had_come_here() -> None:
+    batch = samples(DRAWN, 0.15)
+    _, theirs = dealt(batch, 2)
+    wrong = [replace(each, versions=(VERSION + 1,) * len(each.tokens)) if each in theirs else each for each in batch]
+    with learner(2) as two:
+        before = weights(two).clone()
+        with pytest.raises(WrongVersion, match="was drawn by weights"):
+            two.update(wrong)
+        assert torch.equal(weights(two), before)
+        assert two.update(batch).samples == len(batch)
+
+
+def test_what_fails_each_time_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def fails(*_: Any) -> None:
+        tried.append(1)
+        raise RuntimeError("no memory is left")
+
+    replicated = Replicated(tiny_model(), OBJECTIVE, 2)
+    monkeypatch.setattr(replicated, "_together", fails)
+    with closing(replicated), pytest.raises(RuntimeError, match="no memory"):
+        replicated.gradient(VERSION, samples(DRAWN))
+    assert len(tried) == module._TRIES
+
+
+@pytest.mark.slow
+def test_a_run_with_replicas_that_are_killed_in_the_middle_of_gradients_leaves_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny(steps=4, update={"replicas": 3})
+    train(job, tmp_path / "whole", alone())
+    dealt_out, killed = module.dealt, list[int]()
+
+    def kills(batch: list[Sample], replicas: int) -> list[list[Sample]]:
+        """As the samples of every second update go out."""
+        if len(killed) < 2 and (running := replicas_of_this()):
+            killed.append(running[-1].pid)
+            os.kill(killed[-1], signal.SIGKILL)
+        return dealt_out(batch, replicas)
+
+    monkeypatch.setattr(module, "dealt", kills)
+    train(job, tmp_path / "killed", alone())
+    assert len(killed) == 2
+    assert left_behind(tmp_path / "killed") == left_behind(tmp_path / "whole")
+    assert replicas_of_this() == []
