@@ -204,7 +204,7 @@ def keep(path: Path, case: Case, run: Run) -> None:
 
 def missing(cases: Sequence[Case], known: Mapping[str, Run]) -> Iterator[tuple[Case, Weights]]:
     """The runs that are still to be made, each with its seed's weights, which are warmed up once."""
-    seed, weights = None, {}
+    seed, weights = -1, dict[str, Any]()
     for case in cases:
         if case.key not in known:
             if case.job.seed != seed:
