@@ -7,6 +7,7 @@ the policy is worth is asked between steps, of the same prompts with the same dr
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +25,7 @@ from rollmux.trainer.settings import JobFile
 from rollmux.trainer.warmup import warm_up
 
 SYNC, PROMPTS, RESPONSES, BOTH = "sync", "tail, prompts race", "tail, responses race", "tail, both race"
-# In this trainer a response has its reward in the sweep that ends it: `rewarded` decides like `generated`.
+# Rewards that are asked for here and now come with the ends of responses: `rewarded` decides like `generated`.
 MODES: Mapping[str, Mapping[str, Any]] = {
     SYNC: {"mode": "sync"},
     PROMPTS: {"mode": "tail", "race": "none"},
@@ -104,27 +105,27 @@ class Run:
 
 def warmed(job: JobFile) -> Weights:
     """What reinforcement begins with."""
-    parts = Parts(job)
-    warm_up(parts.model, parts.task, job.warmup, job.seed, lambda step, loss: None)
-    return {name: weight.clone() for name, weight in parts.model.state_dict().items()}
+    with closing(Parts(job)) as parts:
+        warm_up(parts.model, parts.task, job.warmup, job.seed, lambda step, loss: None)
+        return {name: weight.clone() for name, weight in parts.model.state_dict().items()}
 
 
 def train(case: Case, weights: Weights) -> Run:
     """Makes the run."""
     start_s, others_start_s = perf_counter(), others_cpu_s()
     git = git_state()
-    parts = Parts(case.of_mode)
-    parts.model.load_state_dict(weights)
-    parts.restore(parts.state())  # the engines take over the weights
-    steps, worth, trained = [], [asked(parts, case, 0)], Counter[int]()
-    for number in range(1, case.job.steps + 1):
-        step, rolled = _step(parts)
-        steps.append(step)
-        trained.update(int(each.prompt.id) for each in rolled.batch.prompts)
-        if number % case.asked_every == 0 or number == case.job.steps:
-            worth.append(asked(parts, case, number))
-    batcher = parts.rollout.batcher
-    often = Counter(trained[number] for number in range(len(parts.task)))
+    steps, trained = [], Counter[int]()
+    with closing(Parts(case.of_mode)) as parts:
+        parts.model.load_state_dict(weights)
+        parts.restore(parts.state())  # the engines take over the weights
+        worth = [asked(parts, case, 0)]
+        for number in range(1, case.job.steps + 1):
+            step, rolled = _step(parts)
+            steps.append(step)
+            trained.update(int(each.prompt.id) for each in rolled.batch.prompts)
+            if number % case.asked_every == 0 or number == case.job.steps:
+                worth.append(asked(parts, case, number))
+        batcher, often = parts.rollout.batcher, Counter(trained[number] for number in range(len(parts.task)))
     wall_s = perf_counter() - start_s
     return Run(
         mode=case.mode,
