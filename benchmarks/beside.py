@@ -1,0 +1,102 @@
+"""What processes beside a job's own gain it: rollout workers and replicas of the learner, against one process.
+
+The same job in three forms that take turns, step by step: all in one process; its update by two replicas; its rollout
+by two workers in processes of their own. One thread each, so that two cores are all that is shared out. Both forms
+are to draw and train what one process does, up to rounding: their rewards are told beside their seconds. A rollout
+gains less than an update: its tail is of few responses, of which a step takes as long on each of two cores.
+"""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from statistics import fmean, median
+from time import perf_counter
+
+import torch
+
+from benchmarks.figures.goals import Goal, show
+from benchmarks.harness import arguments, record, table
+from rollmux.trainer.parts import Parts
+from rollmux.trainer.settings import Batching, JobFile, Model, Optimiser, Rollout, Sampling, Task, Update
+
+GOAL = 1.5  # of two cores
+ONE, REPLICAS, WORKERS = "one process", "two replicas", "two workers beside"
+JOB = JobFile(
+    model=Model(hidden=512, layers=8, heads=8),  # so large that a decode step is mostly arithmetic
+    task=Task(prompts=200, largest=9, median=6, spread=0.8, longest=24),
+    batching=Batching(mode="sync", prompts=16, responses=8),
+    sampling=Sampling(max_tokens=48),
+    optimiser=Optimiser(rate=1e-5),
+    rollout=Rollout(running=128, max_length=160),
+)
+QUICK = replace(
+    JOB,
+    model=Model(hidden=16, layers=1, heads=2),
+    batching=Batching(mode="sync", prompts=2, responses=2),
+    sampling=Sampling(max_tokens=10),
+)
+
+
+def forms(job: JobFile) -> Mapping[str, JobFile]:
+    return {
+        ONE: job,
+        REPLICAS: replace(job, update=Update(replicas=2)),
+        WORKERS: replace(job, rollout=replace(job.rollout, workers=2, place="beside")),
+    }
+
+
+def step(parts: Parts) -> tuple[float, float, float]:
+    """Seconds of rollout and of update, and the mean reward."""
+    began = perf_counter()
+    rolled = parts.rollout.round(lambda over, launched: None)
+    between = perf_counter()
+    parts.learner.update(rolled.samples)
+    ended = perf_counter()
+    parts.rollout.update(parts.learner.version)
+    return between - began, ended - between, fmean(sample.reward for sample in rolled.samples)
+
+
+def measure(args: Namespace) -> dict[str, object]:
+    torch.set_num_threads(1)
+    job = replace(QUICK if args.quick else JOB, seed=args.seed)
+    with ExitStack() as stack:
+        made = {name: stack.enter_context(closing(Parts(form))) for name, form in forms(job).items()}
+        for parts in made.values():
+            step(parts)  # processes begin
+        turns = [{name: step(parts) for name, parts in made.items()} for _ in range(2 if args.quick else args.rounds)]
+    rows = []
+    for name in made:
+        rollout_s, update_s, reward = (median(turn[name][part] for turn in turns) for part in range(3))
+        gains = [median(turn[ONE][part] / turn[name][part] for turn in turns) for part in range(2)]
+        rows.append(
+            {
+                "form": name,
+                "rollout s": rollout_s,
+                "update s": update_s,
+                "reward": reward,
+                "one over this, rollout": gains[0],
+                "one over this, update": gains[1],
+            }
+        )
+    table(rows)
+    found = {str(row["form"]): row for row in rows}
+    goal = Goal("update by two replicas, times as fast", _number(found[REPLICAS], "one over this, update"), GOAL, False)
+    return {"rows": rows, "goals": show([goal])}
+
+
+def _number(row: Mapping[str, object], name: str) -> float:
+    value = row[name]
+    assert isinstance(value, float)
+    return value
+
+
+def main() -> None:
+    parser = arguments("beside", __doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="steps of each form")
+    args = parser.parse_args()
+    record("beside", args, lambda: measure(args))
+
+
+if __name__ == "__main__":
+    main()
