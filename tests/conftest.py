@@ -1,8 +1,11 @@
 """Hypothesis: profile `ci`, the default, repeats itself; `--hypothesis-profile=dev` searches anew.
 
+Whoever starts tests in the background may have told them to ignore Ctrl-C, and what they start would too: it is heard.
+
 The pure tiers are to be covered by their own tests. All others run untraced: tracing takes up to three times as long.
 """
 
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +17,9 @@ from hypothesis import settings
 settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None, database=None)
 settings.register_profile("dev", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("ci")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _HERE = Path(__file__).parent
 _COVERING = (_HERE / "mux", _HERE / "packer", _HERE / "sim", _HERE / "test_checks.py")
