@@ -60,6 +60,8 @@ def step(parts: Parts) -> tuple[float, float, float]:
 def measure(args: Namespace) -> dict[str, object]:
     torch.set_num_threads(1)
     job = replace(QUICK if args.quick else JOB, seed=args.seed)
+    if args.hidden and not args.quick:
+        job = replace(job, model=replace(job.model, hidden=args.hidden, layers=args.layers))
     with ExitStack() as stack:
         made = {name: stack.enter_context(closing(Parts(form))) for name, form in forms(job).items()}
         for parts in made.values():
@@ -94,6 +96,8 @@ def _number(row: Mapping[str, object], name: str) -> float:
 def main() -> None:
     parser = arguments("beside", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="steps of each form")
+    parser.add_argument("--hidden", type=int, default=0, help="the model's width; 0: as it is")
+    parser.add_argument("--layers", type=int, default=6, help="its layers, where a width is given")
     args = parser.parse_args()
     record("beside", args, lambda: measure(args))
 

@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from math import isclose
+from typing import TypeVar
 
 import pytest
 
@@ -23,14 +24,25 @@ from rollmux.service.history import history as histories
 from rollmux.service.history import spans as kept
 from rollmux.service.journal import Image
 from rollmux.service.recovery import recover
-from rollmux.service.steps import at_once
+from rollmux.service.steps import Steps
 from tests.service.memory_journal import MemoryJournal
 from tests.service.seeds import live_through
 from tests.service.test_recovery import CLUSTER, JOB, RULES, again, running, write
 from tests.service.world import World
 
+T = TypeVar("T")
 HOUR_S = 3600.0
 SEEDS = (1, 2, 4, 6, 19, 28, 49, 185)  # 6 and 49 have moves decided between iterations, 185 rollouts that grow
+
+
+def at_once(steps: Steps[T]) -> T:
+    """What comes of all steps in a row."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
 
 
 @dataclass

@@ -79,7 +79,8 @@ def demo(
         )
     else:
         show(found, console())
-        typer.echo(f"Written: {folder / REPORT} for a browser, {folder / TRACE} for ui.perfetto.dev.")
+        here = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+        typer.echo(f"Written: {here / REPORT} for a browser, {here / TRACE} for ui.perfetto.dev.")
 
 
 def _refuse(when: str, options: dict[str, object]) -> None:

@@ -18,6 +18,8 @@ HEAD_S = 10.0
 
 # Of the files that this process may have open, so much may be connections.
 SHARE_OF_FILES = 0.75
+# Between two lines in the log about connections that there was no room for.
+COMPLAINT_S = 60.0
 
 _TOO_LARGE, _TOO_LATE, _TOO_MANY = 431, 408, 503
 
@@ -37,11 +39,12 @@ class BoundedHttp(HttpToolsProtocol):
 
     _came = 0  # bytes since the last that meant something: of a head, or of what stands between parts of a body
     _late: asyncio.TimerHandle | None = None
+    _complains_at = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > MOST_CONNECTIONS:
-            log.warning("no more than %d connections at a time: let it have more open files", MOST_CONNECTIONS)
+            self._complain(self.loop.time())
             self._refuse(_TOO_MANY)
         else:
             self._wait()
@@ -75,6 +78,13 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._settle()
         super().on_message_complete()
+
+    @classmethod
+    def _complain(cls, now: float) -> None:
+        """One line in a while, however many come."""
+        if now >= cls._complains_at:
+            cls._complains_at = now + COMPLAINT_S
+            log.warning("no more than %d connections at a time: let it have more open files", MOST_CONNECTIONS)
 
     def _wait(self) -> None:
         self._late = self.loop.call_later(HEAD_S, self._refuse, _TOO_LATE)

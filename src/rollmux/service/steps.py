@@ -9,13 +9,3 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-
-
-def at_once(steps: Steps[T]) -> T:
-    """All steps in a row."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: T = end.value
-            return found

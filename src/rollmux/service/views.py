@@ -73,13 +73,11 @@ def one_job_view(controller: Controller, now: float, job_id: str, tenant: str | 
         return job_view(controller, now, job_id, tenant, {})
     names = [member.job.id for member in group.members]
     iteration_s = dict(zip(names, state.policy.forecaster.forecast(group).iteration_s, strict=True))
-    view, taken = (
-        job_view(controller, now, job_id, tenant, iteration_s),
-        taken_lately(reversed(controller.history.spans.over), names),
-    )
-    return (
-        view if taken is None else replace(view, likely_s=dict(zip(names, likely_s(group, taken), strict=True))[job_id])
-    )
+    view = job_view(controller, now, job_id, tenant, iteration_s)
+    taken = taken_lately(reversed(controller.history.spans.over), names)
+    if taken is None:
+        return view
+    return replace(view, likely_s=dict(zip(names, likely_s(group, taken), strict=True))[job_id])
 
 
 def quote(controller: Controller, submission: Submission) -> Quote:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from random import Random
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
-from rollmux.runtime.engine import EngineClosed, FinishReason, GenerationRequest, Grown, UpdateRefused
+from rollmux.runtime.engine import Ended, EngineClosed, FinishReason, GenerationRequest, Grown, UpdateRefused
 from rollmux.runtime.engine.beside import EngineBeside
 from rollmux.runtime.engine.errors import EngineLost
 from rollmux.runtime.engine.slots import slots
@@ -109,8 +110,46 @@ def test_what_is_left_at_the_end_is_told_as_cancelled() -> None:
         assert (engine.unfinished, engine.is_suspended) == (0, True)
 
 
-def dies(version: int) -> EngineBeside:
+def dies(version: int) -> NoReturn:
     os._exit(1)
+
+
+class Breaks:
+    """An engine of which each second step raises what an operating system might."""
+
+    def __init__(self, model: Any, version: int) -> None:
+        self._engine, self._steps = slots(model, TIGHT, version), 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self) -> Any:
+        self._steps += 1
+        if self._steps % 2 == 0:
+            raise BlockingIOError
+        return self._engine.step()
+
+
+def test_a_step_that_raises_is_told_by_a_step_and_may_be_tried_again() -> None:
+    model = tiny("llama", torch.float64)
+    want = finished(slots(model, TIGHT), [LONG])["long"].response
+    model.share_memory()
+    engine = EngineBeside(partial(Breaks, model))
+    engine.submit(LONG)
+    pid, tokens, raised, over = engine.pid, list[int](), 0, False
+    while not over:
+        engine.gauges()  # of other calls it is no matter
+        try:
+            events = engine.step()
+        except BlockingIOError:  # which is an OSError, as of a pipe that broke
+            raised += 1
+            continue
+        over = any(isinstance(event, Ended) for event in events)
+        tokens += [token for event in events if isinstance(event, Grown) for token in event.gained.tokens]
+    assert tuple(tokens) == want.tokens
+    assert raised > 10
+    assert engine.pid == pid
+    engine.close()
 
 
 def test_a_process_that_dies_each_time_is_given_up() -> None:

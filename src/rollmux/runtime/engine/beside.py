@@ -26,8 +26,11 @@ Make = Callable[[int], Engine]
 
 _LIVES = 3  # that end without a step in between: then it is no accident
 _END_S = 5.0
-_GONE = (OSError, EOFError)
 _CONTEXT = mp.get_context("spawn")
+
+
+class _Gone(Exception):
+    """The process is: nothing of what it was asked for last counts."""
 
 
 @dataclass(slots=True)
@@ -57,8 +60,8 @@ class _Known:
         return Unfinished(self.request, self.response(count))
 
 
-# What came of a step, on its way: as plain tuples, which cost a tenth of what objects do. Of an end no more is sent
-# than its kind, for all tokens were sent before.
+# What came of a step, on its way: as plain tuples, which are quick to pickle. Of an end no more is sent than its kind,
+# for all tokens were sent before.
 _Grew = tuple[str, int, tuple[int, ...], tuple[float, ...], tuple[int, ...]]
 _Over = tuple[str, FinishReason, str]
 
@@ -82,6 +85,7 @@ class EngineBeside:
         self._pipe: Connection | None = None
         self._ahead = False  # a step was asked for, and its answer not read yet
         self._heard: list[Event] = []  # what it has said and is not told yet
+        self._failed: Exception | None = None  # the same, where a step raised
         self._known: dict[str, _Known] = {}
         self._cancelled: set[str] = set()
         self._lives = 0
@@ -148,9 +152,12 @@ class EngineBeside:
 
     def step(self) -> list[Event]:
         self._require_open()
-        if not self._heard and not self._ahead and self._process is not None:
+        if not self._heard and self._failed is None:
             self._begin_step()
         self._listen()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
         told, self._heard = self._heard, []
         self._begin_step()
         return told
@@ -166,8 +173,8 @@ class EngineBeside:
     def close(self) -> list[Event]:
         if self._closed:
             return []
-        self._listen()
         self._closed = True
+        self._listen()
         self._end()
         ends = [Ended(name, FinishReason.CANCELLED, each.response()) for name, each in self._known.items()]
         told = [*self._heard, *ends]
@@ -184,20 +191,21 @@ class EngineBeside:
         while True:
             pipe = self._pipe or self._begin()
             try:
-                pipe.send((name, told))
-                return self._answer(pipe)
-            except _GONE:
+                answer, refusal = self._asked(pipe, name, told)
+            except _Gone:
                 self._begin()
+                continue
+            if refusal is not None:
+                raise refusal
+            return answer
 
     def _begin_step(self) -> None:
         """Ahead, where there is something to do."""
         if self._pipe is None or self._ahead or not (self._stands.unfinished or self._cancelled):
             return
-        try:
+        with suppress(OSError):  # whoever listens hears that it is gone
             self._pipe.send(("step", ()))
-            self._ahead = True
-        except _GONE:
-            self._begin()
+        self._ahead = True
 
     def _listen(self) -> None:
         """Reads what came of the step that was asked for ahead."""
@@ -205,12 +213,13 @@ class EngineBeside:
             return
         self._ahead = False
         try:
-            events = self._answer(self._pipe)
-        except _GONE:
-            self._begin()
+            events, self._failed = self._answer(self._pipe)
+        except _Gone:
+            if not self._closed:
+                self._begin()
             return
         self._lives = 0
-        self._heard += map(self._hear, events)
+        self._heard += map(self._hear, events or ())
 
     def _hear(self, told: _Grew | _Over) -> Event:
         if len(told) == 3:
@@ -222,11 +231,20 @@ class EngineBeside:
         self._known[name].grow(gained)
         return Grown(name, first, gained)
 
-    def _answer(self, pipe: Connection) -> Any:
-        answer, refusal, self._stands = pipe.recv()
-        if refusal is not None:
-            raise refusal
-        return answer
+    def _asked(self, pipe: Connection, name: str, told: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+        """The answer, or what was refused."""
+        try:
+            pipe.send((name, told))
+        except OSError as error:
+            raise _Gone from error
+        return self._answer(pipe)
+
+    def _answer(self, pipe: Connection) -> tuple[Any, Exception | None]:
+        try:
+            answer, refusal, self._stands = pipe.recv()
+        except (OSError, EOFError) as error:
+            raise _Gone from error
+        return answer, refusal
 
     def _begin(self) -> Connection:
         """A process, in place of one that is gone: with all that is not over, as it was."""
@@ -248,10 +266,11 @@ class EngineBeside:
                     ("cancel", (sorted(self._cancelled),)),
                     *((("suspend", (False,)),) if stands.is_suspended else ()),
                 ):
-                    here.send((name, words))
-                    self._answer(here)
+                    _, refusal = self._asked(here, name, words)
+                    if refusal is not None:
+                        raise refusal
                 return here
-            except _GONE:
+            except _Gone:
                 self._end()
 
     def _end(self) -> None:
@@ -272,7 +291,7 @@ def _serve(make: Make, version: int, threads: int, pipe: Connection) -> None:
     """The engine, until its pipe is closed: by its owner, or with that process."""
     torch.set_num_threads(threads)
     engine = make(version)
-    with suppress(*_GONE):
+    with suppress(OSError, EOFError):
         while True:
             name, told = pipe.recv()
             answer, refusal = None, None

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rollmux
-from rollmux.service.local.process_tree import Identity
+from rollmux.service.local import memory
+from rollmux.service.local.process_tree import Identity, leftovers, send
 from rollmux.service.local.rank import Plan
 
 # Without site-packages and the variables of Python, which are the job's business: a keeper loads nothing of others.
 OPTIONS = ("-I", "-S", "-c")
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from rollmux.service.local.keeper import main; main()"
+_ROUND_S = 0.02
 ROOT = str(Path(rollmux.__file__).parents[1])
 
 
@@ -90,6 +92,15 @@ def ask(descriptor: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptor, number)
         signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+
+
+async def end_leftovers(keeper: Identity) -> None:
+    """Of a keeper that is gone without a word: ends all that it kept, and removes what they shared."""
+    while found := await asyncio.to_thread(leftovers, keeper):
+        for process in found:
+            send(process, signal.SIGKILL)
+        await asyncio.sleep(_ROUND_S)
+    await asyncio.to_thread(memory.remove, memory.path_of(keeper.marker, keeper.pid))
 
 
 async def _readable(descriptor: int) -> None:

@@ -14,11 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from rollmux.service.launcher import Attempt, LaunchFailed, OnExit, OnNode
-from rollmux.service.local import memory
 from rollmux.service.local.attempt_files import AttemptFiles, Key, Started
-from rollmux.service.local.kept import Kept, answer, ask, spawn, wait_ended
+from rollmux.service.local.kept import Kept, answer, ask, end_leftovers, spawn, wait_ended
 from rollmux.service.local.plans import Bounds, plan_for
-from rollmux.service.local.process_tree import leftovers, send
 from rollmux.service.starts import Starts
 
 log = logging.getLogger("rollmux.service")
@@ -27,7 +25,6 @@ log = logging.getLogger("rollmux.service")
 START_S = 60.0
 # It has so long to end what nobody can refuse; after that it is taken to hang, and done without.
 KILL_S = 30.0
-ROUND_S = 0.02
 LOG_BYTES = 2**23
 VANISHED = "its processes vanished, killed from outside or the machine was restarted"
 
@@ -168,8 +165,4 @@ class ProcessLauncher:
     async def _end_leftovers(self, started: Started) -> None:
         """Nothing, where the keeper could say how all has ended."""
         if self.files.ended(started.key) is None:
-            while found := await asyncio.to_thread(leftovers, started.keeper):
-                for process in found:
-                    send(process, signal.SIGKILL)
-                await asyncio.sleep(ROUND_S)
-            await asyncio.to_thread(memory.remove, memory.path_of(started.keeper.marker, started.keeper.pid))
+            await end_leftovers(started.keeper)

@@ -13,16 +13,13 @@ from typing import Any
 
 import ray
 
-from rollmux.service.local import memory
 from rollmux.service.local.attempt_files import AttemptFiles
-from rollmux.service.local.kept import answer, ask, own_env, spawn, wait_ended
-from rollmux.service.local.process_tree import leftovers, send
+from rollmux.service.local.kept import answer, ask, end_leftovers, own_env, spawn, wait_ended
 from rollmux.service.local.rank import Plan
 from rollmux.service.ray.wire import KEEPER, Part, RayPlan
 
 START_S = 60.0
 KILL_S = 30.0
-ROUND_S = 0.02
 LEAST_LOG_BYTES = 2**16
 VANISHED = "its processes vanished, killed from outside"
 # What Ray sets for its own workers, which ranks are not: they have reserved nothing, and have what their nodes have.
@@ -89,11 +86,7 @@ class Ranks:
         await wait_ended(descriptor)
         failed, started = files.ended(key), files.started(key)
         if failed is None and started is not None:
-            while found := await asyncio.to_thread(leftovers, started.keeper):
-                for process in found:
-                    send(process, signal.SIGKILL)
-                await asyncio.sleep(ROUND_S)
-            await asyncio.to_thread(memory.remove, memory.path_of(started.keeper.marker, started.keeper.pid))
+            await end_leftovers(started.keeper)
         self._failed = VANISHED if failed is None else failed
         self._gone.set()
 
