@@ -1,15 +1,18 @@
 """What processes beside a job's own gain it: rollout workers and replicas of the learner, against one process.
 
-The same job in three forms that take turns, step by step: all in one process; its update by two replicas; its rollout
-by two workers in processes of their own. One thread each, so that two cores are all that is shared out. Both forms
-are to draw and train what one process does, up to rounding: their rewards are told beside their seconds. A rollout
-gains less than an update: its tail is of few responses, of which a step takes as long on each of two cores.
+The same job in forms that take turns, step by step: all in one process; its update by two replicas; its rollout by two
+workers in processes of their own; both; and both with training that begins while the last responses are drawn, on the
+core of a worker that is freed for it. One thread each, so that two cores are all that is shared out. All forms are to
+draw and train what one process does, up to rounding: their rewards are told beside their seconds. A rollout gains less
+than an update: its tail is of few responses, of which a step takes as long on each of two cores.
 """
 
 from argparse import Namespace
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from statistics import fmean, median
 from time import perf_counter
 
@@ -21,7 +24,9 @@ from rollmux.trainer.parts import Parts
 from rollmux.trainer.settings import Batching, JobFile, Model, Optimiser, Rollout, Sampling, Task, Update
 
 GOAL = 1.5  # of two cores
-ONE, REPLICAS, WORKERS = "one process", "two replicas", "two workers beside"
+ONE, REPLICAS, WORKERS, BOTH, EARLY = "one process", "two replicas", "two workers beside", "both", "both, early"
+EARLY_PART = 0.5
+QUICKLY = (ONE, REPLICAS, EARLY)
 JOB = JobFile(
     model=Model(hidden=512, layers=8, heads=8),  # so large that a decode step is mostly arithmetic
     task=Task(prompts=200, largest=9, median=6, spread=0.8, longest=24),
@@ -39,10 +44,13 @@ QUICK = replace(
 
 
 def forms(job: JobFile) -> Mapping[str, JobFile]:
+    beside = replace(job.rollout, workers=2, place="beside")
     return {
         ONE: job,
         REPLICAS: replace(job, update=Update(replicas=2)),
-        WORKERS: replace(job, rollout=replace(job.rollout, workers=2, place="beside")),
+        WORKERS: replace(job, rollout=beside),
+        BOTH: replace(job, update=Update(replicas=2), rollout=beside),
+        EARLY: replace(job, update=Update(replicas=2, early=EARLY_PART), rollout=beside),
     }
 
 
@@ -57,20 +65,51 @@ def step(parts: Parts) -> tuple[float, float, float]:
     return between - began, ended - between, fmean(sample.reward for sample in rolled.samples)
 
 
-def measure(args: Namespace) -> dict[str, object]:
+class Form:
+    """A job in a process of its own: the processes of two forms would be one group."""
+
+    def __init__(self, job: JobFile) -> None:
+        context = get_context("spawn")
+        self._pipe, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(job, there))
+        self._process.start()
+        there.close()
+
+    def step(self) -> tuple[float, float, float]:
+        self._pipe.send(None)
+        took: tuple[float, float, float] = self._pipe.recv()
+        return took
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.join()
+
+
+def _serve(job: JobFile, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    with closing(Parts(job)) as parts, suppress(EOFError):
+        while True:
+            pipe.recv()
+            pipe.send(step(parts))
+
+
+def measure(args: Namespace) -> dict[str, object]:
     job = replace(QUICK if args.quick else JOB, seed=args.seed)
     if args.hidden and not args.quick:
         job = replace(job, model=replace(job.model, hidden=args.hidden, layers=args.layers))
+    if args.tokens and not args.quick:
+        job = replace(job, sampling=Sampling(max_tokens=args.tokens))
     with ExitStack() as stack:
-        made = {name: stack.enter_context(closing(Parts(form))) for name, form in forms(job).items()}
-        for parts in made.values():
-            step(parts)  # processes begin
-        turns = [{name: step(parts) for name, parts in made.items()} for _ in range(2 if args.quick else args.rounds)]
+        chosen = {name: form for name, form in forms(job).items() if not args.quick or name in QUICKLY}
+        made = {name: stack.enter_context(closing(Form(form))) for name, form in chosen.items()}
+        for form in made.values():
+            form.step()  # processes begin
+        turns = [{name: form.step() for name, form in made.items()} for _ in range(2 if args.quick else args.rounds)]
     rows = []
     for name in made:
         rollout_s, update_s, reward = (median(turn[name][part] for turn in turns) for part in range(3))
         gains = [median(turn[ONE][part] / turn[name][part] for turn in turns) for part in range(2)]
+        whole = median(sum(turn[ONE][:2]) / sum(turn[name][:2]) for turn in turns)
         rows.append(
             {
                 "form": name,
@@ -78,12 +117,13 @@ def measure(args: Namespace) -> dict[str, object]:
                 "update s": update_s,
                 "reward": reward,
                 "one over this, rollout": gains[0],
-                "one over this, update": gains[1],
+                "update": gains[1],
+                "step": whole,
             }
         )
     table(rows)
     found = {str(row["form"]): row for row in rows}
-    goal = Goal("update by two replicas, times as fast", _number(found[REPLICAS], "one over this, update"), GOAL, False)
+    goal = Goal("update by two replicas, times as fast", _number(found[REPLICAS], "update"), GOAL, False)
     return {"rows": rows, "goals": show([goal])}
 
 
@@ -96,6 +136,7 @@ def _number(row: Mapping[str, object], name: str) -> float:
 def main() -> None:
     parser = arguments("beside", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="steps of each form")
+    parser.add_argument("--tokens", type=int, default=0, help="the longest response; 0: as it is")
     parser.add_argument("--hidden", type=int, default=0, help="the model's width; 0: as it is")
     parser.add_argument("--layers", type=int, default=6, help="its layers, where a width is given")
     args = parser.parse_args()

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from random import Random
 
 import pytest
@@ -26,10 +26,12 @@ from rollmux.packer import (
     ResponseAborted,
     ResponseFailed,
     ResponseGenerated,
+    ResponseRewarded,
     RoundComplete,
     RoundKind,
     RoundStarted,
     TailBatcher,
+    TrainedPrompt,
 )
 from tests.packer.playing import Player, Setting, batchings, settings_of_jobs
 
@@ -99,6 +101,37 @@ def test_while_there_are_data_every_batch_meets_its_quotas_with_exactly_the_resp
                 assert (response.request.round, response.request.prompt) == (batch.round, each.prompt)
                 assert response.request in player.rewarded_at
                 assert response.tokens == setting.length(response.request)
+
+
+@settings(max_examples=200)
+@given(settings_of_jobs())
+def test_what_is_sure_while_a_round_runs_is_in_its_batch_and_stays_as_it_is(setting: Setting) -> None:
+    said: dict[int, list[tuple[TrainedPrompt, ...]]] = {}
+
+    def listen(player: Player) -> None:
+        said.setdefault(len(player.batches), []).append(player.batcher.sure)
+
+    player = Player(setting, between=listen).play()
+    for place, batch in enumerate(player.batches):
+        for before, after in pairwise([*said[place], batch.prompts]):
+            assert set(before) <= set(after)
+    assert player.batcher.sure == ()
+
+
+def test_a_prompt_with_a_place_and_its_rewards_is_sure_before_the_others_are_done() -> None:
+    batcher = TailBatcher(Batching(2, 1, eta_prompts=1.5, race=Race.NONE))
+    first, second, third = (Prompt(0, number) for number in range(3))
+    batcher.handle(RoundStarted())
+    batcher.handle(*map(PromptDrawn, (first, second, third)))
+    batcher.handle(ResponseGenerated(Request(1, second, 0), 5))
+    assert not batcher.sure
+    batcher.handle(ResponseRewarded(Request(1, second, 0), 1.0))
+    assert [each.prompt for each in batcher.sure] == [second]
+    batcher.handle(ResponseGenerated(Request(1, third, 0), 7))
+    (complete,) = batcher.handle(ResponseRewarded(Request(1, third, 0), 0.0))[-1:]
+    assert isinstance(complete, RoundComplete)
+    assert [each.prompt for each in complete.batch.prompts] == [second, third]
+    assert not batcher.sure
 
 
 @PLAYS

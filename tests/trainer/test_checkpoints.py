@@ -89,7 +89,7 @@ def test_what_came_later_and_did_not_count_is_dropped(tmp_path: Path) -> None:
 def test_a_checkpoint_of_before_there_was_a_setting_is_of_its_default(tmp_path: Path) -> None:
     made, job = filled(tmp_path, 1), {**JOB, "rollout": {"workers": 1}}
     made.save(1, job, state(1))
-    now = {**job, "rollout": {"workers": 1, "place": "inside"}, "update": {"replicas": 1}}
+    now = {**job, "rollout": {"workers": 1, "place": "inside"}, "update": {"replicas": 1, "early": 0.0}}
     assert made.load(1, now)["batcher"] == state(1)["batcher"]
     with pytest.raises(CheckpointRefused, match=r"rollout\.place was 'inside' and is 'beside'"):
         made.load(1, {**now, "rollout": {"workers": 1, "place": "beside"}})

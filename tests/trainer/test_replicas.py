@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmux.errors import InvariantViolated
 from rollmux.service.local.process_tree import Process, descendants
 from rollmux.trainer import replicas as module
 from rollmux.trainer.job import train
@@ -90,6 +91,17 @@ def test_replicas_train_what_one_process_trains_though_one_is_killed_between_upd
     assert [each for each in replicas_of_this() if each.pid not in before and each.alive] == []
 
 
+def test_a_replica_ends_with_its_pipe_though_nobody_ever_joins_it(tmp_path: Path) -> None:
+    here, there = module._CONTEXT.Pipe()
+    told = (1, 2, tmp_path / "store", 1, tiny_model(), OBJECTIVE, there)
+    process = module._CONTEXT.Process(target=module._replicate, args=told, daemon=True)
+    process.start()
+    there.close()
+    here.close()
+    process.join(120)
+    assert process.exitcode == 0
+
+
 def test_what_a_replica_refuses_is_told_as_if_it_had_come_here() -> None:
     batch = samples(DRAWN, 0.15)
     _, theirs = dealt(batch, 2)
@@ -100,6 +112,54 @@ def test_what_a_replica_refuses_is_told_as_if_it_had_come_here() -> None:
             two.update(wrong)
         assert torch.equal(weights(two), before)
         assert two.update(batch).samples == len(batch)
+
+
+def groups(batch: list[Sample]) -> list[list[Sample]]:
+    return [[each for each in batch if each.group == name] for name in dict.fromkeys(each.group for each in batch)]
+
+
+@pytest.mark.parametrize("killed", ["nobody", "before any came", "in between", "before the rest"])
+def test_what_comes_early_is_trained_once_and_the_same_bytes_come_of_it_whoever_is_killed(killed: str) -> None:
+    batch = samples(DRAWN, 0.15)
+    first, second, third, _ = groups(batch)
+    with learner(1) as one, learner(3) as early:
+        one.update(batch)
+        before = {each.pid for each in replicas_of_this()}
+
+        def kills(when: str) -> None:
+            if when == killed:
+                for each in replicas_of_this():
+                    if each.pid not in before:
+                        os.kill(each.pid, signal.SIGKILL)
+                        break
+
+        early.begin_early()
+        early.train_early(third)  # of a round that comes to no update
+        early.begin_early()
+        kills("before any came")
+        early.train_early(second)
+        kills("in between")
+        early.train_early(first)
+        kills("before the rest")
+        state = early.state()
+        kept = {"model": {name: each.clone() for name, each in state["model"].items()}}
+        stats = early.update(batch)
+        assert stats.samples == len(batch)
+        assert torch.allclose(weights(one), weights(early), atol=1e-12, rtol=0)
+        found = weights(early).clone()
+        early.restore({**kept, "optimiser": Learner(tiny_model(), OBJECTIVE, Optimiser(rate=0.01)).state()["optimiser"],
+                       "version": VERSION})  # fmt: skip
+        early.update(batch)
+        assert torch.equal(weights(early), found), "an update that is made again is dealt out alike"
+
+
+def test_what_came_early_and_is_not_in_the_batch_is_refused() -> None:
+    batch = samples(DRAWN, 0.15)
+    first, *rest = groups(batch)
+    with learner(2) as two:
+        two.train_early(first)
+        with pytest.raises(InvariantViolated, match="came early"):
+            two.update([each for group in rest for each in group])
 
 
 def test_what_fails_each_time_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

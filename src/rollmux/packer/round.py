@@ -137,6 +137,12 @@ class Round:
             for run in lane.seated.values():
                 self._end(run, Outcome.TRAINED)
 
+    def sure(self) -> list[Run]:
+        """Those with a place and all of their rewards: nobody moves down, and nothing of theirs can fail any more."""
+        wanted = self.terms.responses
+        placed = (run for lane in self.lanes.values() for run in islice(lane.seated.values(), lane.wanted))
+        return [run for run in placed if len(run.rewards) == wanted]
+
     def _finish(self, run: Run, out: list[Command]) -> None:
         """All rewards wanted are there."""
         self._abort(run, out, Stand.GENERATING, Stand.GENERATED)

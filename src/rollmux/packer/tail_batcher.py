@@ -88,6 +88,12 @@ class TailBatcher:
         """How the next round will start, after what is known now; certain between rounds."""
         return self._kind(self._surplus(self._memory.eta.factors(self._memory.batching)))
 
+    @property
+    def sure(self) -> tuple[TrainedPrompt, ...]:
+        """Of the round under way, what its batch will have whatever comes, to be trained before it is complete."""
+        now = self._memory.round
+        return () if now is None else tuple(map(_trained, now.sure()))
+
     def accounts(self) -> dict[int, Account]:
         """What became of the prompts of each epoch."""
         return self._memory.ledger.accounts()
@@ -282,7 +288,7 @@ def _batch(now: Round, memory: Memory) -> Batch:
     runs: dict[Outcome | None, list[Run]] = {outcome: [] for outcome in Outcome}
     for run in sorted(now.runs.values(), key=lambda run: run.prompt.order):
         runs[run.outcome].append(run)
-    prompts = tuple(TrainedPrompt(r.prompt, r.responses(), r.width, r.waited) for r in runs[Outcome.TRAINED])
+    prompts = tuple(map(_trained, runs[Outcome.TRAINED]))
     return Batch(
         round=now.number,
         kind=now.kind,
@@ -296,6 +302,10 @@ def _batch(now: Round, memory: Memory) -> Batch:
         wasted_tokens=memory.told_tokens - sum(each.tokens for prompt in prompts for each in prompt.responses),
         is_last=len(memory.dry) == len(now.lanes) and not memory.queue.size and not any(memory.fresh.values()),
     )
+
+
+def _trained(run: Run) -> TrainedPrompt:
+    return TrainedPrompt(run.prompt, run.responses(), run.width, run.waited)
 
 
 def _checked(memory: Memory, events: tuple[ev.Event, ...]) -> list[tuple[ev.Event, Run | None]]:

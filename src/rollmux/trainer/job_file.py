@@ -93,6 +93,8 @@ class _Read:
         if job.rollout.room_tokens < job.rollout.max_length:
             limit = f"at least {job.rollout.max_length}, one whole request"
             checks.report("rollout.room_tokens", job.rollout.room_tokens, limit, "give the engines more room")
+        if job.update.early and job.update.replicas == 1:
+            checks.report("update.early", job.update.early, "0 without replicas", "give update.replicas, 2 or more")
         if job.task.name == "counting" and not job.model.path:
             checks.report("model.path", "", "a folder with a model that can talk", "see examples/train/smollm2.yaml")
         for name in job.rewards.allowed:

@@ -31,6 +31,14 @@ class Learner:
             weight_decay=settings.weight_decay,
         )
 
+    def begin_early(self) -> None:
+        """A round begins: what came early for another that came to no update is forgotten."""
+        self._replicated.forget_early()
+
+    def train_early(self, samples: Sequence[Sample]) -> None:
+        """A prompt's samples, of those that the next update is given: replicas begin with them, if there are any."""
+        self._replicated.early(self.version, samples)
+
     def update(self, samples: Sequence[Sample]) -> Stats:
         """Trains these, and tells what came of it."""
         stats = self._replicated.gradient(self.version, samples)
@@ -52,3 +60,4 @@ class Learner:
         self.model.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimiser"])
         self.version = state["version"]
+        self._replicated.again()

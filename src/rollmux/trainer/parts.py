@@ -3,18 +3,19 @@
 Invariant: `state` holds all that the next step depends on: whoever restores it goes on exactly as the run would have.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from rollmux.packer import TailBatcher
+from rollmux.packer import StreamPolicy, StreamSettings, TailBatcher
 from rollmux.runtime.engine import Engine, Limits
 from rollmux.runtime.engine.beside import EngineBeside
 from rollmux.runtime.engine.slots import slots
 from rollmux.trainer import settings as said
 from rollmux.trainer.data import Data
+from rollmux.trainer.early import Early
 from rollmux.trainer.learner import Learner
 from rollmux.trainer.model import build_model
 from rollmux.trainer.pooled import open_pooled
@@ -35,14 +36,22 @@ class Parts:
         if job.rollout.place == "beside":
             self.model.share_memory()
         self.learner = Learner(self.model, _objective(job), job.optimiser, replicas=job.update.replicas)
-        self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), position=0, rewards={})
+        self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), 0, {}, ())
 
-    def _rollout(self, batcher: TailBatcher, position: int, rewards: dict[str, Any]) -> Rollout:
+    def _rollout(self, batcher: TailBatcher, position: int, rewards: dict[str, Any], lengths: Sequence[int]) -> Rollout:
         """Engines over the present weights, and what drives them."""
         job, task = self._job, self.task
         data = Data(len(task), job.seed, position)
         engines = [self._engine() for _ in range(job.rollout.workers)]
-        return Rollout(engines, batcher, data, task, self._scorer(rewards), job.sampling, job.seed)
+        scorer = self._scorer(rewards)
+        return Rollout(engines, batcher, data, task, scorer, job.sampling, job.seed, self._early(), lengths)
+
+    def _early(self) -> Early | None:
+        job, batching = self._job, self._job.batching
+        most = int(job.update.early * batching.prompts)
+        policy = StreamPolicy(StreamSettings(job.sampling.max_tokens)) if job.rollout.workers > 1 else None
+        responses = batching.prompts * batching.responses
+        return Early(self.learner, most, responses, policy, job.rollout.room_tokens) if most else None
 
     def _scorer(self, state: dict[str, Any]) -> Scorer:
         rewards = self._job.rewards
@@ -62,6 +71,7 @@ class Parts:
             "learner": self.learner.state(),
             "batcher": self.rollout.batcher.state(),
             "position": self.rollout.data.position,
+            "lengths": self.rollout.lengths,
             "rewards": self.rollout.scorer.state(),
             "random": torch.get_rng_state(),
         }
@@ -71,7 +81,7 @@ class Parts:
         self.learner.restore(state["learner"])
         self.rollout.close()
         batcher = TailBatcher.from_state(self._job.batching.terms, state["batcher"], _keep(self._job))
-        self.rollout = self._rollout(batcher, state["position"], state["rewards"])
+        self.rollout = self._rollout(batcher, state["position"], state["rewards"], state.get("lengths", ()))
         torch.set_rng_state(state["random"])
 
     def close(self) -> None:

@@ -26,10 +26,12 @@ from rollmux.packer import (
     RoundComplete,
     RoundStarted,
     TailBatcher,
+    TrainedPrompt,
 )
 from rollmux.runtime.engine import Ended, Engine, FinishReason, Generated, GenerationRequest
 from rollmux.runtime.rewards import Status
 from rollmux.trainer.data import Data
+from rollmux.trainer.early import Early, UnderWay
 from rollmux.trainer.errors import RolloutStuck
 from rollmux.trainer.safe_points import SafePoints
 from rollmux.trainer.sample import Sample
@@ -62,11 +64,14 @@ class Rollout:
 
     def __init__(
         self, engines: Sequence[Engine], batcher: TailBatcher, data: Data, task: Task, scorer: Scorer,
-        sampling: Sampling, seed: int,
+        sampling: Sampling, seed: int, early: Early | None = None, lengths: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.batcher, self.data = batcher, data
         self._workers, self._points = Workers(engines), SafePoints()
         self._task, self.scorer, self._sampling, self._seed = task, scorer, sampling, seed
+        self._early, self.lengths = early, tuple(lengths)  # those of the last round
+        self._allowed = frozenset(range(len(engines)))
+        self._freed = frozenset[int]()  # of them, those that training has until the round's end
         self._clock = TokenClock()
         self.ended: dict[Request, Generated] = {}
         self._over = 0  # responses that the engines have told the end of
@@ -86,6 +91,8 @@ class Rollout:
             self._clock = TokenClock()
             self._over = self._generated_tokens = 0
             self._failures.clear()
+            if self._early is not None:
+                self._early.begin()
             self._tell(RoundStarted())
             self._most_failures = MOST_FAILURES * self._clock.running
             while not self._complete:
@@ -93,11 +100,12 @@ class Rollout:
                 self._sweep()
                 progress(self._over, self._over + self._clock.running)
             self._drain()
+            self._take_back()
             return self._rolled(self._complete.pop())
 
     def share(self, workers: Collection[int]) -> None:
         """From now on these work, and no others. From any thread: a round under way does it between two sweeps."""
-        self._points.do(lambda: self._workers.share(workers))
+        self._points.do(lambda: self._share(frozenset(workers)))
 
     def update(self, version: int) -> None:
         """The weights were written in place. Harmless if they are told again."""
@@ -118,10 +126,12 @@ class Rollout:
         while (over := self._clock.tick()) is not None:
             self._tell(*(self._ended(request, ended) for request, ended in over))
             self._reward(wait=False)
+            self._train_early()
         if self._complete:
             return
         if self._clock.is_empty and self.scorer.pending:
             self._reward(wait=True)
+            self._train_early()
         elif self._workers.is_idle:
             raise RolloutStuck("nothing is generated or scored, and the round is not complete: an engine lost requests")
 
@@ -205,6 +215,34 @@ class Rollout:
             tokenizer.end_tokens,
         )
 
+    # -- training before the end ---------------------------------------------------------------------------------------
+
+    def _train_early(self) -> None:
+        early = self._early
+        if early is None or self._complete:
+            return
+        if early.is_due(len(self.ended)):
+            self._freed = early.freed(sorted(self._workers.there), self._under_way(), self.lengths)
+            self._share(self._allowed)
+        for trained in early.next(self.batcher.sure):
+            early.trains.train_early(self._samples(trained))
+
+    def _under_way(self) -> list[UnderWay]:
+        return [
+            UnderWay(name, self._workers.of(name), len(self._request(request).prompt), tokens)
+            for name, request, tokens in self._clock.under_way()
+        ]
+
+    def _share(self, workers: frozenset[int]) -> None:
+        """Of those that the rollout may have, those that training does not have; all, if it has all of them."""
+        self._allowed = workers
+        self._workers.share(workers - self._freed or workers)
+
+    def _take_back(self) -> None:
+        if self._freed:
+            self._freed = frozenset()
+            self._share(self._allowed)
+
     def _drain(self) -> None:
         """After this the engines have nothing left to tell."""
         while self._workers.untold:
@@ -214,24 +252,20 @@ class Rollout:
     # -- what a round came to ------------------------------------------------------------------------------------------
 
     def _rolled(self, batch: Batch) -> Rolled:
-        encode = self._task.tokenizer.encode
-        samples = []
-        for trained in sorted(batch.prompts, key=lambda each: each.prompt.order):
-            prompt = encode(self._task.prompt(int(trained.prompt.id)))
-            for response in trained.responses:
-                drawn = self.ended[response.request]
-                samples.append(
-                    Sample(
-                        prompt,
-                        drawn.tokens,
-                        _single(drawn.logprobs),
-                        drawn.versions,
-                        response.reward,
-                        str(trained.prompt),
-                    )
-                )
-        lengths = tuple(sorted(len(each.tokens) for each in self.ended.values()))
-        return Rolled(batch, tuple(samples), lengths, self._generated_tokens, dict(sorted(self._failures.items())))
+        samples = [
+            sample
+            for trained in sorted(batch.prompts, key=lambda each: each.prompt.order)
+            for sample in self._samples(trained)
+        ]
+        self.lengths = tuple(sorted(len(each.tokens) for each in self.ended.values()))
+        return Rolled(batch, tuple(samples), self.lengths, self._generated_tokens, dict(sorted(self._failures.items())))
+
+    def _samples(self, trained: TrainedPrompt) -> list[Sample]:
+        prompt, group = self._task.tokenizer.encode(self._task.prompt(int(trained.prompt.id))), str(trained.prompt)
+        drawn = [(self.ended[response.request], response.reward) for response in trained.responses]
+        return [
+            Sample(prompt, each.tokens, _single(each.logprobs), each.versions, reward, group) for each, reward in drawn
+        ]
 
 
 def _single(logprobs: Sequence[float]) -> tuple[float, ...]:

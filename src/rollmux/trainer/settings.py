@@ -156,9 +156,14 @@ class Optimiser:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Who computes a gradient. Beside others the sums of one are rounded otherwise, in the last digit."""
+    """Who computes a gradient. Beside others the sums of one are rounded otherwise, in the last digit.
+
+    `early` is the part of a batch's prompts that replicas train while others are still drawn. A rollout of several
+    workers frees half of them for it, once between 20 % and 50 % of the responses are done and the others have room.
+    """
 
     replicas: int = _number(1, 1, 256, "give the processes that share the samples of an update; each wants a core")
+    early: float = _number(0.0, 0.0, 1.0, "0 trains nothing before the batch is complete")
 
 
 @dataclass(frozen=True, slots=True)

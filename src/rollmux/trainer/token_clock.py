@@ -40,6 +40,10 @@ class TokenClock:
         """Those whose end no engine has told."""
         return sum(run.ended is None for run in self._runs.values())
 
+    def under_way(self) -> list[tuple[str, Request, int]]:
+        """Those whose end is not told, by name, and the tokens that each has by now; no engine may have told it."""
+        return [(name, run.request, self._now - run.begun) for name, run in self._runs.items() if run.ended is None]
+
     def begin(self, name: str, request: Request) -> None:
         self._runs[name] = _Run(request, self._now)
 

@@ -27,6 +27,15 @@ class Workers:
         """Requests whose end was not told yet: those that are not over, and those just cancelled."""
         return len(self._with)
 
+    @property
+    def there(self) -> frozenset[int]:
+        """The numbers of those who work now."""
+        return frozenset(number for number, engine in enumerate(self.engines) if engine in self._there)
+
+    def of(self, name: str) -> int:
+        """The number of whoever has this request."""
+        return self.engines.index(self._with[name])
+
     def launch(self, request: GenerationRequest) -> None:
         """On the engine with the least to do. Which one it is changes no token."""
         engine = self._idlest()

@@ -1,0 +1,85 @@
+"""Training that begins while a round's last responses are still drawn: who makes room for it, and what goes out.
+
+Invariant: what goes out, and in which order, is a matter of the responses' tokens alone, as all of a round is.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollmux.packer import Prompt, RolloutSnapshot, StreamPolicy, TrainedPrompt
+from rollmux.packer.stream import Replica, Shrink, Unfinished
+from rollmux.trainer.sample import Sample
+
+
+class Trains(Protocol):
+    """Whoever computes gradients of samples before their batch is complete."""
+
+    def begin_early(self) -> None:
+        """A round begins: what came early for another that came to no update is forgotten."""
+
+    def train_early(self, samples: Sequence[Sample]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A response that is not over: on this worker, with so many tokens by the round's clock."""
+
+    name: str
+    worker: int
+    prompt_tokens: int
+    tokens: int
+
+
+class Early:
+    """Of one rollout: at most so many prompts of a batch, once `policy` has freed workers; without one, at once."""
+
+    def __init__(
+        self, trains: Trains, most: int, responses: int, policy: StreamPolicy | None, room_tokens: int
+    ) -> None:
+        self.trains = trains
+        self._most, self._responses, self._policy, self._room = most, responses, policy, room_tokens
+        self._sent = set[Prompt]()
+        self._done = 0
+        self._has_room = False
+
+    def begin(self) -> None:
+        self._sent.clear()
+        self._done = 0
+        self._has_room = self._policy is None
+        self.trains.begin_early()
+
+    def is_due(self, done: int) -> bool:
+        """Whether to ask who can go, so many responses being done."""
+        before, self._done = self._done, min(done, self._responses)
+        policy = self._policy
+        return policy is not None and not self._has_room and policy.due(before, self._done, self._responses)
+
+    def freed(self, there: Iterable[int], under_way: Sequence[UnderWay], lengths: Sequence[int]) -> frozenset[int]:
+        """Who of these is to go now. `lengths` are those of an earlier round."""
+        assert self._policy is not None
+        decision = self._policy.decide(
+            RolloutSnapshot(
+                self._done,
+                self._responses,
+                tuple(Replica(_name(worker), 1, self._room) for worker in there),
+                tuple(Unfinished(each.name, _name(each.worker), each.prompt_tokens, each.tokens) for each in under_way),
+                tuple(lengths),
+            )
+        )
+        if not isinstance(decision, Shrink):
+            return frozenset()
+        self._has_room = True
+        return frozenset(map(int, decision.free))
+
+    def next(self, sure: Collection[TrainedPrompt]) -> list[TrainedPrompt]:
+        """Those of them that go out now."""
+        if not self._has_room:
+            return []
+        fresh = [each for each in sure if each.prompt not in self._sent][: self._most - len(self._sent)]
+        self._sent.update(each.prompt for each in fresh)
+        return fresh
+
+
+def _name(worker: int) -> str:
+    return f"{worker:04}"
