@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from random import Random
 from time import monotonic, sleep
 from typing import Any
 
@@ -158,6 +160,37 @@ def test_a_run_that_is_killed_leaves_no_process_of_its_pool(
         process.send_signal(ends)
         process.stdout.read()
     until(lambda: scores.alive(started) == [])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_whose_reward_processes_are_killed_over_and_over_ends_with_every_prompt_accounted_for(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever it is: a worker, its keeper, or the process that all of them are forked from."""
+    others, rng, over, kills = set(below(os.getpid())), Random(seed), threading.Event(), list[int]()
+
+    def kill() -> None:
+        while not over.wait(rng.uniform(0.05, 0.4)):
+            if running := [pid for pid in below(os.getpid()) if pid not in others]:
+                with suppress(ProcessLookupError):
+                    os.kill(rng.choice(running), signal.SIGKILL)
+                    kills.append(1)
+
+    score_by(scores.some_time, monkeypatch)
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        found = train(tiny(batching=SYNC, steps=8, rewards=POOL), tmp_path, alone())
+    finally:
+        over.set()
+        killer.join()
+    assert len(kills) > 5
+    told = steps(tmp_path)
+    assert [(each["prompts"], each["responses"]) for each in told] == [(3, 12)] * 8
+    assert {cause for each in told for cause in each["failures"]} <= {"reward error"}
+    accounts = found["epochs"].values()
+    assert sum(each["trained"] + each["failed"] for each in accounts) == sum(each["drawn"] for each in accounts)
+    until(lambda: [pid for pid in scores.alive(below(os.getpid())) if pid not in others] == [])
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from tempfile import gettempdir
+from typing import Any
 
 import pytest
 
@@ -310,6 +311,33 @@ def test_an_environment_is_for_its_runs_and_shown_to_nobody_else() -> None:
 def test_a_sandbox_that_can_not_start_says_so() -> None:
     with pytest.raises(SandboxError, match="instead of starting"):
         asyncio.run(Sandbox(list(Concern), warm=["no_such_module_at_all"]).start())
+
+
+@pytest.mark.parametrize("kills", [2, 3])
+def test_a_sandbox_that_is_killed_while_it_starts_is_begun_anew_and_given_up_at_last(
+    kills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[int]()
+
+    class Killed(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            begun.append(self.pid)
+            if len(begun) <= kills:
+                self.kill()
+
+    async def says() -> bytes:
+        async with Sandbox(list(Concern), list(Mechanism)) as sandbox:
+            return (await sandbox.run(Program("print(6 * 7)"), SMALL)).stdout
+
+    monkeypatch.setattr(subprocess, "Popen", Killed)
+    if kills == 2:
+        assert asyncio.run(says()) == b"42\n"
+    else:
+        with pytest.raises(SandboxError, match="ended with -9"):
+            asyncio.run(says())
+    assert len(begun) == 3
+    assert not any(Path(f"/proc/{pid}").exists() for pid in begun)
 
 
 def test_many_runs_at_once_get_their_own_answers(full: World) -> None:

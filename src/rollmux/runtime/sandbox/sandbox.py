@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -23,10 +23,15 @@ from rollmux.runtime.sandbox.protections import Concern, Mechanism, Protections,
 _SOURCE = str(Path(__file__).resolve().parents[3])
 _BOOT = "import sys; sys.path[:0] = {path!r}; from rollmux.runtime.sandbox.zygote import main; main()"
 _START_S = 60.0
+_STARTS = 3  # of zygotes that are killed from outside before they can say a word
 _GRACE_S = 30.0  # for a busy machine to end and report what its limits have stopped
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "random"}
 _BUSY_S = 0.002
 _SPARES = len(os.sched_getaffinity(0))
+
+
+class _Killed(SandboxError):
+    """A zygote was, while it started."""
 
 
 class Sandbox:
@@ -89,7 +94,14 @@ class Sandbox:
         return self
 
     async def _spawn(self) -> None:
-        """A new zygote, once it prevents what it should. Until then it ends with its socket, and so if nobody waits."""
+        """A new zygote, or another one where the first is killed from outside while it starts."""
+        for _ in range(_STARTS - 1):
+            with suppress(_Killed):
+                return await self._spawn_once()
+        return await self._spawn_once()
+
+    async def _spawn_once(self) -> None:
+        """One that prevents what it should. Until then it ends with its socket, and so if nobody waits."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         command = [sys.executable, "-I", "-c", _BOOT.format(path=self._path), str(theirs.fileno())]
@@ -110,8 +122,8 @@ class Sandbox:
                     told, _ = await frames.receive_soon(ours, 0)
             except (frames.BrokenFrame, ConnectionError):
                 status = await asyncio.to_thread(self._process.wait)
-                told_at = "see its standard error"
-                raise SandboxError(f"the sandbox ended with {status} instead of starting; {told_at}") from None
+                how = f"the sandbox ended with {status} instead of starting; see its standard error"
+                raise (_Killed if status < 0 else SandboxError)(how) from None
             except TimeoutError:
                 raise SandboxError(f"the sandbox did not start within {_START_S:g} s: warm it with less") from None
             self._protections = _protections(told)
