@@ -23,11 +23,11 @@ LIMIT_S = 120.0
 
 # One name a line, as of the real one for a list without brackets.
 SCONTROL = '[ "$1 $2" = "show hostnames" ] && tr , "\\n" <<< "$3"'
-# Where the options end the command begins. Two nodes of Ray's on one machine must not share the ports of their agents.
+# Where the options end the command begins. Nodes of Ray's on one machine must not share the ports of their agents.
 SRUN = """
 echo "$@" >> "$FAKE/srun.log"
 while [[ $1 == --* ]]; do shift; done
-export FAKE_RAY="--node-ip-address 127.0.77.3 $AGENT_PORTS"
+export FAKE_RAY="--node-ip-address 127.0.77.3 $SECOND_PORTS"
 exec "$@"
 """
 RAY = 'exec "$REAL_RAY" "$@" --object-store-memory 80000000 --num-cpus 1 $FAKE_RAY'
@@ -57,7 +57,7 @@ def stood_in(folder: Path) -> dict[str, str]:
         (folder / name).write_text(f"#!/bin/bash\n{content}\n")
         (folder / name).chmod(0o755)
     (folder / "rollmux").symlink_to(Path(sys.executable).with_name("rollmux"))
-    gcs, dashboard, port, *agent = free_ports(7)
+    gcs, dashboard, port, *agents = free_ports(11)
     names = (
         "dashboard-agent-listen-port",
         "dashboard-agent-grpc-port",
@@ -69,7 +69,8 @@ def stood_in(folder: Path) -> dict[str, str]:
         "PATH": f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "FAKE": str(folder),
         "REAL_RAY": str(Path(sys.executable).with_name("ray")),
-        "AGENT_PORTS": " ".join(f"--{name} {number}" for name, number in zip(names, agent, strict=True)),
+        "FAKE_RAY": " ".join(f"--{name} {number}" for name, number in zip(names, agents[:4], strict=True)),
+        "SECOND_PORTS": " ".join(f"--{name} {number}" for name, number in zip(names, agents[4:], strict=True)),
         "RAY_PORT": str(gcs),
         "RAY_DASHBOARD_PORT": str(dashboard),
         "RAY_AUTH_MODE": "disabled",
