@@ -1,8 +1,8 @@
 """What processes beside a job's own gain it: rollout workers and replicas of the learner, against one process.
 
 The same job in forms that take turns, step by step: all in one process; its update by two replicas; its rollout by two
-workers in processes of their own; both; and both with training that begins while the last responses are drawn, on the
-core of a worker that is freed for it. One thread each, so that two cores are all that is shared out. All forms are to
+workers in processes of their own; both; and with training that begins while the last responses are drawn, on a core
+that idles, or on that of a worker that is freed for it. One thread each, so that two cores are all that is shared out. All forms are to
 draw and train what one process does, up to rounding: their rewards are told beside their seconds. A rollout gains less
 than an update: its tail is of few responses, of which a step takes as long on each of two cores.
 """
@@ -24,8 +24,9 @@ from rollmux.trainer.parts import Parts
 from rollmux.trainer.settings import Batching, JobFile, Model, Optimiser, Rollout, Sampling, Task, Update
 
 GOAL = 1.5  # of two cores
-ONE, REPLICAS, WORKERS, BOTH, EARLY = "one process", "two replicas", "two workers beside", "both", "both, early"
-EARLY_PART = 0.5
+ONE, REPLICAS, WORKERS, BOTH = "one process", "two replicas", "two workers beside", "both"
+EARLY, FREED = "two replicas, early", "both, early"
+EARLY_PART = 0.125  # two of sixteen prompts
 QUICKLY = (ONE, REPLICAS, EARLY)
 JOB = JobFile(
     model=Model(hidden=512, layers=8, heads=8),  # so large that a decode step is mostly arithmetic
@@ -38,7 +39,7 @@ JOB = JobFile(
 QUICK = replace(
     JOB,
     model=Model(hidden=16, layers=1, heads=2),
-    batching=Batching(mode="sync", prompts=2, responses=2),
+    batching=Batching(mode="sync", prompts=8, responses=2),
     sampling=Sampling(max_tokens=10),
 )
 
@@ -50,7 +51,8 @@ def forms(job: JobFile) -> Mapping[str, JobFile]:
         REPLICAS: replace(job, update=Update(replicas=2)),
         WORKERS: replace(job, rollout=beside),
         BOTH: replace(job, update=Update(replicas=2), rollout=beside),
-        EARLY: replace(job, update=Update(replicas=2, early=EARLY_PART), rollout=beside),
+        EARLY: replace(job, update=Update(replicas=2, early=EARLY_PART)),
+        FREED: replace(job, update=Update(replicas=2, early=EARLY_PART), rollout=beside),
     }
 
 
