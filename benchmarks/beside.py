@@ -2,9 +2,9 @@
 
 The same job in forms that take turns, step by step: all in one process; its update by two replicas; its rollout by two
 workers in processes of their own; both; and with training that begins while the last responses are drawn, on a core
-that idles, or on that of a worker that is freed for it. One thread each, so that two cores are all that is shared out. All forms are to
-draw and train what one process does, up to rounding: their rewards are told beside their seconds. A rollout gains less
-than an update: its tail is of few responses, of which a step takes as long on each of two cores.
+that idles, or on that of a worker that is freed for it. One thread each, so that two cores are all that is shared out.
+All forms are to draw and train what one process does, up to rounding: their rewards are told beside their seconds. A
+rollout gains less than an update: its tail is of few responses, of which a step takes as long on each of two cores.
 """
 
 from argparse import Namespace
