@@ -26,7 +26,7 @@ from rollmux.trainer.settings import Batching, JobFile, Model, Optimiser, Rollou
 GOAL = 1.5  # of two cores
 ONE, REPLICAS, WORKERS, BOTH = "one process", "two replicas", "two workers beside", "both"
 EARLY, FREED = "two replicas, early", "both, early"
-EARLY_PART = 0.125  # two of sixteen prompts
+EARLY_PART = 1.0  # as many prompts as there is time for
 QUICKLY = (ONE, REPLICAS, EARLY)
 JOB = JobFile(
     model=Model(hidden=512, layers=8, heads=8),  # so large that a decode step is mostly arithmetic

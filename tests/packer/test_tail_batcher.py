@@ -109,13 +109,13 @@ def test_what_is_sure_while_a_round_runs_is_in_its_batch_and_stays_as_it_is(sett
     said: dict[int, list[tuple[TrainedPrompt, ...]]] = {}
 
     def listen(player: Player) -> None:
-        said.setdefault(len(player.batches), []).append(player.batcher.sure)
+        said.setdefault(len(player.batches), []).append(player.batcher.sure())
 
     player = Player(setting, between=listen).play()
     for place, batch in enumerate(player.batches):
         for before, after in pairwise([*said[place], batch.prompts]):
             assert set(before) <= set(after)
-    assert player.batcher.sure == ()
+    assert player.batcher.sure() == ()
 
 
 def test_a_prompt_with_a_place_and_its_rewards_is_sure_before_the_others_are_done() -> None:
@@ -124,14 +124,15 @@ def test_a_prompt_with_a_place_and_its_rewards_is_sure_before_the_others_are_don
     batcher.handle(RoundStarted())
     batcher.handle(*map(PromptDrawn, (first, second, third)))
     batcher.handle(ResponseGenerated(Request(1, second, 0), 5))
-    assert not batcher.sure
+    assert not batcher.sure()
     batcher.handle(ResponseRewarded(Request(1, second, 0), 1.0))
-    assert [each.prompt for each in batcher.sure] == [second]
+    assert [each.prompt for each in batcher.sure()] == [second]
+    assert not batcher.sure([second])
     batcher.handle(ResponseGenerated(Request(1, third, 0), 7))
     (complete,) = batcher.handle(ResponseRewarded(Request(1, third, 0), 0.0))[-1:]
     assert isinstance(complete, RoundComplete)
     assert [each.prompt for each in complete.batch.prompts] == [second, third]
-    assert not batcher.sure
+    assert not batcher.sure()
 
 
 @PLAYS

@@ -1,15 +1,16 @@
 """Training that begins before a round's end: what goes out is in the batch, and changes nothing of it."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollmux.client import Mux
 from rollmux.errors import InvalidSpec
 from rollmux.packer import StreamPolicy, StreamSettings
-from rollmux.trainer import replicas
 from rollmux.trainer.early import Early
 from rollmux.trainer.job import train
 from rollmux.trainer.metrics import METRICS
@@ -18,8 +19,7 @@ from rollmux.trainer.replicas import Replicated
 from rollmux.trainer.rollout import Rolled, Rollout
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.update import Stats
-from rollmux.trainer.workers import Workers
-from tests.trainer.jobs import alone, left_behind, tiny
+from tests.trainer.jobs import alone, tiny
 from tests.trainer.test_rollout import parts, rounds, unheard
 
 WORKERS = 4
@@ -33,6 +33,7 @@ class Listens:
         self.rounds: list[list[Sequence[Sample]]] = []
         self.there: list[int] = []
         self.rollout: Rollout | None = None
+        self.looked_after = False
 
     def begin_early(self) -> None:
         self.rounds.append([])
@@ -41,6 +42,9 @@ class Listens:
         assert self.rollout is not None
         self.rounds[-1].append(samples)
         self.there.append(len(self.rollout._workers.there))
+
+    def go_on(self) -> None:
+        self.looked_after = True
 
 
 def listening(most: int, workers: int = WORKERS, room: int = 4096, **batching: Any) -> tuple[Parts, Listens]:
@@ -89,67 +93,59 @@ def test_one_worker_frees_nobody_and_others_train_from_the_first_prompt_on() -> 
     assert set(listens.there) == {1}
 
 
-def test_nobody_is_freed_where_the_others_have_no_room() -> None:
-    made, listens = listening(6, room=8)
-    list(rounds(made, 2))
-    assert listens.rounds == [[], []]
+def test_nobody_is_freed_where_the_others_have_no_room_and_the_same_goes_out() -> None:
+    found = []
+    for room in (8, 4096):
+        made, listens = listening(6, room=room)
+        list(rounds(made, 2))
+        found.append([[sample.group for group in early for sample in group] for early in listens.rounds])
+        assert set(listens.there) == {WORKERS if room == 8 else WORKERS // 2}
+    assert found[0] == found[1]
 
 
-def test_whoever_training_has_stays_away_though_the_controller_gives_them_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made, listens = listening(6)
-    plain, shared, real = listening(6), list[frozenset[int]](), Workers.step
-
-    def step(workers: Workers) -> Any:
-        if listens.there:
-            made.rollout._share(frozenset(range(WORKERS)))  # at a safe point, as a hook would
-            shared.append(workers.there)
-        return real(workers)
-
-    monkeypatch.setattr(Workers, "step", step)
-    (rolled,) = rounds(made, 1)
-    monkeypatch.undo()
-    assert {len(there) for there in shared} == {WORKERS // 2}
-    assert made.rollout._workers.there == frozenset(range(WORKERS))
-    assert told(rolled) == told(plain[0].rollout.round(unheard))
+def test_responses_that_end_while_workers_are_freed_are_no_lost_ones() -> None:
+    """A worker beside has their ends, and nothing is unfinished: as where all are as long as is let run."""
+    settings = {"workers": 2, "place": "beside"}
+    job = tiny(batching=BATCHING, rollout=settings, sampling={"max_tokens": 3}, update={"replicas": 2, "early": 1.0})
+    with closing(Parts(job)) as made:
+        for version in range(1, 7):
+            assert len(made.rollout.round(unheard).samples) == 24
+            made.rollout.update(version)
+            made.learner.version = version
 
 
-def test_where_nobody_else_is_left_those_that_training_had_go_on_with_the_rollout() -> None:
-    made, _ = listening(6)
-    made.rollout._freed = frozenset({0, 1})
-    made.rollout.share({0, 1})
-    assert made.rollout._workers.there == {0, 1}
-
-
-def test_early_training_wants_replicas() -> None:
+def test_early_training_wants_replicas_and_no_controller(tmp_path: Path) -> None:
     with pytest.raises(InvalidSpec, match=r"update\.replicas"):
         tiny(update={"early": 0.5})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Mux, "attached", True)
+        with pytest.raises(InvalidSpec, match="a lease is of one phase"):
+            train(tiny(update={"early": 0.5, "replicas": 2}), tmp_path, alone())
 
 
 @pytest.mark.slow
-def test_a_run_that_trains_early_learns_what_one_without_learns_and_leaves_the_same_bytes_again(
+def test_a_run_that_trains_early_learns_what_one_without_learns_though_replicas_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    early, real = list[int](), Replicated.gradient
-    job: dict[str, Any] = {"steps": 4, "model": {"dtype": "float64"}, "batching": BATCHING}
+    job: dict[str, Any] = {"steps": 6, "model": {"dtype": "float64"}, "batching": BATCHING}
+    handed, real = list[int](), Replicated.gradient
 
-    def gradient(of: Replicated, version: int, samples: Collection[Sample]) -> Stats:
-        early.append(len(of._early))
-        return real(of, version, list(samples))
+    def gradient(of: Replicated, version: int, samples: Sequence[Sample]) -> Stats:
+        handed.append(len(of._handed))
+        if version in (1, 4):
+            process, _ = of._others[0]
+            process.kill()
+        return real(of, version, samples)
 
-    monkeypatch.setattr(replicas.Replicated, "gradient", gradient)
-    together = tiny(**job, update={"replicas": 2, "early": 0.7}, rollout={"workers": 2, "place": "beside"})
     train(tiny(**job), tmp_path / "plain", alone())
-    assert early == [0] * 4
-    for name in ("once", "again"):
-        train(together, tmp_path / name, alone())
-    assert sum(early[4:8]) > 2
-    assert early[4:8] == early[8:]
-    assert left_behind(tmp_path / "once") == left_behind(tmp_path / "again")
-    plain, once = (
+    monkeypatch.setattr(Replicated, "gradient", gradient)
+    together = tiny(**job, update={"replicas": 2, "early": 0.7}, rollout={"workers": 2, "place": "beside"})
+    train(together, tmp_path / "early", alone())
+    assert len(handed) == 6
+    assert sum(handed) > 2
+    plain, early = (
         [json.loads(line) for line in (tmp_path / name / METRICS).read_text().splitlines()]
-        for name in ("plain", "once")
+        for name in ("plain", "early")
     )
     for name in ("reward", "length_mean", "generated_tokens"):
-        assert [line[name] for line in plain] == [line[name] for line in once]
+        assert [line[name] for line in plain] == [line[name] for line in early]

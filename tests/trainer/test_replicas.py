@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -119,7 +120,7 @@ def groups(batch: list[Sample]) -> list[list[Sample]]:
 
 
 @pytest.mark.parametrize("killed", ["nobody", "before any came", "in between", "before the rest"])
-def test_what_comes_early_is_trained_once_and_the_same_bytes_come_of_it_whoever_is_killed(killed: str) -> None:
+def test_what_comes_early_is_trained_once_whoever_is_killed(killed: str) -> None:
     batch = samples(DRAWN, 0.15)
     first, second, third, _ = groups(batch)
     with learner(1) as one, learner(3) as early:
@@ -128,38 +129,93 @@ def test_what_comes_early_is_trained_once_and_the_same_bytes_come_of_it_whoever_
 
         def kills(when: str) -> None:
             if when == killed:
-                for each in replicas_of_this():
-                    if each.pid not in before:
-                        os.kill(each.pid, signal.SIGKILL)
-                        break
+                pid = next(each.pid for each in replicas_of_this() if each.pid not in before)
+                os.kill(pid, signal.SIGKILL)
 
         early.begin_early()
-        early.train_early(third)  # of a round that comes to no update
-        early.begin_early()
         kills("before any came")
+        early.train_early(third)
         early.train_early(second)
         kills("in between")
         early.train_early(first)
         kills("before the rest")
-        state = early.state()
-        kept = {"model": {name: each.clone() for name, each in state["model"].items()}}
-        stats = early.update(batch)
-        assert stats.samples == len(batch)
+        early.go_on()
+        assert early.update(batch).samples == len(batch)
         assert torch.allclose(weights(one), weights(early), atol=1e-12, rtol=0)
-        found = weights(early).clone()
-        early.restore({**kept, "optimiser": Learner(tiny_model(), OBJECTIVE, Optimiser(rate=0.01)).state()["optimiser"],
-                       "version": VERSION})  # fmt: skip
-        early.update(batch)
-        assert torch.equal(weights(early), found), "an update that is made again is dealt out alike"
+
+
+def test_what_came_early_for_a_round_that_came_to_nothing_is_forgotten_and_the_next_is_whole() -> None:
+    batch = samples(DRAWN, 0.15)
+    first, second, *_ = groups(batch)
+    with learner(1) as one, learner(2) as two:
+        for step in range(2):
+            now = of_version(batch, VERSION + step)
+            one.update(now)
+            two.begin_early()
+            if step == 0:
+                two.train_early(second)
+                two.begin_early()
+            two.train_early(of_version(first, VERSION + step))
+            assert two.update(now).samples == len(batch)
+        assert torch.allclose(weights(one), weights(two), atol=1e-12, rtol=0)
+
+
+def test_a_replica_has_so_many_groups_at_once_and_gets_more_when_it_has_done_them() -> None:
+    batch = samples(DRAWN, 0.15)
+    with learner(2) as two:
+        two.begin_early()
+        for group in groups(batch):
+            two.train_early(group)
+        handed = two._replicated._handed
+        assert len(handed) >= module._AHEAD
+        end = time.monotonic() + 60
+        while len(handed) < 4 or any(two._replicated._given):
+            assert time.monotonic() < end
+            two.go_on()
+        assert two.update(batch).samples == len(batch)
+        assert not handed
+
+
+def test_what_a_replica_refuses_early_is_told_by_whoever_looks_after_it() -> None:
+    batch = samples(DRAWN, 0.15)
+    wrong = of_version(groups(batch)[0], VERSION + 1)
+    with learner(2) as two:
+        two.begin_early()
+        two.train_early(wrong)
+        end = time.monotonic() + 60
+        with pytest.raises(WrongVersion, match="was drawn by weights"):  # noqa: PT012
+            while time.monotonic() < end:
+                two.go_on()
+        assert two.update(batch).samples == len(batch)
 
 
 def test_what_came_early_and_is_not_in_the_batch_is_refused() -> None:
     batch = samples(DRAWN, 0.15)
     first, *rest = groups(batch)
     with learner(2) as two:
+        two.begin_early()
         two.train_early(first)
         with pytest.raises(InvariantViolated, match="came early"):
             two.update([each for group in rest for each in group])
+
+
+def test_one_process_trains_nothing_early() -> None:
+    batch = samples(DRAWN, 0.15)
+    with learner(1) as one:
+        one.begin_early()
+        one.train_early(groups(batch)[0])
+        one.go_on()
+        assert one.update(batch).samples == len(batch)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9))), st.lists(st.integers(0, 50), min_size=1, max_size=4))
+def test_whoever_has_much_to_do_already_is_dealt_less(drawn: list[tuple[int, int]], had: list[int]) -> None:
+    batch = [sample(group, length) for group, length in drawn]
+    parts = dealt(batch, len(had), had)
+    assert sorted(map(id, batch)) == sorted(id(each) for part in parts for each in part)
+    loads = [before + sum(each.length for each in part) for before, part in zip(had, parts, strict=True)]
+    largest = max((sum(e.length for e in batch if e.group == group) for group in {e.group for e in batch}), default=0)
+    assert all(load <= before or load - min(loads) <= largest for load, before in zip(loads, had, strict=True))
 
 
 def test_what_fails_each_time_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,12 +240,12 @@ def test_a_run_with_replicas_that_are_killed_in_the_middle_of_gradients_leaves_t
     train(job, tmp_path / "whole", alone())
     dealt_out, killed = module.dealt, list[int]()
 
-    def kills(batch: list[Sample], replicas: int) -> list[list[Sample]]:
+    def kills(batch: list[Sample], replicas: int, had: list[int]) -> list[list[Sample]]:
         """As the samples of every second update go out."""
         if len(killed) < 2 and (running := replicas_of_this()):
             killed.append(running[-1].pid)
             os.kill(killed[-1], signal.SIGKILL)
-        return dealt_out(batch, replicas)
+        return dealt_out(batch, replicas, had)
 
     monkeypatch.setattr(module, "dealt", kills)
     train(job, tmp_path / "killed", alone())

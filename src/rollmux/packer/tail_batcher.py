@@ -4,7 +4,7 @@ It reads no clock: the order in which events come is all that it goes by, and ev
 same time, so their order within the call means nothing. An illegal event raises, and nothing of its call is done.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from rollmux.packer import events as ev
@@ -88,11 +88,13 @@ class TailBatcher:
         """How the next round will start, after what is known now; certain between rounds."""
         return self._kind(self._surplus(self._memory.eta.factors(self._memory.batching)))
 
-    @property
-    def sure(self) -> tuple[TrainedPrompt, ...]:
-        """Of the round under way, what its batch will have whatever comes, to be trained before it is complete."""
+    def sure(self, known: Collection[Prompt] = ()) -> tuple[TrainedPrompt, ...]:
+        """Of the round under way, what its batch will have whatever comes, to be trained before it is complete.
+
+        Those that are known already are left out.
+        """
         now = self._memory.round
-        return () if now is None else tuple(map(_trained, now.sure()))
+        return () if now is None else tuple(_trained(run) for run in now.sure() if run.prompt not in known)
 
     def accounts(self) -> dict[int, Account]:
         """What became of the prompts of each epoch."""

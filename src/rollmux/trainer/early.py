@@ -1,9 +1,10 @@
 """Training that begins while a round's last responses are still drawn: who makes room for it, and what goes out.
 
-Invariant: what goes out, and in which order, is a matter of the responses' tokens alone, as all of a round is.
+Invariant: what goes out, and in which order, is a matter of the responses' tokens alone, as all of a round is. Who
+makes room is not: engines may be ahead of each other.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,9 +17,13 @@ class Trains(Protocol):
     """Whoever computes gradients of samples before their batch is complete."""
 
     def begin_early(self) -> None:
-        """A round begins: what came early for another that came to no update is forgotten."""
+        """A round begins: what came early for one that came to no update is forgotten."""
 
-    def train_early(self, samples: Sequence[Sample]) -> None: ...
+    def train_early(self, samples: Sequence[Sample]) -> None:
+        """All of one prompt."""
+
+    def go_on(self) -> None:
+        """A moment to look after whoever does it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +37,37 @@ class UnderWay:
 
 
 class Early:
-    """Of one rollout: at most so many prompts of a batch, once `policy` has freed workers; without one, at once."""
+    """Of one rollout: at most so many prompts of a batch.
+
+    With a `policy` workers are freed for it, if it finds who can go, and prompts go out from its first check point on.
+    """
 
     def __init__(
         self, trains: Trains, most: int, responses: int, policy: StreamPolicy | None, room_tokens: int
     ) -> None:
         self.trains = trains
+        self.sent = set[Prompt]()
         self._most, self._responses, self._policy, self._room = most, responses, policy, room_tokens
-        self._sent = set[Prompt]()
+        self._from = 0 if policy is None else policy.check_points(responses)[0]
         self._done = 0
-        self._has_room = False
+        self._has_freed = False
 
     def begin(self) -> None:
-        self._sent.clear()
+        self.sent.clear()
         self._done = 0
-        self._has_room = self._policy is None
+        self._has_freed = False
         self.trains.begin_early()
 
     def is_due(self, done: int) -> bool:
-        """Whether to ask who can go, so many responses being done."""
+        """Whether to ask who can go, now that so many responses are done."""
         before, self._done = self._done, min(done, self._responses)
         policy = self._policy
-        return policy is not None and not self._has_room and policy.due(before, self._done, self._responses)
+        return policy is not None and not self._has_freed and policy.due(before, self._done, self._responses)
+
+    @property
+    def wanted(self) -> int:
+        """How many prompts may go out now."""
+        return self._most - len(self.sent) if self._done >= self._from else 0
 
     def freed(self, there: Iterable[int], under_way: Sequence[UnderWay], lengths: Sequence[int]) -> frozenset[int]:
         """Who of these is to go now. `lengths` are those of an earlier round."""
@@ -69,16 +83,12 @@ class Early:
         )
         if not isinstance(decision, Shrink):
             return frozenset()
-        self._has_room = True
+        self._has_freed = True
         return frozenset(map(int, decision.free))
 
-    def next(self, sure: Collection[TrainedPrompt]) -> list[TrainedPrompt]:
-        """Those of them that go out now."""
-        if not self._has_room:
-            return []
-        fresh = [each for each in sure if each.prompt not in self._sent][: self._most - len(self._sent)]
-        self._sent.update(each.prompt for each in fresh)
-        return fresh
+    def send(self, trained: TrainedPrompt, samples: Sequence[Sample]) -> None:
+        self.sent.add(trained.prompt)
+        self.trains.train_early(samples)
 
 
 def _name(worker: int) -> str:

@@ -157,8 +157,9 @@ def _require_fitting(job: JobFile, mux: Mux) -> None:
     checks = Checks("job")
     if mux.attached and job.checkpoint_every != 1:
         checks.report("checkpoint_every", job.checkpoint_every, "1 beside a controller", "save every step")
-    if mux.attached and job.update.early and job.rollout.workers == 1:
-        checks.report("update.early", job.update.early, "0 beside a controller", "give rollout.workers, 2 or more")
+    if mux.attached and job.update.early:
+        remedy = "leave it out: a lease is of one phase, and a rollout's is not of training nodes"
+        checks.report("update.early", job.update.early, "0 beside a controller", remedy)
     checks.require()
 
 

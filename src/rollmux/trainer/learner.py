@@ -32,12 +32,16 @@ class Learner:
         )
 
     def begin_early(self) -> None:
-        """A round begins: what came early for another that came to no update is forgotten."""
-        self._replicated.forget_early()
+        """A round begins: what came early for one that came to no update is forgotten."""
+        self._replicated.begin_early()
 
     def train_early(self, samples: Sequence[Sample]) -> None:
         """A prompt's samples, of those that the next update is given: replicas begin with them, if there are any."""
         self._replicated.early(self.version, samples)
+
+    def go_on(self) -> None:
+        """Replicas that are done with what came get more of it."""
+        self._replicated.go_on(self.version)
 
     def update(self, samples: Sequence[Sample]) -> Stats:
         """Trains these, and tells what came of it."""
@@ -60,4 +64,3 @@ class Learner:
         self.model.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimiser"])
         self.version = state["version"]
-        self._replicated.again()

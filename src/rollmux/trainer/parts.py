@@ -5,6 +5,7 @@ Invariant: `state` holds all that the next step depends on: whoever restores it 
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from math import ceil
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class Parts:
 
     def _early(self) -> Early | None:
         job, batching = self._job, self._job.batching
-        most = int(job.update.early * batching.prompts)
+        most = ceil(job.update.early * batching.prompts)
         policy = StreamPolicy(StreamSettings(job.sampling.max_tokens)) if job.rollout.workers > 1 else None
         responses = batching.prompts * batching.responses
         return Early(self.learner, most, responses, policy, job.rollout.room_tokens) if most else None

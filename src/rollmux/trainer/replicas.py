@@ -2,15 +2,16 @@
 
 The weights lie in memory that all of them share, so an optimiser's step here is seen by all, and nothing is sent but
 samples and gradients. Groups are dealt out whole, the longest first, so that each replica can train them as they come.
-Some come early, before the batch is complete: those go to the others, one by one, while this process draws the rest.
+Some come early, while this process still draws the rest: whoever of the others has little to do gets the next of them,
+and at the end all that is left is dealt out so that all come to their ends together.
 
 Invariant: a replica changes no weight. One that is gone, or fails, costs the gradient under way alone: all are begun
-anew, and it is computed again from the same weights and samples, dealt out alike. They end with this process, whatever
-ends it.
+anew, and it is computed again from the same weights and samples. They end with this process, whatever ends it.
 """
 
 import os
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,17 +34,17 @@ from rollmux.trainer.update import Exchange, GradientSum, Objective, Replicas, S
 # A replica that says nothing for so long within one gradient is taken for dead.
 PATIENCE_S = 600.0
 _TRIES = 3
+_AHEAD = 2  # groups that a replica has while it draws on: one under way, and the next
 _END_S = 5.0
 _CONTEXT = mp.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Samples for a replica's sum: the first of a gradient, the last, both, or some in between."""
+    """Samples for a replica's sum of a gradient. After the last it is exchanged; what is not the last is told done."""
 
     version: int
     samples: Sequence[Sample]
-    is_first: bool
     is_last: bool
 
 
@@ -53,28 +54,43 @@ class Replicated:
     def __init__(self, model: Any, objective: Objective, replicas: int) -> None:
         self._model, self._objective, self._replicas = model, objective, replicas
         self._others: list[tuple[SpawnProcess, Connection]] = []
-        self._early: list[tuple[int, Sequence[Sample]]] = []  # groups that came early, and the place of who has each
-        self._told = 0  # of them, those that the present others have heard of
+        # What came early and is with nobody yet, whose groups are with somebody, and the tokens that each is yet to do.
+        self._queue = deque[Sequence[Sample]]()
+        self._handed = set[str]()
+        self._given: list[deque[int]] = []
         if replicas > 1:
             model.share_memory()
 
-    def forget_early(self) -> None:
-        """What came early comes to no update."""
-        self._early, self._told = [], 0
-
-    def again(self) -> None:
-        """The weights are as before the last gradient, which is to be computed again."""
-        self._told = 0
+    def begin_early(self) -> None:
+        """What comes from here on is of the next gradient; the others begin, if they are not there."""
+        if self._handed:
+            self.close()
+        if self._replicas > 1 and not self._others:
+            try:
+                self._begin()
+            except (OSError, RuntimeError):  # whoever asks for the gradient hears of it
+                self.close()
 
     def early(self, version: int, group: Sequence[Sample]) -> None:
-        """A whole group of the gradient that is asked for next. What becomes of it is told then."""
-        loads = [0] * (self._replicas - 1)
-        for place, had in self._early:
-            loads[place] += _tokens(had)
-        self._early.append((loads.index(min(loads)), group))
+        """A whole group of the next gradient, for whoever of the others is there."""
+        if self._others:
+            self._queue.append(group)
+            self.go_on(version)
+
+    def go_on(self, version: int) -> None:
+        """Whoever has done what came early gets more of it."""
         try:
-            self._tell_early(version)
-        except (OSError, RuntimeError):  # whoever asks for the gradient hears of it
+            self._hear()
+            while self._queue and min(map(len, self._given)) < _AHEAD:
+                place = min(range(len(self._given)), key=lambda each: len(self._given[each]))
+                group = self._queue.popleft()
+                self._send(place, version, group, is_last=False)
+                self._handed.update(sample.group for sample in group)
+                self._given[place].append(_tokens(group))
+        except RollmuxError:
+            self.close()
+            raise
+        except (OSError, EOFError):  # as above
             self.close()
 
     def gradient(self, version: int, samples: Sequence[Sample]) -> Stats:
@@ -87,7 +103,7 @@ class Replicated:
             except RollmuxError:
                 self.close()
                 raise
-            except (OSError, RuntimeError):  # in one of these a replica's end is heard of
+            except (OSError, EOFError, RuntimeError):  # in one of these a replica's end is heard of
                 refusal = self._refusal()
                 self.close()
                 if refusal is not None:
@@ -100,31 +116,46 @@ class Replicated:
         """What a replica had against its samples, if that is why it is gone."""
         for _, pipe in self._others:
             with suppress(OSError, EOFError):
-                if pipe.poll():
-                    found: RollmuxError = pipe.recv()
-                    return found
+                while pipe.poll():
+                    refusal: RollmuxError | None = pipe.recv()
+                    if refusal is not None:
+                        return refusal
         return None
 
     def _together(self, version: int, samples: Sequence[Sample]) -> Stats:
-        self._tell_early(version)
-        early = {sample.group for _, group in self._early for sample in group}
-        if not early <= {sample.group for sample in samples}:
-            raise InvariantViolated("a gradient's samples", "some that came early are not among them")
-        mine, *parts = dealt([sample for sample in samples if sample.group not in early], self._replicas)
-        have = {place for place, _ in self._early}
-        for place, ((_, pipe), part) in enumerate(zip(self._others, parts, strict=True)):
-            pipe.send(_Part(version, part, place not in have, True))
-        self._told = 0
-        return _gradient(self._model, self._objective, version, mine, Replicas())
-
-    def _tell_early(self, version: int) -> None:
         if not self._others:
             self._begin()
-        while self._told < len(self._early):
-            place, group = self._early[self._told]
-            is_first = all(before != place for before, _ in self._early[: self._told])
-            self._others[place][1].send(_Part(version, group, is_first, False))
-            self._told += 1
+        self._hear()
+        if not self._handed <= {sample.group for sample in samples}:
+            raise InvariantViolated("a gradient's samples", "some that came early are not among them")
+        rest = [sample for sample in samples if sample.group not in self._handed]
+        mine, *parts = dealt(rest, self._replicas, [0, *map(sum, self._given)])
+        for place, part in enumerate(parts):
+            self._send(place, version, part, is_last=True)
+        stats = _gradient(self._model, self._objective, version, mine, Replicas())
+        for given, (_, pipe) in zip(self._given, self._others, strict=True):
+            for _ in given:  # all were told before the end
+                pipe.recv()
+        self._begin_anew()
+        return stats
+
+    def _send(self, place: int, version: int, samples: Sequence[Sample], is_last: bool) -> None:
+        self._others[place][1].send(_Part(version, samples, is_last))
+
+    def _hear(self) -> None:
+        """What is done of that which came early. Raises what a replica refuses."""
+        for given, (_, pipe) in zip(self._given, self._others, strict=True):
+            while pipe.poll():
+                refusal: RollmuxError | None = pipe.recv()
+                if refusal is not None:
+                    raise refusal
+                given.popleft()
+
+    def _begin_anew(self) -> None:
+        """Nobody has anything of the next gradient."""
+        self._queue.clear()
+        self._handed.clear()
+        self._given = [deque() for _ in self._others]
 
     def _begin(self) -> None:
         threads = max(1, torch.get_num_threads() // self._replicas)
@@ -138,10 +169,12 @@ class Replicated:
                 process.start()
                 there.close()
             _join(0, self._replicas, store)
+        self._begin_anew()
 
     def close(self) -> None:
         """Ends the others. Whatever comes next begins them anew."""
-        others, self._others, self._told = self._others, [], 0
+        others, self._others = self._others, []
+        self._begin_anew()
         for _, pipe in others:
             pipe.close()
         if others and dist.is_initialized():
@@ -152,12 +185,12 @@ class Replicated:
             process.join()
 
 
-def dealt(samples: Sequence[Sample], replicas: int) -> list[list[Sample]]:
-    """Whole groups, the longest to whoever has the least yet; in each part in their order."""
+def dealt(samples: Sequence[Sample], replicas: int, had: Sequence[int] = ()) -> list[list[Sample]]:
+    """Whole groups, the longest to whoever has the least yet, beside the tokens `had`; in each part in their order."""
     lengths: dict[str, int] = {}
     for sample in samples:
         lengths[sample.group] = lengths.get(sample.group, 0) + sample.length
-    loads, owner = [0] * replicas, dict[str, int]()
+    loads, owner = list(had) or [0] * replicas, dict[str, int]()
     for group in sorted(lengths, key=lambda group: -lengths[group]):
         owner[group] = loads.index(min(loads))
         loads[owner[group]] += lengths[group]
@@ -199,13 +232,15 @@ def _replicate(
     while True:
         part = inbox.get()
         try:
-            if gradient is None or part.is_first:
+            if gradient is None:
                 gradient = GradientSum(model, objective, version=part.version)
             gradient.add(part.samples)
             if part.is_last:
                 gradient.finish(Replicas())
                 model.zero_grad(set_to_none=True)
                 gradient = None
+            else:
+                pipe.send(None)
         except RollmuxError as refusal:
             pipe.send(refusal)
             return
@@ -214,7 +249,8 @@ def _replicate(
 def _receive(pipe: Connection, inbox: SimpleQueue[_Part]) -> None:
     """Whoever sends never waits for a sum under way. Once the pipe is closed nothing that this process does counts."""
     try:
-        while True:
-            inbox.put(pipe.recv())
-    except (EOFError, OSError):
+        with suppress(EOFError, OSError):
+            while True:
+                inbox.put(pipe.recv())
+    finally:
         os._exit(0)

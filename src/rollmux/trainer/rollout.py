@@ -70,8 +70,7 @@ class Rollout:
         self._workers, self._points = Workers(engines), SafePoints()
         self._task, self.scorer, self._sampling, self._seed = task, scorer, sampling, seed
         self._early, self.lengths = early, tuple(lengths)  # those of the last round
-        self._allowed = frozenset(range(len(engines)))
-        self._freed = frozenset[int]()  # of them, those that training has until the round's end
+        self._before: frozenset[int] | None = None  # who worked before training got some of them
         self._clock = TokenClock()
         self.ended: dict[Request, Generated] = {}
         self._over = 0  # responses that the engines have told the end of
@@ -87,6 +86,7 @@ class Rollout:
     def round(self, progress: Progress) -> Rolled:
         """From fresh weights to a batch. `progress` hears how many responses are over, of how many."""
         with self._points.round():
+            self._take_back()
             self.ended.clear()
             self._clock = TokenClock()
             self._over = self._generated_tokens = 0
@@ -105,7 +105,7 @@ class Rollout:
 
     def share(self, workers: Collection[int]) -> None:
         """From now on these work, and no others. From any thread: a round under way does it between two sweeps."""
-        self._points.do(lambda: self._share(frozenset(workers)))
+        self._points.do(lambda: self._workers.share(workers))
 
     def update(self, version: int) -> None:
         """The weights were written in place. Harmless if they are told again."""
@@ -122,17 +122,15 @@ class Rollout:
 
     def _sweep(self) -> None:
         """One step of every engine, then tick by tick the ends and the rewards that come of it."""
-        self._step()
+        has_told = self._step()
         while (over := self._clock.tick()) is not None:
             self._tell(*(self._ended(request, ended) for request, ended in over))
             self._reward(wait=False)
-            self._train_early()
         if self._complete:
             return
         if self._clock.is_empty and self.scorer.pending:
             self._reward(wait=True)
-            self._train_early()
-        elif self._workers.is_idle:
+        elif self._workers.is_idle and not has_told and not self._step():
             raise RolloutStuck("nothing is generated or scored, and the round is not complete: an engine lost requests")
 
     def _step(self) -> bool:
@@ -151,7 +149,10 @@ class Rollout:
         return ResponseGenerated(request, tokens)
 
     def _reward(self, wait: bool) -> None:
-        self._tell(*map(self._rewarded, self.scorer.collect(wait)))
+        scored = self.scorer.collect(wait)
+        self._tell(*map(self._rewarded, scored))
+        if scored and self._early is not None and not self._complete:
+            self._train(self._early)
 
     def _rewarded(self, scored: Scored) -> Event:
         reward = scored.reward
@@ -217,15 +218,18 @@ class Rollout:
 
     # -- training before the end ---------------------------------------------------------------------------------------
 
-    def _train_early(self) -> None:
-        early = self._early
-        if early is None or self._complete:
-            return
+    def _train(self, early: Early) -> None:
+        """Whatever goes out once these rewards are told."""
         if early.is_due(len(self.ended)):
-            self._freed = early.freed(sorted(self._workers.there), self._under_way(), self.lengths)
-            self._share(self._allowed)
-        for trained in early.next(self.batcher.sure):
-            early.trains.train_early(self._samples(trained))
+            there = self._workers.there
+            freed = early.freed(sorted(there), self._under_way(), self.lengths)
+            if freed:
+                self._before = there
+                self._workers.share(there - freed)
+        early.trains.go_on()
+        if early.wanted:
+            for trained in self.batcher.sure(early.sent)[: early.wanted]:
+                early.send(trained, self._samples(trained))
 
     def _under_way(self) -> list[UnderWay]:
         return [
@@ -233,15 +237,11 @@ class Rollout:
             for name, request, tokens in self._clock.under_way()
         ]
 
-    def _share(self, workers: frozenset[int]) -> None:
-        """Of those that the rollout may have, those that training does not have; all, if it has all of them."""
-        self._allowed = workers
-        self._workers.share(workers - self._freed or workers)
-
     def _take_back(self) -> None:
-        if self._freed:
-            self._freed = frozenset()
-            self._share(self._allowed)
+        """At a round's end, and at its beginning where one was broken off."""
+        if self._before is not None:
+            self._workers.share(self._before)
+            self._before = None
 
     def _drain(self) -> None:
         """After this the engines have nothing left to tell."""

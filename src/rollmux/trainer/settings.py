@@ -158,8 +158,9 @@ class Optimiser:
 class Update:
     """Who computes a gradient. Beside others the sums of one are rounded otherwise, in the last digit.
 
-    `early` is the part of a batch's prompts that replicas train while others are still drawn. A rollout of several
+    `early` is the part of a batch's prompts that replicas may train while others are still drawn. A rollout of several
     workers frees half of them for it, once between 20 % and 50 % of the responses are done and the others have room.
+    How much is done by then is a matter of speed, so two runs may differ in the last digit.
     """
 
     replicas: int = _number(1, 1, 256, "give the processes that share the samples of an update; each wants a core")
