@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
-from rollmux.mux import mover
+from rollmux.mux import exchanges, mover
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.exchanges import Candidate, exchange, lifted, patience_s
@@ -117,6 +117,12 @@ def test_nobody_changes_places_where_that_does_not_pay_or_an_slo_forbids_it(more
 
 def test_who_is_well_matched_stays() -> None:
     assert found(ill_matched(rolls("A"), trains("B"), rolls("C"), trains("D"))) is None
+
+
+def test_those_of_a_crew_who_are_at_their_ends_are_not_moved_without_the_others() -> None:
+    """On a trace of jobs that end by the clock the others of a crew may as well have stayed."""
+    snapshot = ill_matched()
+    assert exchanges._tried(("A", "C"), snapshot, able(snapshot, remaining_s=0.0), PAIRS, 7200.0, 0.0) is None
 
 
 def test_only_exchanges_near_what_has_changed_are_looked_for() -> None:

@@ -139,6 +139,8 @@ def _tried(
         return None  # one of them can't afford the wait
     cluster, forecaster = snapshot.cluster, policy.forecaster
     cost, hours = _cost_usd(leavers, cluster), _hours(leavers, horizon_s)
+    if hours <= 0:
+        return None  # the others of a crew may have stayed, and these are at their ends
     after = lifted(snapshot, [(able[name].group_id, name) for name in crew])
     budget = _freed_usd(crew, snapshot, able, forecaster) - (cost + gain_usd) / hours
     to_gain = sum(most_worth_usd_per_hour(leaver.job, cluster) for leaver in leavers)
