@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rollmux.errors import InvalidSpec
-from rollmux.runtime.sandbox import Cause, Concern, Ended, Mechanism, Program, RunLimits, Sandbox, SandboxError
+from rollmux.runtime.sandbox import Cause, Concern, Ended, Mechanism, Program, RunLimits, Sandbox, SandboxError, tree
 from rollmux.runtime.sandbox.protections import Protections, Unprotected
 from rollmux.runtime.sandbox.tree import descendants
 from tests.runtime.sandbox.world import NEIGHBOUR, NEIGHBOUR_SAYS, SMALL, World, busy, keepers, living, state
@@ -78,6 +78,25 @@ def test_cpu_time_counts_the_whole_tree_whether_it_was_waited_for_or_not(full: W
     assert ended.cause is Cause.EXITED
     alone = full.run(spin)
     assert alone.cpu_s >= 0.15
+
+
+def test_processes_that_come_while_others_go_are_not_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(root: int, most: int | None) -> list[int]:
+        """As /proc may show it: some of those that were listed first are gone when the last is."""
+        gone = []
+        for _ in range(40):
+            with subprocess.Popen(["true"]) as brief:
+                gone.append(brief.pid)
+        return [*gone, *descendants(root, most)]
+
+    with subprocess.Popen([sys.executable, "-c", "import os, time; os.fork(); time.sleep(100)"]) as parent:
+        while not descendants(parent.pid):
+            pass
+        with monkeypatch.context() as patch:
+            patch.setattr(tree, "descendants", listed)
+            assert tree.usage(parent.pid, 32).processes == 1
+        tree.kill_below(parent.pid)
+        parent.kill()
 
 
 def test_a_cancelled_run_is_killed_with_all_that_it_started(world: World) -> None:

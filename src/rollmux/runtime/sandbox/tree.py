@@ -28,15 +28,19 @@ class Usage:
 
 
 def usage(root: int, most: int) -> Usage:
-    """Looks no further than so many processes, so that it ends however fast they fork."""
-    cpu_ticks, pages = 0, 0
-    below = descendants(root, most)
-    for pid in [root, *below]:
+    """Looks no further than so many processes, so that it ends however fast they fork.
+
+    Only those count that still live when the last is listed, for so many lived at one moment: those that come while
+    others go would add up to more.
+    """
+    cpu_ticks, pages, alive = 0, 0, 0
+    for pid in {root, *descendants(root, most)}:
         with suppress(*_GONE):
             words = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            alive += pid != root
             cpu_ticks += sum(map(int, words[11:15]))
             pages += int(_read(f"/proc/{pid}/statm").split()[1])
-    return Usage(len(below), cpu_ticks * _TICK_S, pages * _PAGE_BYTES)
+    return Usage(alive, cpu_ticks * _TICK_S, pages * _PAGE_BYTES)
 
 
 def memory_bytes(root: int) -> int:
