@@ -443,6 +443,20 @@ def test_what_a_hurried_verdict_lets_pass_meets_every_limit(jobs: tuple[JobPlay,
         assert all(s * 1000 <= limit * 1.03 for s, limit in zip(full.iteration_s, limits_ms, strict=True))
 
 
+@pytest.mark.parametrize(("cold_start_s", "is_late"), [(0.0, True), (5.0, False)])
+def test_who_could_not_afford_to_leave_is_judged_by_the_whole_rhythm(cold_start_s: float, is_late: bool) -> None:
+    def job(name: str, rollout_s: float, train_s: float, slo: float, iterations: int) -> JobSpec:
+        phases = [PhaseSpec(seconds, nodes=1, pause_s=10.0) for seconds in (rollout_s, train_s)]
+        return JobSpec(name, *phases, slo=slo, iterations=iterations, cold_start_s=cold_start_s)
+
+    first, other = job("first", 58.255, 50.020, 1.0615, 37), job("other", 70.299, 61.883, 1.0584, 72)
+    places = Placement(("r0",), ("t0",)), Placement(("r1",), ("t0",))
+    members = Member.of(first, places[0]), Member.of(other, places[1])
+    group = Group("group", members, Order.URGENCY)
+    assert max(Forecaster().forecast(group).iteration_s) > members[0].limit_s
+    assert (Forecaster().late(group) is not None) == is_late, "one that can go is let try, and watched"
+
+
 def test_a_tail_moved_aside_lets_the_next_job_start_early() -> None:
     """Two jobs on two rollout nodes: the tail, half of the time, keeps one node, and the next starts on the other."""
     job = JobPlay(100_000, 10_000, 0, ("a", "b"), ("x",), elastic=True)

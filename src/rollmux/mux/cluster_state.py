@@ -15,7 +15,7 @@ from rollmux.mux.hardware import Cluster
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.node_book import NodeBook
 from rollmux.mux.order import aim_ms
-from rollmux.mux.placed import Placement
+from rollmux.mux.placed import MOVE_S, Placement
 from rollmux.mux.plan import Decision, Plan, check_plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.seat import Seat
@@ -46,7 +46,7 @@ class Rules:
     ended_limit: int = 10_000
     compaction: bool = True
     checks: Checks = Checks.JOB
-    move_s: float = 300.0  # work lost by a move, where the job does not say (the paper measures 197 to 419 s)
+    move_s: float = MOVE_S
     horizon_s: float = 3600.0  # how long a plan is trusted to last, before jobs come or go and change it
     exchange_horizon_s: float = 7200.0  # and one by which jobs change places
 

@@ -11,6 +11,7 @@ from rollmux.mux.exchanges import Candidate, exchange
 from rollmux.mux.group import Group
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.moves import Movable, Moves, compaction, escape, relief
+from rollmux.mux.placed import LAST_CHANCE
 from rollmux.mux.plan import check_plan
 from rollmux.mux.transitions import Job, JobOn
 
@@ -27,8 +28,6 @@ MANY = 20
 # A job that moves meets its new neighbours at any moment, which loses it a part of an iteration more: that counts in
 # its SLO and in what the move costs.
 AFTER_A_MOVE = 0.5
-# One that is slower than forecast stays as long as it could go so many iterations later.
-LAST_CHANCE = 1.5
 
 
 class Mover:

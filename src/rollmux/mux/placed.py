@@ -22,6 +22,11 @@ ROLLOUT, TRAIN = PhaseKind.ROLLOUT, PhaseKind.TRAIN
 # Sums of quotients that meet a limit exactly may exceed it in the last bits.
 ROUNDING = 1e-9
 
+# Work lost by a move, where the job does not say (the paper measures 197 to 419 s).
+MOVE_S = 300.0
+# A job that is slower than forecast stays as long as it could go so many iterations later.
+LAST_CHANCE = 1.5
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -62,6 +67,15 @@ class Member:
         """Whether it has time to lose: meeting others costs waits at first, though the steady pace may show none."""
         job = self.job
         return not self.apart and (job.iterations is None or min(self.limit_s, job.opening_limit_s) > job.solo_s)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it could not afford to leave, were it slower than forecast: nothing but a good place helps it."""
+        job = self.job
+        if job.iterations is None:
+            return False
+        to_leave_s = (job.cold_start_s or MOVE_S) + job.ramp_s + LAST_CHANCE * job.solo_s
+        return (job.limit_s - job.solo_s) * job.iterations < to_leave_s
 
     def tenant(self, kind: PhaseKind, order: Order) -> "Tenant":
         """This member's claim on each node of one of its phases."""

@@ -200,10 +200,13 @@ class Cast:
         """An event reaches the machine, and its commands are carried out."""
         start_s = perf_counter()
         commands = self.machine.handle(self.now, event)
-        if self.observer is not None:
-            self.observer.heard(self.now, event, commands, perf_counter() - start_s)
         if self.keep_history:
             self.history.append((self.now, event, commands))
+        self._carry_out(event, commands, perf_counter() - start_s)
+
+    def _carry_out(self, event: ev.Event, commands: tuple[cmd.Command, ...], took_s: float) -> None:
+        if self.observer is not None:
+            self.observer.heard(self.now, event, commands, took_s)
         for command in commands:
             do = _DO.get(type(command))
             if do is not None:

@@ -1,11 +1,13 @@
 """Jobs that go at their forecast pace: the fast way to replay a workload.
 
 Between two changes of a group its jobs repeat a cycle that the forecast knows, so that only placements are played and
-no single phase. It is as exact as that steady pace: the first iterations after a change may differ.
+no single phase. It is as exact as that steady pace: the first iterations after a change may differ. A job whose pace is
+slower than its limit is watched after each of its iterations, as any job is where phases are played.
 """
 
 from math import inf
 
+from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.group import Group
@@ -60,6 +62,9 @@ class PacedProgress(Progress):
         done = actor.done + (now - actor.since) / actor.iteration_s + 1e-9
         return now - (done - int(done)) * actor.iteration_s
 
+    def _recent_s(self) -> float:
+        return self.actor.iteration_s
+
     def _written(self, _: float | None) -> None:
         return
 
@@ -67,6 +72,8 @@ class PacedProgress(Progress):
     trained = property(_done, _written)
     synced = property(_done, _written)
     since = property(_since, _written)
+    recent_s = property(_recent_s, _written)
+    slowest_s = property(_recent_s, _written)
 
 
 class PacedCast(Cast):
@@ -140,6 +147,27 @@ class PacedCast(Cast):
             actor = self.actors.get(member.job.id)
             if isinstance(actor, Pace) and actor.running and state.jobs[member.job.id].group_id == group.id:
                 self._set_pace(actor, iteration_s)
+                if iteration_s > member.limit_s:
+                    self._watch(actor)
+
+    def _watch(self, actor: Pace) -> None:
+        """After each of its iterations, as long as its pace is the same."""
+        number, machine = actor.number, self.machine
+
+        def synced() -> None:
+            record = machine.state.jobs.get(actor.job.id)
+            if record is None or actor.number != number or self.actors.get(actor.job.id) is not actor:
+                return
+            commands: list[cmd.Command] = []
+            machine.mover.watch(self.now, record, commands)
+            self._carry_out(ev.Tick(), tuple(commands), 0.0)
+            self._follow()
+            if actor.number == number:
+                self._watch(actor)
+
+        done = actor.done_at(self.now)
+        left = int(done + 1e-9) + 1 - done
+        self._later(self.now + left * actor.iteration_s, actor.rank, 1, synced)
 
     def _set_pace(self, actor: Pace, iteration_s: float) -> None:
         actor.done, actor.since, actor.iteration_s = actor.done_at(self.now), self.now, iteration_s

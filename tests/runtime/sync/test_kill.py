@@ -24,6 +24,7 @@ CHANGED_BY = 0.3
 SEED = 20_261
 # How long a sender waits for a leader that died before it began.
 PATIENCE_S = 5.0
+HEALTHY_PATIENCE_S = 60.0  # where nobody dies: a busy disk has taken more than five seconds
 
 
 class Party:
@@ -106,12 +107,12 @@ def sync(senders: Sequence[Sender], version: int, epoch: int, addresses: Sequenc
     return sum(tally.kept for tally in tallies)
 
 
-def new_sender(rank: int, tmp_path: Path) -> Sender:
-    return Sender(PLAN, rank, tmp_path / f"sender-{rank}", TOKEN, delta=True, patience_s=PATIENCE_S)
+def new_sender(rank: int, tmp_path: Path, patience_s: float = PATIENCE_S) -> Sender:
+    return Sender(PLAN, rank, tmp_path / f"sender-{rank}", TOKEN, delta=True, patience_s=patience_s)
 
 
-def new_receiver(rank: int, tmp_path: Path) -> Receiver:
-    return Receiver(PLAN, rank, folders(tmp_path)[rank], TOKEN, ["tcp://127.0.0.1:0"], patience_s=PATIENCE_S)
+def new_receiver(rank: int, tmp_path: Path, patience_s: float = PATIENCE_S) -> Receiver:
+    return Receiver(PLAN, rank, folders(tmp_path)[rank], TOKEN, ["tcp://127.0.0.1:0"], patience_s=patience_s)
 
 
 def in_order(rank: int, one: Any, other: Any) -> list[Any]:
@@ -119,8 +120,8 @@ def in_order(rank: int, one: Any, other: Any) -> list[Any]:
 
 
 def first_version(tmp_path: Path) -> None:
-    senders = [new_sender(rank, tmp_path) for rank in range(2)]
-    receivers = [new_receiver(rank, tmp_path) for rank in range(2)]
+    senders = [new_sender(rank, tmp_path, HEALTHY_PATIENCE_S) for rank in range(2)]
+    receivers = [new_receiver(rank, tmp_path, HEALTHY_PATIENCE_S) for rank in range(2)]
     with closing(*senders, *receivers):
         sync(senders, 1, 1, [receiver.addresses for receiver in receivers])
 
