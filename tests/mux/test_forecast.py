@@ -446,8 +446,8 @@ def test_what_a_hurried_verdict_lets_pass_meets_every_limit(jobs: tuple[JobPlay,
 @pytest.mark.parametrize(("cold_start_s", "is_late"), [(0.0, True), (5.0, False)])
 def test_who_could_not_afford_to_leave_is_judged_by_the_whole_rhythm(cold_start_s: float, is_late: bool) -> None:
     def job(name: str, rollout_s: float, train_s: float, slo: float, iterations: int) -> JobSpec:
-        phases = [PhaseSpec(seconds, nodes=1, pause_s=10.0) for seconds in (rollout_s, train_s)]
-        return JobSpec(name, *phases, slo=slo, iterations=iterations, cold_start_s=cold_start_s)
+        rollout, train = (PhaseSpec(seconds, nodes=1, pause_s=10.0) for seconds in (rollout_s, train_s))
+        return JobSpec(name, rollout, train, slo=slo, iterations=iterations, cold_start_s=cold_start_s)
 
     first, other = job("first", 58.255, 50.020, 1.0615, 37), job("other", 70.299, 61.883, 1.0584, 72)
     places = Placement(("r0",), ("t0",)), Placement(("r1",), ("t0",))
