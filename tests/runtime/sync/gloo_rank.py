@@ -34,7 +34,6 @@ def main() -> None:
             sender.publish(version, filling(plan, plan.exchange.senders, 0, whole(plan, version, CHANGED_BY)))
             tally = sender.sync(version, addresses)
             print(json.dumps({"plain": tally.plain, "delta": tally.delta, "kept": tally.kept}), flush=True)
-        sender.close()
     else:
         rank = number - 1
         receiver = Receiver(plan, rank, folder / f"receiver-{rank}", TOKEN, ["tcp://127.0.0.1:0"], carry=carry)
@@ -42,8 +41,8 @@ def main() -> None:
         (folder / f"address-{rank}.new").rename(folder / f"address-{rank}")
         served = receiver.wait_for(VERSIONS[-1], 60)
         print(json.dumps(served and holds(plan, receiver, whole(plan, VERSIONS[-1], CHANGED_BY))), flush=True)
-        receiver.close()
-    dist.barrier()
+    dist.barrier()  # a receiver may serve what its leader has not yet been told of
+    (sender if number == 0 else receiver).close()
     dist.destroy_process_group()
 
 
