@@ -12,7 +12,10 @@ from tests.service.ray.test_serve import SPARE
 from tests.trainer.jobs import left_behind, tiny
 from tests.trainer.test_kills import BIGGER, Job, require_accounted
 
-STEPS = 80
+STEPS = 200
+# About what they take: whose first steps are measured as far quicker than submitted would not bear the other, of whom
+# nothing is measured yet.
+PHASE = {"nodes": 1, "duration_s": 0.1}
 
 
 def steps_of(job: Job) -> int:
@@ -35,7 +38,7 @@ def test_two_jobs_train_what_they_train_alone_though_a_node_that_both_share_is_l
     options = ("--launcher", "ray", "--ray-address", cluster.url)
     with commanded(tmp_path / "controller", SPARE, *options) as there:
         for job in jobs:
-            there.post("/v1/jobs", {**job.submission(attempts=3), "slo": 8.0})
+            there.post("/v1/jobs", {**job.submission(attempts=3), "slo": 8.0, "rollout": PHASE, "train": PHASE})
         there.until(lambda: all(steps_of(job) >= 3 for job in jobs))
         before = {job.name: nodes_of(there.view(job.name)) for job in jobs}
         assert len(set(before.values())) == 1, "they share their nodes, as that is cheaper"
