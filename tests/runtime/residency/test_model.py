@@ -35,11 +35,14 @@ class Moves(RuleBasedStateMachine):
         self.opened = ExitStack()
         self.budget = self.opened.enter_context(a_budget())
 
-    @initialize(slots=st.sampled_from([1, 2]), lazy=st.booleans())
-    def begin(self, slots: int, lazy: bool) -> None:
+    @initialize(slots=st.sampled_from([1, 2]), lazy=st.booleans(), survive_s=st.sampled_from([0.0, 60.0]))
+    def begin(self, slots: int, lazy: bool, survive_s: float) -> None:
         self.state, self.model = first_state(), first_state()
         self.memory = CpuMemory(lazy=lazy)
-        self.resident = Resident(self.state, name="a", budget=self.budget, slots=slots, memory=self.memory)
+        self.survives = survive_s > 0
+        self.resident = Resident(
+            self.state, name="a", budget=self.budget, slots=slots, memory=self.memory, survive_s=survive_s
+        )
         self.loaded, self.notes = True, b""
 
     @rule()
@@ -85,7 +88,7 @@ class Moves(RuleBasedStateMachine):
         assert self.resident.update({name: torch.full_like(self.model[name], value)}) == before + 1
         self.model[name].fill_(value)
 
-    @precondition(lambda self: not self.loaded)
+    @precondition(lambda self: self.survives and not self.loaded)
     @rule()
     def hand_over(self) -> None:
         """Another process takes over; here the same one, with a state built anew."""

@@ -325,6 +325,14 @@ def test_a_copy_that_was_tampered_with_is_refused(budget: Budget) -> None:
         Resident.attach({"w": torch.ones(BIG)}, name="a", budget=budget)
 
 
+def test_what_was_not_to_outlive_its_process_is_not_taken_over(budget: Budget) -> None:
+    resident = Resident({"w": torch.ones(BIG)}, name="a", budget=budget)
+    resident.offload()
+    resident.close(keep=True)
+    with pytest.raises(BadCopy, match=r"a\.state was not to outlive its process; give it `survive_s`"):
+        Resident.attach({"w": torch.ones(BIG)}, name="a", budget=budget)
+
+
 def test_state_of_another_shape_is_not_taken_over(budget: Budget) -> None:
     resident = Resident({"w": torch.ones(8)}, name="a", budget=budget, survive_s=60)
     resident.offload()

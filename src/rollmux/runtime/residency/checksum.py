@@ -2,7 +2,8 @@
 
 A changed row keeps its sum by an accident of one in 2^64; the one systematic miss is words that change places within
 a row. The sums are made where the data are, so that a GPU sums its own memory and sends only a 512th of it.
-What is zero from end to end has a checksum of its own: that says all there is to know about it.
+What is zero from end to end has a checksum of its own: that says all there is to know about it. So has what nobody has
+summed.
 """
 
 from hashlib import blake2b
@@ -13,7 +14,7 @@ from torch import Tensor
 from rollmux.runtime.residency.layout import ROW_BYTES
 
 SUM_BYTES = 16
-ZEROS = bytes(SUM_BYTES)
+ZEROS, UNSUMMED = bytes(SUM_BYTES), b"\xff" * SUM_BYTES
 
 
 def rows_of(data: Tensor) -> Tensor:

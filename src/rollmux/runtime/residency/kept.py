@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from rollmux.runtime.residency.budget import Budget, Claim
-from rollmux.runtime.residency.checksum import ZEROS, checksum
+from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum
 from rollmux.runtime.residency.errors import BadCopy, Unfit, shown
 from rollmux.runtime.residency.host_copy import HostCopy
 from rollmux.runtime.residency.layout import Layout
@@ -21,20 +21,24 @@ from rollmux.runtime.residency.record import NOTES_BYTES, Record
 
 
 class Kept:
-    """One state on the host. Writers of all processes take turns."""
+    """One state on the host. Writers of all processes take turns.
 
-    def __init__(self, claim: Claim, host: HostCopy, memory: Memory) -> None:
+    What only this process will ever read is not summed, if nothing but the processor would make the sums.
+    """
+
+    def __init__(self, claim: Claim, host: HostCopy, memory: Memory, shared: bool) -> None:
         self.host, self.record = host, host.newest()
         self._claim, self._memory, self._pid = claim, memory, os.getpid()
         self._before: HostCopy | None = None  # holds until the new file, of another layout, has a version
         self._spoilt = False
+        self.sums = shared or claim.entry.survive_s > 0 or memory.window > 1
         memory.pin(host.data)
 
     @classmethod
-    def create(cls, claim: Claim, layout: Layout, slots: int, memory: Memory) -> "Kept":
+    def create(cls, claim: Claim, layout: Layout, slots: int, memory: Memory, *, shared: bool) -> "Kept":
         """Under a claim on its bytes, which is given back if they can't be had."""
         try:
-            return cls(claim, HostCopy.create(claim.budget.state_path(claim.name), layout, slots), memory)
+            return cls(claim, HostCopy.create(claim.budget.state_path(claim.name), layout, slots), memory, shared)
         except BaseException:
             claim.release()
             raise
@@ -44,7 +48,7 @@ class Kept:
         """What a dead process has left, or a living one shares, checked from the first byte to the last."""
         claim = budget.join(name, shared=shared)
         try:
-            kept = cls(claim, HostCopy.open(budget.state_path(name)), memory)
+            kept = cls(claim, HostCopy.open(budget.state_path(name)), memory, shared)
             kept.verify()
         except BaseException:
             claim.leave()
@@ -97,7 +101,10 @@ class Kept:
         """The first chunk that is not what its checksum says."""
         record = self.refresh()
         for chunk in range(self.host.layout.chunks):
-            if not self.is_zero(chunk) and checksum(self.current(chunk)) != record.sum_of(chunk):
+            known = record.sum_of(chunk)
+            if known == UNSUMMED:
+                raise BadCopy(f"{self.host.path} was not to outlive its process; give it `survive_s`, and start cold")
+            if known != ZEROS and checksum(self.current(chunk)) != known:
                 return chunk
         return None
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.checksum import ZEROS, checksum, digest, row_sums
+from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum, digest, row_sums
 from rollmux.runtime.residency.errors import Unfit
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
-from rollmux.runtime.residency.passing import copy, copy_summed, differ, in_threads, is_zero
+from rollmux.runtime.residency.passing import copy, copy_summed, in_threads, is_zero, same
 
 
 def bring(kept: Kept, flat: Tensor, memory: Memory) -> int:
@@ -61,20 +61,19 @@ def _by_windows(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
 
 
 def _in_passing(kept: Kept, flat: Tensor) -> dict[int, bytes]:
-    """The same where a checksum costs as much as reading: what has changed for certain is summed while it is copied."""
+    """Chunks that are not what the host has. Where sums are wanted they are made while a chunk is copied."""
     sources = kept.host.layout.split(flat)
 
     def passed(chunk: int) -> bytes | None:
         source, known = sources[chunk], kept.sum_of(chunk)
         if is_zero(source):
             return ZEROS if known != ZEROS else None
-        if known in (None, ZEROS) or differ(source, kept.current(chunk)):
-            return copy_summed(kept.target(chunk), source)
-        found = checksum(source)
-        if found == known:
+        if known not in (None, ZEROS) and same(source, kept.current(chunk)):
             return None
+        if kept.sums:
+            return copy_summed(kept.target(chunk), source)
         copy(kept.target(chunk), source)
-        return found
+        return UNSUMMED
 
     found = in_threads(passed, range(len(sources)), torch.get_num_threads())
     return {chunk: each for chunk, each in enumerate(found) if each is not None}
@@ -87,7 +86,15 @@ def _gathered(kept: Kept, seen: Survey, memory: Memory) -> dict[int, bytes]:
         for chunk, inside, part in _pieces(unit.at, unit.nbytes):
             transfer.save(kept.target(chunk)[inside], source[part])
     transfer.finish()
-    return {chunk: checksum(kept.target(chunk)) for chunk in range(seen.layout.chunks)}
+    return {chunk: _told(kept, chunk) for chunk in range(seen.layout.chunks)}
+
+
+def _told(kept: Kept, chunk: int) -> bytes:
+    """What the record says of a chunk that was written."""
+    written = kept.target(chunk)
+    if kept.sums:
+        return checksum(written)
+    return ZEROS if is_zero(written) else UNSUMMED
 
 
 def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None) -> None:
@@ -106,7 +113,7 @@ def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None) -> Non
             kept.take_over(chunk)
         for name, value in values.items():
             _write(kept, places[name], value)
-        kept.commit({chunk: checksum(kept.target(chunk)) for chunk in sorted(touched)}, notes)
+        kept.commit({chunk: _told(kept, chunk) for chunk in sorted(touched)}, notes)
 
 
 def _write(kept: Kept, place: Place, value: Tensor) -> None:

@@ -1,10 +1,12 @@
-"""Copies by the processor, a chunk by each of torch's threads at a time, and checksums made in passing.
+"""Copies and comparisons by the processor, a chunk by each of torch's threads at a time, and checksums made in passing.
 
 Numpy copies, not torch: it lets go of the interpreter, and leaves each piece to the system's own `memmove`, which wrote
 538 MB into pages new from the kernel in 60 ms where torch took 91, and into mapped ones in 52 where torch took 60.
-Torch sums, not numpy: twice as fast from the core's own cache.
+Torch sums, not numpy: twice as fast from the core's own cache. The system's `memcmp` compares, at 19 GB/s where a copy
+runs at 17, and numpy and torch at 15.
 """
 
+import ctypes
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -19,7 +21,9 @@ from rollmux.runtime.residency.layout import ROW_BYTES
 # Source and target of a part fit into a core's own cache (1 MiB), where the part's sum costs a third of reading it
 # again: the sums of 538 MB took 8 ms there, and 21 ms from memory.
 PART_BYTES = 512 << 10
-SAMPLE_WORDS = 32_767  # between two: sixteen in a chunk
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes, _memcmp.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
 
 Result = TypeVar("Result")
 
@@ -44,10 +48,10 @@ def is_zero(data: Tensor) -> bool:
     return not data[:ROW_BYTES].numpy().any() and not data.numpy().any()
 
 
-def differ(one: Tensor, other: Tensor) -> bool:
-    """Whether a few words tell that they do: mostly the first does. If none does, they may differ all the same."""
-    mine, theirs = one.numpy().view(np.int64), other.numpy().view(np.int64)
-    return any(mine[place] != theirs[place] for place in range(0, len(mine), SAMPLE_WORDS))
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two pieces hold the same bytes; where the beginnings differ, the rest is not read."""
+    order: int = _memcmp(one.data_ptr(), other.data_ptr(), one.numel())
+    return order == 0
 
 
 def in_threads(do: Callable[[int], Result], numbers: Iterable[int], threads: int) -> list[Result]:

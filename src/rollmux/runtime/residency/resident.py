@@ -216,7 +216,7 @@ class Resident:
         memory = self.device.memory
         size = HostCopy.size(layout, self._slots) + memory.staging_bytes
         claim = self._budget.claim(self.name, size, shared=self._shared, survive_s=self._survive_s)
-        return Kept.create(claim, layout, self._slots, memory)
+        return Kept.create(claim, layout, self._slots, memory, shared=self._shared)
 
     def _keep(self, kept: Kept) -> Kept:
         self.kept, self._at_end = kept, weakref.finalize(self, kept.forsake)
