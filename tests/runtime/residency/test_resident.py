@@ -190,6 +190,17 @@ def test_zeros_are_known_and_not_moved(budget: Budget, make: Callable[[], CpuMem
     assert torch.equal(state["grad"], (torch.arange(3 * MB) // MB).float())
 
 
+def test_gradients_that_are_zero_are_one_run_of_zeros_whatever_they_belong_to(budget: Budget) -> None:
+    model = nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(12))  # four of them a chunk
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    resident = Resident(model, name="a", budget=budget)
+    resident.offload()
+    kept = resident.kept
+    assert kept is not None
+    assert [kept.is_zero(chunk) for chunk in range(kept.host.layout.chunks)] == [False] * 3 + [True] * 3
+
+
 def test_zeros_outlive_their_process_as_all_else(budget: Budget) -> None:
     resident = Resident({"w": torch.zeros(BIG)}, name="a", budget=budget, survive_s=60)
     resident.offload()

@@ -27,13 +27,20 @@ class Leaf:
 
 
 def leaves(state: object) -> list[Leaf]:
-    """All tensors of a state that hold anything."""
+    """All tensors of a state that hold anything; gradients last, where they are long runs of zeros if they are zero."""
     found: dict[int, Leaf] = {}
     for name, tensor in _walk("", state):
-        if id(tensor) not in found:
-            _check(name, tensor)
-            found[id(tensor)] = Leaf(name, tensor)
+        _meet(found, name, tensor)
+    for leaf in [*found.values()]:
+        if leaf.tensor.is_leaf and leaf.tensor.grad is not None:
+            _meet(found, f"{leaf.name}.grad", leaf.tensor.grad)
     return [leaf for leaf in found.values() if leaf.tensor.untyped_storage().nbytes()]
+
+
+def _meet(found: dict[int, Leaf], name: str, tensor: Tensor) -> None:
+    if id(tensor) not in found:
+        _check(name, tensor)
+        found[id(tensor)] = Leaf(name, tensor)
 
 
 def _walk(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
@@ -41,8 +48,6 @@ def _walk(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
         yield name, value
         if value._base is not None:  # a view holds on to what it was made from
             yield f"{name}.base", value._base
-        if value.is_leaf and value.grad is not None:
-            yield f"{name}.grad", value.grad
     elif isinstance(value, nn.Module):
         for path, module in value.named_modules(prefix=name):
             for below, tensor in chain(module._parameters.items(), module._buffers.items()):

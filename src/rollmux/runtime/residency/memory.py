@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rollmux.runtime.residency.errors import NotFreed, Unfit, shown
 from rollmux.runtime.residency.pages import MADV_FREE, PAGE_BYTES, Piece
-from rollmux.runtime.residency.passing import CpuCopies
-from rollmux.runtime.residency.transfer import Direct, Transfer
+from rollmux.runtime.residency.passing import InThreads
+from rollmux.runtime.residency.transfer import Transfer
 
 # Pages that each core may have on its list before the kernel's books show them as its own to take (PAGEVEC_SIZE, 31).
 PENDING_BYTES = 31 * PAGE_BYTES
@@ -105,7 +105,7 @@ class CpuMemory:
     def unpin(self) -> None: ...
 
     def transfer(self) -> Transfer:
-        return Direct(CpuCopies(torch.get_num_threads()))
+        return InThreads(torch.get_num_threads())
 
 
 def memory_of(device: torch.device) -> Memory:

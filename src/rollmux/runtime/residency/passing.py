@@ -8,7 +8,7 @@ runs at 17, and numpy and torch at 15.
 
 import ctypes
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -62,22 +62,19 @@ def in_threads(do: Callable[[int], Result], numbers: Iterable[int], threads: int
         return list(pool.map(do, numbers))
 
 
-class CpuCopies:
-    """Copies of this process; each lane is a thread, but where there is one lane only it is the caller's."""
+class InThreads:
+    """A transfer within this process. Its threads end with it, and with them their hold on what they moved."""
 
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes
-        self._threads = ThreadPoolExecutor(lanes) if lanes > 1 else None
-        self._open: list[Future[None] | None] = [None] * lanes
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._open: list[tuple[Tensor, Tensor]] = []
 
-    def start(self, lane: int, target: Tensor, source: Tensor) -> None:
-        if self._threads is None:
-            copy(target, source)
-        else:
-            self.wait(lane)
-            self._open[lane] = self._threads.submit(copy, target, source)
+    def load(self, device: Tensor, host: Tensor) -> None:
+        self._open.append((device, host))
 
-    def wait(self, lane: int) -> None:
-        begun, self._open[lane] = self._open[lane], None
-        if begun is not None:
-            begun.result()
+    def save(self, host: Tensor, device: Tensor) -> None:
+        self._open.append((host, device))
+
+    def finish(self) -> None:
+        pairs, self._open = self._open, []
+        in_threads(lambda number: copy(*pairs[number]), range(len(pairs)), self._threads)
