@@ -1,13 +1,14 @@
 """The `slots` engine computes what the model's own code computes, whatever runs beside."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rollmux.runtime.engine import GenerationRequest, Limits, UnsupportedModel
-from rollmux.runtime.engine.projections import can_pack
+from rollmux.runtime.engine import GenerationRequest, Limits, UnsupportedModel, projections
+from rollmux.runtime.engine.projections import packed_dtype
 from rollmux.runtime.engine.slots import slots
 from tests.runtime.engine.models import finished, forward_logprobs, generated, prompt, tiny
 
@@ -78,6 +79,22 @@ def test_bfloat16_is_as_near_to_single_precision_as_the_models_own_code() -> Non
         assert (ours - want).abs().mean() < 2 * (own - want).abs().mean() + 0.02
 
 
+def test_without_products_in_bfloat16_its_weights_are_computed_with_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projections, "has_bfloat16", lambda: False)
+    model, device = tiny("qwen2", dtype=torch.bfloat16), torch.device("cpu")
+    if packed_dtype(device, torch.bfloat16) is None:
+        pytest.skip("oneDNN is not there")
+    weights_nbytes = sum(weight.nbytes for weight in model.parameters())
+    engines = {packed: slots(model, SMALL, packed=packed) for packed in (None, False)}
+    ends = finished(engines[None], requests(temperature=1.0))
+    single = copy.deepcopy(model).float()
+    for request in requests(temperature=1.0):
+        response = ends[request.id].response
+        assert response.logprobs == pytest.approx(forward_logprobs(single, request, response), abs=2e-5)
+    assert engines[None].gauges().nbytes > engines[False].gauges().nbytes + weights_nbytes  # keys and values, too
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+
+
 def test_a_stop_token_ends_a_response_and_is_its_last_token() -> None:
     model = tiny()
     free = finished(slots(model, SMALL), [GenerationRequest("r", prompt(1, 5), 30, temperature=0)])["r"]
@@ -90,7 +107,7 @@ def test_a_stop_token_ends_a_response_and_is_its_last_token() -> None:
 
 
 def test_both_ways_to_multiply_agree() -> None:
-    if not can_pack(torch.device("cpu"), torch.float32):
+    if packed_dtype(torch.device("cpu"), torch.float32) is None:
         pytest.skip("oneDNN is not there")
     model = tiny("qwen2")
     for packed, referenced in zip(

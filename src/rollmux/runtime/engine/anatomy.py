@@ -6,13 +6,14 @@ length. Parameters are referenced, never owned.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from rollmux.runtime.engine.errors import UnsupportedModel
-from rollmux.runtime.engine.projections import Packed, Projection, Referenced, can_pack
+from rollmux.runtime.engine.projections import Packed, Projection, Referenced, packed_dtype
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROPES = ("default", "linear", "llama3", "yarn")
@@ -26,7 +27,7 @@ class Norm:
     epsilon: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.rms_norm(x, (x.shape[-1],), self.weight, self.epsilon)
+        return torch.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,9 @@ class Layers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """All that a forward needs of a model."""
+    """All that a forward needs of a model, and the `dtype` that it computes in."""
 
+    dtype: torch.dtype
     embedding: nn.Parameter
     layers: Layers
     norm: Norm
@@ -72,13 +74,12 @@ class Anatomy:
         return self.embedding.device
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.embedding.dtype
-
-    @property
     def projections(self) -> list[Projection]:
         each = [(x.queries_keys_values, x.output, x.gate_up, x.down) for x in self.layers]
         return [*(projection for layer in each for projection in layer), self.head]
+
+
+Kind = Callable[[Sequence[nn.Linear]], Projection]
 
 
 def anatomy(model: Any, packed: bool | None = None) -> Anatomy:
@@ -91,11 +92,13 @@ def anatomy(model: Any, packed: bool | None = None) -> Anatomy:
     others = sorted({f"{p.dtype} on {p.device}" for p in model.parameters()})
     if len(others) > 1:
         raise UnsupportedModel(f"the parameters are {' and '.join(others)}: bring them to one type on one device")
-    if packed and not can_pack(device, dtype):
+    computed = packed_dtype(device, dtype) if packed is not False else None
+    if packed and computed is None:
         raise UnsupportedModel(f"{dtype} on {device} can't be packed: leave `packed` out")
-    kind = Packed if (can_pack(device, dtype) if packed is None else packed) else Referenced
+    kind = Referenced if computed is None else partial(Packed, dtype=computed)
     layers = tuple(_layer(each, kind) for each in body.layers[: config.num_hidden_layers])
     return Anatomy(
+        dtype=dtype if computed is None else computed,
         embedding=parameter,
         layers=layers,
         norm=_norm(body.norm),
@@ -123,7 +126,7 @@ def _require_known(config: Any) -> None:
         raise UnsupportedModel(f"attention {sorted(kinds)}: known is full_attention")
 
 
-def _layer(layer: Any, kind: type[Packed] | type[Referenced]) -> Layer:
+def _layer(layer: Any, kind: Kind) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return Layer(
         attention_norm=_norm(layer.input_layernorm),
@@ -141,7 +144,7 @@ def _norm(module: Any) -> Norm:
     return Norm(module.weight, module.variance_epsilon)
 
 
-def _projection(kind: type[Packed] | type[Referenced], *modules: nn.Module) -> Projection:
+def _projection(kind: Kind, *modules: nn.Module) -> Projection:
     linears: Sequence[nn.Linear] = [_linear(module) for module in modules]
     return kind(linears)
 

@@ -90,7 +90,7 @@ class Forward:
     def __call__(self, layout: Layout) -> Tensor:
         """The logits of the rows whose next token is due."""
         a = self.anatomy
-        x = functional.embedding(layout.tokens, a.embedding)
+        x = functional.embedding(layout.tokens, a.embedding).to(a.dtype)
         cosines = self.cosines.index_select(0, layout.positions).unsqueeze(1)
         sines = self.sines.index_select(0, layout.positions).unsqueeze(1)
         for number, layer in enumerate(a.layers):

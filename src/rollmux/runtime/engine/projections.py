@@ -2,7 +2,8 @@
 
 `Referenced` multiplies with the parameters where they are and sees every change. `Packed` keeps a copy in the blocked
 form that oneDNN computes with, made anew at each update: on a CPU that is up to 2.5 times as fast for the few rows that
-a decode step has, and costs the weights' memory a second time.
+a decode step has, and costs the weights' memory a second time. Where a processor has no products in half precision the
+copy is in single precision, and costs it a third time.
 """
 
 from collections.abc import Sequence
@@ -48,10 +49,10 @@ class Referenced:
 
 
 class Packed:
-    """A blocked copy."""
+    """A blocked copy, in what it computes in."""
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        self._linears = linears
+    def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype) -> None:
+        self._linears, self._dtype = linears, dtype
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
         self.nbytes = 0
@@ -62,7 +63,7 @@ class Packed:
 
     def refresh(self) -> None:
         with torch.no_grad():
-            weight = torch.cat([linear.weight.detach() for linear in self._linears])
+            weight = torch.cat([linear.weight.detach().to(self._dtype) for linear in self._linears])
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
             self._bias = self._biases()
         self.nbytes = weight.nbytes
@@ -71,17 +72,25 @@ class Packed:
         if all(linear.bias is None for linear in self._linears):
             return None
         none = self._linears[0].weight.new_zeros
-        return torch.cat([none(x.out_features) if x.bias is None else x.bias.detach() for x in self._linears])
+        biases = [none(x.out_features) if x.bias is None else x.bias.detach() for x in self._linears]
+        return torch.cat(biases).to(self._dtype)
 
     def release(self) -> None:
         self._weight = self._bias = None
         self.nbytes = 0
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there is a blocked form here that is worth it."""
+def packed_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype | None:
+    """What a blocked copy of such parameters computes in; None where there is none that is worth it."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
+        return None
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    return dtype is torch.float32 or (dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return None
+    if dtype is torch.bfloat16 and not has_bfloat16():
+        return torch.float32
+    return dtype if dtype in (torch.float32, torch.bfloat16) else None
+
+
+def has_bfloat16() -> bool:
+    """Whether this processor multiplies it: imitated, it takes many times as long as single precision."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
