@@ -3,7 +3,10 @@
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from threading import Event
+from time import sleep
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from rollmux.client import Mux
 from rollmux.errors import InvalidSpec
 from rollmux.packer import StreamPolicy, StreamSettings
+from rollmux.protocol.messages import Said
 from rollmux.trainer.early import Early
 from rollmux.trainer.job import train
 from rollmux.trainer.metrics import METRICS
@@ -19,7 +23,9 @@ from rollmux.trainer.replicas import Replicated
 from rollmux.trainer.rollout import Rolled, Rollout
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.update import Stats
+from tests.client.world import Crowd, World, job_data
 from tests.trainer.jobs import alone, tiny
+from tests.trainer.test_migration import slow
 from tests.trainer.test_rollout import parts, rounds, unheard
 
 WORKERS = 4
@@ -34,6 +40,7 @@ class Listens:
         self.there: list[int] = []
         self.rollout: Rollout | None = None
         self.looked_after = False
+        self.has_nodes = True
 
     def begin_early(self) -> None:
         self.rounds.append([])
@@ -114,13 +121,74 @@ def test_responses_that_end_while_workers_are_freed_are_no_lost_ones() -> None:
             made.learner.version = version
 
 
-def test_early_training_wants_replicas_and_no_controller(tmp_path: Path) -> None:
+def test_early_training_wants_replicas() -> None:
     with pytest.raises(InvalidSpec, match=r"update\.replicas"):
         tiny(update={"early": 0.5})
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Mux, "attached", True)
-        with pytest.raises(InvalidSpec, match="a lease is of one phase"):
-            train(tiny(update={"early": 0.5, "replicas": 2}), tmp_path, alone())
+
+
+def test_who_has_no_nodes_for_training_sends_nothing_out_and_frees_nobody() -> None:
+    made, listens = listening(4)
+    plain = list(rounds(parts(tiny(batching=BATCHING)), 2))
+    listens.has_nodes = False
+    for number, rolled in enumerate(rounds(made, 2)):
+        assert told(rolled) == told(plain[number])
+    assert listens.rounds == [[], []]
+    assert made.rollout._workers.there == frozenset(range(WORKERS))
+
+
+def test_beside_a_controller_training_begins_early_on_its_own_nodes_until_somebody_else_wants_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No lease before the first training; then one that stays; and none of its own once somebody trains there too."""
+    settings: dict[str, Any] = {"steps": 9, "model": {"dtype": "float64"}, "batching": BATCHING}
+    job = tiny(**settings, update={"replicas": 2, "early": 1.0})
+    train(tiny(**settings), tmp_path / "plain", alone())
+    slow(monkeypatch, 0.01)
+    world, crowd, over = World(lease_s=10.0, drain_s=5.0), Crowd(), Event()
+    handed, shared, real = list[int](), list[bool](), Replicated.gradient
+    ours = list[Replicated]()
+
+    def neighbour(mux: Mux) -> None:
+        with mux:
+            for _ in mux.steps(1000):
+                with mux.phase("rollout"):
+                    sleep(0.01)
+                with mux.phase("train"):
+                    shared.append(any(ours[0]._given))
+                    sleep(0.05)
+                    shared.append(any(ours[0]._given))
+                if over.is_set():
+                    return
+
+    def gradient(of: Replicated, version: int, samples: Sequence[Sample]) -> Stats:
+        ours[:] = [of]
+        handed.append(len(of._handed))
+        if version == 3:
+            crowd.start(partial(neighbour, world.connect(job_data("other", slo=9.0))))
+        return real(of, version, samples)
+
+    monkeypatch.setattr(Replicated, "gradient", gradient)
+    with world.connect(job_data("job", slo=9.0)) as mux:
+        train(job, tmp_path / "woven", mux)
+    over.set()
+    crowd.join()
+    assert [world.ended(name) for name in ("job", "other")] == ["finished"] * 2
+    assert handed[0] == 0
+    assert any(handed[1:4])
+    assert handed[-1] == 0
+    assert world.said("job", Said.OFFLOADED)
+    assert shared
+    assert not any(shared)
+    plain, woven = metrics(tmp_path / "plain"), metrics(tmp_path / "woven")
+    for name in ("reward", "length_mean", "generated_tokens"):
+        assert [line[name] for line in plain] == [line[name] for line in woven]
+    assert [line["update"]["gradient_norm"] for line in woven] == pytest.approx(
+        [line["update"]["gradient_norm"] for line in plain], rel=1e-9
+    )
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -143,9 +211,6 @@ def test_a_run_that_trains_early_learns_what_one_without_learns_though_replicas_
     train(together, tmp_path / "early", alone())
     assert len(handed) == 6
     assert sum(handed) > 2
-    plain, early = (
-        [json.loads(line) for line in (tmp_path / name / METRICS).read_text().splitlines()]
-        for name in ("plain", "early")
-    )
+    plain, early = metrics(tmp_path / "plain"), metrics(tmp_path / "early")
     for name in ("reward", "length_mean", "generated_tokens"):
         assert [line[name] for line in plain] == [line[name] for line in early]

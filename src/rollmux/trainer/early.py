@@ -14,7 +14,10 @@ from rollmux.trainer.sample import Sample
 
 
 class Trains(Protocol):
-    """Whoever computes gradients of samples before their batch is complete."""
+    """Whoever computes gradients of samples before their batch is complete, while it has nodes for that."""
+
+    @property
+    def has_nodes(self) -> bool: ...
 
     def begin_early(self) -> None:
         """A round begins: what came early for one that came to no update is forgotten."""

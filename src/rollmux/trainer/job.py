@@ -66,7 +66,9 @@ class _Run:
         self.job, self.mux = job, mux
         self._seats = Seats(job.rollout.workers, mux.rollout_nodes)
         self._rolling: Phase | None = None
-        self.parts = Parts(job, self._present)
+        self.parts = Parts(job, self._present, frees=not mux.attached)
+        if mux.attached:
+            self.parts.learner.offload()  # until there is a lease for training
         if self._seats.can_move:
             mux.runtime_hook("shrink")(lambda keep, free: self._share(keep))
             mux.runtime_hook("extend")(lambda nodes, added: self._share(nodes))
@@ -104,7 +106,7 @@ class _Run:
 
     def _phase(self, kind: str, step: int, seconds: dict[str, float], body: Callable[[], Result]) -> Result:
         """The body's result, once it counts: what was done without a lease is undone and done again."""
-        state = self.parts if kind == "rollout" else None
+        state = self._state(kind)
         while True:
             phase = self.mux.phase(kind, state=state, iteration=step)
             if kind == "rollout":
@@ -117,6 +119,12 @@ class _Run:
                 return result
             except LeaseLost:
                 self._undo(kind, step)
+
+    def _state(self, kind: str) -> object:
+        """What the phase has on its nodes. Training that nobody else's is beside keeps them while it is rolled out."""
+        if kind == "rollout":
+            return self.parts
+        return self.parts.learner if kind == "train" and self.job.update.early else None
 
     def _undo(self, kind: str, step: int) -> None:
         """Brings back what the phase began with: nothing of it has changed since the last checkpoint."""
@@ -157,9 +165,6 @@ def _require_fitting(job: JobFile, mux: Mux) -> None:
     checks = Checks("job")
     if mux.attached and job.checkpoint_every != 1:
         checks.report("checkpoint_every", job.checkpoint_every, "1 beside a controller", "save every step")
-    if mux.attached and job.update.early:
-        remedy = "leave it out: a lease is of one phase, and a rollout's is not of training nodes"
-        checks.report("update.early", job.update.early, "0 beside a controller", remedy)
     checks.require()
 
 

@@ -1,10 +1,12 @@
 """One update: from samples of the present weights to the next version of them.
 
 Invariant: version k of the weights is what k updates have made, and only samples that it drew are trained: another
-version's token ends the run (`WrongVersion`) before anything has changed (I6).
+version's token ends the run (`WrongVersion`) before anything has changed (I6). Nothing is computed on nodes that were
+given back.
 """
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -14,6 +16,9 @@ from rollmux.trainer.sample import Sample
 from rollmux.trainer.settings import Optimiser
 from rollmux.trainer.update import Objective, Stats
 
+# Replicas have so long to end what they compute before they are ended, well within a controller's patience.
+REST_S = 3.0
+
 
 class Learner:
     """A model with its optimiser."""
@@ -22,6 +27,8 @@ class Learner:
         self, model: Any, objective: Objective, settings: Optimiser, version: int = 0, replicas: int = 1
     ) -> None:
         self.model, self.version = model, version
+        self.has_nodes = True  # where there is no controller all nodes are this job's
+        self._turn = Lock()
         self._settings = settings
         self._replicated = Replicated(model, objective, replicas)
         self._optimiser = torch.optim.AdamW(
@@ -31,21 +38,44 @@ class Learner:
             weight_decay=settings.weight_decay,
         )
 
+    # -- the state of the train phase: while it is on its nodes, they are this job's -----------------------------------
+
+    def load(self) -> None:
+        """Replicas may compute whenever there is something to do."""
+        with self._turn:
+            self.has_nodes = True
+
+    def offload(self) -> None:
+        """Somebody else needs the nodes: from its return on nobody computes there. From any thread."""
+        with self._turn:
+            self.has_nodes = False
+            self._replicated.rest(REST_S)
+
     def begin_early(self) -> None:
         """A round begins: what came early for one that came to no update is forgotten."""
-        self._replicated.begin_early()
+        with self._turn:
+            self._replicated.forget_early()
+            if self.has_nodes:
+                self._replicated.be_ready()
 
     def train_early(self, samples: Sequence[Sample]) -> None:
         """A prompt's samples, of those that the next update is given: replicas begin with them, if there are any."""
-        self._replicated.early(self.version, samples)
+        with self._turn:
+            if self.has_nodes:
+                self._replicated.early(self.version, samples)
 
     def go_on(self) -> None:
         """Replicas that are done with what came get more of it."""
-        self._replicated.go_on(self.version)
+        with self._turn:
+            if self.has_nodes:
+                self._replicated.go_on(self.version)
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     def update(self, samples: Sequence[Sample]) -> Stats:
         """Trains these, and tells what came of it."""
-        stats = self._replicated.gradient(self.version, samples)
+        with self._turn:
+            stats = self._replicated.gradient(self.version, samples)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip_norm)
         self._optimiser.step()
         self._optimiser.zero_grad()
@@ -54,7 +84,8 @@ class Learner:
 
     def close(self) -> None:
         """Ends what computes beside this process."""
-        self._replicated.close()
+        with self._turn:
+            self._replicated.close()
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimiser": self._optimiser.state_dict(), "version": self.version}

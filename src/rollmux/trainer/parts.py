@@ -27,10 +27,15 @@ from rollmux.trainer.update import Objective
 
 
 class Parts:
-    """What a job file describes. `seats` says which workers the rollout has nodes for, when it is asked."""
+    """What a job file describes. `seats` says which workers the rollout has nodes for, when it is asked.
 
-    def __init__(self, job: said.JobFile, seats: Callable[[], Collection[int]] | None = None) -> None:
-        self._job = job
+    `frees`: training that begins early is on nodes of the rollout, which frees some of its workers for it.
+    """
+
+    def __init__(
+        self, job: said.JobFile, seats: Callable[[], Collection[int]] | None = None, frees: bool = True
+    ) -> None:
+        self._job, self._frees = job, frees
         self._seats = seats or (lambda: range(job.rollout.workers))
         self.task = build_task(job.task, job.seed, job.model.path)
         self.model = build_model(job.model, self.task.tokenizer.vocabulary, job.rollout.max_length, job.seed)
@@ -50,7 +55,8 @@ class Parts:
     def _early(self) -> Early | None:
         job, batching = self._job, self._job.batching
         most = ceil(job.update.early * batching.prompts)
-        policy = StreamPolicy(StreamSettings(job.sampling.max_tokens)) if job.rollout.workers > 1 else None
+        frees = self._frees and job.rollout.workers > 1
+        policy = StreamPolicy(StreamSettings(job.sampling.max_tokens)) if frees else None
         responses = batching.prompts * batching.responses
         return Early(self.learner, most, responses, policy, job.rollout.room_tokens) if most else None
 

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from time import monotonic
 from typing import Any
 
 import torch
@@ -61,10 +62,13 @@ class Replicated:
         if replicas > 1:
             model.share_memory()
 
-    def begin_early(self) -> None:
-        """What comes from here on is of the next gradient; the others begin, if they are not there."""
+    def forget_early(self) -> None:
+        """What comes from here on is of the next gradient."""
         if self._handed:
             self.close()
+
+    def be_ready(self) -> None:
+        """The others begin, if they are not there."""
         if self._replicas > 1 and not self._others:
             try:
                 self._begin()
@@ -91,6 +95,17 @@ class Replicated:
             self.close()
             raise
         except (OSError, EOFError):  # as above
+            self.close()
+
+    def rest(self, within_s: float) -> None:
+        """The others compute nothing once this returns. What takes longer than that is begun anew with the gradient."""
+        end = monotonic() + within_s
+        try:
+            while busy := [pipe for given, (_, pipe) in zip(self._given, self._others, strict=True) if given]:
+                if not wait(busy, max(0.0, end - monotonic())):
+                    return self.close()
+                self._hear()
+        except (RollmuxError, OSError, EOFError):  # whoever asks for the gradient hears of it
             self.close()
 
     def gradient(self, version: int, samples: Sequence[Sample]) -> Stats:

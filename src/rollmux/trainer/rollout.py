@@ -219,7 +219,9 @@ class Rollout:
     # -- training before the end ---------------------------------------------------------------------------------------
 
     def _train(self, early: Early) -> None:
-        """Whatever goes out once these rewards are told."""
+        """Whatever goes out once these rewards are told, if anybody may train it."""
+        if not early.trains.has_nodes:
+            return
         if early.is_due(len(self.ended)):
             there = self._workers.there
             freed = early.freed(sorted(there), self._under_way(), self.lengths)
