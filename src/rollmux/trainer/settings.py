@@ -160,6 +160,7 @@ class Update:
 
     `early` is the part of a batch's prompts that replicas may train while others are still drawn. A rollout of several
     workers frees half of them for it, once between 20 % and 50 % of the responses are done and the others have room.
+    Beside a controller nobody is freed: replicas compute on the job's training nodes, while it keeps them.
     How much is done by then is a matter of speed, so two runs may differ in the last digit.
     """
 
