@@ -187,6 +187,44 @@ def test_state_stays_where_nobody_else_is_and_leaves_when_somebody_comes() -> No
     assert engine.moves == ["load", "offload", "load", "offload"]
 
 
+class Lingering(Engine):
+    """State that takes its time to leave."""
+
+    def __init__(self, offload_s: float) -> None:
+        super().__init__()
+        self.offload_s, self.leaving = offload_s, Event()
+
+    def offload(self) -> None:
+        self.leaving.set()
+        sleep(self.offload_s)
+        super().offload()
+
+
+def test_nobody_says_that_nodes_are_free_while_state_is_still_leaving_them() -> None:
+    """It takes longer than the controller waits, so the lease is lost; its owner asks for the next one meanwhile."""
+    world, engine, crowd, met = World(lease_s=5.0, drain_s=1.0), Lingering(1.5), Crowd(), list[bool]()
+
+    def neighbour() -> None:
+        with world.connect(job_data("b")) as other:
+            with other.phase("rollout"):
+                pass
+            with other.phase("train"):
+                met.append(engine.here)
+
+    with world.connect(job_data("a")) as mux:
+        for step in mux.steps(2):
+            with mux.phase("rollout"):
+                if step:
+                    crowd.start(neighbour)
+                    assert engine.leaving.wait(5.0)
+                    sleep(1.1)
+            with mux.phase("train", state=engine):
+                assert engine.here
+    crowd.join()
+    assert met == [False]
+    assert [world.ended(name) for name in "ab"] == ["finished"] * 2
+
+
 def test_a_body_that_raises_gives_its_nodes_back_and_the_job_may_try_again() -> None:
     world, engine = World(), Engine()
     with world.connect(job_data("a")) as mux:

@@ -1,9 +1,11 @@
 """Training that begins before a round's end: what goes out is in the batch, and changes nothing of it."""
 
 import json
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -17,6 +19,7 @@ from rollmux.packer import StreamPolicy, StreamSettings
 from rollmux.protocol.messages import Said
 from rollmux.trainer.early import Early
 from rollmux.trainer.job import train
+from rollmux.trainer.learner import Learner
 from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.parts import Parts
 from rollmux.trainer.replicas import Replicated
@@ -25,7 +28,7 @@ from rollmux.trainer.sample import Sample
 from rollmux.trainer.update import Stats
 from tests.client.world import Crowd, World, job_data
 from tests.trainer.jobs import alone, tiny
-from tests.trainer.test_migration import slow
+from tests.trainer.test_migration import moves, slow
 from tests.trainer.test_rollout import parts, rounds, unheard
 
 WORKERS = 4
@@ -126,59 +129,100 @@ def test_early_training_wants_replicas() -> None:
         tiny(update={"early": 0.5})
 
 
-def test_who_has_no_nodes_for_training_sends_nothing_out_and_frees_nobody() -> None:
+def test_who_has_no_nodes_for_training_sends_nothing_out_and_frees_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     made, listens = listening(4)
     plain = list(rounds(parts(tiny(batching=BATCHING)), 2))
-    listens.has_nodes = False
+    listens.has_nodes, moved = False, moves(monkeypatch)
     for number, rolled in enumerate(rounds(made, 2)):
         assert told(rolled) == told(plain[number])
     assert listens.rounds == [[], []]
-    assert made.rollout._workers.there == frozenset(range(WORKERS))
+    assert not {when for when, _ in moved} & {"in the middle"}
 
 
-def test_beside_a_controller_training_begins_early_on_its_own_nodes_until_somebody_else_wants_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No lease before the first training; then one that stays; and none of its own once somebody trains there too."""
-    settings: dict[str, Any] = {"steps": 9, "model": {"dtype": "float64"}, "batching": BATCHING}
-    job = tiny(**settings, update={"replicas": 2, "early": 1.0})
-    train(tiny(**settings), tmp_path / "plain", alone())
-    slow(monkeypatch, 0.01)
-    world, crowd, over = World(lease_s=10.0, drain_s=5.0), Crowd(), Event()
-    handed, shared, real = list[int](), list[bool](), Replicated.gradient
-    ours = list[Replicated]()
+def _hand_on(of: object, does: Callable[..., object], *args: object) -> object:
+    """A method that is somebody else's."""
+    return does(of, *args)
 
-    def neighbour(mux: Mux) -> None:
+
+class Interrupted:
+    """Early training of a job that a neighbour comes to, while a replica of it computes: until it is to make room."""
+
+    def __init__(self, world: World, version: int, patched: pytest.MonkeyPatch) -> None:
+        self.handed, self.rested, self.shared = list[int](), list[bool](), list[bool]()
+        self.crowd, self.over = Crowd(), Event()
+        self._world, self._version, self._resting = world, version, Event()
+        self._replicated: Replicated | None = None
+        self._gradient, self._rest, self._early = Replicated.gradient, Replicated.rest, Learner.train_early
+        for owner, name, does in (
+            (Replicated, "gradient", self.gradient),
+            (Replicated, "rest", self.rest),
+            (Learner, "train_early", self.early),
+        ):
+            patched.setattr(owner, name, partialmethod(_hand_on, does))
+
+    def gradient(self, of: Replicated, version: int, batch: Sequence[Sample]) -> Stats:
+        self.handed.append(len(of._handed))
+        return self._gradient(of, version, batch)
+
+    def early(self, of: Learner, batch: Sequence[Sample]) -> None:
+        if of.version != self._version or self._replicated is not None:
+            self._early(of, batch)
+            return
+        self._replicated = of._replicated
+        self._tell(signal.SIGSTOP)
+        self._early(of, batch)
+        phase = {"nodes": 1, "duration_s": 1.0}
+        wants = job_data("other", slo=9.0, rollout=phase, train=phase)
+        self.crowd.start(partial(self.neighbour, self._world.connect(wants)))
+        assert self._resting.wait(60)
+
+    def rest(self, of: Replicated, within_s: float) -> None:
+        self.rested.append(any(of._given))
+        self._tell(signal.SIGCONT)
+        self._rest(of, within_s)
+        self._resting.set()
+
+    def _tell(self, told: signal.Signals) -> None:
+        for process, _ in self._replicated._others if self._replicated is not None else ():
+            os.kill(process.pid or 0, told)
+
+    def neighbour(self, mux: Mux) -> None:
+        assert self._replicated is not None
         with mux:
             for _ in mux.steps(1000):
                 with mux.phase("rollout"):
                     sleep(0.01)
                 with mux.phase("train"):
-                    shared.append(any(ours[0]._given))
+                    self.shared.append(any(self._replicated._given))
                     sleep(0.05)
-                    shared.append(any(ours[0]._given))
-                if over.is_set():
+                    self.shared.append(any(self._replicated._given))
+                if self.over.is_set():
                     return
 
-    def gradient(of: Replicated, version: int, samples: Sequence[Sample]) -> Stats:
-        ours[:] = [of]
-        handed.append(len(of._handed))
-        if version == 3:
-            crowd.start(partial(neighbour, world.connect(job_data("other", slo=9.0))))
-        return real(of, version, samples)
 
-    monkeypatch.setattr(Replicated, "gradient", gradient)
-    with world.connect(job_data("job", slo=9.0)) as mux:
+def test_beside_a_controller_training_begins_early_on_its_own_nodes_until_somebody_else_wants_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before the job is measured, and not before there is a lease that stays."""
+    settings: dict[str, Any] = {"steps": 9, "model": {"dtype": "float64"}, "batching": BATCHING}
+    job = tiny(**settings, rollout={"workers": 2}, update={"replicas": 2, "early": 1.0})
+    train(tiny(**settings), tmp_path / "plain", alone())
+    slow(monkeypatch, 0.005)
+    world, moved = World(lease_s=20.0, drain_s=10.0), moves(monkeypatch)
+    seen = Interrupted(world, 5, monkeypatch)
+    with world.connect(job_data("job", slo=9.0), profile=1) as mux:
         train(job, tmp_path / "woven", mux)
-    over.set()
-    crowd.join()
+    seen.over.set()
+    seen.crowd.join()
     assert [world.ended(name) for name in ("job", "other")] == ["finished"] * 2
-    assert handed[0] == 0
-    assert any(handed[1:4])
-    assert handed[-1] == 0
+    assert seen.handed[:3] == [0, 0, 0], "measured for two steps, and the lease of the third stays"
+    assert all(seen.handed[3:5])
+    assert seen.handed[-1] == 0
+    assert any(seen.rested), "there was something under way"
     assert world.said("job", Said.OFFLOADED)
-    assert shared
-    assert not any(shared)
+    assert seen.shared
+    assert not any(seen.shared)
+    assert not {when for when, _ in moved} & {"in the middle"}, "no worker is freed: training has nodes of its own"
     plain, woven = metrics(tmp_path / "plain"), metrics(tmp_path / "woven")
     for name in ("reward", "length_mean", "generated_tokens"):
         assert [line[name] for line in plain] == [line[name] for line in woven]

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from rollmux.errors import InvariantViolated
 from rollmux.service.local.process_tree import Process, descendants
-from rollmux.trainer import learner as learner_module
 from rollmux.trainer import replicas as module
 from rollmux.trainer.job import train
 from rollmux.trainer.learner import Learner
@@ -178,24 +177,28 @@ def test_a_replica_has_so_many_groups_at_once_and_gets_more_when_it_has_done_the
 
 
 @pytest.mark.parametrize("hindrance", ["none", "too slow", "killed", "refuses"])
-def test_nobody_computes_on_nodes_that_were_given_back_and_nothing_is_trained_twice(
-    hindrance: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_computes_on_nodes_that_were_given_back_and_nothing_is_trained_twice(hindrance: str) -> None:
     batch = samples(DRAWN, 0.15)
     first, second, third, _ = groups(batch)
     with learner(1) as one, learner(2) as two:
         one.update(batch)
         before = {each.pid for each in replicas_of_this()}
         two.begin_early()
+        (pid,) = {each.pid for each in replicas_of_this()} - before
+        two.lease(0.1 if hindrance == "too slow" else 30.0)
+        two.load()
+        if hindrance in ("too slow", "killed"):
+            os.kill(pid, signal.SIGSTOP)  # it computes for as long as this takes
         two.train_early(of_version(first, VERSION + 1) if hindrance == "refuses" else first)
         two.train_early(second)
-        if hindrance == "too slow":
-            monkeypatch.setattr(learner_module, "REST_S", 0.0)
         if hindrance == "killed":
-            os.kill(next(each.pid for each in replicas_of_this() if each.pid not in before), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
         two.offload()
+        assert time.monotonic() - began < 3
         assert not any(two._replicated._given)
         assert len(two._replicated._handed) == (2 if hindrance == "none" else 0)
+        assert (pid in {each.pid for each in replicas_of_this()}) == (hindrance == "none")
         two.train_early(third)
         two.go_on()
         assert not any(two._replicated._given), "it has no nodes"
@@ -204,21 +207,25 @@ def test_nobody_computes_on_nodes_that_were_given_back_and_nothing_is_trained_tw
         assert torch.allclose(weights(one), weights(two), atol=1e-12, rtol=0)
 
 
-def test_whoever_has_no_nodes_begins_nothing_and_forgets_what_came_early_all_the_same() -> None:
+def test_under_a_lease_the_others_begin_with_a_gradient_and_what_came_early_is_forgotten_all_the_same() -> None:
     batch = samples(DRAWN, 0.15)
     before = {each.pid for each in replicas_of_this()}
     with learner(2) as two:
-        two.offload()
-        two.begin_early()
-        assert {each.pid for each in replicas_of_this()} == before
+        two.lease(10.0)
         two.load()
         two.begin_early()
+        assert {each.pid for each in replicas_of_this()} == before
         two.train_early(groups(batch)[0])
+        assert not two._replicated._handed
+        assert two.update(batch).samples == len(batch)
+        two.begin_early()
+        two.train_early(of_version(groups(batch)[0], VERSION + 1))
         two.offload()
+        assert two._replicated._handed
         two.begin_early()
         assert not two._replicated._handed
         two.load()
-        assert two.update(batch).samples == len(batch)
+        assert two.update(of_version(batch, VERSION + 1)).samples == len(batch)
 
 
 def test_what_a_replica_refuses_early_is_told_by_whoever_looks_after_it() -> None:

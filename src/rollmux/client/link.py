@@ -30,6 +30,8 @@ _CONFLICT = 409
 FINISHED = "finished"
 # Whoever waits longer than this wants to know why.
 FIRST_WAIT_S = 1.0
+# State that is being moved off is waited for so long before the controller is asked again.
+MOVING_S = 1.0
 
 
 def job_path(job: str) -> str:
@@ -115,7 +117,13 @@ class Link:
         if not fenced:
             raise refused
         for held in fenced:
-            self.give_back(held.epoch)
+            if self._has_left(held.epoch):
+                self.give_back(held.epoch)
+
+    def _has_left(self, epoch: int) -> bool:
+        """Whether no state is left behind under this lease. What is just being moved off is waited for, a little."""
+        with self.lock:
+            return self.lock.wait_for(lambda: epoch not in self.moving, MOVING_S)
 
     def report(self, said: Said, epoch: int, reason: str = "", patience_s: float = 0.0) -> Heard:
         return self.send(
@@ -174,13 +182,16 @@ class Link:
 
     def move_off(self, kind: PhaseKind, epoch: int) -> None:
         """Somebody else needs the nodes on which state was left."""
-        state = self.unpark(kind, epoch)
-        if state is not None:
+        with self.lock:
+            state = self.unpark(kind, epoch)
+            if epoch in self.moving:
+                return
             self.moving.add(epoch)
-            offload(state)
+        offload(state or ())
+        with self.lock:
             self.moving.discard(epoch)  # where it fails the nodes are not free, and nobody may say so
-        if epoch not in self.moving:
-            self.report(Said.OFFLOADED, epoch)
+            self.lock.notify_all()
+        self.report(Said.OFFLOADED, epoch)
 
 
 class Saying:

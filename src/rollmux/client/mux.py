@@ -9,6 +9,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from math import inf
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -78,6 +79,16 @@ class Mux:
     def rollout_nodes(self) -> tuple[str, ...]:
         """The nodes of the job's place on which its rollouts run, in their order; none where there is no controller."""
         return self._link.attached.rollout_nodes if self._link is not None else ()
+
+    @property
+    def measuring(self) -> bool:
+        """Whether the controller is yet to hear what phases take: until then each does the whole of its own work."""
+        return self._link is not None and self.timings.is_measuring
+
+    @property
+    def drain_s(self) -> float:
+        """How long state may take to leave nodes that somebody else needs, where there is a controller."""
+        return min(self._link.attached.drain_s, self._link.attached.lease_s) if self._link is not None else inf
 
     @property
     def synced(self) -> int:

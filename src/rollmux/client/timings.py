@@ -45,9 +45,14 @@ class Timings:
         if len(first) <= self.wanted:
             first.append(timing)
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether there are iterations yet to be seen."""
+        return self.wanted > 0 and any(len(first) <= self.wanted for first in self._first.values())
+
     def profile(self, attempt: int, process_bytes: int | None = None) -> Profile | None:
         """What to tell the controller, once enough was measured."""
-        if not self.wanted or any(len(first) <= self.wanted for first in self._first.values()):
+        if not self.wanted or self.is_measuring:
             return None
         rollout, train, sync = (max(each.body_s for each in first[1:]) for first in self._first.values())
         return Profile(

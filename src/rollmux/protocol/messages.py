@@ -47,6 +47,7 @@ class Attached:
     synced: int = 0  # iterations that are committed: it goes on with the next
     lease_s: float = 0.0  # how long a lease lasts without a sign of life
     reason: str = ""
+    drain_s: float = 0.0  # how long state may take to leave nodes that somebody else needs
 
 
 @dataclass(frozen=True, slots=True)

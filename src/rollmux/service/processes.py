@@ -81,8 +81,8 @@ class Processes:
         live.alive(now, call.rank, 0.0)
         live.left.discard(call.rank)
         where = record.placement
-        lease_s = self._machine.state.rules.timing.lease_s
-        return Attached(record.attempt, where.rollout, where.train, record.progress.synced, lease_s)
+        timing, synced = self._machine.state.rules.timing, record.progress.synced
+        return Attached(record.attempt, where.rollout, where.train, synced, timing.lease_s, drain_s=timing.drain_s)
 
     def _replaced(self, now: float, record: JobRecord, live: Live, rank: int) -> None:
         """A process was started again: the one before is gone. Others may be at work yet: they are told to end."""

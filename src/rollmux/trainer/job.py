@@ -68,7 +68,7 @@ class _Run:
         self._rolling: Phase | None = None
         self.parts = Parts(job, self._present, frees=not mux.attached)
         if mux.attached:
-            self.parts.learner.offload()  # until there is a lease for training
+            self.parts.learner.lease(mux.drain_s)
         if self._seats.can_move:
             mux.runtime_hook("shrink")(lambda keep, free: self._share(keep))
             mux.runtime_hook("extend")(lambda nodes, added: self._share(nodes))
@@ -121,10 +121,11 @@ class _Run:
                 self._undo(kind, step)
 
     def _state(self, kind: str) -> object:
-        """What the phase has on its nodes. Training that nobody else's is beside keeps them while it is rolled out."""
+        """What the phase has on its nodes. A learner without neighbours keeps them during rollouts."""
         if kind == "rollout":
             return self.parts
-        return self.parts.learner if kind == "train" and self.job.update.early else None
+        begins_early = kind == "train" and self.job.update.early and not self.mux.measuring
+        return self.parts.learner if begins_early else None
 
     def _undo(self, kind: str, step: int) -> None:
         """Brings back what the phase began with: nothing of it has changed since the last checkpoint."""

@@ -16,8 +16,8 @@ from rollmux.trainer.sample import Sample
 from rollmux.trainer.settings import Optimiser
 from rollmux.trainer.update import Objective, Stats
 
-# Replicas have so long to end what they compute before they are ended, well within a controller's patience.
-REST_S = 3.0
+# Of the time to leave nodes, replicas have this part to end what they compute before they are ended.
+REST_PART, LONGEST_REST_S = 0.3, 3.0
 
 
 class Learner:
@@ -28,6 +28,8 @@ class Learner:
     ) -> None:
         self.model, self.version = model, version
         self.has_nodes = True  # where there is no controller all nodes are this job's
+        self._is_leased = False
+        self._rest_s = LONGEST_REST_S
         self._turn = Lock()
         self._settings = settings
         self._replicated = Replicated(model, objective, replicas)
@@ -40,6 +42,11 @@ class Learner:
 
     # -- the state of the train phase: while it is on its nodes, they are this job's -----------------------------------
 
+    def lease(self, drain_s: float) -> None:
+        """From now on it has nodes between `load` and `offload` alone, and so long to leave them."""
+        self.has_nodes, self._is_leased = False, True
+        self._rest_s = min(LONGEST_REST_S, REST_PART * drain_s)
+
     def load(self) -> None:
         """Replicas may compute whenever there is something to do."""
         with self._turn:
@@ -49,13 +56,13 @@ class Learner:
         """Somebody else needs the nodes: from its return on nobody computes there. From any thread."""
         with self._turn:
             self.has_nodes = False
-            self._replicated.rest(REST_S)
+            self._replicated.rest(self._rest_s)
 
     def begin_early(self) -> None:
         """A round begins: what came early for one that came to no update is forgotten."""
         with self._turn:
             self._replicated.forget_early()
-            if self.has_nodes:
+            if not self._is_leased:  # a start takes seconds, in which no nodes could be left
                 self._replicated.be_ready()
 
     def train_early(self, samples: Sequence[Sample]) -> None:

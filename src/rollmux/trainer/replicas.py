@@ -65,7 +65,7 @@ class Replicated:
     def forget_early(self) -> None:
         """What comes from here on is of the next gradient."""
         if self._handed:
-            self.close()
+            self.close(0.0)
 
     def be_ready(self) -> None:
         """The others begin, if they are not there."""
@@ -103,10 +103,10 @@ class Replicated:
         try:
             while busy := [pipe for given, (_, pipe) in zip(self._given, self._others, strict=True) if given]:
                 if not wait(busy, max(0.0, end - monotonic())):
-                    return self.close()
+                    return self.close(0.0)
                 self._hear()
         except (RollmuxError, OSError, EOFError):  # whoever asks for the gradient hears of it
-            self.close()
+            self.close(0.0)
 
     def gradient(self, version: int, samples: Sequence[Sample]) -> Stats:
         """Leaves the whole gradient in `grad`."""
@@ -186,8 +186,8 @@ class Replicated:
             _join(0, self._replicas, store)
         self._begin_anew()
 
-    def close(self) -> None:
-        """Ends the others. Whatever comes next begins them anew."""
+    def close(self, patience_s: float = _END_S) -> None:
+        """Ends the others, who have so long to end themselves. Whatever comes next begins them anew."""
         others, self._others = self._others, []
         self._begin_anew()
         for _, pipe in others:
@@ -195,7 +195,7 @@ class Replicated:
         if others and dist.is_initialized():
             dist.destroy_process_group()
         for process, _ in others:
-            process.join(_END_S)
+            process.join(patience_s)
             process.kill()
             process.join()
 

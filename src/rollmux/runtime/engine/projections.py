@@ -6,6 +6,7 @@ a decode step has, and costs the weights' memory a second time. Where a processo
 copy is in single precision, and costs it a third time.
 """
 
+import platform
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -93,4 +94,6 @@ def packed_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype | None
 
 def has_bfloat16() -> bool:
     """Whether this processor multiplies it: imitated, it takes many times as long as single precision."""
+    if platform.machine() in ("x86_64", "AMD64"):  # where oneDNN takes any with AVX-512 for one
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
