@@ -2,13 +2,15 @@
 
 import random
 from collections import Counter
+from contextlib import suppress
 from threading import Event, Thread
 from time import sleep
 from typing import Any
 
 import pytest
 
-from rollmux.client import LeaseLost
+from rollmux.client import LeaseLost, Mux, Stopped
+from rollmux.errors import RollmuxError
 from rollmux.mux.job import PhaseKind
 from rollmux.protocol.messages import Ask, Listen, Report, Said
 from tests.client.world import Crowd, Engine, Fate, Floor, World, job_data, soon
@@ -223,6 +225,59 @@ def test_nobody_says_that_nodes_are_free_while_state_is_still_leaving_them() -> 
     crowd.join()
     assert met == [False]
     assert [world.ended(name) for name in "ab"] == ["finished"] * 2
+
+
+class Stuck(Engine):
+    """State that does not leave."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def offload(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [RollmuxError("others hold 5 GB"), RuntimeError("out of memory")], ids=["ours", "its"]
+)
+@pytest.mark.parametrize("when", ["the work raises", "the work is done", "somebody comes"])
+def test_nodes_that_state_could_not_leave_are_given_to_nobody_before_its_job_is_over(
+    when: str, error: Exception
+) -> None:
+    """The lease runs out, the job is told to end, and only then does the next one begin."""
+    world, engine, crowd, begun = World(lease_s=1.0, drain_s=1.0), Stuck(error), Crowd(), list[float]()
+
+    def neighbour(other: Mux) -> None:
+        with other, other.phase("rollout"):
+            begun.append(world.now)
+
+    with world.connect(job_data("a")) as mux:
+        if when == "somebody comes":
+            with mux.phase("rollout", state=engine):
+                pass
+            other = world.connect(job_data("b"))
+            crowd.start(lambda: neighbour(other))
+        else:
+            other = world.connect(job_data("b"))
+            with pytest.raises(type(error)), mux.phase("rollout", state=engine):  # noqa: PT012
+                crowd.start(lambda: neighbour(other))
+                sleep(0.1)
+                if when == "the work raises":
+                    raise ValueError("a bad prompt")
+        left = world.now
+        with pytest.raises(Stopped):  # noqa: PT012  it tries to go on
+            if when == "somebody comes":
+                with mux.phase("train"):
+                    pass
+            while True:
+                with suppress(LeaseLost), mux.phase("rollout"):
+                    pass
+        assert engine.here
+        assert not begun or begun[0] - left > 0.8
+    crowd.join()
+    assert begun
+    assert world.said("a", Said.FAILED) == world.said("a", Said.OFFLOADED) == []
 
 
 def test_a_body_that_raises_gives_its_nodes_back_and_the_job_may_try_again() -> None:

@@ -52,7 +52,7 @@ class Heart(Thread):
         with link.lock:
             mine = {stint.lease.epoch for stint in link.stints.values() if stint.lease is not None}
             mine |= {held.epoch for held in self._held if (held.kind, held.iteration) in link.wanted}
-            return tuple(sorted(mine - link.finished))
+            return tuple(sorted(mine - link.finished - (link.stuck - link.moving)))
 
     def _parked(self) -> dict[PhaseKind, int]:
         with self.link.lock:

@@ -64,6 +64,7 @@ class Link:
         self.finished: set[int] = set()  # leases that we are done with, and don't know to be committed
         self.parked: dict[PhaseKind, tuple[int, State]] = {}  # state that may stay on the nodes, and since which lease
         self.moving: set[int] = set()  # leases whose state is just being moved off
+        self.stuck: set[int] = set()  # these, and leases whose state could not be moved off
 
     @property
     def attempt(self) -> int:
@@ -93,7 +94,7 @@ class Link:
             wait_s = self.wait_s
             if turn.done:
                 raise AlreadyCommitted(f"{kind.value}({iteration}) of job {self.job} is committed: go on from there")
-            if turn.lease is not None and turn.lease.epoch != paused:
+            if turn.lease is not None and turn.lease.epoch != paused and self._has_left(turn.lease.epoch):
                 return turn.lease
             said.once(turn.reason, turn.expected_s)
 
@@ -123,7 +124,7 @@ class Link:
     def _has_left(self, epoch: int) -> bool:
         """Whether no state is left behind under this lease. What is just being moved off is waited for, a little."""
         with self.lock:
-            return self.lock.wait_for(lambda: epoch not in self.moving, MOVING_S)
+            return self.lock.wait_for(lambda: epoch not in self.stuck, MOVING_S)
 
     def report(self, said: Said, epoch: int, reason: str = "", patience_s: float = 0.0) -> Heard:
         return self.send(
@@ -184,14 +185,29 @@ class Link:
         """Somebody else needs the nodes on which state was left."""
         with self.lock:
             state = self.unpark(kind, epoch)
-            if epoch in self.moving:
+            if epoch in self.stuck:
                 return
-            self.moving.add(epoch)
-        offload(state or ())
-        with self.lock:
-            self.moving.discard(epoch)  # where it fails the nodes are not free, and nobody may say so
-            self.lock.notify_all()
+            self.stuck.add(epoch)
+        self.clear(epoch, state or ())
         self.report(Said.OFFLOADED, epoch)
+
+    def clear(self, epoch: int, state: State) -> float:
+        """Moves state off a lease's nodes; returns the seconds that it took.
+
+        Where that fails the nodes are not free, and nobody may say so: the lease runs out, and the job is ended.
+        """
+        with self.lock:
+            self.moving.add(epoch)
+            self.stuck.add(epoch)
+        try:
+            took_s = offload(state)
+            with self.lock:
+                self.stuck.discard(epoch)
+            return took_s
+        finally:
+            with self.lock:
+                self.moving.discard(epoch)
+                self.lock.notify_all()
 
 
 class Saying:

@@ -8,7 +8,7 @@ import logging
 from time import monotonic
 
 from rollmux.client.link import Link
-from rollmux.client.residency import State, load, moves, offload, size
+from rollmux.client.residency import State, load, moves, size
 from rollmux.client.timings import Timing
 from rollmux.errors import RollmuxError
 from rollmux.mux.job import PhaseKind
@@ -104,23 +104,26 @@ class Stint:
             link.give_back(lease.epoch)
 
     def give_up(self, error: BaseException) -> None:
-        """Moves off, and tells why."""
+        """Moves off, and tells why; but where that fails, nothing that would free the nodes."""
         lease = self.lease
         try:
             self.move_off()
         finally:
             self._forget()
-            if lease is not None:
+            if lease is not None and lease.epoch not in self.link.stuck:
                 self._report_failed(lease.epoch, f"{type(error).__name__}: {error}")
 
     def move_off(self) -> float:
-        loaded, self._loaded = self._loaded, ()
-        return offload(loaded)
+        if self.lease is None or not self._loaded:
+            return 0.0
+        took_s = self.link.clear(self.lease.epoch, self._loaded)
+        self._loaded = ()
+        return took_s
 
     def _move_in(self, lease: Held) -> None:
         stayed = self.link.unpark(self.kind)
         if stayed is not None and stayed != self.state:
-            offload(stayed)
+            self.link.clear(lease.epoch, stayed)
             stayed = None
         self._loaded = self.state if lease.nodes else ()  # a sync holds no nodes that it could move to
         self._load_s = load(self._loaded) if stayed is None else None
@@ -152,7 +155,7 @@ class Stint:
         try:
             heard = link.report(Said.FINISHED, epoch)
             if not heard.holds:
-                offload(link.unpark(self.kind, epoch) or ())  # it was not let stay after all
+                link.clear(epoch, link.unpark(self.kind, epoch) or ())  # it was not let stay after all
             return link.outcome(self.kind, self.iteration, heard)
         finally:
             with link.lock:
