@@ -260,6 +260,10 @@ class _Handler(BaseHTTPRequestHandler):
             f"sglang:num_running_reqs {running}\n"
             "sglang:num_used_tokens 400\n"
             "sglang:token_usage 0.25\n"
+            "sglang:max_total_num_tokens 1601\n"
+            "sglang:num_retracted_reqs 3\n"
+            "# TYPE sglang:num_retracted_requests_total counter\n"
+            "sglang:num_retracted_requests_total 7\n"
         )
 
     # Generation.

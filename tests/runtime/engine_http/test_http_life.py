@@ -395,6 +395,9 @@ def test_the_driver_tells_what_processes_hold(tmp_path: Path) -> None:
         nvidia_smi([12], str(command))()
     with pytest.raises(MemoryHeld, match="does not tell"):
         nvidia_smi([12], str(tmp_path / "missing"))()
+    command.write_text("#!/bin/sh\necho '4242, 70000'\n")
+    with pytest.raises(MemoryHeld, match=r"lists none of \[12\]"):
+        nvidia_smi([12], str(command))()
 
 
 def test_the_environment_of_a_process_can_be_read() -> None:

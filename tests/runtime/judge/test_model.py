@@ -1,5 +1,6 @@
 """What a judge says is what the model says, however few of its layers stay on the device."""
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +33,35 @@ class Free:
 
 
 class LateMemory(CpuMemory):
-    """Copies as late as it may, and until then there is nothing in the buffer that is a number."""
+    """Copies as late as it may, and until then there is nothing in the buffer that is a number. As on a GPU, what is
+    freed between `expect` and `release` must be what was expected, and who pins unpins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pinned: list[Tensor] = []
+        self._there: list[tuple[weakref.ref[Tensor], int]] = []
+        self._then = self._expected = 0
+
+    def allocate(self, nbytes: int) -> Tensor:
+        piece = super().allocate(nbytes)
+        self._there.append((weakref.ref(piece), nbytes))
+        return piece
+
+    def expect(self, nbytes: int, in_one: bool) -> None:
+        self._then, self._expected = self._held(), nbytes
+
+    def release(self) -> None:
+        assert self._then - self._held() >= self._expected
+        super().release()
+
+    def pin(self, data: Tensor) -> None:
+        self.pinned.append(data)
+
+    def unpin(self) -> None:
+        self.pinned.clear()
+
+    def _held(self) -> int:
+        return sum(nbytes for piece, nbytes in self._there if piece() is not None)
 
     def transfer(self) -> Any:
         return _Late()
@@ -86,7 +115,8 @@ def test_a_judge_says_what_a_plain_forward_says(judge: ModelJudge) -> None:
 def test_it_says_the_same_with_any_number_of_layers_on_the_device(
     resident: int, memory: type[CpuMemory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge_model, "memory_of", lambda _: memory())
+    made = memory()
+    monkeypatch.setattr(judge_model, "memory_of", lambda _: made)
     free = Free()
     judge = ModelJudge(model(), free, host_bytes_per_s=1.0, flops_per_s=1e15)  # so slow a link that all it can stays
     everything = judge.judge(QUESTIONS)
@@ -102,7 +132,9 @@ def test_it_says_the_same_with_any_number_of_layers_on_the_device(
         assert len(judge.plan.streamed) == LAYERS - resident
         assert judge.plan.device_bytes <= free.nbytes
         assert judge.device_bytes_of_layers == (resident + 2) * layer_bytes
+    assert not isinstance(made, LateMemory) or len(made.pinned) == 1
     judge.close()
+    assert not isinstance(made, LateMemory) or not made.pinned
 
 
 def test_a_pass_that_was_broken_off_does_not_spoil_the_next() -> None:

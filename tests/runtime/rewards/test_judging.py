@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from math import exp, log
+from time import monotonic, sleep
 
 import pytest
 
@@ -76,6 +77,39 @@ def test_a_judge_that_raises_fails_its_pass_and_goes_on() -> None:
         assert (await pool.score(task("mostly y"))).status is Status.SCORE
 
     judged(both, Scripted())
+
+
+def test_a_judge_that_says_nonsense_fails_its_pass_and_goes_on() -> None:
+    class Odd(Scripted):
+        def said(self, tasks: Sequence[JudgeTask]) -> Sequence[list[float] | str]:
+            found = super().said(tasks)
+            return [*found, found[0]] if "one too many" in tasks[0].fields["said"] else found
+
+    async def both(pool: RewardPool) -> None:
+        failed = await pool.score(task("mostly y, one too many"))
+        assert failed.status is Status.ERROR
+        assert failed.detail.startswith("ValueError: ")
+        assert (await pool.score(task("mostly y"))).status is Status.SCORE
+
+    judged(both, Odd())
+
+
+def test_a_judge_that_hangs_for_ever_holds_up_no_pool_that_closes() -> None:
+    judge = Scripted()
+
+    async def hung() -> None:
+        settings = JudgeSettings(lambda: judge, cap_s=0.3)
+        async with RewardPool(PoolSettings(turns={Kind.JUDGE: 8}, judge=settings)) as pool:
+            judge.hold.clear()
+            assert (await pool.score(task("mostly y"))).status is Status.TIMEOUT
+
+    asyncio.run(asyncio.wait_for(hung(), 20))
+    assert not judge.closed
+    judge.hold.set()
+    end = monotonic() + 20
+    while not judge.closed:
+        assert monotonic() < end, "it is closed once it comes back"
+        sleep(0.01)
 
 
 def test_answers_that_the_judge_hardly_gives_are_no_judgement() -> None:

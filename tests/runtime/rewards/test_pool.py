@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic
 
 import pytest
 
@@ -48,6 +49,12 @@ def test_a_function_without_a_score_is_an_error(pooled: Pooled, name: str) -> No
     assert reward.detail
 
 
+def test_a_task_that_can_not_be_asked_is_an_error_of_its_own(pooled: Pooled) -> None:
+    reward = pooled.score(FunctionTask("tests.runtime.rewards.scores:soon", {"text": {1, 2}}))
+    assert reward.status is Status.ERROR
+    assert reward.detail.startswith("TypeError: ")
+
+
 def test_a_function_that_hangs_costs_its_cap_and_leaves_nothing_behind(pooled: Pooled) -> None:
     reward = pooled.score(function("hangs_with_children"))
     assert (reward.status, reward.score) == (Status.TIMEOUT, None)
@@ -66,6 +73,19 @@ def test_coroutines_are_awaited_within_their_cap(pooled: Pooled) -> None:
         await asyncio.sleep(1000)
         return 1.0
 
+    async def stubborn() -> float:
+        for _ in range(40):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.05)
+        return 1.0
+
+    async def calls_itself_off() -> float:
+        raise asyncio.CancelledError
+
+    began = monotonic()
+    assert pooled.score(AsyncTask(stubborn)).status is Status.TIMEOUT
+    assert monotonic() - began < 1.5, "it goes on for 2 s"
+    assert pooled.score(AsyncTask(calls_itself_off)).status is Status.ERROR
     assert pooled.score(AsyncTask(good)).value == 0.75
     assert pooled.score(AsyncTask(bad)).status is Status.ERROR
     assert pooled.score(AsyncTask(endless)).status is Status.TIMEOUT

@@ -87,7 +87,7 @@ class ModelJudge:
 
     def close(self) -> None:
         """Gives the layers' device memory back; the model is of no use any more."""
-        self.layers.release()
+        self.layers.close()
 
     def _make_room(self, tokens: int, batch: int) -> None:
         plan = self._budget.plan(-(-tokens // self._page_tokens) * self._page_tokens, self._free_bytes(), batch)

@@ -77,15 +77,19 @@ class StreamedLayers:
         """Gives all device memory back; `arrange` takes it again."""
         if self._device is None:
             return
-        for transfer in self._coming.values():
-            transfer.finish()
+        while self._coming:  # and nothing looks at the piece any more
+            self._coming.popitem()[1].finish()
+        self._memory.expect(self._device.nbytes, in_one=True)
         for parameters in self._parameters:
             for parameter in parameters:
                 parameter.data = torch.empty(0, dtype=self._dtype, device=self._memory.device)
-        nbytes, self._device = self._device.nbytes, None
-        self._coming, self._held, self._streamed = {}, [], None
-        self._memory.expect(nbytes, in_one=True)
+        self._held, self._streamed, self._device = [], None, None
         self._memory.release()
+
+    def close(self) -> None:
+        """Gives back host memory's pins too; the layers are of no use any more."""
+        self.release()
+        self._memory.unpin()
 
     def __iter__(self) -> Iterator[Layer]:
         streamed = self._streamed or ()

@@ -18,6 +18,7 @@ from rollmux.runtime.sandbox import Cause, Ended, Program, RunLimits, Sandbox, f
 _CHANNEL = 3
 _CALL = "from rollmux.runtime.rewards.functions import call\ncall({function!r}, {arguments!r})"
 _TIME = (Cause.CPU_LIMIT, Cause.WALL_LIMIT)
+_LEFT = set["asyncio.Future[object]"]()  # what is under way, and what has not heeded that nobody waits for it any more
 
 
 class FunctionScorer:
@@ -43,18 +44,31 @@ class FunctionScorer:
 
 
 async def score_here(task: AsyncTask, cap_s: float) -> Reward:
-    """Awaits the caller's own coroutine; what it raises is an error, and its cap a timeout."""
+    """Awaits the caller's own coroutine. What it raises is an error, and its cap a timeout, heeded or not."""
     loop = asyncio.get_running_loop()
     start_s = loop.time()
+    work = asyncio.ensure_future(_value(task))
+    _LEFT.add(work)
+    work.add_done_callback(_LEFT.discard)
     try:
-        async with asyncio.timeout(cap_s) as cap:
-            value = await task.call()
-    except Exception as error:  # noqa: BLE001 - the caller's code may raise anything, and the pool goes on
-        wall_s = loop.time() - start_s
-        if cap.expired():
-            return Reward(Status.TIMEOUT, None, f"no score within {cap_s:g} s", 0.0, wall_s)
-        return Reward(Status.ERROR, None, f"{type(error).__name__}: {error}", 0.0, wall_s)
-    return scored(value, 0.0, loop.time() - start_s)
+        await asyncio.wait([work], timeout=cap_s)
+    finally:
+        work.cancel()
+    wall_s = loop.time() - start_s
+    if not work.done():
+        return Reward(Status.TIMEOUT, None, f"no score within {cap_s:g} s", 0.0, wall_s)
+    value = work.result()
+    if isinstance(value, BaseException):
+        return Reward(Status.ERROR, None, f"{type(value).__name__}: {value}", 0.0, wall_s)
+    return scored(value, 0.0, wall_s)
+
+
+async def _value(task: AsyncTask) -> object:
+    """What it returns, or raises: the caller's code may raise anything, and the pool goes on."""
+    try:
+        return await task.call()
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - nobody waits for one that is called off
+        return error
 
 
 def scored(value: object, cpu_s: float, wall_s: float) -> Reward:

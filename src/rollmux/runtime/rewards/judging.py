@@ -7,15 +7,19 @@ is over while others are judged is a timeout that does not wait for them.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from math import exp, isfinite
-from typing import Protocol
+from queue import SimpleQueue
+from threading import Thread
+from typing import Protocol, TypeVar
 
 from rollmux.checks import MAX_SECONDS, Checks
 from rollmux.runtime.rewards.reward import Reward, Status
 from rollmux.runtime.rewards.tasks import JudgeTask
+
+Result = TypeVar("Result")
 
 
 class Judge(Protocol):
@@ -50,34 +54,65 @@ class _Waiting:
     reward: asyncio.Future[Reward]
 
 
+class _OneThread:
+    """Calls one after the other, in a thread that holds up no process that ends."""
+
+    def __init__(self) -> None:
+        self._calls = SimpleQueue[Callable[[], None] | None]()
+        Thread(target=self._run, name="judge", daemon=True).start()
+
+    def do(self, call: Callable[..., Result], *args: object) -> "asyncio.Future[Result]":
+        future = Future[Result]()
+
+        def made() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(*args))
+                except BaseException as error:  # noqa: BLE001 - whoever awaits it is told
+                    future.set_exception(error)
+
+        self._calls.put(made)
+        return asyncio.wrap_future(future)
+
+    def end(self) -> None:
+        """After what was asked for."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
 class JudgeScorer:
     """An async context manager around one judge."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
-        self._thread = ThreadPoolExecutor(1, "judge")
+        self._thread = _OneThread()
         self._waiting: deque[_Waiting] = deque()
         self._come = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "JudgeScorer":
-        loop = asyncio.get_running_loop()
         try:
-            self._judge = await loop.run_in_executor(self._thread, self._settings.open_judge)
+            self._judge = await self._thread.do(self._settings.open_judge)
         except BaseException:
-            self._thread.shutdown(wait=False)
+            self._thread.end()
             raise
         self._serving = asyncio.create_task(self._serve())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """A pass that runs is waited for: a thread can't be killed."""
+        """A pass that runs is waited for, as a thread can't be killed; but not for longer than a task would be."""
         if self._serving is not None:
             self._serving.cancel()
             with suppress(asyncio.CancelledError):
                 await self._serving
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._judge.close)
-        self._thread.shutdown()
+        closing = self._thread.do(self._judge.close)
+        self._thread.end()
+        await asyncio.wait([closing], timeout=self._settings.cap_s)
+        if closing.done():
+            closing.result()
 
     async def score(self, task: JudgeTask) -> Reward:
         loop = asyncio.get_running_loop()
@@ -116,11 +151,12 @@ class JudgeScorer:
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         try:
-            said = await loop.run_in_executor(self._thread, self._judge.said, tasks)
+            said = await self._thread.do(self._judge.said, tasks)
+            wall_s = loop.time() - start_s
+            return [self._reward(task, each, wall_s) for task, each in zip(tasks, said, strict=True)]
         except Exception as error:  # noqa: BLE001 - whatever a judge raises is its tasks' error, and the next pass goes on
-            said = [f"{type(error).__name__}: {error}"] * len(tasks)
-        wall_s = loop.time() - start_s
-        return [self._reward(task, each, wall_s) for task, each in zip(tasks, said, strict=True)]
+            told = f"{type(error).__name__}: {error}"
+            return [Reward(Status.ERROR, None, told, 0.0, loop.time() - start_s)] * len(tasks)
 
     def _reward(self, task: JudgeTask, said: list[float] | str, wall_s: float) -> Reward:
         """Of a pass that others shared: its time is the pass's."""

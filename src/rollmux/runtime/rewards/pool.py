@@ -151,6 +151,8 @@ class RewardPool:
                     return await self._scored(task)
                 except (SandboxError, OSError) as error:
                     broke = str(error)
+                except Exception as error:  # noqa: BLE001 - a task that can't be asked at all has one reward too
+                    return Reward(Status.ERROR, None, f"{type(error).__name__}: {error}")
         return Reward(Status.ERROR, None, broke)
 
     async def _scored(self, task: Task) -> Reward:

@@ -70,7 +70,10 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def nvidia_smi(pids: Collection[int], command: str = "nvidia-smi") -> Callable[[], int]:
-    """Asks the driver how much processes of this machine hold, on all its GPUs together."""
+    """Asks the driver how much processes of this machine hold, on all its GPUs together.
+
+    Whoever has touched a GPU is listed as long as it lives, asleep too; numbers as a container knows them are not.
+    """
     wanted = frozenset(pids)
 
     def held() -> int:
@@ -78,10 +81,16 @@ def nvidia_smi(pids: Collection[int], command: str = "nvidia-smi") -> Callable[[
         try:
             page = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
             rows = [line.split(",") for line in page.splitlines() if line.strip()]
-            return sum(int(used) * 2**20 for pid, used in rows if int(pid) in wanted)
+            known = [int(used) * 2**20 for pid, used in rows if int(pid) in wanted]
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             raise MemoryHeld(
                 f"{command} does not tell what {sorted(wanted)} hold, so nothing is free: {error}"
             ) from error
+        if not known:
+            raise MemoryHeld(
+                f"{command} lists none of {sorted(wanted)}, so nothing is known to be free: name the processes that "
+                "compute, by the numbers that the driver knows them by"
+            )
+        return sum(known)
 
     return held

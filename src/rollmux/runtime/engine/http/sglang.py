@@ -108,19 +108,18 @@ class Sglang(Alike):
         return Call("GET", "/get_model_info")
 
     def read_gauges(self, reply: Reply) -> Gauges:
-        """Only there if the server was started with `--enable-metrics`."""
+        """Only there if the server was started with `--enable-metrics`. Shares are told to two places: too few."""
         found = Metrics(reply.content.decode())
-        held, share = found.sum("sglang:num_used_tokens"), found.share("sglang:token_usage")
         return Gauges(
             running=found.sum("sglang:num_running_reqs"),
             waiting=found.sum("sglang:num_queue_reqs"),
-            room_tokens=round(held / share) if share else 0,
-            held_tokens=held,
+            room_tokens=found.sum("sglang:max_total_num_tokens"),
+            held_tokens=found.sum("sglang:num_used_tokens"),
             nbytes=0,
             generated_tokens=found.sum("sglang:generation_tokens_total"),
             prefilled_tokens=found.sum("sglang:prompt_tokens_total"),
             recomputed_tokens=0,
-            preemptions=found.sum("sglang:num_retracted_reqs"),
+            preemptions=found.sum("sglang:num_retracted_requests_total"),
             ended=found.sum("sglang:num_requests_total"),
         )
 
