@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -334,6 +335,50 @@ def test_a_copy_that_was_tampered_with_is_refused(budget: Budget) -> None:
     resident.close(keep=True)
     with pytest.raises(BadCopy, match=r"chunk 1 of version 1 in .*a\.state does not have its checksum"):
         Resident.attach({"w": torch.ones(BIG)}, name="a", budget=budget)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_an_optimizer_goes_on_after_a_crash_as_if_nothing_had_been(budget: Budget, gradients: bool) -> None:
+    def trained(steps: int, state: Any, drawn: torch.Generator) -> None:
+        for _ in range(steps):
+            loss = state["model"](torch.randn(4, 3, generator=drawn)).square().sum()
+            loss.backward()
+            state["optimizers"][0].step()
+            state["optimizers"][0].zero_grad(set_to_none=not gradients)
+
+    def new() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+        return {"model": model, "optimizers": [torch.optim.AdamW(model.parameters(), lr=0.1)]}
+
+    plain, dies = new(), new()
+    trained(4, plain, torch.Generator().manual_seed(1))
+    drawn = torch.Generator().manual_seed(1)
+    trained(2, dies, drawn)
+    resident = Resident(dies, name="a", budget=budget, survive_s=60)
+    resident.offload()
+    resident.close(keep=True)
+    again = new()
+    Resident.attach(again, name="a", budget=budget).load()
+    trained(2, again, drawn)
+    for one, other in zip(plain["model"].parameters(), again["model"].parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_optimizer_whose_state_is_not_taken_over_begins_as_new(budget: Budget) -> None:
+    model = nn.Linear(3, 5)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    resident = Resident([model, optimizer], name="a", budget=budget, survive_s=60)
+    resident.offload()
+    resident.close(keep=True)
+    other = nn.Linear(3, 6)
+    fresh = torch.optim.AdamW(other.parameters())
+    with pytest.raises(Unfit, match="build the state as it was"):
+        Resident.attach([other, fresh], name="a", budget=budget)
+    assert not fresh.state
+    assert all(parameter.grad is None for parameter in other.parameters())
 
 
 def test_what_was_not_to_outlive_its_process_is_not_taken_over(budget: Budget) -> None:

@@ -4,8 +4,9 @@ The unit is the storage, not the tensor: what shares memory (tied weights, views
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 import torch
@@ -60,6 +61,13 @@ class Layout:
     def split(self, flat: Tensor) -> tuple[Tensor, ...]:
         """A flat memory in its chunks."""
         return torch.split(flat, CHUNK_BYTES)
+
+    def blanks(self, device: torch.device) -> dict[str, Callable[[], Tensor]]:
+        """What makes a tensor like each of these, by name."""
+        return {
+            place.name: partial(torch.empty, place.size, dtype=getattr(torch, place.dtype), device=device)
+            for place in self.places
+        }
 
     def view(self, place: Place, flat: Tensor) -> Tensor:
         """The tensor of this place in such a flat memory."""

@@ -3,8 +3,9 @@
 Every tensor object comes once, under the first name that leads to it. What is not looked into is refused, not skipped.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from itertools import chain
 
 import torch
@@ -35,6 +36,45 @@ def leaves(state: object) -> list[Leaf]:
         if leaf.tensor.is_leaf and leaf.tensor.grad is not None:
             _meet(found, f"{leaf.name}.grad", leaf.tensor.grad)
     return [leaf for leaf in found.values() if leaf.tensor.untyped_storage().nbytes()]
+
+
+def fill(state: object, known: Mapping[str, Callable[[], Tensor]]) -> Callable[[], None]:
+    """Makes moments for optimizers that have made no step, and gradients that are not there yet, if they are known.
+
+    Returns how they are taken away again.
+    """
+    moments: dict[str, dict[str, Callable[[], Tensor]]] = {}
+    for name, blank in known.items():
+        above, _, key = name.rpartition(".")
+        moments.setdefault(above, {})[key] = blank
+    undo = list[Callable[[], object]]()
+    for name, optimizer in _optimizers("", state):
+        for place, parameter in enumerate(_parameters(optimizer)):
+            missing = moments.get(_under(name, f"state.{place}"))
+            if missing and not optimizer.state.get(parameter):
+                optimizer.state[parameter] = {key: blank() for key, blank in missing.items()}
+                undo.append(partial(optimizer.state.pop, parameter))
+    for leaf in leaves(state):
+        tensor, made = leaf.tensor, known.get(f"{leaf.name}.grad")
+        if made is not None and tensor.is_leaf and tensor.grad is None:
+            gradient = made()
+            if (gradient.shape, gradient.dtype) == (tensor.shape, tensor.dtype):
+                tensor.grad = gradient
+                undo.append(partial(setattr, tensor, "grad", None))
+
+    def empty() -> None:
+        for each in undo:
+            each()
+
+    return empty
+
+
+def _optimizers(name: str, value: object) -> Iterator[tuple[str, Optimizer]]:
+    if isinstance(value, Optimizer):
+        yield name, value
+    elif not isinstance(value, (*PLAIN, Tensor, nn.Module)):
+        for below, item in _items(name, value):
+            yield from _optimizers(_under(name, below), item)
 
 
 def _meet(found: dict[int, Leaf], name: str, tensor: Tensor) -> None:
@@ -74,12 +114,16 @@ def _items(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _optimizer(name: str, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = _parameters(optimizer)
     for place, parameter in enumerate(parameters):
         yield from _walk(_under(name, f"params.{place}"), parameter)
     for place, parameter in enumerate(parameters):
         if parameter in optimizer.state:
             yield from _walk(_under(name, f"state.{place}"), optimizer.state[parameter])
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _under(name: str, below: str) -> str:

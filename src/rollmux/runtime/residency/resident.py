@@ -16,6 +16,7 @@ from rollmux.runtime.residency.errors import BadCopy, NoRoom, Unfit, shown
 from rollmux.runtime.residency.host_copy import HostCopy
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import Layout
+from rollmux.runtime.residency.leaves import fill
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.moves import bring, change, save
 from rollmux.runtime.residency.on_device import OnDevice
@@ -70,13 +71,16 @@ class Resident:
     ) -> "Resident":
         """Takes over what a dead process has left, or joins a living one that shares it.
 
-        `state` is built like theirs; its values are of no matter. It is offloaded, and `load` brings the host's.
+        `state` is built like theirs; its values are of no matter, and optimizers need not have made a step. It is
+        offloaded, and `load` brings the host's.
         """
         self, device = cls.__new__(cls), OnDevice(state, name, memory)
         kept = Kept.join(budget, name, device.memory, shared=shared)
+        empty = fill(state, kept.host.layout.blanks(device.memory.device))
         try:
             device.expect(kept.host.layout)
         except BaseException:
+            empty()
             kept.leave()
             raise
         self._slots, self._survive_s, self._declared_bytes, self._rebuild = kept.host.slots, 0.0, None, rebuild
