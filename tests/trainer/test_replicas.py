@@ -176,7 +176,9 @@ def test_a_replica_has_so_many_groups_at_once_and_gets_more_when_it_has_done_the
         assert not handed
 
 
-@pytest.mark.parametrize("hindrance", ["none", "too slow", "killed", "refuses"])
+@pytest.mark.parametrize(
+    "hindrance", ["none", "too slow", *(pytest.param(each, marks=pytest.mark.slow) for each in ("killed", "refuses"))]
+)
 def test_nobody_computes_on_nodes_that_were_given_back_and_nothing_is_trained_twice(hindrance: str) -> None:
     batch = samples(DRAWN, 0.15)
     first, second, third, _ = groups(batch)
