@@ -2,78 +2,31 @@
 
 Ranks are processes in network namespaces of their own, in two clusters that a shaped link joins (jumbo frames, as
 between data centres). Bytes are those that the link's own interface has counted, headers and all. A receiver's copy is
-compared with what was sent after every run. Needs root and iproute2; where that is not given it says so and ends.
+compared with what was sent after every run. Then the leading sender is killed at moments spread over a transfer. Needs
+root and iproute2; where that is not given it says so and ends.
 """
 
-import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.figures.goals import Goal, show
-from benchmarks.figures.slow_link import MTU, Fabric, NotPermitted, fabric
+from benchmarks.figures.slow_link import MTU, NotPermitted, fabric
+from benchmarks.figures.sync_kills import kills
 from benchmarks.figures.sync_rank import plan_of
-from benchmarks.harness import ROOT, arguments, record, table
+from benchmarks.figures.sync_ranks import Ranks, completed, running, told
+from benchmarks.harness import arguments, record, table
 
 GOAL_BYTES, GOAL_TIME = 1.02, 1.10
+LAST_KILL = 1.1  # of the time that the link alone needs
 TWO_STAGE, DELTA, FLAT, GATHER = "two stages", "delta of 1 %", "flat broadcast", "all-gather"
 # Tensor and data parallel ranks of the senders and of the receivers.
 SHAPES = {"2→2": ((2, 1), (1, 2)), "4→4": ((4, 1), (2, 2)), "2→6": ((2, 1), (1, 6))}
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """The processes of both sides; each answers a line with a line."""
-
-    fabric: Fabric
-    senders: tuple["subprocess.Popen[str]", ...]
-    receivers: tuple["subprocess.Popen[str]", ...]
-
-    @property
-    def all(self) -> tuple["subprocess.Popen[str]", ...]:
-        return (*self.senders, *self.receivers)
-
-
-def told(ranks: "Sequence[subprocess.Popen[str]]", order: Callable[[int], dict[str, object]]) -> list[Any]:
-    """Tells all of them at once; returns what they answer."""
-    for number, rank in enumerate(ranks):
-        assert rank.stdin is not None
-        print(json.dumps(order(number)), file=rank.stdin, flush=True)
-    answers = []
-    for rank in ranks:
-        assert rank.stdout is not None
-        line = rank.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a rank ended with {rank.wait()}: what it said is above")
-        answers.append(json.loads(line))
-    return answers
-
-
-@contextmanager
-def running(made: Fabric, sizes: dict[str, object], folder: Path) -> Iterator[Ranks]:
-    def start(space: str, role: str, rank: int) -> "subprocess.Popen[str]":
-        command = ["ip", "netns", "exec", space, sys.executable, "-m", "benchmarks.figures.sync_rank"]
-        command += [role, str(rank), str(folder / f"{role}-{rank}"), json.dumps(sizes)]
-        return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    with ExitStack() as stack:
-        found = []
-        for role, spaces in (("senders", made.senders), ("receivers", made.receivers)):
-            each = tuple(start(space, role, rank) for rank, space in enumerate(spaces))
-            for process in each:
-                stack.push(process)
-                stack.callback(process.kill)
-            found.append(each)
-        yield Ranks(made, *found)
 
 
 def synced(ranks: Ranks, version: int, *, two_stage: bool = True, delta: bool = False) -> dict[str, float]:
@@ -96,7 +49,7 @@ def synced(ranks: Ranks, version: int, *, two_stage: bool = True, delta: bool = 
 def flipped(ranks: Ranks, epoch: int, addresses: list[Any]) -> float:
     """Seconds from the word to the leader's answer that all receivers serve the version."""
     began = time.perf_counter()
-    told(ranks.senders, lambda _: {"do": "sync", "epoch": epoch, "addresses": addresses})
+    completed(ranks, {"epoch": epoch, "addresses": addresses})
     return time.perf_counter() - began
 
 
@@ -113,12 +66,25 @@ def counted(ranks: Ranks, run: Callable[[], float]) -> dict[str, float]:
     return {"seconds": seconds, "forth": after["forth"] - before["forth"], "back": after["back"] - before["back"]}
 
 
+def sizes_of(name: str, args: Namespace) -> dict[str, object]:
+    senders, receivers = SHAPES[name]
+    return {"layers": args.layers, "width": args.width, "senders": senders, "receivers": receivers}
+
+
+def kill_run(name: str, args: Namespace, folder: Path) -> list[dict[str, object]]:
+    """The leader dies once in each of so many attempts, the last time about when all has landed."""
+    sizes = sizes_of(name, args)
+    exchange = plan_of(sizes, True).exchange
+    many = len(exchange.senders.ranks), len(exchange.receivers.ranks)
+    moments = [(number + 0.5) / args.kills * LAST_KILL for number in range(args.kills)]
+    with fabric(*many, args.mbit) as made, running(made, sizes, folder) as ranks:
+        found = kills(ranks, moments, exchange.model_bytes * 8 / (args.mbit * 1e6), exchange.model_bytes)
+    return [{"ranks": name, **each.row()} for each in found]
+
+
 def shape_run(name: str, args: Namespace, folder: Path) -> list[dict[str, object]]:
     """All ways in turn, several times, under one shape."""
-    senders, receivers = SHAPES[name]
-    sizes: dict[str, object] = {
-        "layers": args.layers, "width": args.width, "senders": senders, "receivers": receivers
-    }  # fmt: skip
+    sizes = sizes_of(name, args)
     exchange = plan_of(sizes, True).exchange
     ideal_s = exchange.model_bytes * 8 / (args.mbit * 1e6)
     found: dict[str, list[dict[str, float]]] = {TWO_STAGE: [], DELTA: [], FLAT: [], GATHER: []}
@@ -154,9 +120,11 @@ def measure(args: Namespace) -> dict[str, object]:
     try:
         for name in names:
             rows += shape_run(name, args, folder / name)
+        broken_off = [row for name in names for row in kill_run(name, args, folder / f"{name}-killed")]
     finally:
         shutil.rmtree(folder)
     table(rows)
+    table(broken_off)
     goals = []
     for name in names:
         ours, *others = (each for each in rows if each["ranks"] == name)
@@ -165,7 +133,9 @@ def measure(args: Namespace) -> dict[str, object]:
             print(f"{name}: {other['way']} takes {times:.2f} times as long as two stages")
         goals.append(Goal(f"{name} bytes over the link / model", float(str(ours["crossed / model"])), GOAL_BYTES))
         goals.append(Goal(f"{name} time / (model / link rate)", float(str(ours["time / ideal"])), GOAL_TIME))
-    return {"mtu": MTU, "rows": rows, "goals": show(goals)}
+    looks, wrong = (sum(int(str(each[name])) for each in broken_off) for name in ("looks", "half a version"))
+    goals.append(Goal("part of looks that found a whole version", 1 - wrong / looks, 1.0, at_most=False))
+    return {"mtu": MTU, "rows": rows, "kills": broken_off, "goals": show(goals)}
 
 
 def main() -> None:
@@ -174,10 +144,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3, help="of all ways in turn")
+    parser.add_argument("--kills", type=int, default=6, help="of the leading sender, under each shape")
     parser.add_argument("--only", choices=SHAPES, help="one shape alone")
     args = parser.parse_args()
     if args.quick:
-        args.layers, args.width, args.rounds, args.only = 1, 256, 1, "2→2"
+        args.layers, args.width, args.rounds, args.kills, args.only = 1, 256, 1, 2, "2→2"
     try:
         record("sync", args, lambda: measure(args))
     except NotPermitted as reason:

@@ -9,19 +9,34 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Event, Thread
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmux.runtime.sync import Exchange, Layout, Place, Plan, Receiver, Sender, Side, TensorSpec, make_plan
+from rollmux.runtime.sync import (
+    Corrupt,
+    Exchange,
+    Layout,
+    Place,
+    Plan,
+    Receiver,
+    Sender,
+    Side,
+    SyncFailed,
+    TensorSpec,
+    make_plan,
+)  # fmt: skip
 from rollmux.runtime.sync.layout import inside, slots
 
 TOKEN = "of the benchmark alone"
 # The dimension that tensor parallelism cuts, by the last word of a tensor's name; norms are whole on every rank.
 SPLIT = {"embed": 0, "q": 0, "k": 0, "v": 0, "o": 1, "up": 0, "down": 1}
 CHUNK_BYTES = 256 * 1024
+# Between two looks at all that is served.
+LOOK_S = 0.1
 
 
 def model(layers: int, width: int) -> tuple[TensorSpec, ...]:
@@ -56,6 +71,34 @@ def words(tensor: TensorSpec, place: int, version: int, touched: bool) -> NDArra
     return found
 
 
+class Watch:
+    """Whether each look finds one whole version, every byte as its digest says."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver, self._end = receiver, Event()
+        self._looks = self._wrong = 0
+        self._versions = set[int]()
+        self._thread = Thread(target=self._look)
+        self._thread.start()
+
+    def _look(self) -> None:
+        last = False
+        while not last:
+            last = self._end.wait(LOOK_S)
+            self._looks += 1
+            with self._receiver.read() as weights:
+                self._versions.add(weights.version)
+                try:
+                    weights.verify()
+                except Corrupt:
+                    self._wrong += 1
+
+    def ended(self) -> dict[str, object]:
+        self._end.set()
+        self._thread.join()
+        return {"looks": self._looks, "wrong": self._wrong, "versions": sorted(self._versions)}
+
+
 class Rank:
     """What the lines call."""
 
@@ -63,6 +106,7 @@ class Rank:
         self.role, self.rank, self.folder, self.sizes = role, rank, folder, sizes
         self._party: Sender | Receiver | None = None
         self._group: Any = None
+        self._watch: Watch | None = None
 
     def open(self, two_stage: bool, delta: bool, host: str) -> object:
         """Each way has its own folder, so that a run finds what the one before it left: room, and another version."""
@@ -84,7 +128,10 @@ class Rank:
     def sync(self, epoch: int, addresses: list[list[str]]) -> object:
         assert isinstance(self._party, Sender)
         began = perf_counter()
-        tally = self._party.sync(epoch, addresses)
+        try:
+            tally = self._party.sync(epoch, addresses)
+        except SyncFailed as trouble:
+            return {"failed": str(trouble)}
         return {"seconds": perf_counter() - began, "sent_bytes": tally.sent_bytes, "piece_bytes": tally.piece_bytes}
 
     def check(self, version: int, touched: bool = False) -> object:
@@ -93,6 +140,16 @@ class Rank:
         parts = self._parts(self._party.plan, version, touched)
         with self._party.read() as weights:
             return all(np.array_equal(weights.words[name], part) for name, part in parts.items())
+
+    def watch(self) -> object:
+        """Reads what is served, over and over, until `seen`."""
+        assert isinstance(self._party, Receiver)
+        self._watch = Watch(self._party)
+        return None
+
+    def seen(self) -> object:
+        assert self._watch is not None
+        return self._watch.ended()
 
     def close(self) -> object:
         assert self._party is not None

@@ -1,17 +1,21 @@
 """What a judge says is what the model says, however few of its layers stay on the device."""
 
+import gc
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from rollmux.runtime.host import NoRoom
 from rollmux.runtime.judge import model as judge_model
 from rollmux.runtime.judge.model import JudgeHasNoRoom, ModelJudge, Question
 from rollmux.runtime.residency import CpuMemory
 from tests.runtime.engine.models import prompt, tiny
+from tests.runtime.residency.keeping import a_budget
 
 LAYERS = 5
 PLENTY = 1 << 30
@@ -159,3 +163,20 @@ def test_where_not_even_two_layers_fit_nothing_is_judged_until_they_do() -> None
     assert judge.judge(QUESTIONS[:1])[0] == pytest.approx(told(model(), QUESTIONS[0]), abs=1e-4)
     judge.close()
     assert judge.device_bytes_of_layers == 0
+
+
+def test_the_host_memory_of_all_layers_is_claimed_for_as_long_as_the_judge_lives() -> None:
+    with a_budget() as budget:
+        judge = ModelJudge(model(), Free(), 1e9, 1e9, claim=partial(budget.claim, "judge"))
+        assert [(each.name, each.nbytes) for each in budget.holdings()] == [
+            ("judge", LAYERS * judge.layers.layer_bytes)
+        ]
+        judge.close()
+        judge.close()
+        assert budget.holdings() == ()
+        forgotten = ModelJudge(model(), Free(), 1e9, 1e9, claim=partial(budget.claim, "judge"))
+        del forgotten
+        gc.collect()
+        assert budget.holdings() == ()
+    with a_budget(1000) as budget, pytest.raises(NoRoom, match="'judge' needs"):
+        ModelJudge(model(), Free(), 1e9, 1e9, claim=partial(budget.claim, "judge"))

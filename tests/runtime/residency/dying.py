@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from rollmux.runtime.host import Claim
 from rollmux.runtime.residency import Budget, NoRoom, Resident
-from rollmux.runtime.residency.budget import Claim
 
 LIMIT_BYTES = 500 * 10**6
 

@@ -34,11 +34,15 @@ class LateMemory(CpuMemory):
 
     window = 2
 
-    def __init__(self, copies: LateCopies, buffers: bool) -> None:
+    def __init__(self, copies: LateCopies, buffers: bool, single_numbers: bool = True) -> None:
         super().__init__()
-        self.copies, self.buffers = copies, buffers
+        self.copies, self.buffers, self.single_numbers = copies, buffers, single_numbers
         self.pins: list[str] = []
         self.staging_bytes = copies.lanes * CHUNK_BYTES if buffers else 0
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Single numbers lie on the host, as an optimizer's count of steps does, unless this device has them too."""
+        return tensor.dim() > 0 or self.single_numbers
 
     def pin(self, data: Tensor) -> None:
         self.pins.append("pin")

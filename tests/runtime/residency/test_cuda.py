@@ -1,10 +1,17 @@
-"""The same residency on a GPU; where there is none, the fake device of `test_transfer.py` stands in for its lanes."""
+"""The same residency on a GPU; where there is none, a fake of torch's books and of the driver's pins stands in."""
+
+import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from rollmux.runtime.residency import Budget, Resident, Unfit
-from rollmux.runtime.residency.cuda import CudaMemory
+from rollmux.runtime.residency import Budget, NoRoom, NotFreed, Resident, Unfit, cuda
+from rollmux.runtime.residency.cuda import STREAMS, CudaMemory
+from rollmux.runtime.residency.layout import CHUNK_BYTES
+from tests.runtime.residency.late import LateCopies
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -38,3 +45,110 @@ def test_an_allocator_that_would_keep_freed_memory_is_refused(monkeypatch: pytes
     monkeypatch.setenv(name, "expandable_segments:True")
     with pytest.raises(Unfit, match="take expandable_segments out of"):
         CudaMemory(torch.device("cuda"))
+
+
+class Gpu:
+    """As much of torch and the driver as the memory of a GPU asks for, over host memory that counts as the device's."""
+
+    device, uint8 = torch.device, torch.uint8
+
+    def __init__(self, register: int, buffers: bool) -> None:
+        self.register, self.buffers = register, buffers
+        self.pinned: set[int] = set()
+        self.keeps_bytes = self.reserved = 0
+        self._there: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
+        self.cuda = SimpleNamespace(
+            current_device=lambda: 0,
+            synchronize=lambda _: None,
+            empty_cache=self._empty_cache,
+            memory_allocated=lambda _: self._allocated(),
+            memory_reserved=lambda _: self.reserved,
+            cudart=lambda: SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self.pinned.remove),
+        )
+
+    def empty(self, size: int, *, dtype: torch.dtype, device: object = None, pin_memory: bool = False) -> Tensor:
+        if pin_memory and not self.buffers:
+            raise RuntimeError("CUDA error: out of memory")
+        made = torch.full((size,), 0xEE, dtype=dtype)
+        if not pin_memory:
+            self._there.append((weakref.ref(made.untyped_storage()), size))
+            self.reserved += size
+        return made
+
+    def put(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What was made elsewhere counts as made here."""
+        self._there += [(weakref.ref(each.untyped_storage()), each.nbytes) for each in state.values() if each.dim()]
+        self._empty_cache()
+        return state
+
+    def _allocated(self) -> int:
+        return sum(nbytes for storage, nbytes in self._there if storage() is not None)
+
+    def _empty_cache(self) -> None:
+        self.reserved = self._allocated() + self.keeps_bytes
+
+    def _register(self, address: int, nbytes: int, flags: int) -> int:
+        if not self.register:
+            self.pinned.add(address)
+        return self.register
+
+
+class Copies(LateCopies):
+    """Its lanes."""
+
+    def __init__(self, _: torch.device) -> None:
+        super().__init__(STREAMS)
+
+    def follow(self, device: torch.device) -> None: ...
+
+
+def on_a_fake(monkeypatch: pytest.MonkeyPatch, *, register: int = 0, buffers: bool = True) -> Gpu:
+    gpu = Gpu(register, buffers)
+    monkeypatch.setattr(cuda, "torch", gpu)
+    monkeypatch.setattr(cuda, "CudaCopies", Copies)
+    monkeypatch.setattr(CudaMemory, "holds", lambda _, tensor: tensor.dim() > 0)
+    return gpu
+
+
+def some(value: float) -> dict[str, Any]:
+    """More than two chunks, and a number that lies on the host."""
+    return {"w": torch.full((CHUNK_BYTES // 2 + 77,), value), "steps": torch.tensor(value)}
+
+
+@pytest.mark.parametrize("register", [0, 1], ids=["pinned where it lies", "through pinned buffers"])
+def test_state_comes_and_goes_whether_it_can_be_pinned_where_it_lies_or_not(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, register: int
+) -> None:
+    gpu = on_a_fake(monkeypatch, register=register)
+    state = gpu.put(some(1))
+    resident = Resident(state, name="a", budget=budget, memory=CudaMemory(torch.device("cuda")), survive_s=60)
+    for value in (2, 3, 4):
+        resident.offload()
+        assert gpu.cuda.memory_allocated(0) == gpu.reserved == 0
+        assert len(gpu.pinned) == (register == 0)
+        resident.load()
+        assert state["w"].eq(value - 1).all()
+        state["w"].fill_(value)
+    resident.close()
+    assert not gpu.pinned
+
+
+def test_where_nothing_can_be_pinned_nothing_is_taken(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_fake(monkeypatch, register=1, buffers=False)
+    state = some(1)
+    with pytest.raises(NoRoom, match=r"not even 8\.39 MB can be pinned: CUDA error: out of memory; raise the limit on"):
+        Resident(state, name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
+    assert budget.holdings() == ()
+    assert state["w"].eq(1).all()
+
+
+def test_memory_that_the_allocator_does_not_give_back_is_not_free(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = on_a_fake(monkeypatch)
+    resident = Resident(gpu.put(some(1)), name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
+    resident.offload()
+    resident.load()
+    gpu.keeps_bytes = CHUNK_BYTES
+    with pytest.raises(NotFreed, match=r"cuda:0: of 16\.78 MB, 16\.78 MB were freed and .* given back; look for"):
+        resident.offload()

@@ -337,8 +337,16 @@ def test_a_copy_that_was_tampered_with_is_refused(budget: Budget) -> None:
         Resident.attach({"w": torch.ones(BIG)}, name="a", budget=budget)
 
 
+def late_with_numbers_on_the_host() -> LateMemory:
+    """As where AdamW's counts of steps stay off the GPU."""
+    return LateMemory(LateCopies(2), buffers=False, single_numbers=False)
+
+
+@pytest.mark.parametrize("memory", [CpuMemory, late_with_numbers_on_the_host])
 @pytest.mark.parametrize("gradients", [True, False])
-def test_an_optimizer_goes_on_after_a_crash_as_if_nothing_had_been(budget: Budget, gradients: bool) -> None:
+def test_an_optimizer_goes_on_after_a_crash_as_if_nothing_had_been(
+    budget: Budget, gradients: bool, memory: Callable[[], CpuMemory]
+) -> None:
     def trained(steps: int, state: Any, drawn: torch.Generator) -> None:
         for _ in range(steps):
             loss = state["model"](torch.randn(4, 3, generator=drawn)).square().sum()
@@ -355,14 +363,55 @@ def test_an_optimizer_goes_on_after_a_crash_as_if_nothing_had_been(budget: Budge
     trained(4, plain, torch.Generator().manual_seed(1))
     drawn = torch.Generator().manual_seed(1)
     trained(2, dies, drawn)
-    resident = Resident(dies, name="a", budget=budget, survive_s=60)
+    resident = Resident(dies, name="a", budget=budget, memory=memory(), survive_s=60)
     resident.offload()
     resident.close(keep=True)
     again = new()
-    Resident.attach(again, name="a", budget=budget).load()
+    Resident.attach(again, name="a", budget=budget, memory=memory()).load()
     trained(2, again, drawn)
     for one, other in zip(plain["model"].parameters(), again["model"].parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_number_on_the_host_is_of_the_version_like_all_else(budget: Budget) -> None:
+    state = {"w": torch.ones(8), "steps": torch.tensor(1.0), "seen": torch.tensor(7, dtype=torch.int64)}
+    resident = Resident(state, name="a", budget=budget, memory=late_with_numbers_on_the_host(), survive_s=60)
+    resident.offload()
+    resident.load()
+    state["steps"].add_(1)
+    resident.offload()
+    assert resident.version == 2
+    resident.load()
+    resident.offload()
+    assert resident.version == 2  # nothing has changed
+    state["more"] = torch.tensor(3.0)
+    resident.load()
+    resident.offload()
+    resident.close(keep=True)
+    other = {name: torch.zeros_like(state[name]) if name != "w" else torch.zeros(8) for name in state}
+    attached = Resident.attach(other, name="a", budget=budget, memory=late_with_numbers_on_the_host())
+    attached.load()
+    assert {name: float(tensor.sum()) for name, tensor in other.items()} == {"w": 8, "steps": 2, "seen": 7, "more": 3}
+    attached.close(keep=True)
+    del other["more"]
+    with pytest.raises(Unfit, match=r"'more' is missing, and \('float32', \(\)\) in the copy"):
+        Resident.attach(other, name="a", budget=budget, memory=late_with_numbers_on_the_host())
+
+
+def test_much_that_is_on_the_host_anyway_is_no_state_that_survives(budget: Budget) -> None:
+    class Half(CpuMemory):
+        def holds(self, tensor: Tensor) -> bool:
+            return tensor.dim() == 1
+
+    state = {"w": torch.ones(8), "moments": torch.ones(600, 600)}
+    resident = Resident(state, name="a", budget=budget, memory=Half())
+    for _ in range(2):
+        resident.offload()
+        assert not state["w"].numel()
+        assert state["moments"].eq(1).all()
+        resident.load()
+    with pytest.raises(Unfit, match=r"'b' is to survive, and 1.44 MB of it are on the host, and end with this process"):
+        Resident(state, name="b", budget=budget, memory=Half(), survive_s=1)
 
 
 def test_an_optimizer_whose_state_is_not_taken_over_begins_as_new(budget: Budget) -> None:

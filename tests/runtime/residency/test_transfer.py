@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rollmux.runtime.host import Budget
 from rollmux.runtime.residency import Resident
-from rollmux.runtime.residency.budget import Budget
 from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.transfer import Direct, Staged
 from tests.runtime.residency.late import LateCopies, LateMemory

@@ -1,4 +1,4 @@
-"""One rank of an exchange whose pieces go by gloo: `python -m tests.runtime.sync.gloo_rank NUMBER FOLDER`.
+"""One rank of an exchange whose pieces go by gloo: `python -m tests.runtime.sync.gloo_rank NUMBER FOLDER DEVICE`.
 
 Number 0 sends, the others receive. Each prints what came of it.
 """
@@ -21,12 +21,12 @@ CHANGED_BY = 0.02
 
 
 def main() -> None:
-    number, folder = int(sys.argv[1]), Path(sys.argv[2])
+    number, folder, device = int(sys.argv[1]), Path(sys.argv[2]), torch.device(sys.argv[3])
     torch.set_num_threads(1)
     plan = small(senders=(1, 1), receivers=(1, 2))
     numbers: dict[Party, int] = {("sender", 0): 0, ("receiver", 0): 1, ("receiver", 1): 2}
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", world_size=3, rank=number)
-    carry = carrying(plan, numbers)
+    carry = carrying(plan, numbers, device)
     if number == 0:
         sender = Sender(plan, 0, folder / "sender", TOKEN, delta=True, carry=carry)
         addresses = [address_of(folder, rank) for rank in plan.exchange.receivers.ranks]

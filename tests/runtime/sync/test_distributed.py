@@ -23,10 +23,11 @@ def test_connections_come_in_the_same_order_for_all_and_each_direction_once() ->
 
 
 @pytest.mark.slow
-def test_pieces_go_by_gloo_between_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"], ids=["in place", "through the memory of a device, as for NCCL"])
+def test_pieces_go_by_gloo_between_processes(tmp_path: Path, device: str) -> None:
     command = [sys.executable, "-m", "tests.runtime.sync.gloo_rank"]
     ranks = [
-        subprocess.Popen([*command, str(number), str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(number), str(tmp_path), device], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for number in range(3)
     ]
     said = [[json.loads(line) for line in rank.communicate(timeout=120)[0].splitlines()] for rank in ranks]

@@ -17,6 +17,7 @@ from rollmux.runtime.engine.anatomy import Anatomy, anatomy
 from rollmux.runtime.engine.desk import Live
 from rollmux.runtime.engine.forward import Forward
 from rollmux.runtime.engine.requests import GenerationRequest
+from rollmux.runtime.host import Claim
 from rollmux.runtime.judge.streamed import StreamedLayers
 from rollmux.runtime.residency.memory import memory_of
 
@@ -42,7 +43,10 @@ class Question:
 
 
 class ModelJudge:
-    """Owns the model. `free_bytes` is asked before each pass: what the device has for all of the judge."""
+    """Owns the model. `free_bytes` is asked before each pass: what the device has for all of the judge.
+
+    `claim` asks the node for the host memory that all layers lie in: `functools.partial(budget.claim, "judge")`.
+    """
 
     def __init__(
         self,
@@ -52,10 +56,11 @@ class ModelJudge:
         flops_per_s: float,
         device: torch.device | str = "cpu",
         page_tokens: int = PAGE_TOKENS,
+        claim: Callable[[int], Claim] | None = None,
     ) -> None:
         self._device, self._free_bytes, self._page_tokens = torch.device(device), free_bytes, page_tokens
         body = model.model
-        self.layers = StreamedLayers(body.layers[: model.config.num_hidden_layers], memory_of(self._device))
+        self.layers = StreamedLayers(body.layers[: model.config.num_hidden_layers], memory_of(self._device), claim)
         for module in (body.embed_tokens, body.norm, body.rotary_emb, model.lm_head):
             module.to(self._device)
         self.layers.arrange(range(len(self.layers)))
@@ -86,7 +91,7 @@ class ModelJudge:
         return [[_logprob(said, question.prompt, answer) for answer in question.answers] for question in questions]
 
     def close(self) -> None:
-        """Gives the layers' device memory back; the model is of no use any more."""
+        """Gives the layers' memory back; the model is of no use any more."""
         self.layers.close()
 
     def _make_room(self, tokens: int, batch: int) -> None:

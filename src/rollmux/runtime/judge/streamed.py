@@ -4,7 +4,8 @@ All layers lie in host memory for good. Invariant: a layer that is handed out fo
 and its buffer is not written again before what was computed with it is done.
 """
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from rollmux.packer.judge import BUFFERS
 from rollmux.runtime.engine.anatomy import Layer
+from rollmux.runtime.host import Claim
 from rollmux.runtime.residency import Memory
 from rollmux.runtime.residency.transfer import Transfer
 
@@ -30,16 +32,25 @@ class _Slot:
 
 
 class StreamedLayers:
-    """Iterated by a forward, layer by layer. `weights` are the modules that hold the parameters of each layer."""
+    """Iterated by a forward, layer by layer. `weights` are the modules that hold the parameters of each layer.
 
-    def __init__(self, weights: Sequence[nn.Module], memory: Memory) -> None:
+    `claim` asks the node for the host memory that they lie in.
+    """
+
+    def __init__(
+        self, weights: Sequence[nn.Module], memory: Memory, claim: Callable[[int], Claim] | None = None
+    ) -> None:
         self._parameters = [list(module.parameters()) for module in weights]
         self._dtype = self._parameters[0][0].dtype
         self._slots = _slots(self._parameters[0])
         self.layer_bytes = self._slots[-1].at + _aligned(self._slots[-1].nbytes)
         self._memory = memory
         self._layers: Sequence[Layer] = ()
-        self._host = torch.empty(len(weights) * self.layer_bytes, dtype=torch.uint8)
+        nbytes = len(weights) * self.layer_bytes
+        self._claim = claim(nbytes + memory.staging_bytes) if claim is not None else None
+        if self._claim is not None:
+            weakref.finalize(self, self._claim.forsake)
+        self._host = torch.empty(nbytes, dtype=torch.uint8)
         self._take()
         memory.pin(self._host)
         self._device: Tensor | None = None
@@ -87,9 +98,12 @@ class StreamedLayers:
         self._memory.release()
 
     def close(self) -> None:
-        """Gives back host memory's pins too; the layers are of no use any more."""
+        """Gives host memory back too; the layers are of no use any more."""
         self.release()
         self._memory.unpin()
+        self._host = torch.empty(0, dtype=torch.uint8)
+        if self._claim is not None:
+            self._claim.release()
 
     def __iter__(self) -> Iterator[Layer]:
         streamed = self._streamed or ()

@@ -3,8 +3,8 @@
 `Resident` is what a phase takes as its state; a `Budget` is shared by all jobs of a node.
 """
 
-from rollmux.runtime.residency.budget import Budget, Holding
-from rollmux.runtime.residency.errors import BadCopy, Changed, NameTaken, NoRoom, NotFreed, ResidencyError, Unfit
+from rollmux.runtime.host import Budget, Holding, HostMemoryError, NameTaken, NoRoom, Unfit
+from rollmux.runtime.residency.errors import BadCopy, Changed, NotFreed
 from rollmux.runtime.residency.memory import CpuMemory, Memory
 from rollmux.runtime.residency.resident import Resident
 
@@ -14,11 +14,11 @@ __all__ = [
     "Changed",
     "CpuMemory",
     "Holding",
+    "HostMemoryError",
     "Memory",
     "NameTaken",
     "NoRoom",
     "NotFreed",
-    "ResidencyError",
     "Resident",
     "Unfit",
 ]

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.errors import NoRoom, NotFreed, Unfit, shown
+from rollmux.runtime.host.errors import NoRoom, Unfit, shown
+from rollmux.runtime.residency.errors import NotFreed
 from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.transfer import Direct, Staged, Transfer
 
@@ -49,6 +50,9 @@ class CudaMemory:
         self._buffers: list[Tensor] = []
         self._before = self._reserved = self._expected = 0
         self._in_one = False
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.device == self.device
 
     def allocate(self, nbytes: int) -> Tensor:
         torch.cuda.empty_cache()  # so that the piece is a block of its own, and can go back whole

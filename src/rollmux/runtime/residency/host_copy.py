@@ -15,13 +15,14 @@ import msgspec
 import torch
 from torch import Tensor
 
+from rollmux.runtime.host.errors import NoRoom, shown
 from rollmux.runtime.residency import record as records
-from rollmux.runtime.residency.errors import BadCopy, NoRoom, shown
+from rollmux.runtime.residency.errors import BadCopy
 from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout
 from rollmux.runtime.residency.pages import HUGE_BYTES, PAGE_BYTES
 from rollmux.runtime.residency.record import Record
 
-FORMAT = 2
+FORMAT = 3
 MADV_POPULATE_WRITE = 23  # of Linux; Python 3.11 does not name it
 
 
@@ -143,9 +144,8 @@ class HostCopy:
 def _head(layout: Layout, slots: int) -> tuple[Head, bytes]:
     catalogue = msgspec.json.encode(layout)
     name = _digest(catalogue)
-    return Head(
-        FORMAT, len(catalogue), name, records.space(layout.chunks), CHUNK_BYTES, slots, int(name[:12], 16)
-    ), catalogue
+    space = records.space(layout.chunks, layout.aside_bytes)
+    return Head(FORMAT, len(catalogue), name, space, CHUNK_BYTES, slots, int(name[:12], 16)), catalogue
 
 
 def _digest(data: bytes) -> str:

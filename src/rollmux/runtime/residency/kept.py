@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from rollmux.runtime.residency.budget import Budget, Claim
+from rollmux.runtime.host.budget import Budget, Claim
+from rollmux.runtime.host.errors import NotKept, Unfit, shown
 from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum
-from rollmux.runtime.residency.errors import BadCopy, Unfit, shown
+from rollmux.runtime.residency.errors import BadCopy
 from rollmux.runtime.residency.host_copy import HostCopy
 from rollmux.runtime.residency.layout import Layout
 from rollmux.runtime.residency.memory import Memory
@@ -46,7 +47,10 @@ class Kept:
     @classmethod
     def join(cls, budget: Budget, name: str, memory: Memory, *, shared: bool) -> "Kept":
         """What a dead process has left, or a living one shares, checked from the first byte to the last."""
-        claim = budget.join(name, shared=shared)
+        try:
+            claim = budget.join(name, shared=shared)
+        except NotKept as error:
+            raise BadCopy(f"{error}; start cold") from error
         try:
             kept = cls(claim, HostCopy.open(budget.state_path(name)), memory, shared)
             kept.verify()
@@ -70,6 +74,10 @@ class Kept:
     @property
     def version(self) -> int:
         return self.record.version if self.record is not None else 0
+
+    @property
+    def aside(self) -> bytes:
+        return self.record.aside if self.record is not None else b""
 
     def refresh(self) -> Record:
         """The version that holds now."""
@@ -150,16 +158,17 @@ class Kept:
         elif self.host.slots == 2:
             self.target(chunk).copy_(self.current(chunk))
 
-    def commit(self, changed: Mapping[int, bytes], notes: bytes | None = None) -> None:
+    def commit(self, changed: Mapping[int, bytes], notes: bytes | None = None, aside: bytes | None = None) -> None:
         """The chunks in `changed` were written to their targets, or are zeros; these are their checksums."""
         notes = notes if notes is not None else self.record.notes if self.record is not None else b""
+        aside = aside if aside is not None else self.aside
         if len(notes) > NOTES_BYTES:
             raise Unfit(f"the notes take {shown(len(notes))}: at most {shown(NOTES_BYTES)}; keep a file, and its name")
         chunks = range(self.host.layout.chunks)
         slots = bytes(self._next_slot(each) if each in changed else self._slot(each) for each in chunks)
         sums = [found for each in chunks if (found := changed.get(each) or self.sum_of(each)) is not None]
         assert len(sums) == len(chunks)  # of all that was written or held
-        record = Record(self.version + 1, self.host.stamp, slots, b"".join(sums), notes)
+        record = Record(self.version + 1, self.host.stamp, slots, b"".join(sums), notes, aside)
         self.host.commit(record)
         self.record = record
         if self._before is not None:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
+from math import ceil, prod
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from rollmux.runtime.residency.leaves import Leaf
 
 # Both larger than any alignment that torch or a GPU asks for; a row is what one number of a checksum covers.
 ALIGN_BYTES, ROW_BYTES = 512, 4096
+CPU = torch.device("cpu")
 # Small enough to stay in a CPU's cache between being copied and being summed, large enough that calls do not count:
 # 4 MiB copied at 14 GB/s with two threads, 1 MiB at 10.7, all at once at 11.6.
 CHUNK_BYTES = 4 << 20
@@ -42,17 +43,35 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Aside:
+    """A small tensor that lies on the host anyway, such as an optimizer's count of steps: it goes with the record."""
+
+    name: str
+    dtype: str
+    size: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.size) * _dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """All units, in the order in which they were met, and all tensors."""
 
     units: tuple[Unit, ...]
     places: tuple[Place, ...]
+    asides: tuple[Aside, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """The length of the flat memory, in whole rows."""
         last = self.units[-1] if self.units else Unit(0, 0)
         return ceil((last.at + last.nbytes) / ROW_BYTES) * ROW_BYTES
+
+    @property
+    def aside_bytes(self) -> int:
+        return sum(aside.nbytes for aside in self.asides)
 
     @property
     def chunks(self) -> int:
@@ -64,14 +83,14 @@ class Layout:
 
     def blanks(self, device: torch.device) -> dict[str, Callable[[], Tensor]]:
         """What makes a tensor like each of these, by name."""
+        found = [(place, device) for place in self.places] + [(aside, CPU) for aside in self.asides]
         return {
-            place.name: partial(torch.empty, place.size, dtype=getattr(torch, place.dtype), device=device)
-            for place in self.places
+            each.name: partial(torch.empty, each.size, dtype=_dtype(each.dtype), device=where) for each, where in found
         }
 
     def view(self, place: Place, flat: Tensor) -> Tensor:
         """The tensor of this place in such a flat memory."""
-        dtype = getattr(torch, place.dtype)
+        dtype = _dtype(place.dtype)
         start = (flat.storage_offset() + self.units[place.unit].at) // dtype.itemsize + place.offset
         empty = torch.empty(0, dtype=dtype, device=flat.device)
         return empty.set_(flat.untyped_storage(), start, place.size, place.stride)
@@ -110,7 +129,7 @@ class _Surveyor:
             place = self._unit((True, number), self.flat[unit.at : unit.at + unit.nbytes])
         else:
             place = self._unit((False, base), whole(tensor))
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = _named(tensor.dtype)
         offset, size, stride = first // tensor.itemsize, tuple(tensor.shape), tuple(tensor.stride())
         self.places.append(Place(leaf.name, place, dtype, offset, size, stride))
 
@@ -126,14 +145,17 @@ class _Surveyor:
         return ceil((last.at + last.nbytes) / ALIGN_BYTES) * ALIGN_BYTES
 
 
-def survey(found: Sequence[Leaf], layout: Layout | None = None, flat: Tensor | None = None) -> Survey:
+def survey(
+    found: Sequence[Leaf], layout: Layout | None = None, flat: Tensor | None = None, aside: Sequence[Leaf] = ()
+) -> Survey:
     """Looks at where each tensor is. Those in `flat` keep the units that `layout` gives them."""
-    if layout is not None and flat is not None and _is_settled(found, layout, flat):
+    asides = tuple(Aside(leaf.name, _named(leaf.tensor.dtype), tuple(leaf.tensor.shape)) for leaf in aside)
+    if layout is not None and flat is not None and layout.asides == asides and _is_settled(found, layout, flat):
         return Survey(layout, (), True)
     surveyor = _Surveyor(layout, flat)
     for leaf in found:
         surveyor.meet(leaf)
-    seen = Layout(tuple(surveyor.units), tuple(surveyor.places))
+    seen = Layout(tuple(surveyor.units), tuple(surveyor.places), asides)
     return Survey(seen, tuple(surveyor.sources), seen == layout and all(inside for inside, _ in surveyor.numbers))
 
 
@@ -145,9 +167,18 @@ def _is_settled(found: Sequence[Leaf], layout: Layout, flat: Tensor) -> bool:
         and leaf.tensor.data_ptr() == home + layout.units[place.unit].at + place.offset * leaf.tensor.itemsize
         and leaf.tensor.shape == place.size
         and leaf.tensor.stride() == place.stride
-        and leaf.tensor.dtype is getattr(torch, place.dtype)
+        and leaf.tensor.dtype is _dtype(place.dtype)
         for leaf, place in zip(found, layout.places, strict=True)
     )
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from rollmux.runtime.residency.errors import Unfit
+from rollmux.runtime.host.errors import Unfit
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
 PLAIN_TENSORS = (Tensor, nn.Parameter)

@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.errors import NotFreed, Unfit, shown
+from rollmux.runtime.host.errors import Unfit, shown
+from rollmux.runtime.residency.errors import NotFreed
 from rollmux.runtime.residency.pages import MADV_FREE, PAGE_BYTES, Piece
 from rollmux.runtime.residency.passing import InThreads
 from rollmux.runtime.residency.transfer import Transfer
@@ -25,6 +26,9 @@ class Memory(Protocol):
     device: torch.device
     window: int  # chunks whose checksums the device makes at once, before any is copied; 1: they are made in passing
     staging_bytes: int  # of host memory that the device needs for itself
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether it lies on this device."""
 
     def allocate(self, nbytes: int) -> Tensor:
         """A flat piece; what is in it is undefined."""
@@ -64,6 +68,9 @@ class CpuMemory:
         self.lazy = lazy
         self._piece: Piece | None = None
         self._untouched = self._zero = False  # what the kernel is known to give next; what it has given
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.device == self.device
 
     def allocate(self, nbytes: int) -> Tensor:
         if self._piece is None or nbytes != self._piece.nbytes:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from rollmux.runtime.host.errors import Unfit
 from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum, digest, row_sums
-from rollmux.runtime.residency.errors import Unfit
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
@@ -31,7 +31,9 @@ def bring(kept: Kept, flat: Tensor, memory: Memory) -> int:
         clear = Tensor.zero_  # this memory is not new any more
 
 
-def save(kept: Kept, seen: Survey, flat: Tensor | None, memory: Memory, notes: bytes | None) -> None:
+def save(
+    kept: Kept, seen: Survey, flat: Tensor | None, memory: Memory, notes: bytes | None, aside: bytes = b""
+) -> None:
     """Writes what differs as a new version. Where nothing does, and no notes came, the version stays."""
     with kept.writing(seen.layout):
         if not seen.at_home or flat is None:
@@ -40,8 +42,8 @@ def save(kept: Kept, seen: Survey, flat: Tensor | None, memory: Memory, notes: b
             changed = _in_passing(kept, flat)
         else:
             changed = _by_windows(kept, flat, memory)
-        if changed or notes is not None or not kept.whole:
-            kept.commit(changed, notes)
+        if changed or notes is not None or aside != kept.aside or not kept.whole:
+            kept.commit(changed, notes, aside)
 
 
 def _by_windows(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:

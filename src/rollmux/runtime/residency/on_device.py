@@ -9,17 +9,21 @@ import weakref
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.errors import Changed, NotFreed, Unfit, shown
+from rollmux.runtime.host.errors import Unfit, shown
+from rollmux.runtime.residency.errors import Changed, NotFreed
 from rollmux.runtime.residency.guard import Guard
 from rollmux.runtime.residency.layout import Layout, Survey, survey
 from rollmux.runtime.residency.leaves import Leaf, leaves
 from rollmux.runtime.residency.memory import Memory, memory_of
 
+# More than this is too much to be written with each version.
+ASIDE_BYTES = 1 << 20
 Storages = list[tuple["weakref.ref[torch.UntypedStorage]", int]]
 
 
 class OnDevice:
-    """One state. What lies on another device than its first tensor is left where it is."""
+    """One state. Of what lies on the host anyway, such as an optimizer's counts of steps, nothing moves: what is little
+    goes with the record of each version, and what is much (`left_bytes`) ends with this process."""
 
     def __init__(self, state: object, name: str, memory: Memory | None) -> None:
         found = leaves(state)
@@ -30,20 +34,42 @@ class OnDevice:
         self._state = state
         self._layout: Layout | None = None  # of `flat`
         self._tensors: dict[str, Tensor] = {}
+        self._aside: list[Tensor] = []
+        self.left_bytes = 0
         self._guard: Guard | None = None
         self._leaked: Storages = []
         self.look()
 
     def look(self) -> Survey:
         """Where the state is now. Its tensors may be others than before."""
-        found = [leaf for leaf in leaves(self._state) if leaf.tensor.device == self.memory.device]
+        found, beside = list[Leaf](), list[Leaf]()
+        for leaf in leaves(self._state):
+            (found if self.memory.holds(leaf.tensor) else beside).append(leaf)
+        for leaf in beside:
+            if leaf.tensor.device.type != "cpu":
+                both = f"{leaf.name!r} on {leaf.tensor.device}, and others on {self.memory.device}"
+                raise Unfit(f"{self.name!r} has {both}; make a state for each device")
+        nbytes = sum(leaf.tensor.nbytes for leaf in beside)
+        self.left_bytes = nbytes if nbytes > ASIDE_BYTES else 0
+        self._aside = [] if self.left_bytes else [leaf.tensor for leaf in beside]
         self._tensors = {leaf.name: leaf.tensor for leaf in found}
-        return survey(found, self._layout, self.flat)
+        return survey(found, self._layout, self.flat, [] if self.left_bytes else beside)
+
+    def aside(self) -> bytes:
+        """What was on the host at the last look, as it is now."""
+        return b"".join(_bytes_of(tensor.detach()).numpy().tobytes() for tensor in self._aside)
+
+    def put_aside(self, content: bytes) -> None:
+        """The same from a version."""
+        at = 0
+        for tensor in self._aside:
+            raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)[at : at + tensor.nbytes].clone()
+            tensor.data.copy_(raw.view(tensor.dtype).view(tensor.shape))
+            at += tensor.nbytes
 
     def expect(self, layout: Layout) -> None:
         """The tensors must be those of a layout that was made elsewhere."""
-        mine = {place.name: (place.dtype, place.size) for place in self.look().layout.places}
-        theirs = {place.name: (place.dtype, place.size) for place in layout.places}
+        mine, theirs = _shapes(self.look().layout), _shapes(layout)
         for name in sorted(set(mine) | set(theirs)):
             if mine.get(name) != theirs.get(name):
                 both = f"{mine.get(name, 'missing')}, and {theirs.get(name, 'missing')} in the copy on the host"
@@ -100,6 +126,15 @@ class OnDevice:
             what = f"{shown(self.leaked_bytes)} of the device's memory"
             remedy = "drop views of the state, graphs and outputs that hold it, before the phase ends"
             raise NotFreed(f"{self.name!r} is on the host, but others still hold {what} that it was in; {remedy}")
+
+
+def _shapes(layout: Layout) -> dict[str, tuple[str, tuple[int, ...]]]:
+    moved = {place.name: (place.dtype, place.size) for place in layout.places}
+    return moved | {aside.name: (aside.dtype, aside.size) for aside in layout.asides}
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _held(storages: Storages) -> Storages:

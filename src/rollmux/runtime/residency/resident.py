@@ -11,8 +11,9 @@ from threading import RLock
 
 from torch import Tensor
 
-from rollmux.runtime.residency.budget import Budget
-from rollmux.runtime.residency.errors import BadCopy, NoRoom, Unfit, shown
+from rollmux.runtime.host.budget import Budget
+from rollmux.runtime.host.errors import NoRoom, Unfit, shown
+from rollmux.runtime.residency.errors import BadCopy
 from rollmux.runtime.residency.host_copy import HostCopy
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import Layout
@@ -121,6 +122,7 @@ class Resident:
         if self.kept is not None and self.kept.whole:
             self._loaded_version = bring(self.kept, flat, self.device.memory)
             self.device.bind(self._layout, flat, watched=self.read_only)
+            self.device.put_aside(self.kept.aside)
         elif self._rebuild is not None:
             self.device.bind(self._layout, flat, watched=False)
             del flat  # so that an error on its way holds no memory
@@ -194,7 +196,7 @@ class Resident:
         try:
             self._require_room(seen.layout)
             kept = self.kept if self.kept is not None else self._keep(self._created(seen.layout))
-            save(kept, seen, self.device.flat, self.device.memory, notes)
+            save(kept, seen, self.device.flat, self.device.memory, notes, self.device.aside())
         except NoRoom as refused:
             if self._rebuild is None:
                 raise
@@ -204,6 +206,9 @@ class Resident:
 
     def _require_room(self, layout: Layout) -> None:
         """What the job has declared and shared binds it."""
+        if self._survive_s and self.device.left_bytes:
+            what = f"{shown(self.device.left_bytes)} of it are on the host, and end with this process"
+            raise Unfit(f"{self.name!r} is to survive, and {what}; put them on {self.device.memory.device}")
         size = HostCopy.size(layout, self._slots)
         if self._declared_bytes is not None and size > self._declared_bytes:
             both = (

@@ -21,6 +21,7 @@ from rollmux.runtime.sync.plan import Piece
 
 DIGEST_BYTES = 16
 NO_DIGEST = bytes(DIGEST_BYTES)
+PLAN_BYTES = 32  # of its fingerprint
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _LOCK_POLL_S = 0.02
 
@@ -55,7 +56,7 @@ class Generation:
         self.number, self._slots = number, slots
         self.path, ledger = folder / f"weights-{number}", folder / f"digests-{number}"
         head = bytes.fromhex(plan)
-        sizes = (max(1, nbytes), len(head) + pieces * DIGEST_BYTES)
+        sizes = _sizes(nbytes, pieces)
         if not _is_of(self.path, ledger, sizes, head):
             for path in (ledger, self.path):
                 path.unlink(missing_ok=True)
@@ -66,6 +67,17 @@ class Generation:
         with ledger.open("r+b") as file:
             table = np.frombuffer(mmap.mmap(file.fileno(), sizes[1]), np.uint8)
         self._digests = table[len(head) :].reshape(pieces, DIGEST_BYTES)
+
+    @staticmethod
+    def size(nbytes: int, pieces: int) -> int:
+        """The bytes that both files take."""
+        return sum(_sizes(nbytes, pieces))
+
+    @staticmethod
+    def found(folder: Path, number: int) -> int:
+        """The bytes that they take now."""
+        paths = [folder / f"weights-{number}", folder / f"digests-{number}"]
+        return sum(path.stat().st_size for path in paths if path.exists())
 
     def whole(self, name: str) -> Words:
         return whole_of(self.bytes, self._slots[name])
@@ -113,6 +125,10 @@ class Generation:
         """Views that somebody still has stay good; the lock is given back by name, as the mapping keeps the file."""
         self.unlock()
         os.close(self.file)
+
+
+def _sizes(nbytes: int, pieces: int) -> tuple[int, int]:
+    return max(1, nbytes), PLAN_BYTES + pieces * DIGEST_BYTES
 
 
 def _is_of(weights: Path, ledger: Path, sizes: tuple[int, int], head: bytes) -> bool:

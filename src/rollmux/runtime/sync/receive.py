@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Condition, Lock, Thread
 
+from rollmux.runtime.host import Budget
 from rollmux.runtime.sync import door
 from rollmux.runtime.sync.channel import Carry, Channel
 from rollmux.runtime.sync.errors import Broken, Refused, SyncFailed
@@ -33,7 +34,10 @@ _REST_S = 0.1
 
 
 class Receiver:
-    """One rank of the receiving side. Its threads serve until `close`; what it holds outlives it."""
+    """One rank of the receiving side. Its threads serve until `close`; what it holds outlives it.
+
+    `budget`: of the node's host memory, which two versions are claimed of.
+    """
 
     def __init__(
         self,
@@ -43,12 +47,13 @@ class Receiver:
         token: str,
         listen: Sequence[str],
         *,
+        budget: Budget | None = None,
         carry: Carry | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.plan, self.rank, self.folder = plan, rank, folder
         self._token, self._patience_s = door.checked_token(token), patience_s
-        self._shelf = Shelf(folder, plan, plan.exchange.receivers, rank)
+        self._shelf = Shelf(folder, plan, plan.exchange.receivers, rank, budget=budget)
         self._listeners = [Listener(address) for address in listen]
         self.addresses = tuple(listener.address for listener in self._listeners)
         self._carry = carry

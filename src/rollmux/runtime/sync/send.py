@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Lock
 
+from rollmux.runtime.host import Budget
 from rollmux.runtime.sync import door
 from rollmux.runtime.sync.channel import Carry, Channel
 from rollmux.runtime.sync.errors import Broken, SyncFailed
@@ -34,12 +35,13 @@ class Sender:
         token: str,
         *,
         delta: bool = False,
+        budget: Budget | None = None,
         carry: Carry | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.plan, self.rank = plan, rank
         self._token, self._patience_s = door.checked_token(token), patience_s
-        self._shelf = Shelf(folder, plan, plan.exchange.senders, rank, generations=2 if delta else 1)
+        self._shelf = Shelf(folder, plan, plan.exchange.senders, rank, 2 if delta else 1, budget)
         self._carry = carry
         self._calls: list[Channel] = []
         self._lock = Lock()

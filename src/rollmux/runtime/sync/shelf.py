@@ -11,10 +11,14 @@ from pathlib import Path
 import msgspec
 
 from rollmux.checks import Checks
+from rollmux.runtime.host import Budget
 from rollmux.runtime.sync.errors import SyncFailed
 from rollmux.runtime.sync.generation import Generation
+from rollmux.runtime.sync.host_room import claimed
 from rollmux.runtime.sync.layout import slots
 from rollmux.runtime.sync.plan import Plan, Side
+
+GENERATIONS = 2
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -36,17 +40,34 @@ def read_mark(folder: Path, name: str) -> Mark | None:
 
 
 class Shelf:
-    """Written to by one process at a time. With one generation a version is gone while the next is written."""
+    """Written to by one process at a time. With one generation a version is gone while the next is written.
 
-    def __init__(self, folder: Path, plan: Plan, side: Side, rank: int, generations: int = 2) -> None:
+    With a budget all bytes are claimed of it before any is taken, and stay so for as long as the folder is there.
+    """
+
+    def __init__(
+        self, folder: Path, plan: Plan, side: Side, rank: int, generations: int = 2, budget: Budget | None = None
+    ) -> None:
         checks = Checks("shelf")
         checks.whole("rank", rank, 0, len(side.places) - 1, "give a rank of the layout")
-        checks.whole("generations", generations, 1, 2, "two are needed to serve one while the other is written")
+        need = "two are needed to serve one while the other is written"
+        checks.whole("generations", generations, 1, GENERATIONS, need)
         checks.require()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder, self.plan, self._generations = folder, plan, generations
-        self._writer = self._only_writer()
         self.slots, self._nbytes = slots(plan.exchange.tensors, side.layout, rank)
+        self._claim = claimed(budget, folder, self._size()) if budget is not None else None
+        self._writer: int | None = None
+        try:
+            self._take()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _take(self) -> None:
+        """Everything that can be wanting is wanting here, and not while a version lands."""
+        folder, plan = self.folder, self.plan
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._writer = self._only_writer()
         self.held, self.ready = read_mark(folder, "held"), read_mark(folder, "ready")
         if self.ready is not None and self.ready.plan != plan.fingerprint:
             self._forget("ready")  # the room in which it landed is taken for pieces of this plan
@@ -54,9 +75,19 @@ class Shelf:
         path = folder / "epoch"
         self.epoch = msgspec.json.decode(path.read_bytes(), type=_Epoch).epoch if path.exists() else 0
         self._open: dict[int, Generation] = {}
-        for number in range(generations):
+        for number in range(self._generations):
             if self.held is None or self.held.generation != number or self.held.plan == plan.fingerprint:
-                self._generation(number)  # all room is taken now, and none while a version lands
+                self._generation(number)
+
+    def _size(self) -> int:
+        """The most that the folder takes from now on: a version of another plan stays until the next one is served."""
+        mine, held = Generation.size(self._nbytes, len(self.plan.pieces)), read_mark(self.folder, "held")
+        total = 0
+        for number in range(GENERATIONS):
+            stays = number >= self._generations or (held is not None and held.generation == number)
+            there = Generation.found(self.folder, number) if stays else 0
+            total += max(there, mine if number < self._generations else 0)
+        return total
 
     def base(self) -> Generation | None:
         """What is held, if it is of the same plan."""
@@ -108,7 +139,14 @@ class Shelf:
         for generation in self._open.values():
             generation.close()
         self._open.clear()
-        os.close(self._writer)
+        self._leave()
+
+    def _leave(self) -> None:
+        """The folder stays, and the claim with it."""
+        if self._writer is not None:
+            os.close(self._writer)
+        if self._claim is not None:
+            self._claim.leave()
 
     def _generation(self, number: int) -> Generation:
         if number not in self._open:

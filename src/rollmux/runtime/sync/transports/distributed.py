@@ -65,7 +65,7 @@ class Distributed:
 
     def take(self, link: socket.socket, into: memoryview) -> None:
         place = torch.frombuffer(into, dtype=torch.uint8)
-        content = place if self.device.type == "cpu" else torch.empty_like(place, device=self.device)
+        content = place if self.device == CPU else torch.empty_like(place, device=self.device)
         try:
             dist.recv(content, self.giver, self.group)
         except RuntimeError as trouble:

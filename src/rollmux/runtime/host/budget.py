@@ -7,6 +7,7 @@ one lock over the folder the sum of claims never exceeds the limit, and what the
 import fcntl
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,22 +16,29 @@ from pathlib import Path
 
 import msgspec
 
-from rollmux.runtime.residency.errors import BadCopy, Busy, NameTaken, NoRoom, Unfit, shown
-from rollmux.runtime.residency.room import available_bytes
+from rollmux.runtime.host.errors import Busy, NameTaken, NoRoom, NotKept, Unfit, shown
+from rollmux.runtime.host.room import available_bytes
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 # Looking at the claims takes a millisecond; who has not had the folder after this long waits for a stopped process.
 FOLDER_PATIENCE_S = 30.0
+# Always all of it is written, so that nothing of a longer entry before is left. The longest path has 4,096.
+ENTRY_BYTES = 8192
 # What the node's own processes may need at any time.
 LEAVE_FREE_BYTES = 256 << 20
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What a claim's file says. `dead_since_s` is when it was first found without a process, since the boot."""
+    """What a claim's file says. `dead_since_s` is when it was first found without a process, since the boot.
+
+    `place` is the folder that the bytes are in, where that is not the budget's own: it goes with the claim, and the
+    claim of a dead process with it.
+    """
 
     nbytes: int
     survive_s: float
     dead_since_s: float | None = None
+    place: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +120,10 @@ class Budget:
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
-    def claim(self, name: str, nbytes: int, *, shared: bool = False, survive_s: float = 0.0) -> Claim:
-        """Takes bytes under a name that nobody alive has, for a new state; what the dead kept under it is gone."""
+    def claim(
+        self, name: str, nbytes: int, *, shared: bool = False, survive_s: float = 0.0, place: Path | None = None
+    ) -> Claim:
+        """Takes bytes under a name that nobody alive has, for something new; what the dead kept under it is gone."""
         check_name(name)
         with self.locked():
             if self._exists(name):
@@ -121,14 +131,15 @@ class Budget:
             self._reclaim()
             self.require(name, nbytes, taken=0)
             self.forget(name)
-            return self._claimed(name, Entry(nbytes, survive_s), shared)
+            entry = Entry(nbytes, survive_s, place=None if place is None else str(place.absolute()))
+            return self._claimed(name, entry, shared)
 
     def join(self, name: str, *, shared: bool = False) -> Claim:
         """Takes over what a dead process has left, or shares what a living one shares."""
         check_name(name)
         with self.locked():
             if not self._exists(name):
-                raise BadCopy(f"nothing is kept as {name!r} in {self.folder}; start cold")
+                raise NotKept(f"nothing is kept as {name!r} in {self.folder}")
             return self._claimed(name, msgspec.structs.replace(self._read(name), dead_since_s=None), shared)
 
     def _claimed(self, name: str, entry: Entry, shared: bool) -> Claim:
@@ -164,10 +175,13 @@ class Budget:
         """Into the same file, for it carries the lock."""
         data = msgspec.json.encode(entry)
         with self._path(name).open("r+b") as file:
-            file.write(data.ljust(256))
+            file.write(data.ljust(ENTRY_BYTES))
 
     def forget(self, name: str) -> None:
         """The claim's file goes last: a crash in between leaves a claim to be reclaimed."""
+        place = self._read(name).place if self._exists(name) else None
+        if place is not None:
+            shutil.rmtree(place, ignore_errors=True)
         for suffix in (".state", ".new"):
             self.state_path(name).with_suffix(suffix).unlink(missing_ok=True)
         self._path(name).unlink(missing_ok=True)
@@ -208,6 +222,8 @@ class Budget:
     def _is_over(self, name: str) -> bool:
         """Whether a dead process's state has survived it for long enough, from when that was first noticed."""
         entry, now_s = self._read(name), time.clock_gettime(time.CLOCK_BOOTTIME)
+        if entry.place is not None and not Path(entry.place).exists():
+            return True
         if entry.dead_since_s is None and entry.survive_s > 0:
             self.write(name, msgspec.structs.replace(entry, dead_since_s=now_s))
             return False

@@ -1,0 +1,35 @@
+"""What a shelf takes of the node's host memory, under the budget that everything on the node shares.
+
+The claim outlives its process as the shelf does: a receiver that is begun again finds what had landed. Whoever removes
+the folder, as a launcher does when a job ends, has given the bytes back.
+"""
+
+import re
+from hashlib import sha256
+from pathlib import Path
+
+from rollmux.runtime.host import Budget, Claim, NotKept
+
+# How long the shelf of a dead process stays, for the one that is begun in its place.
+SURVIVE_S = 600.0
+
+
+def claimed(budget: Budget, folder: Path, nbytes: int) -> Claim:
+    """So many bytes for what is in this folder, whoever had them before, if nobody alive has."""
+    name = _name(folder.resolve())
+    try:
+        claim = budget.join(name)
+    except NotKept:
+        return budget.claim(name, nbytes, survive_s=SURVIVE_S, place=folder)
+    try:
+        claim.resize(nbytes)
+    except BaseException:
+        claim.leave()
+        raise
+    return claim
+
+
+def _name(folder: Path) -> str:
+    """One for each folder, which tells a reader which."""
+    said = re.sub(r"[^A-Za-z0-9]+", "-", f"{folder.parent.name}-{folder.name}").strip("-")[-60:]
+    return f"sync-{said}-{sha256(bytes(folder)).hexdigest()[:12]}"

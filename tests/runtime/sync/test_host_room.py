@@ -1,0 +1,101 @@
+"""Weights that land are claimed of the node's host memory, like all else that is kept there."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollmux.runtime.host import Budget, NoRoom
+from rollmux.runtime.sync import Receiver, Sender, SyncFailed
+from rollmux.runtime.sync.plan import Plan
+from tests.runtime.residency.keeping import MB, a_budget
+from tests.runtime.sync.models import TOKEN, filling, holds, small, whole
+
+PLAN = small(senders=(1, 1), receivers=(1, 1))
+LARGER = small(senders=(1, 1), receivers=(1, 1), chunk_bytes=512)  # twice as many digests
+
+
+@pytest.fixture
+def budget() -> Iterator[Budget]:
+    with a_budget(10 * MB) as made:
+        yield made
+
+
+def receiver(budget: Budget | None, folder: Path, plan: Plan = PLAN) -> Receiver:
+    return Receiver(plan, 0, folder, TOKEN, ["tcp://127.0.0.1:0"], budget=budget)
+
+
+def sync(version: int, into: Receiver, budget: Budget, folder: Path, *, delta: bool = False) -> None:
+    sender = Sender(PLAN, 0, folder, TOKEN, delta=delta, budget=budget)
+    sender.publish(version, filling(PLAN, PLAN.exchange.senders, 0, whole(PLAN, version)))
+    sender.sync(version, [into.addresses])
+    sender.close()
+
+
+def taken(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*-[01]"))
+
+
+def test_what_is_claimed_is_what_the_folders_take(budget: Budget, tmp_path: Path) -> None:
+    held = receiver(budget, tmp_path / "job" / "receiver-0")
+    for version, delta in ((1, False), (2, False), (3, True)):
+        sync(version, held, budget, tmp_path / "job" / "sender", delta=delta)
+        for each in budget.holdings():
+            assert each.nbytes == taken(tmp_path / "job" / ("receiver-0" if "receiver" in each.name else "sender"))
+    assert {each.name.rpartition("-")[0]: each.alive for each in budget.holdings()} == {
+        "sync-job-receiver-0": True, "sync-job-sender": False
+    }  # fmt: skip
+    assert holds(PLAN, held, whole(PLAN, 3))
+    held.close()
+
+
+def test_where_there_is_no_room_nothing_is_made(tmp_path: Path) -> None:
+    with a_budget(30_000) as budget:
+        with pytest.raises(NoRoom, match=r"'sync-job-r-.*' needs .* of host memory"):
+            receiver(budget, tmp_path / "job" / "r")
+        assert budget.holdings() == ()
+        assert not (tmp_path / "job" / "r").exists()
+        receiver(None, tmp_path / "job" / "r").close()
+
+
+def test_a_receiver_begun_again_takes_over_its_claim_and_what_it_held(budget: Budget, tmp_path: Path) -> None:
+    first = receiver(budget, tmp_path / "r")
+    sync(1, first, budget, tmp_path / "s")
+    first.close()
+    assert budget.sweep() == ()
+    again = receiver(budget, tmp_path / "r")
+    assert holds(PLAN, again, whole(PLAN, 1))
+    assert len(budget.holdings()) == 2
+    again.close()
+
+
+def test_a_version_of_another_plan_counts_for_as_long_as_it_is_there(budget: Budget, tmp_path: Path) -> None:
+    first = receiver(budget, tmp_path / "r", LARGER)
+    sender = Sender(LARGER, 0, tmp_path / "s", TOKEN)
+    sender.publish(1, filling(LARGER, LARGER.exchange.senders, 0, whole(LARGER, 1)))
+    sender.sync(1, [first.addresses])
+    sender.close()
+    first.close()
+    again = receiver(budget, tmp_path / "r")
+    assert budget.holdings()[0].nbytes == taken(tmp_path / "r")
+    sync(2, again, budget, tmp_path / "t")
+    sync(3, again, budget, tmp_path / "t")
+    assert max(each.nbytes for each in budget.holdings()) > taken(tmp_path / "r")
+    again.close()
+    receiver(budget, tmp_path / "r").close()
+    assert taken(tmp_path / "r") in {each.nbytes for each in budget.holdings()}
+
+
+def test_what_cannot_be_taken_is_not_claimed_either(budget: Budget, tmp_path: Path) -> None:
+    unclaimed = receiver(None, tmp_path / "r")
+    with pytest.raises(SyncFailed, match="is written to by another process"):
+        receiver(budget, tmp_path / "r")
+    assert not any(each.alive for each in budget.holdings())
+    unclaimed.close()
+
+
+def test_a_folder_that_its_launcher_removed_gives_its_room_back(budget: Budget, tmp_path: Path) -> None:
+    receiver(budget, tmp_path / "r").close()
+    shutil.rmtree(tmp_path / "r")
+    assert len(budget.sweep()) == 1
