@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmux.runtime.host import Budget, NoRoom, NotKept
+from rollmux.runtime.host import Budget, Claim, NoRoom, NotKept
 from tests.runtime.residency.keeping import MB, a_budget
 
 
@@ -24,15 +24,21 @@ def place(tmp_path: Path) -> Path:
     return found
 
 
+def claimed(budget: Budget, place: Path, nbytes: int, survive_s: float = 0.0) -> Claim:
+    claim = budget.claim("a", nbytes, survive_s=survive_s)
+    claim.lies_in(place)
+    return claim
+
+
 def test_a_released_claim_takes_its_folder_with_it(budget: Budget, place: Path) -> None:
-    budget.claim("a", 5, place=place).release()
+    claimed(budget, place, 5).release()
     assert not place.exists()
     assert place.parent.exists()
     assert budget.holdings() == ()
 
 
 def test_a_dead_claim_and_its_folder_stay_until_it_has_survived_for_long_enough(budget: Budget, place: Path) -> None:
-    budget.claim("a", 60 * MB, survive_s=3600, place=place).leave()
+    claimed(budget, place, 60 * MB, 3600).leave()
     with pytest.raises(NoRoom, match=r"'b' needs 50\.00 MB of host memory, and 40\.00 MB of the node's"):
         budget.claim("b", 50 * MB)
     budget.join("a").leave()
@@ -43,7 +49,7 @@ def test_a_dead_claim_and_its_folder_stay_until_it_has_survived_for_long_enough(
 
 
 def test_who_removes_the_folder_of_a_dead_claim_gives_its_bytes_back(budget: Budget, place: Path) -> None:
-    budget.claim("a", 60 * MB, survive_s=3600, place=place).leave()
+    claimed(budget, place, 60 * MB, 3600).leave()
     shutil.rmtree(place)
     budget.claim("b", 50 * MB)
     assert [each.name for each in budget.holdings()] == ["b"]
@@ -52,7 +58,7 @@ def test_who_removes_the_folder_of_a_dead_claim_gives_its_bytes_back(budget: Bud
 
 
 def test_a_living_claim_holds_whatever_becomes_of_its_folder(budget: Budget, place: Path) -> None:
-    claim = budget.claim("a", 60 * MB, place=place)
+    claim = claimed(budget, place, 60 * MB)
     shutil.rmtree(place)
     assert budget.sweep() == ()
     with pytest.raises(NoRoom, match=r"40\.00 MB"):
@@ -63,7 +69,7 @@ def test_a_living_claim_holds_whatever_becomes_of_its_folder(budget: Budget, pla
 def test_a_shorter_entry_over_a_longer_one_is_read_as_it_was_written(budget: Budget, tmp_path: Path) -> None:
     place = tmp_path.joinpath(*["a long name " * 15] * 5)
     place.mkdir(parents=True)
-    claim = budget.claim("a", 99 * MB, survive_s=3600, place=place)
+    claim = claimed(budget, place, 99 * MB, 3600)
     for nbytes in (5, 90 * MB, 6):
         claim.resize(nbytes)
         assert [each.nbytes for each in budget.holdings()] == [nbytes]

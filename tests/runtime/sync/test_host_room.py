@@ -91,7 +91,9 @@ def test_what_cannot_be_taken_is_not_claimed_either(budget: Budget, tmp_path: Pa
     unclaimed = receiver(None, tmp_path / "r")
     with pytest.raises(SyncFailed, match="is written to by another process"):
         receiver(budget, tmp_path / "r")
-    assert not any(each.alive for each in budget.holdings())
+    assert budget.holdings() == ()
+    assert budget.sweep(now=True) == ()
+    assert (tmp_path / "r").exists()
     unclaimed.close()
 
 

@@ -65,6 +65,12 @@ class Claim:
             self.entry = msgspec.structs.replace(self.entry, nbytes=nbytes)
             self.budget.write(self.name, self.entry)
 
+    def lies_in(self, place: Path) -> None:
+        """From now on this folder, which is this process's own, goes with the claim."""
+        with self.budget.locked():
+            self.entry = msgspec.structs.replace(self.entry, place=str(place.absolute()))
+            self.budget.write(self.name, self.entry)
+
     def release(self, patience_s: float = FOLDER_PATIENCE_S) -> None:
         """Gives the bytes back, and what is kept under the name with them."""
         if self._file is None:
@@ -120,9 +126,7 @@ class Budget:
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
-    def claim(
-        self, name: str, nbytes: int, *, shared: bool = False, survive_s: float = 0.0, place: Path | None = None
-    ) -> Claim:
+    def claim(self, name: str, nbytes: int, *, shared: bool = False, survive_s: float = 0.0) -> Claim:
         """Takes bytes under a name that nobody alive has, for something new; what the dead kept under it is gone."""
         check_name(name)
         with self.locked():
@@ -131,8 +135,7 @@ class Budget:
             self._reclaim()
             self.require(name, nbytes, taken=0)
             self.forget(name)
-            entry = Entry(nbytes, survive_s, place=None if place is None else str(place.absolute()))
-            return self._claimed(name, entry, shared)
+            return self._claimed(name, Entry(nbytes, survive_s), shared)
 
     def join(self, name: str, *, shared: bool = False) -> Claim:
         """Takes over what a dead process has left, or shares what a living one shares."""

@@ -20,7 +20,7 @@ def claimed(budget: Budget, folder: Path, nbytes: int) -> Claim:
     try:
         claim = budget.join(name)
     except NotKept:
-        return budget.claim(name, nbytes, survive_s=SURVIVE_S, place=folder)
+        return budget.claim(name, nbytes, survive_s=SURVIVE_S)
     try:
         claim.resize(nbytes)
     except BaseException:

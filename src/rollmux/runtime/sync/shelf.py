@@ -60,6 +60,8 @@ class Shelf:
         try:
             self._take()
         except BaseException:
+            if self._claim is not None and self._claim.entry.place is None:
+                self._claim.release()
             self._leave()
             raise
 
@@ -68,6 +70,8 @@ class Shelf:
         folder, plan = self.folder, self.plan
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._writer = self._only_writer()
+        if self._claim is not None:
+            self._claim.lies_in(folder)
         self.held, self.ready = read_mark(folder, "held"), read_mark(folder, "ready")
         if self.ready is not None and self.ready.plan != plan.fingerprint:
             self._forget("ready")  # the room in which it landed is taken for pieces of this plan
