@@ -1,5 +1,6 @@
 """The figures of the learning benchmark: equivalence, gains, and runs that are kept and repeat themselves."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from benchmarks.figures.equivalence import Difference
 from benchmarks.figures.learning_runs import BOTH, MODES, PROMPTS, SYNC, Case, Run, Step, Worth, keep, kept, warmed
 from benchmarks.figures.learning_runs import missing as missing_of
 from benchmarks.figures.learning_runs import train as train_of
-from benchmarks.figures.learning_tables import COSTS, gains, gains_to_target, parts_of, reached
+from benchmarks.figures.learning_tables import COSTS, final, gains, gains_to_target, learnt_part, parts_of, reached
 from rollmux.trainer.parts import Parts
 from tests.trainer.jobs import tiny
 
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 STEPS, CLOCK = COSTS["decode steps"], COSTS["step, clock"]
 
 
@@ -26,6 +28,11 @@ def made_up(mode: str, rewards: list[float], sweeps: int = 10, seed: int = 0) ->
     lengths: dict[str, Any] = {"mean_shift": 0.0, "kolmogorov_smirnov": 0.0}
     lengths |= {side: {"p50": 5.0, "p90": 9.0, "p99": 20.0} for side in ("offered", "trained")}
     return Run(mode, seed, steps, worth, lengths, {"1": 4}, 0, 3.0, 0.0, None)
+
+
+def asked_after(steps: set[int], run: Run) -> Run:
+    """The run, had it been asked after these steps alone."""
+    return replace(run, worth=tuple(each for each in run.worth if each.steps in steps))
 
 
 # -- equivalence -------------------------------------------------------------------------------------------------------
@@ -56,6 +63,38 @@ def test_the_smallest_margin_is_where_the_verdict_turns(differences: list[float]
     found = Difference.of(differences, [0.0] * len(differences))
     assert found.verdict(found.margin + more).startswith("equal")
     assert not found.verdict(found.margin).startswith("equal")
+
+
+# -- what is learnt ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "worth"), [({0, 4}, 0.8), ({0, 2, 4}, 0.8), ({0, 3, 4}, 0.7), (set(range(5)), 0.7)])
+def test_the_end_is_the_last_two_askings_of_the_second_half(asked: set[int], worth: float) -> None:
+    assert final(asked_after(asked, made_up(SYNC, [0.1, 0.3, 0.5, 0.6, 0.8]))) == pytest.approx(worth)
+
+
+def test_what_was_asked_before_training_hides_no_difference() -> None:
+    ends = dict.fromkeys(MODES, (0.50, 0.51)) | {PROMPTS: (0.42, 0.43)}
+    runs = {
+        mode: [asked_after({0, 3}, made_up(mode, [0.1, 0.1, 0.1, end], seed=seed)) for seed, end in enumerate(each)]
+        for mode, each in ends.items()
+    }
+    row = next(row for row in learnt_part(runs).rows if row["mode"] == PROMPTS)
+    assert (row["minus sync"], row["verdict"]) == ("-0.080 ±0.000", "worse")
+
+
+@pytest.mark.parametrize("name", ["learning", "learning_smollm2"])
+def test_a_kept_result_says_what_its_own_askings_say(name: str) -> None:
+    measured = json.loads((RESULTS / f"{name}.json").read_text())["measured"]
+    runs: dict[str, list[Run]] = {mode: [] for mode in MODES}
+    for each in measured["runs"]:
+        run = made_up(each["mode"], [0.0] * (each["worth"][-1][0] + 1), seed=each["seed"])
+        worth = tuple(Worth(steps, reward, 0.0, 0.0) for steps, reward in each["worth"])
+        runs[run.mode].append(replace(run, worth=worth))
+    said = {row["mode"]: row for row in measured["rows"] if row["table"] == "What is learnt"}
+    for row in learnt_part(runs).rows:
+        for key in ("before", "after", "minus sync", "smallest margin", "verdict"):
+            assert row[key] == said[row["mode"]][key], (row["mode"], key)
 
 
 # -- gains -------------------------------------------------------------------------------------------------------------

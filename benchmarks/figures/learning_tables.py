@@ -15,7 +15,7 @@ from rollmux.sim.sweep import interval
 
 GOAL_GAIN = 1.5
 MARGIN = 0.05  # of a reward from 0 to 1; stated before the first run that counts
-LAST = 2  # what the policy is worth in the end is the mean of so many askings
+LAST = 2  # what the policy is worth in the end is the mean of so many askings at most
 WAY = 0.75  # of what the synchronous run gains: what time to the same reward goes to
 TRAIN_SHARES = (0.1, 0.2, 0.3)  # of a synchronous step, where a forecast has to assume one
 
@@ -33,7 +33,9 @@ CLOCK = "step, clock"
 
 
 def final(run: Run) -> float:
-    return fmean(each.reward for each in run.worth[-LAST:])
+    """In the second half of the steps: where askings are few, the last but one may be that before training."""
+    late = [each.reward for each in run.worth if 2 * each.steps > len(run.steps)]
+    return fmean(late[-LAST:])
 
 
 def total(run: Run, cost: Cost) -> float:
@@ -93,10 +95,10 @@ def learnt_part(runs: Runs) -> Part:
             }
         )
     words = (
-        f"Rewards of the policy's answers to the same prompts, the mean of the last {LAST} askings, with 95 %",
-        "intervals. `minus sync` is paired by seed and has 90 % intervals: two one-sided t-tests at the 5 % level",
-        f"say `equal` where they lie within ±{MARGIN}. A difference is `worse` or `better` where its interval",
-        "leaves out 0.",
+        f"Rewards of the policy's answers to the same prompts, the mean of the last {LAST} askings, or the last alone",
+        "where the second half of the steps has no other, with 95 % intervals. `minus sync` is paired by seed and has",
+        f"90 % intervals: two one-sided t-tests at the 5 % level say `equal` where they lie within ±{MARGIN}. A",
+        "difference is `worse` or `better` where its interval leaves out 0.",
     )
     ours, theirs = ([final(run) for run in runs[mode]] for mode in (PROMPTS, SYNC))
     margin = Difference.of(ours, theirs).margin

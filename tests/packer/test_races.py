@@ -204,6 +204,24 @@ def test_a_refused_prompt_is_neither_trained_nor_queued() -> None:
     assert batcher.accounts() == {0: Account(drawn=4, trained=2, filtered=2)}
 
 
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_where_nothing_is_worth_training_a_round_filters_so_many_and_then_takes_what_comes(most: int) -> None:
+    batcher = started(replace(TWO_OF_THREE, most_filtered=most), keep=SOME_REWARD)
+    drawn, batch = 3, None
+    for identity in range(2 * most + 2):
+        for command in finish(batcher, identity, 0, 1, of=0.0):
+            if isinstance(command, Draw):
+                batcher.handle(*(PromptDrawn(prompt(drawn + place)) for place in range(command.count)))
+                drawn += command.count
+            elif isinstance(command, RoundComplete):
+                batch = command.batch
+        batcher = TailBatcher.from_state(replace(TWO_OF_THREE, most_filtered=most), batcher.state(), SOME_REWARD)
+        assert (batch is not None) == (identity == 2 * most + 1)
+    assert batch is not None
+    assert len(batch.filtered) == 2 * most
+    assert [each.prompt for each in batch.prompts] == [prompt(2 * most), prompt(2 * most + 1)]
+
+
 def test_prompts_that_come_after_the_round_are_the_first_of_the_next() -> None:
     batcher = TailBatcher(TWO_OF_THREE)
     assert batcher.handle(RoundStarted()) == (Draw(3, ""),)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,27 @@ def test_what_fails_each_time_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch
     with closing(replicated), pytest.raises(RuntimeError, match="no memory"):
         replicated.gradient(VERSION, samples(DRAWN))
     assert len(tried) == module._TRIES
+
+
+def test_a_replica_that_dies_while_it_starts_is_heard_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, tries = time.monotonic(), list[int]()
+
+    class Dies:
+        """As one that the kernel kills for its memory while it imports."""
+
+        def Pipe(self) -> Any:  # noqa: N802 - as it is called there
+            return get_context("spawn").Pipe()
+
+        def Process(self, **_: Any) -> Any:  # noqa: N802
+            tries.append(1)
+            return get_context("fork").Process(target=os._exit, args=(1,))
+
+    replicated = Replicated(tiny_model(), OBJECTIVE, 2)
+    monkeypatch.setattr(module, "_CONTEXT", Dies())
+    with closing(replicated), pytest.raises((OSError, EOFError)):
+        replicated.gradient(VERSION, samples(DRAWN))
+    assert len(tries) == module._TRIES
+    assert time.monotonic() - began < module.START_S
 
 
 @pytest.mark.slow

@@ -1,10 +1,12 @@
 """A run that ends anywhere and is resumed leaves behind, byte by byte, what one that ran through leaves behind."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from time import monotonic, sleep
@@ -13,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from rollmux.trainer import job as job_module
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.errors import CheckpointRefused, RunExists
 from rollmux.trainer.job import CHECKPOINTS, train
@@ -112,6 +115,20 @@ def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
 
     with pytest.raises(Killed):
         train(tiny(), tmp_path, alone(), trackers=[second])
+
+
+def test_beside_a_controller_an_attempt_waits_until_the_one_before_it_is_gone(tmp_path: Path) -> None:
+    with (tmp_path / job_module.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(1) as other:
+            patient = job_module._alone(tmp_path, job_module.LOCK_PATIENCE_S)
+            attempt = other.submit(patient.__enter__)
+            with pytest.raises(TimeoutError):
+                attempt.result(timeout=0.5)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            attempt.result(timeout=30)
+        with pytest.raises(RunExists, match="another process"), job_module._alone(tmp_path, 0.3):
+            raise AssertionError
 
 
 def command(folder: Path) -> list[str]:

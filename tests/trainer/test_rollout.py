@@ -1,7 +1,10 @@
 """A round of rollout: who runs a response changes nothing of it, and everybody is accounted for."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Lock
+from time import sleep
 
 import pytest
 import torch
@@ -97,6 +100,56 @@ def test_prompts_that_lost_their_race_are_trained_later_and_every_epoch_is_accou
     assert len(trained) == len(set(trained)), "a prompt is trained once in an epoch"
     assert set(deferred) & set(trained)
     assert made.rollout.batcher.accounts()[0].trained == 20
+
+
+@pytest.mark.parametrize("race", ["rewarded", "none"])
+def test_a_task_that_nobody_can_do_ends_its_rounds_though_prompts_without_differences_are_replaced(race: str) -> None:
+    made = parts(tiny(objective={"algorithm": "dapo"}, batching={"race": race}))
+    made.rollout.scorer = Direct(lambda number, response: 0.0)
+    for rolled in rounds(made, 2):
+        assert len(rolled.batch.prompts) == 3
+        assert len(rolled.batch.filtered) == 30
+
+
+def test_engines_are_called_by_one_thread_at_a_time_whoever_moves_them_off() -> None:
+    """A neighbour may want the nodes of the last rollout while the weights are written."""
+    made, inside, met = parts(tiny(rollout={"workers": 2})), Lock(), list[str]()
+
+    def alone(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def call(*told: object) -> None:
+            assert inside.acquire(blocking=False), (name, met)
+            met.append(name)
+            sleep(0.001)
+            real(*told)
+            inside.release()
+
+        return call
+
+    for engine in made.rollout.engines:
+        for name in ("update", "suspend", "resume", "close"):
+            setattr(engine, name, alone(name, getattr(engine, name)))
+    with ThreadPoolExecutor(1) as other:
+        offloads = [other.submit(made.offload) for _ in range(20)]
+        for version in range(1, 21):
+            made.rollout.update(version)
+        for each in offloads:
+            each.result()
+        made.load()
+        late = [other.submit(made.offload) for _ in range(3)]
+        made.rollout.close()
+        for each in late:
+            each.result()
+    assert met.count("update") == 40
+    assert met.count("suspend") >= 40
+
+
+def test_engines_of_a_job_that_shares_its_nodes_hold_nothing_before_the_first_phase() -> None:
+    made = Parts(tiny(rollout={"workers": 2}), leased=True)
+    assert all(engine.is_suspended for engine in made.rollout.engines)
+    made.load()
+    assert not any(engine.is_suspended for engine in made.rollout.engines)
+    made.restore(made.state())
+    assert all(engine.is_suspended for engine in made.rollout.engines)
 
 
 def test_after_a_round_the_engines_are_idle_and_their_aborted_tokens_are_told() -> None:

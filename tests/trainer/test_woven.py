@@ -77,6 +77,18 @@ def test_a_phase_that_lost_its_lease_is_done_again_as_if_it_had_not_been_done(
     assert world.ended("a") == "finished"
 
 
+def test_nothing_is_computed_before_there_is_a_lease(tmp_path: Path) -> None:
+    world, computed = World(), list[bool]()
+
+    def warmed_up(step: int, loss: float) -> None:
+        assert mux._link is not None
+        computed.append(any(stint.lease is not None for stint in mux._link.stints.values()))
+
+    with world.connect(job_data("a")) as mux:
+        train(JOB, tmp_path, mux, warmed_up=warmed_up)
+    assert computed == [True] * JOB.warmup.steps
+
+
 def test_the_controller_says_which_checkpoint_counts(whole: tuple[bytes, ...], tmp_path: Path) -> None:
     """The job has saved a step that the controller has not heard of: it is done again."""
     train(JOB, tmp_path, alone())

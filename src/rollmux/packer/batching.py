@@ -28,7 +28,8 @@ class Batching:
     """A step's batch of `prompts` × `responses`, and how much more is launched in a short round.
 
     `quotas` say how many of the prompts come from each domain; without them any prompt will do. A deferred prompt is
-    trained at most `max_wait_rounds` rounds later; a response that fails is launched again up to `retries` times.
+    trained at most `max_wait_rounds` rounds later; a response that fails is launched again up to `retries` times. Of
+    each domain a round filters at most `most_filtered` times its quota, and then trains what it gets.
     """
 
     prompts: int
@@ -39,6 +40,7 @@ class Batching:
     quotas: Quotas = ()
     max_wait_rounds: int = 16  # longer than a whole cycle of short rounds and a long one, from a factor of 1.07 on
     retries: int = 2
+    most_filtered: int = 10
 
     def __post_init__(self) -> None:
         if isinstance(self.quotas, Mapping):
@@ -78,6 +80,7 @@ def batching_problems(batching: Batching) -> tuple[Problem, ...]:
     checks.number("eta_responses", batching.eta_responses, 1.0, MAX_FACTOR, "1 launches no more than is wanted")
     checks.whole("max_wait_rounds", batching.max_wait_rounds, 1, MAX_COUNT, "a deferred prompt waits for a later round")
     checks.whole("retries", batching.retries, 0, MAX_RETRIES, "0 gives a response up at its first failure")
+    checks.whole("most_filtered", batching.most_filtered, 0, MAX_COUNT, "0 filters nothing")
     race: object = batching.race
     if not isinstance(race, Race):
         checks.report("race", race, "a Race", "choose Race.REWARDED, Race.GENERATED or Race.NONE")

@@ -32,11 +32,12 @@ class Terms:
 class Lane:
     """The places of one domain, who has them, and who still races for them."""
 
-    __slots__ = ("awaited", "domain", "is_closed", "racing", "seated", "wanted")
+    __slots__ = ("awaited", "domain", "is_closed", "may_filter", "racing", "seated", "wanted")
 
-    def __init__(self, domain: str, wanted: int) -> None:
+    def __init__(self, domain: str, wanted: int, may_filter: int) -> None:
         self.domain = domain
         self.wanted = wanted
+        self.may_filter = may_filter  # so many prompts more
         self.awaited = 0  # prompts that will join it once they are drawn
         self.racing: dict[Prompt, Run] = {}
         self.seated: dict[Prompt, Run] = {}
@@ -146,12 +147,20 @@ class Round:
     def _finish(self, run: Run, out: list[Command]) -> None:
         """All rewards wanted are there."""
         self._abort(run, out, Stand.GENERATING, Stand.GENERATED)
-        keep = self.terms.keep
-        if keep is not None and not keep(tuple(reward for _, reward in sorted(run.rewards.items()))):
-            self._drop(run, Outcome.FILTERED, out)
-        else:
+        lane = self.lanes[run.domain]
+        if self._is_worth_it(lane, run):
             self._seat(run)
-        self.judge(self.lanes[run.domain], out)
+        else:
+            lane.may_filter -= 1
+            self._drop(run, Outcome.FILTERED, out)
+        self.judge(lane, out)
+
+    def _is_worth_it(self, lane: Lane, run: Run) -> bool:
+        """A lane that has filtered very many takes what comes: else a round of a solved task would never end."""
+        keep = self.terms.keep
+        if keep is None or not lane.may_filter:
+            return True
+        return keep(tuple(reward for _, reward in sorted(run.rewards.items())))
 
     def _seat(self, run: Run) -> None:
         lane = self.lanes[run.domain]
@@ -198,6 +207,7 @@ class Round:
                     "domain": lane.domain,
                     "wanted": lane.wanted,
                     "awaited": lane.awaited,
+                    "may_filter": lane.may_filter,
                     "is_closed": lane.is_closed,
                     "racing": [places[prompt] for prompt in lane.racing],
                     "seated": [places[prompt] for prompt in lane.seated],
@@ -212,7 +222,7 @@ class Round:
         runs = [Run.from_state(number, each) for each in state["runs"]]
         lanes = []
         for each in state["lanes"]:
-            lane = Lane(each["domain"], each["wanted"])
+            lane = Lane(each["domain"], each["wanted"], each["may_filter"])
             lane.awaited, lane.is_closed = each["awaited"], each["is_closed"]
             lane.racing = {runs[place].prompt: runs[place] for place in each["racing"]}
             lane.seated = {runs[place].prompt: runs[place] for place in each["seated"]}

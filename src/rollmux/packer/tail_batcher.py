@@ -129,7 +129,8 @@ class TailBatcher:
 
     def _open(self, kind: RoundKind, width: int, surplus: dict[str, int], out: list[Command]) -> None:
         memory = self._memory
-        lanes = [Lane(domain, quota) for domain, quota in memory.batching.lanes]
+        most = memory.batching.most_filtered
+        lanes = [Lane(domain, quota, most * quota) for domain, quota in memory.batching.lanes]
         now = memory.round = Round(memory.number, kind, width, lanes, self._terms)
         for lane in lanes:
             if kind is RoundKind.LONG:

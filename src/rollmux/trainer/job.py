@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from rollmux.checks import Checks
@@ -29,9 +29,15 @@ from rollmux.trainer.warmup import warm_up
 # What may change between a run and its continuation: no update depends on it.
 FREE = ("name", "steps", "checkpoint_every")
 CHECKPOINTS, MODEL, LOCK = "checkpoints", "model", "lock"
+# Beside a controller an attempt may follow one whose process, or the lock that its node had on a shared file system,
+# is not gone yet: NFS gives up the locks of a node that it does not hear of after 90 s.
+LOCK_PATIENCE_S, LOCK_POLL_S = 150.0, 0.2
 
 Result = TypeVar("Result")
 WarmedUp = Callable[[int, float], None]  # the number of a supervised step, and its loss
+
+
+def _untold(step: int, loss: float) -> None: ...
 
 
 def train(
@@ -40,7 +46,7 @@ def train(
     mux: Mux,
     resume: bool = False,
     trackers: Sequence[Tracker] = (),
-    warmed_up: WarmedUp = lambda step, loss: None,
+    warmed_up: WarmedUp = _untold,
 ) -> dict[str, Any]:
     """Runs the job to its last step, and returns its summary; everything that it leaves behind is in the folder.
 
@@ -48,7 +54,7 @@ def train(
     """
     _require_fitting(job, mux)
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with _alone(folder, LOCK_PATIENCE_S if mux.attached else 0.0):
         run = _Run(job, folder, mux, trackers)
         with closing(run.parts):
             for step in range(run.begin(resume, warmed_up), job.steps):
@@ -66,7 +72,7 @@ class _Run:
         self.job, self.mux = job, mux
         self._seats = Seats(job.rollout.workers, mux.rollout_nodes)
         self._rolling: Phase | None = None
-        self.parts = Parts(job, self._present, frees=not mux.attached)
+        self.parts = Parts(job, self._present, leased=mux.attached)
         if mux.attached:
             self.parts.learner.lease(mux.drain_s)
         if self._seats.can_move:
@@ -74,6 +80,7 @@ class _Run:
             mux.runtime_hook("extend")(lambda nodes, added: self._share(nodes))
         self.metrics = Metrics(folder, trackers)
         self.checkpoints = Checkpoints(folder / CHECKPOINTS)
+        self._warmed_up: WarmedUp = _untold
         self._fixed = {name: value for name, value in asdict(job).items() if name not in FREE}
 
     def begin(self, resume: bool, warmed_up: WarmedUp) -> int:
@@ -86,13 +93,27 @@ class _Run:
             return self._back_to(step)
         if step:
             raise CheckpointRefused(f"{step} steps are committed, and the folder holds no checkpoint: name its folder")
-        warm_up(self.parts.model, self.parts.task, self.job.warmup, self.job.seed, warmed_up)
+        self._warmed_up = warmed_up
+        if not self.mux.attached:
+            self._warm_up()
+        return 0
+
+    def _warm_up(self) -> None:
+        """What begins and what goes on are one thing: the run goes on from here as from any checkpoint."""
+        warm_up(self.parts.model, self.parts.task, self.job.warmup, self.job.seed, self._warmed_up)
         self._save(0)
-        return self._back_to(0)  # what begins and what goes on are one thing
+        self._back_to(0)
+
+    def _round(self, step: int) -> Rolled:
+        """Beside a controller nothing is computed before there is a lease: the first of all is for the warm-up too."""
+        if not step and not self.checkpoints.steps():
+            self._warm_up()
+            self.parts.load()
+        return self.parts.rollout.round(self.mux.progress)
 
     def step(self, step: int) -> None:
         parts, seconds = self.parts, dict[str, float]()
-        rolled = self._phase("rollout", step, seconds, lambda: parts.rollout.round(self.mux.progress))
+        rolled = self._phase("rollout", step, seconds, lambda: self._round(step))
         update = self._phase("train", step, seconds, lambda: parts.learner.update(rolled.samples))
         self._phase("sync", step, seconds, lambda: self._sync(step, rolled, update, seconds))
 
@@ -170,11 +191,17 @@ def _require_fitting(job: JobFile, mux: Mux) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(folder: Path, patience_s: float) -> Iterator[None]:
     """One process at a time works in the folder; the lock ends with it, however it ends."""
+    end = monotonic() + patience_s
     with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunExists(f"another process works in {folder}: wait for its end, or name another --out") from error
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if monotonic() >= end:
+                    remedy = "wait for its end, or name another --out"
+                    raise RunExists(f"another process works in {folder}: {remedy}") from error
+            sleep(LOCK_POLL_S)
         yield

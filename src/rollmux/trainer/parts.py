@@ -29,13 +29,14 @@ from rollmux.trainer.update import Objective
 class Parts:
     """What a job file describes. `seats` says which workers the rollout has nodes for, when it is asked.
 
-    `frees`: training that begins early is on nodes of the rollout, which frees some of its workers for it.
+    `leased`: the nodes are its own in phases alone, so that its engines hold nothing before the first `load`. Else they
+    always are, and training that begins early is on nodes of the rollout, which frees some of its workers for it.
     """
 
     def __init__(
-        self, job: said.JobFile, seats: Callable[[], Collection[int]] | None = None, frees: bool = True
+        self, job: said.JobFile, seats: Callable[[], Collection[int]] | None = None, leased: bool = False
     ) -> None:
-        self._job, self._frees = job, frees
+        self._job, self._leased = job, leased
         self._seats = seats or (lambda: range(job.rollout.workers))
         self.task = build_task(job.task, job.seed, job.model.path)
         self.model = build_model(job.model, self.task.tokenizer.vocabulary, job.rollout.max_length, job.seed)
@@ -50,12 +51,15 @@ class Parts:
         data = Data(len(task), job.seed, position)
         engines = [self._engine() for _ in range(job.rollout.workers)]
         scorer = self._scorer(rewards)
-        return Rollout(engines, batcher, data, task, scorer, job.sampling, job.seed, self._early(), lengths)
+        made = Rollout(engines, batcher, data, task, scorer, job.sampling, job.seed, self._early(), lengths)
+        if self._leased:
+            made.suspend()
+        return made
 
     def _early(self) -> Early | None:
         job, batching = self._job, self._job.batching
         most = ceil(job.update.early * batching.prompts)
-        frees = self._frees and job.rollout.workers > 1
+        frees = not self._leased and job.rollout.workers > 1
         policy = StreamPolicy(StreamSettings(job.sampling.max_tokens)) if frees else None
         responses = batching.prompts * batching.responses
         return Early(self.learner, most, responses, policy, job.rollout.room_tokens) if most else None
@@ -102,8 +106,7 @@ class Parts:
         self.rollout.share(self._seats())
 
     def offload(self) -> None:
-        for engine in self.rollout.engines:
-            engine.suspend()
+        self.rollout.suspend()
 
 
 def _objective(job: said.JobFile) -> Objective:

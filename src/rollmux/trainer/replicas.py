@@ -34,6 +34,8 @@ from rollmux.trainer.update import Exchange, GradientSum, Objective, Replicas, S
 
 # A replica that says nothing for so long within one gradient is taken for dead.
 PATIENCE_S = 600.0
+# Importing torch takes seconds, on a busy machine many.
+START_S = 120.0
 _TRIES = 3
 _AHEAD = 2  # groups that a replica has while it draws on: one under way, and the next
 _END_S = 5.0
@@ -72,7 +74,7 @@ class Replicated:
         if self._replicas > 1 and not self._others:
             try:
                 self._begin()
-            except (OSError, RuntimeError):  # whoever asks for the gradient hears of it
+            except (OSError, EOFError, RuntimeError):  # whoever asks for the gradient hears of it
                 self.close()
 
     def early(self, version: int, group: Sequence[Sample]) -> None:
@@ -183,8 +185,22 @@ class Replicated:
                 self._others.append((process, here))
                 process.start()
                 there.close()
+            self._await_all()
             _join(0, self._replicas, store)
         self._begin_anew()
+
+    def _await_all(self) -> None:
+        """Before a group is formed, which is waited for long: whoever dies while it starts is heard of at once."""
+        coming = {pipe for _, pipe in self._others}
+        end = monotonic() + START_S
+        while coming:
+            heard = wait(list(coming), max(0.0, end - monotonic()))
+            if not heard:
+                raise TimeoutError(f"a replica has not begun within {START_S:g} s")
+            for pipe in heard:
+                assert isinstance(pipe, Connection)
+                pipe.recv()  # or it raises EOFError: the process is gone
+                coming.discard(pipe)
 
     def close(self, patience_s: float = _END_S) -> None:
         """Ends the others, who have so long to end themselves. Whatever comes next begins them anew."""
@@ -242,6 +258,7 @@ def _replicate(
     inbox = SimpleQueue[_Part]()
     Thread(target=_receive, args=(pipe, inbox), daemon=True).start()
     torch.set_num_threads(threads)
+    pipe.send(None)
     _join(rank, replicas, store)
     gradient: GradientSum | None = None
     while True:

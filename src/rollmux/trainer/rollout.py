@@ -78,6 +78,7 @@ class Rollout:
         self._failures = Counter[str]()
         self._most_failures = 0
         self._complete: list[Batch] = []
+        self._closed = False
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -107,14 +108,32 @@ class Rollout:
         """From now on these work, and no others. From any thread: a round under way does it between two sweeps."""
         self._points.do(lambda: self._workers.share(workers))
 
+    def suspend(self) -> None:
+        """The engines give their memory back until `share`. From any thread, whatever another does with them."""
+
+        def suspended() -> None:
+            if not self._closed:
+                for engine in self.engines:
+                    engine.suspend()
+
+        self._points.do(suspended)
+
     def update(self, version: int) -> None:
         """The weights were written in place. Harmless if they are told again."""
-        for engine in self.engines:
-            if engine.version != version:
-                engine.update(version)
+
+        def updated() -> None:
+            for engine in self.engines:
+                if engine.version != version:
+                    engine.update(version)
+
+        self._points.do(updated)
 
     def close(self) -> None:
         self.scorer.close()
+        self._points.do(self._close)
+
+    def _close(self) -> None:
+        self._closed = True
         for engine in self.engines:
             engine.close()
 
