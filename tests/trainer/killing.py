@@ -48,6 +48,7 @@ class Blow(Enum):
     STALL = "the job stands still for longer than its lease"
     HANG = "the job stands still until it is ended"
     CONTROLLER = "the controller is killed"
+    WORKER = "one of the processes that the job has begun is killed"
 
 
 # Seconds within which a moment of each kind mostly lasts.
@@ -225,6 +226,11 @@ class Hand(threading.Thread):
             return False
         elif kill.blow is Blow.KILL:
             self._end(victim, signal.SIGKILL)
+        elif kill.blow is Blow.WORKER:
+            begun = [each for each in descendants(victim.pid) if each.parent == victim.pid and _is_worker(each)]
+            if not begun:
+                return False
+            send(begun[len(self.done) % len(begun)], signal.SIGKILL)
         elif not self._halted(victim):
             return False
         elif kill.blow is Blow.STALL:
@@ -254,6 +260,14 @@ class Hand(threading.Thread):
     def _victim(self) -> Process | None:
         found = self.there.process(self.job)
         return found if found is not None and (found.pid, found.start) != self._hit else None
+
+
+def _is_worker(process: Process) -> bool:
+    """Begun by `multiprocessing`, and to work: not what it has for itself."""
+    try:
+        return b"spawn_main" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _lives(process: Process) -> bool:

@@ -1,6 +1,7 @@
 """Jobs, their processes and their controller are killed at random moments: all comes out as if nothing had happened.
 
-Rollout worker, trainer and driver are one process in this trainer: to kill it is to kill all three (F3, F4, F16).
+To kill a job's process is to kill rollout worker, trainer and driver at once, as all are one unless the job file says
+otherwise; where rollout workers or trainers are processes of their own, one of them is killed alone (F3, F4, F16).
 """
 
 import json
@@ -27,6 +28,7 @@ from tests.service.local.launching import be_init, nothing_left
 from tests.trainer.jobs import alone, left_behind, tiny
 from tests.trainer.killing import (
     DRAIN_S,
+    LASTS_S,
     LEASE_S,
     LIMIT_S,
     MAY_END_ATTEMPT,
@@ -218,6 +220,7 @@ def played(name: str, folder: Path, attempts: int) -> dict[str, Any]:
 NOISE, NOISE_S = 1.1, 0.02
 SEEN_S = 1.0  # the end of a process is known (F3)
 TICKS_S = 0.5  # leases are looked at four times a second, signs of life are written as often
+BEGUN_S = 20.0  # a process that imports torch, where two cores have much to do
 BACK_S = 5.0  # a controller that was killed; ready in 2 s on a quiet machine
 
 
@@ -231,6 +234,7 @@ def within_s(kill: Kill) -> float:
         Blow.STALL: LEASE_S + DRAIN_S + TICKS_S,
         Blow.HANG: LEASE_S + DRAIN_S + TICKS_S,
         Blow.CONTROLLER: kill.for_s + BACK_S,
+        Blow.WORKER: BEGUN_S,
     }
     return held_s[kill.blow] + PLAYED_S
 
@@ -271,3 +275,49 @@ def require_undisturbed(steps: Sequence[tuple[float, float]], kills: Sequence[tu
     for kill, at in kills:
         met = [ended - began for began, ended in steps if began <= at + within_s(kill) and ended >= at]
         assert max(met) <= NOISE * calm_s + within_s(kill), (kill, calm_s, met)
+
+
+KILLS, APART = 20, 3  # of workers, and the steps from one to the next
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("moment", "changed"),
+    [
+        (Moment.ROLLOUT, {"rollout": {"place": "beside", "workers": 2}}),
+        (Moment.TRAIN, {"update": {"replicas": 2}}),
+    ],
+    ids=["rollout workers", "trainers"],
+)
+def test_a_job_whose_workers_are_killed_twenty_times_trains_what_it_would_have_and_its_neighbour_goes_on(
+    moment: Moment, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    random = Random(0)
+    kills = [
+        Kill(4 + APART * place, moment, Blow.WORKER, random.uniform(0.0, LASTS_S[moment])) for place in range(KILLS)
+    ]
+    settings = {**BIGGER, "steps": 8 + APART * KILLS, "model": {**BIGGER["model"], "dtype": "float64"}, **changed}
+    beside: dict[bool, list[float]] = {}
+    for disturbed in (False, True):
+        folder = tmp_path / str(disturbed)
+        folder.mkdir()
+        job = Job(tiny(name="a", **settings), folder)
+        with floor(folder / "controller") as there:
+            there.submit(played("neighbour", folder, attempts=1))
+            there.submit(job.submission(attempts=1))
+            hand = Hand(there, "a", job.out, kills if disturbed else [])
+            hand.start()
+            there.until_ended("a")
+            hand.finish()
+            assert there.get("/v1/jobs/a")["reason"] == "finished", there.said("a")
+            (folder / "neighbour" / "enough").touch()
+            there.until_ended("neighbour")
+        require_accounted(job)
+        assert left_behind(job.out) == job.alone()
+        lines = (folder / "neighbour" / "steps").read_text().splitlines()
+        steps = [(float(began), float(ended)) for began, ended in map(str.split, lines)]
+        beside[disturbed] = sorted(ended - began for began, ended in steps)
+        for kill, at in hand.done:
+            met = [ended - began for began, ended in steps if began <= at + within_s(kill) and ended >= at]
+            assert max(met) <= max(beside[False]) + within_s(kill), (kill, met)
+    assert median(beside[True]) <= NOISE * median(beside[False]) + PLAYED_S, beside

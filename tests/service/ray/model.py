@@ -52,7 +52,8 @@ class RayModel:
     """One cluster. An attempt's command is a word: `run` until it is stopped, `end` or `fail` soon, or `vanish`."""
 
     def __init__(self, *nodes: str) -> None:
-        self._nodes = [RayNode(f"id-{name}", "10.0.0.1", {name: 1.0}) for name in nodes]
+        self._names, self._life = nodes, 0
+        self._nodes = self._born()
         self._jobs: dict[str, RayJob] = {}
         self._said: dict[str, str] = {}
         self._stopped: dict[str, asyncio.Event] = {}
@@ -101,6 +102,21 @@ class RayModel:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def starts_anew(self, away_s: float) -> None:
+        """Its head, without its memory. Its programs end; ranks run on, on nodes that come back later by other ids."""
+        for task in self._tasks:
+            task.cancel()
+        self._jobs, self._said, self._stopped, self._nodes = {}, {}, {}, []
+        self._life += 1
+        self.beside(self._come_back(away_s))
+
+    async def _come_back(self, away_s: float) -> None:
+        await asyncio.sleep(away_s)
+        self._nodes = self._born()
+
+    def _born(self) -> list[RayNode]:
+        return [RayNode(f"id-{name}-{self._life}", "10.0.0.1", {name: 1.0}) for name in self._names]
+
     async def _job(self, wish: Wish) -> None:
         if await self._stops(wish.id, COMES_UP_S):
             self._is(wish.id, "STOPPED")
@@ -110,7 +126,8 @@ class RayModel:
             await self._attempt(wish)
         elif wish.command == SWEEP:
             await asyncio.sleep(ENDS_S)
-            self.running.pop(wish.env["ROLLMUX_SWEPT"], None)
+            if self._nodes and {node.id for node in self._nodes} <= {*wish.env["ROLLMUX_SWEPT_NODES"].split(",")}:
+                self.running.pop(wish.env["ROLLMUX_SWEPT"], None)
             self._is(wish.id, "SUCCEEDED")
         else:
             self._is(wish.id, "SUCCEEDED")

@@ -1,14 +1,17 @@
 """The model of Ray behaves as the real one does, and a real launcher bears a storm of lost calls to it."""
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
+import httpx
 import pytest
 
 from rollmux.service.launcher import LaunchFailed
-from rollmux.service.ray.gateway import RayGateway, RayTrouble, Wish
+from rollmux.service.ray.gateway import RayGateway, RayJob, RayNode, RayTrouble, Unsure, Wish
 from rollmux.service.ray.http_gateway import CantCall, HttpGateway, token
 from rollmux.service.ray.wire import NOTHING
 from tests.service.ray.launching import launching, processes_of, shell
@@ -124,3 +127,58 @@ def test_the_token_is_where_rays_own_tools_look_for_it(tmp_path: Path) -> None:
     assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}) == ""
     with pytest.raises(CantCall, match="there is none in"):
         token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")})
+
+
+def answering(content: str) -> HttpGateway:
+    """A gateway to what answers all calls with this, and never with an error."""
+    return HttpGateway("http://ray", transport=httpx.MockTransport(lambda _: httpx.Response(200, text=content)))
+
+
+JOB = {"type": "SUBMISSION", "submission_id": "a", "status": "RUNNING", "message": None, "metadata": None}
+NODE = {"node_id": "x", "node_ip": "10.0.0.1", "state": "ALIVE", "resources_total": {"CPU": 8, "memory": "3 GiB"}}
+
+
+def listed(rows: object) -> object:
+    return {"result": True, "data": {"result": {"total": 1, "result": rows}}}
+
+
+def test_what_ray_answers_is_read_and_what_is_of_no_interest_is_passed_over() -> None:
+    driver: dict[str, Any] = {
+        "type": "DRIVER",
+        "submission_id": None,
+        "job_id": "01",
+        "status": "RUNNING",
+        "metadata": {},
+    }
+
+    async def story() -> None:
+        told = {**JOB, "message": "bad luck", "metadata": {"b": "c"}}
+        assert await answering(json.dumps([JOB, driver])).jobs() == {"a": RayJob("a", "RUNNING")}
+        assert await answering(json.dumps(told)).job("a") == RayJob("a", "RUNNING", "bad luck", {"b": "c"})
+        assert await answering('{"logs": "words"}').said("a") == "words"
+        assert await answering(json.dumps(listed([NODE]))).nodes() == [RayNode("x", "10.0.0.1", {"CPU": 8.0})]
+
+    asyncio.run(story())
+
+
+ANY: list[Any] = [None, 7, "text", [[]], [7], ["text"], [{}], {"logs": 7}, {"logs": None}, {}]
+ODD_JOBS = [{**JOB, "status": None}, {**JOB, "submission_id": 7}, {**JOB, "metadata": ["b"]}, {**JOB, "message": {}}]
+ODD_ROWS: list[Any] = [None, {}, 7, [7], [{}], [{**NODE, "node_id": None}], [{**NODE, "resources_total": []}]]
+UNREADABLE: dict[str, list[Any]] = {
+    "jobs": [*ANY, {"a": JOB}, *([job] for job in ODD_JOBS)],
+    "job": [*ANY, [], [JOB], *ODD_JOBS, {**JOB, "submission_id": None}, {**JOB, "submission_id": "another"}],
+    "said": [*ANY, []],
+    "nodes": [*ANY, [], {"data": None}, {"data": {"result": []}}, *map(listed, ODD_ROWS)],
+}
+
+
+@pytest.mark.parametrize("call", UNREADABLE)
+def test_an_answer_that_cant_be_read_is_as_good_as_none(call: str) -> None:
+    arguments = ["a"] if call in ("job", "said") else []
+
+    async def story() -> None:
+        for content in [*map(json.dumps, UNREADABLE[call]), "<html>", "[" * 100_000]:
+            with pytest.raises(Unsure):
+                pytest.fail(f"{content[:99]} is {await getattr(answering(content), call)(*arguments)}")
+
+    asyncio.run(story())

@@ -92,3 +92,5 @@ def test_words_are_heard_among_whatever_is_printed() -> None:
     printed = 'Running entrypoint\nrollmux: {"starting": true}\nwarning\nrollmux: {"up": true}\n'
     assert heard(printed) == Word(starting=True, up=True)
     assert heard(printed + 'rollmux: {"ended": "why", "clean": true}\n') == Word(True, True, "why", True)
+    assert heard(printed + 'rollmux: {"ended": "wh') == Word(starting=True, up=True)
+    assert heard('rollmux: words\nrollmux: ["up"]\nrollmux: {"up": 1}\nrollmux: {"new": 1}') == Word()

@@ -1,6 +1,9 @@
-"""The reference job on a real Ray cluster: two of them woven, and a node that loses its power in the middle."""
+"""The reference job on a real Ray cluster: two of them woven, and nodes that lose their power in the middle."""
 
+import time
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import Any
 
 import pytest
@@ -8,9 +11,9 @@ import pytest
 from rollmux.trainer.metrics import METRICS
 from tests.service.commanded import commanded
 from tests.service.ray.real import RealRay
-from tests.service.ray.test_serve import SPARE
+from tests.service.ray.test_serve import NODE, SPARE
 from tests.trainer.jobs import left_behind, tiny
-from tests.trainer.test_kills import BIGGER, Job, require_accounted
+from tests.trainer.test_kills import BIGGER, NOISE, Job, played, require_accounted
 
 STEPS = 200
 # About what they take: whose first steps are measured as far quicker than submitted would not bear the other, of whom
@@ -66,3 +69,56 @@ def test_two_jobs_train_what_they_train_alone_though_a_node_that_both_share_is_l
         assert steps_of(job) == STEPS
         require_accounted(job)
         assert left_behind(job.out) == job.alone()
+
+
+ROOMY = f"""
+rollout: {{on_demand: false, max_nodes: 3, node: {NODE}}}
+train: {{on_demand: false, max_nodes: 3, node: {NODE}}}
+"""
+LOST = 20
+HICCUP_S = 2.0  # of a neighbour's step, where raylets and jobs come and go on the same two cores
+
+
+@pytest.mark.slow
+def test_a_job_whose_nodes_are_lost_twenty_times_trains_what_it_would_have_and_its_neighbour_goes_on(
+    cluster: RealRay, tmp_path: Path
+) -> None:
+    random, job = Random(0), Job(tiny(name="a", **{**BIGGER, "steps": STEPS}), tmp_path)
+    options, more = ("--launcher", "ray", "--ray-address", cluster.url), [["rollout-2"], ["train-2"]]
+    for names in more:
+        cluster.add(*names)
+    try:
+        with commanded(tmp_path / "controller", ROOMY, *options) as there:
+            there.post("/v1/jobs", {**played("neighbour", tmp_path, attempts=1), "slo": 1.0})
+            there.until(lambda: bool(there.view("neighbour")["rollout_nodes"]))
+            mine = nodes_of(there.view("neighbour"))
+            phases = {"rollout": PHASE, "train": PHASE}
+            there.post("/v1/jobs", {**job.submission(attempts=LOST + 2), "slo": 8.0, **phases})
+            calm: float | None = None
+            for _ in range(LOST):
+                seen = steps_of(job)
+                there.until(lambda: steps_of(job) > seen and bool(there.view("a")["rollout_nodes"]))  # noqa: B023
+                calm = calm or time.monotonic()
+                time.sleep(random.uniform(0.0, 1.0))
+                view = there.view("a")
+                node = cluster.nodes[random.choice(nodes_of(view))]
+                names = [name for name, each in cluster.nodes.items() if each == node]
+                assert not {*names, *nodes_of(view)} & {*mine}, "the neighbour has its nodes for itself"
+                cluster.remove(node)
+                there.until(lambda: there.view("a")["attempt"] > view["attempt"])  # noqa: B023
+                cluster.add(*names)
+            assert there.until_ended("a") == "finished"
+            (tmp_path / "neighbour" / "enough").touch()
+            assert there.until_ended("neighbour") == "finished"
+            assert there.view("neighbour")["attempt"] == 1
+    finally:
+        for names in more:
+            cluster.remove(cluster.nodes[names[0]])
+    assert calm is not None
+    lines = (tmp_path / "neighbour" / "steps").read_text().splitlines()
+    steps = [(float(began), float(ended) - float(began)) for began, ended in map(str.split, lines)]
+    before_s, after_s = (median(took for began, took in steps if (began > calm) == later) for later in (False, True))
+    assert after_s <= NOISE * before_s + 0.02
+    assert max(took for _, took in steps) <= before_s + HICCUP_S
+    require_accounted(job)
+    assert left_behind(job.out) == job.alone()

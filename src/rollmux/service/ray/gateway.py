@@ -11,6 +11,7 @@ from typing import Protocol
 from rollmux.errors import RollmuxError
 
 OVER = ("SUCCEEDED", "FAILED", "STOPPED")
+VOID = {"rollmux": "void"}
 
 
 class RayTrouble(RollmuxError):
@@ -37,6 +38,11 @@ class RayJob:
     @property
     def over(self) -> bool:
         return self.status in OVER
+
+    @property
+    def void(self) -> bool:
+        """Nothing but a taken id."""
+        return VOID.items() <= self.metadata.items()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,16 @@
 """The gateway to a real Ray cluster: the HTTP calls of its dashboard (Jobs and State APIs).
 
 Plain HTTP and not Ray's own client: that one blocks, has no time limits, and must be of the cluster's very version.
+What can't be read as what was asked for is no answer.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
+import msgspec
 
 from rollmux.errors import RollmuxError
 from rollmux.service.ray.gateway import RayJob, RayNode, Rejected, Unsure, Wish
@@ -16,6 +18,7 @@ from rollmux.service.ray.gateway import RayJob, RayNode, Rejected, Unsure, Wish
 # Each call has so long; a submission waits for Ray's agent.
 CALL_S, SUBMIT_S = 10.0, 30.0
 _MOST_NODES = 10_000
+T = TypeVar("T")
 
 
 def token(env: Mapping[str, str]) -> str:
@@ -38,13 +41,48 @@ class CantCall(RollmuxError):
     """Ray can't be called, for a reason that somebody can mend."""
 
 
+class _Job(msgspec.Struct, frozen=True):
+    """Without a `submission_id` it is a driver that was not submitted."""
+
+    status: str
+    submission_id: str | None = None
+    message: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class _Printed(msgspec.Struct, frozen=True):
+    logs: str
+
+
+class _Node(msgspec.Struct, frozen=True):
+    """Amounts of memory come as texts, and are of no interest here."""
+
+    node_id: str
+    node_ip: str
+    resources_total: dict[str, float | str]
+
+
+class _Rows(msgspec.Struct, frozen=True):
+    result: list[_Node]
+
+
+class _Page(msgspec.Struct, frozen=True):
+    result: _Rows
+
+
+class _Nodes(msgspec.Struct, frozen=True):
+    data: _Page
+
+
 class HttpGateway:
     """Speaks to the dashboard at this address, with the token of a cluster that wants one (RAY_AUTH_MODE=token)."""
 
-    def __init__(self, address: str, token: str = "") -> None:
+    def __init__(self, address: str, token: str = "", transport: httpx.AsyncBaseTransport | None = None) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         limits = httpx.Limits(max_connections=16)
-        self._http = httpx.AsyncClient(base_url=address, headers=headers, timeout=CALL_S, limits=limits)
+        self._http = httpx.AsyncClient(
+            base_url=address, headers=headers, timeout=CALL_S, limits=limits, transport=transport
+        )
 
     async def submit(self, wish: Wish) -> None:
         runtime_env: dict[str, Any] = {"env_vars": dict(wish.env)}
@@ -62,20 +100,23 @@ class HttpGateway:
 
     async def jobs(self) -> dict[str, RayJob]:
         answer = await self._good("GET", "/api/jobs/")
-        return {job.id: job for each in _json(answer) if (job := _job(each)) is not None}
+        return {each.submission_id: _job(each) for each in _read(answer, list[_Job]) if each.submission_id}
 
     async def job(self, job_id: str) -> RayJob | None:
         answer = await self._call("GET", f"/api/jobs/{quote(job_id, safe='')}")
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
-        return _job(_json(_require_good(answer)))
+        job = _job(_read(_require_good(answer), _Job))
+        if job.id != job_id:
+            raise Unsure(f"Ray was asked for job {job_id!r} and has answered with {job.id!r}")
+        return job
 
     async def stop(self, job_id: str) -> None:
         await self._good("POST", f"/api/jobs/{quote(job_id, safe='')}/stop")
 
     async def said(self, job_id: str) -> str:
         answer = await self._good("GET", f"/api/jobs/{quote(job_id, safe='')}/logs")
-        return str(_json(answer)["logs"])
+        return _read(answer, _Printed).logs
 
     async def tail(self, node: str, file: str, lines: int) -> str:
         wanted = {"node_id": node, "filename": file, "lines": str(lines)}
@@ -86,12 +127,8 @@ class HttpGateway:
 
     async def nodes(self) -> list[RayNode]:
         wanted = {"limit": str(_MOST_NODES), "filter_keys": "state", "filter_predicates": "=", "filter_values": "ALIVE"}
-        found = _json(await self._good("GET", "/api/v0/nodes", params=wanted))
-        try:
-            rows = found["data"]["result"]["result"]
-            nodes = [RayNode(row["node_id"], row["node_ip"], _numbers(row["resources_total"])) for row in rows]
-        except (KeyError, TypeError) as error:
-            raise Unsure(f"Ray has listed its nodes in a way that can't be read: {error!r}") from error
+        rows = _read(await self._good("GET", "/api/v0/nodes", params=wanted), _Nodes).data.result.result
+        nodes = [RayNode(row.node_id, row.node_ip, _numbers(row.resources_total)) for row in rows]
         return sorted(nodes, key=lambda node: node.id)
 
     async def forget(self, job_id: str) -> None:
@@ -123,21 +160,16 @@ def _trouble(answer: httpx.Response) -> Unsure | Rejected:
     return Rejected(said) if answer.is_client_error else Unsure(said)
 
 
-def _json(answer: httpx.Response) -> Any:
+def _read(answer: httpx.Response, kind: type[T]) -> T:
     try:
-        return answer.json()
-    except ValueError as error:
-        raise Unsure(f"Ray has answered {answer.request.url.path} with what is not JSON") from error
+        return msgspec.json.decode(answer.content, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Unsure(f"Ray has answered {answer.request.url.path} with what can't be read: {error}") from error
 
 
-def _job(row: Mapping[str, Any]) -> RayJob | None:
-    """None for a driver that was not submitted."""
-    job_id = row.get("submission_id")
-    if not job_id:
-        return None
-    return RayJob(job_id, str(row["status"]), row.get("message") or "", row.get("metadata") or {})
+def _job(row: _Job) -> RayJob:
+    return RayJob(row.submission_id or "", row.status, row.message or "", row.metadata or {})
 
 
-def _numbers(resources: Mapping[str, Any]) -> dict[str, float]:
-    """Amounts of memory come as texts, and are of no interest here."""
-    return {name: float(amount) for name, amount in resources.items() if isinstance(amount, int | float)}
+def _numbers(resources: Mapping[str, float | str]) -> dict[str, float]:
+    return {name: amount for name, amount in resources.items() if isinstance(amount, float)}

@@ -18,7 +18,7 @@ from uuid import uuid4
 from rollmux.errors import RollmuxError
 from rollmux.protocol.node_means import Means
 from rollmux.service.launcher import Attempt, LaunchFailed, OnExit, OnNode
-from rollmux.service.ray.gateway import RayGateway, RayJob, RayTrouble, Rejected, Wish
+from rollmux.service.ray.gateway import VOID, RayGateway, RayJob, RayTrouble, Rejected, Wish
 from rollmux.service.ray.intents import Intent, Intents, Key
 from rollmux.service.ray.places import Places
 from rollmux.service.ray.printed import printed
@@ -30,7 +30,6 @@ T = TypeVar("T")
 
 LOST = "Ray knows it no more: its head node has been started anew"
 WORDLESS = "its program on Ray has ended without a word"
-_VOID = {"rollmux": "void"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class RayLauncher:
         self._on_node: OnNode | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking = asyncio.Lock()
-        self._closed = False
+        self._begun = self._closed = False
 
     # -- the seam ----------------------------------------------------------------------------------------------------
 
@@ -102,6 +101,7 @@ class RayLauncher:
                 while working := [live.work for live in self._live.values() if live.work is not None]:
                     await asyncio.wait(working)
         self._spawn(self._watch_forever())
+        self._begun = True
         return set(self._live)
 
     async def start(self, attempt: Attempt) -> None:
@@ -230,10 +230,10 @@ class RayLauncher:
         """Whether Ray will never have this: decided by who has its id first, the attempt or nothing."""
         while True:
             try:
-                await self.ray.submit(Wish(intent.id, NOTHING, metadata=_VOID))
+                await self.ray.submit(Wish(intent.id, NOTHING, metadata=VOID))
                 job = await self.ray.job(intent.id)
                 if job is not None:
-                    return dict(job.metadata).get("rollmux") == _VOID["rollmux"]
+                    return job.void
             except RayTrouble as error:
                 log.warning("nobody knows whether job %r, attempt %d, will be started: %s", *intent.key, error)
             await asyncio.sleep(self.pace.pause_s)
@@ -244,6 +244,7 @@ class RayLauncher:
         """Until nothing of it runs any more."""
         intent = live.intent
         if not live.known and await self._is_void(intent):
+            await self._seen_off(live, None)
             await self._forget(live)
             return
         while True:
@@ -262,6 +263,19 @@ class RayLauncher:
         why = await self._seen_off(live, job)
         with suppress(RayTrouble):
             await self._look_at_nodes()
+        await self._tell(live, why)
+
+    async def _settle(self, live: Live) -> None:
+        """Of an earlier life: Ray has never had it, or has forgotten it. Now it never will, or has it."""
+        if not await self._is_void(live.intent):
+            live.known = True
+            return
+        why = await self._seen_off(live, None)
+        # Who has not heard that it runs does without; who starts it again goes on.
+        live.told = live.told or not self._begun or live.intent.key in self._starting
+        await self._tell(live, why)
+
+    async def _tell(self, live: Live, why: str) -> None:
         if not live.told:
             assert self._on_exit is not None, "begin comes before all else"
             try:
@@ -271,24 +285,31 @@ class RayLauncher:
                 raise
         await self._forget(live)
 
-    async def _settle(self, live: Live) -> None:
-        """Ray has never had it, as far as is known: now it never will, or has it."""
-        if await self._is_void(live.intent):
-            await self._forget(live)
-        else:
-            live.known = True
-
     async def _seen_off(self, live: Live, job: RayJob | None) -> str:
         """Why it ended; nothing of it is left by then."""
-        word = Word() if job is None else await self._word(live.intent)
+        intent = live.intent
+        if job is None or job.void:  # but its ranks may run
+            await self._sweep(intent, await self._found_again(intent))
+            return LOST
+        word = await self._word(intent)
         if word is None or (word.starting and not word.clean):
-            await self._sweep(live.intent)
+            await self._sweep(intent, intent.nodes.values())
         if word is not None and word.ended is not None:
             return word.ended
-        if job is None:
-            return LOST
         last = (job.message.strip().splitlines() or [""])[-1]
         return f"{WORDLESS}: {last}" if last else WORDLESS
+
+    async def _found_again(self, intent: Intent) -> Collection[str]:
+        """Its nodes and all others of ours by their ids of now: with a new head they come back by new ones, if at all.
+
+        Which of them is which may have changed too. Those that stay away are done without after a while.
+        """
+        async for _ in self._rounds(self.pace.sweep_s):
+            with suppress(RayTrouble):
+                await self._look_at_nodes()
+                if intent.nodes.keys() <= self.places.at.keys():
+                    break
+        return {*intent.nodes.values(), *self.places.at.values()}
 
     async def _word(self, intent: Intent) -> Word | None:
         async for _ in self._rounds(self.pace.word_s):
@@ -296,9 +317,9 @@ class RayLauncher:
                 return heard(await self.ray.said(intent.id))
         return None
 
-    async def _sweep(self, intent: Intent) -> None:
-        """Ends whatever is left on its nodes. After a while Ray is taken to be unable to, and done without."""
-        env = {"ROLLMUX_SWEPT": intent.id, "ROLLMUX_SWEPT_NODES": ",".join(intent.nodes.values())}
+    async def _sweep(self, intent: Intent, nodes: Collection[str]) -> None:
+        """Ends whatever is left on these nodes. After a while Ray is taken to be unable to, and done without."""
+        env = {"ROLLMUX_SWEPT": intent.id, "ROLLMUX_SWEPT_NODES": ",".join(nodes)}
         wish, job = None, None
         async for _ in self._rounds(self.pace.sweep_s):
             if wish is None or (job is not None and job.over):
@@ -333,6 +354,9 @@ class RayLauncher:
             except RollmuxError as error:
                 log.warning("%s", error)
                 await asyncio.sleep(self.pace.pause_s)
+            except Exception:  # whatever it is, who does not look sees no end and no loss
+                log.exception("a look at Ray has failed in an unexpected way; it is looked at again")
+                await asyncio.sleep(self.pace.pause_s)
             await asyncio.sleep(max(self.pace.look_s, 4 * (loop.time() - began)))
 
     async def _look_at_jobs(self) -> None:
@@ -345,7 +369,7 @@ class RayLauncher:
                 job = await self.ray.job(live.intent.id)
             if live.work is not None or live.intent.key in self._starting:
                 continue
-            live.known = live.known or job is not None
+            live.known = live.known or (job is not None and not job.void)
             if not live.known:
                 live.work = self._spawn(self._working(live, self._settle(live)))
             elif job is None or job.over:

@@ -5,8 +5,11 @@ Without any part of Ray's, so that the controller needs none.
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 from rollmux.service.launcher import Attempt, LaunchFailed
 from rollmux.service.ray.gateway import Wish
@@ -64,6 +67,13 @@ class Word:
     up: bool = False
     ended: str | None = None
     clean: bool = False
+
+
+class _Said(TypedDict, total=False):
+    starting: bool
+    up: bool
+    ended: str
+    clean: bool
 
 
 def as_env(plan: RayPlan) -> dict[str, str]:
@@ -124,8 +134,9 @@ def say(**what: object) -> None:
 
 def heard(printed: str) -> Word:
     """What the program has said for the launcher, among whatever else was printed."""
-    said: dict[str, Any] = {}
+    said: _Said = {}
     for line in printed.splitlines():
         if line.startswith(_MARK):
-            said |= json.loads(line.removeprefix(_MARK))
+            with suppress(msgspec.DecodeError):  # half a line says nothing yet
+                said |= msgspec.json.decode(line.removeprefix(_MARK), type=_Said)
     return Word(**said)

@@ -1,0 +1,185 @@
+"""What a launcher's watch bears: a Ray that has forgotten all, and what nobody has thought of."""
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+
+from rollmux.mux.placed import Placement
+from rollmux.protocol.job_file import Submission
+from rollmux.service.launcher import Attempt
+from rollmux.service.ray.gateway import RayJob, RayNode
+from rollmux.service.ray.launcher import LOST, Pace, RayLauncher
+from tests import builders
+from tests.service.ray.model import RayModel, played
+
+PACE = Pace(look_s=2.0, pause_s=2.0, begin_s=12.0, start_s=24.0, word_s=5.0, sweep_s=60.0)
+NODES = ("rollout-0", "train-0")
+# Within the time that a controller waits for Ray when it begins, and beyond it.
+SOON_S, LATE_S = 3.0, 20.0
+
+
+class Life:
+    """One life of a launcher: what it is told to do, and what it tells. An end is told when nothing runs any more."""
+
+    def __init__(self, folder: Path, ray: RayModel) -> None:
+        self.ray, self.launcher = ray, RayLauncher(folder, ray, pace=PACE)
+        self.exits: list[tuple[int, str]] = []
+        self.nodes: list[tuple[str, bool]] = []
+
+    async def begin(self) -> set[tuple[str, int]]:
+        await self.launcher.watch(NODES, self._node)
+        return await self.launcher.begin(self._exit)
+
+    async def start(self, number: int, what: str = "run") -> None:
+        submission = Submission(builders.job("a"), (what,), folder="/")
+        await self.launcher.start(Attempt(submission, number, Placement(NODES[:1], NODES[1:]), {}))
+
+    async def told(self) -> None:
+        async with asyncio.timeout(1000):
+            while not self.exits:
+                await asyncio.sleep(0.1)
+
+    async def _exit(self, job: str, attempt: int, failed: str) -> None:
+        if self.ray.running:
+            self.ray.wrong.append(f"({job!r}, {attempt}) is over while {self.ray.running} runs")
+        self.exits.append((attempt, failed))
+
+    async def _node(self, node: str, there: bool) -> None:
+        self.nodes.append((node, there))
+
+
+@pytest.mark.parametrize("away_s", [0.0, SOON_S, LATE_S])
+def test_an_attempt_that_ray_has_forgotten_is_over_when_its_nodes_have_been_swept(
+    away_s: float, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        ray = RayModel(*NODES)
+        life = Life(tmp_path, ray)
+        await life.begin()
+        await life.start(1)
+        ray.starts_anew(away_s)
+        await life.told()
+        await life.start(2)
+        assert (life.exits, ray.wrong, ray.ran) == ([(1, LOST)], [], [("a", 1), ("a", 2)])
+        await life.launcher.close()
+
+    played(story())
+
+
+def test_nodes_that_stay_away_are_done_without_after_a_while(tmp_path: Path) -> None:
+    async def story() -> None:
+        ray = RayModel(*NODES)
+        life = Life(tmp_path, ray)
+        await life.begin()
+        await life.start(1)
+        ray.starts_anew(math.inf)
+        began = asyncio.get_running_loop().time()
+        await life.told()
+        assert asyncio.get_running_loop().time() - began < 2 * PACE.sweep_s
+        assert life.exits == [(1, LOST)]
+        assert sorted(life.nodes) == [(node, False) for node in NODES]
+        await life.launcher.close()
+
+    played(story())
+
+
+def test_a_stop_returns_when_what_ray_has_forgotten_has_been_swept(tmp_path: Path) -> None:
+    async def story() -> None:
+        ray = RayModel(*NODES)
+        life = Life(tmp_path, ray)
+        await life.begin()
+        await life.start(1)
+        ray.starts_anew(LATE_S)
+        await life.launcher.stop("a", 1, 5.0)
+        assert (ray.running, life.exits) == ({}, [])
+        await life.launcher.close()
+
+    played(story())
+
+
+@pytest.mark.parametrize("away_s", [0.0, SOON_S, LATE_S])
+def test_what_ray_has_forgotten_while_no_controller_was_there_is_swept_and_not_forgotten(
+    away_s: float, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        ray = RayModel(*NODES)
+        first = Life(tmp_path, ray)
+        await first.begin()
+        await first.start(1)
+        await first.launcher.close()
+        ray.starts_anew(away_s)
+        then = Life(tmp_path, ray)
+        running = await then.begin()
+        assert running == set(ray.running.values())
+        if running:
+            await then.told()
+        await then.start(2)
+        assert (ray.wrong, ray.ran) == ([], [("a", 1), ("a", 2)])
+        assert then.exits == [(1, LOST)][: len(running)]
+        await then.launcher.close()
+
+    played(story())
+
+
+@pytest.mark.parametrize("away_s", [PACE.begin_s + 1.0, 5 * PACE.begin_s])
+def test_a_controller_that_is_killed_before_that_sweep_leaves_it_to_the_next(away_s: float, tmp_path: Path) -> None:
+    async def story() -> None:
+        ray = RayModel(*NODES)
+        first = Life(tmp_path, ray)
+        await first.begin()
+        await first.start(1)
+        await first.launcher.close()
+        ray.starts_anew(away_s)
+        second = Life(tmp_path, ray)
+        assert await second.begin() == {("a", 1)}
+        await second.launcher.close()
+        third = Life(tmp_path, ray)
+        running = await third.begin()
+        assert running == set(ray.running.values())
+        if running:
+            await third.told()
+        await third.start(2)
+        assert (ray.wrong, ray.ran) == ([], [("a", 1), ("a", 2)])
+        assert third.exits == [(1, LOST)][: len(running)]
+        await third.launcher.close()
+
+    played(story())
+
+
+class Odd(RayModel):
+    """A Ray some of whose answers nobody has thought of."""
+
+    odd = 0
+
+    async def jobs(self) -> dict[str, RayJob]:
+        self._oddly()
+        return await super().jobs()
+
+    async def nodes(self) -> list[RayNode]:
+        self._oddly()
+        return await super().nodes()
+
+    def _oddly(self) -> None:
+        if self.odd:
+            self.odd -= 1
+            raise KeyError("submission_id")
+
+
+def test_the_watch_goes_on_whatever_a_look_ends_in_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        ray = Odd(*NODES)
+        life = Life(tmp_path, ray)
+        await life.begin()
+        await life.start(1, "fail")
+        ray.odd = 5
+        await life.told()
+        assert life.exits == [(1, "bad luck")]
+        assert ray.odd == 0
+        await life.launcher.close()
+
+    played(story())
+    assert len([each for each in caplog.records if each.exc_info and each.exc_info[0] is KeyError]) == 5
