@@ -64,6 +64,11 @@ def test_all_wrong_values_are_told_at_once() -> None:
     }
 
 
+def test_a_group_of_one_has_nobody_to_be_compared_with() -> None:
+    assert set(problems({"batching": {"responses": 1}})) == {"job.batching.responses"}
+    read_job({"batching": {"responses": 1}, "objective": {"algorithm": "reinforce"}})
+
+
 def test_values_that_are_right_alone_and_not_together_are_told() -> None:
     found = problems(
         {
@@ -71,9 +76,13 @@ def test_values_that_are_right_alone_and_not_together_are_told() -> None:
             "sampling": {"max_tokens": 500},
             "rollout": {"room_tokens": 100},
             "batching": {"eta_prompts": 4.0, "max_wait_rounds": 1},
+            "objective": {"algorithm": "reinforce", "deviation": "group", "clip_low": 1e-4},
         }
     )
     assert set(found) == {
+        "job.objective.deviation",
+        "job.objective.clip_low",
+        "job.objective.clip_low, clip_high",
         "job.model.hidden",
         "job.rollout.max_length",
         "job.rollout.room_tokens",

@@ -14,7 +14,7 @@ from rollmux.errors import InvalidSpec, Problem
 from rollmux.packer import batching_problems
 from rollmux.protocol.plain_yaml import read_plain
 from rollmux.runtime.sandbox import Concern
-from rollmux.trainer.settings import Bounds, JobFile
+from rollmux.trainer.settings import LEAST_CLIP, Bounds, JobFile, Objective
 
 EXAMPLE = "see examples/train/arithmetic.yaml"
 MAX_TEXT = 4096
@@ -101,5 +101,21 @@ class _Read:
             if name.upper() not in Concern.__members__:
                 limit = f"some of {', '.join(Concern.__members__).lower()}"
                 checks.report("rewards.allow", name, limit, "name what this machine need not prevent")
+        self._check_objective(checks, job.objective, job.batching.responses)
         for problem in batching_problems(job.batching.terms):
             self.problems.append(Problem(f"job.{problem.path}", problem.value, problem.limit, problem.remedy))
+
+    def _check_objective(self, checks: Checks, objective: Objective, responses: int) -> None:
+        if objective.algorithm == "reinforce":
+            if objective.deviation == "group":
+                checks.report("objective.deviation", "group", "batch or none with reinforce", "or take grpo")
+            if bool(objective.clip_low) != bool(objective.clip_high):
+                clips = f"{objective.clip_low:g}, {objective.clip_high:g}"
+                checks.report("objective.clip_low, clip_high", clips, "both or none", "reinforce has none of its own")
+        elif responses == 1:
+            limit = f"at least 2 with {objective.algorithm}"
+            checks.report("batching.responses", responses, limit, "a group is compared with itself, or take reinforce")
+        for name in ("clip_low", "clip_high"):
+            if 0.0 < getattr(objective, name) < LEAST_CLIP:
+                limit = f"0, or at least {LEAST_CLIP:g}"
+                checks.report(f"objective.{name}", getattr(objective, name), limit, "0.2 is usual")

@@ -4,6 +4,7 @@ Invariant: `state` holds all that the next step depends on: whoever restores it 
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -23,7 +24,7 @@ from rollmux.trainer.pooled import open_pooled
 from rollmux.trainer.rollout import Rollout
 from rollmux.trainer.scoring import Direct, Scorer
 from rollmux.trainer.tasks import build_task
-from rollmux.trainer.update import Objective
+from rollmux.trainer.update import Baseline, Loss, Objective
 
 
 class Parts:
@@ -42,7 +43,8 @@ class Parts:
         self.model = build_model(job.model, self.task.tokenizer.vocabulary, job.rollout.max_length, job.seed)
         if job.rollout.place == "beside":
             self.model.share_memory()
-        self.learner = Learner(self.model, _objective(job), job.optimiser, replicas=job.update.replicas)
+        climbed = objective(job.objective, job.batching.responses)
+        self.learner = Learner(self.model, climbed, job.optimiser, replicas=job.update.replicas)
         self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), 0, {}, ())
 
     def _rollout(self, batcher: TailBatcher, position: int, rewards: dict[str, Any], lengths: Sequence[int]) -> Rollout:
@@ -109,14 +111,24 @@ class Parts:
         self.rollout.suspend()
 
 
-def _objective(job: said.JobFile) -> Objective:
-    responses = job.batching.responses
-    match job.objective.algorithm:
+def objective(settings: said.Objective, responses: int) -> Objective:
+    """The algorithm's, with what the job file changes of it. InvalidSpec if the two contradict one another."""
+    match settings.algorithm:
         case "dapo":
-            return Objective.dapo(responses)
+            own = Objective.dapo(responses)
         case "reinforce":
-            return Objective.reinforce()
-    return Objective.grpo(responses)
+            own = Objective.reinforce()
+        case _:
+            own = Objective.grpo(responses)
+    changed: dict[str, Any] = {}
+    if settings.deviation != "own":
+        changed |= {"group_std": settings.deviation == "group", "whiten": settings.deviation == "batch"}
+    if changed.get("whiten") and own.baseline is Baseline.BATCH_MEAN:
+        changed["baseline"] = Baseline.NONE  # whitening takes the batch's mean itself
+    if settings.loss != "own":
+        changed["loss"] = Loss(settings.loss)
+    changed |= {name: clip for name in ("clip_low", "clip_high") if (clip := getattr(settings, name))}
+    return replace(own, **changed)
 
 
 def _keep(job: said.JobFile) -> Callable[[tuple[float, ...]], bool] | None:

@@ -10,6 +10,8 @@ from rollmux import packer
 from rollmux.packer import Race
 from rollmux.packer.batching import MAX_FACTOR
 
+LEAST_CLIP = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -106,9 +108,17 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What an update climbs. `dapo` also replaces prompts whose responses are all worth the same."""
+    """What an update climbs. `dapo` also replaces prompts whose responses are all worth the same.
+
+    The others change a part of the algorithm: over what advantages are divided by their deviation, over what the loss
+    is a mean, and how far a token's probability may move. Dr. GRPO is `deviation: none` and `loss: token-mean`.
+    """
 
     algorithm: str = _choice("grpo", "grpo", "dapo", "reinforce")
+    deviation: str = _choice("own", "own", "group", "batch", "none")
+    loss: str = _choice("own", "own", "sample-mean", "token-mean")
+    clip_low: float = _number(0.0, 0.0, 1.0, "0 is the algorithm's own; 0.2 clips ratios below 0.8")
+    clip_high: float = _number(0.0, 0.0, 1e3, "0 is the algorithm's own; 0.28 clips ratios above 1.28")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Self
 
 from rollmux.checks import MAX_COUNT, Checks
 from rollmux.packer.gradient_share import Loss
+from rollmux.trainer.settings import LEAST_CLIP
 
 
 class Baseline(Enum):
@@ -46,8 +47,8 @@ class Objective:
         if None in clips and clips != (None, None):
             checks.report("clip_low, clip_high", clips, "two numbers, or none", "give both, or None for both")
         elif self.clip_low is not None:
-            checks.number("clip_low", self.clip_low, 1e-3, 1.0, "0.2 clips ratios below 0.8")
-            checks.number("clip_high", self.clip_high, 1e-3, 1e3, "0.28 clips ratios above 1.28")
+            checks.number("clip_low", self.clip_low, LEAST_CLIP, 1.0, "0.2 clips ratios below 0.8")
+            checks.number("clip_high", self.clip_high, LEAST_CLIP, 1e3, "0.28 clips ratios above 1.28")
         if self.loss is Loss.SUM:
             checks.report("loss", self.loss.value, "sample-mean or token-mean", "a sum would grow with the batch")
         checks.require()
