@@ -146,12 +146,27 @@ def require_once(there: Floor, jobs: Sequence[Job]) -> None:
 
 
 def require_accounted(job: Job) -> None:
-    """Of the prompts of each epoch, at each step: trained once, or waiting; of those before, nothing is left."""
+    """The books of each epoch, after each step, against what the steps themselves say was trained and left out.
+
+    A prompt is drawn once in an epoch: before one begins, the one before it was drawn whole.
+    """
+    epochs: dict[str, dict[str, int]] = {}
+    done = {"prompts": 0, "filtered": 0}
     for line in (job.out / METRICS).read_text().splitlines():
-        for account in json.loads(line)["epochs"].values():
-            assert account["drawn"] == sum(account[name] for name in ("trained", "waiting", "filtered", "failed"))
-            assert account["waiting"] >= 0
-            assert account["drawn"] <= job.settings.task.prompts
+        step = json.loads(line)
+        epochs |= step["epochs"]
+        for name in done:
+            done[name] += step[name]
+        assert step["prompts"] == job.settings.batching.prompts
+        assert sum(account["trained"] for account in epochs.values()) == done["prompts"]
+        assert sum(account["filtered"] for account in epochs.values()) == done["filtered"]
+        assert not any(account["failed"] for account in epochs.values())
+        waiting = sum(account["waiting"] for account in epochs.values())
+        assert step["queued"] <= waiting <= step["queued"] + job.settings.batching.prompts
+        *older, newest = sorted(epochs, key=int)
+        assert all(epochs[epoch]["drawn"] == job.settings.task.prompts for epoch in older)
+        assert epochs[newest]["drawn"] <= job.settings.task.prompts
+        assert all(account["waiting"] >= 0 for account in epochs.values())
 
 
 def require_replayed(folder: Path) -> None:
