@@ -25,7 +25,9 @@ from rollmux.runtime.engine import (
     LocalEngine,
     UpdateRefused,
 )
+from rollmux.runtime.engine import slots as slots_module
 from rollmux.runtime.engine.slots import slots
+from rollmux.runtime.residency import CpuMemory, NotFreed
 from tests.runtime.engine.models import finished, forward_logprobs, generated, prompt, tiny
 
 LIMITS = Limits(room_tokens=320, max_running=4, page_tokens=8)
@@ -114,6 +116,30 @@ def test_versions_only_rise_and_wrong_weights_change_nothing() -> None:
     assert len(told.value.problems) == 2
     assert engine.version == 3
     assert list(finished(engine, [request()])["r"].response.tokens) == generated(tiny(), request())
+
+
+def test_who_suspends_hears_whether_the_memory_is_the_devices_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[object]()
+
+    class Books(CpuMemory):
+        def expect(self, nbytes: int, in_one: bool) -> None:
+            told.append(nbytes)
+
+        def release(self) -> None:
+            told.append("asked")
+            if len(told) > 4:
+                raise NotFreed("kept")
+
+    monkeypatch.setattr(slots_module, "memory_of", lambda device: Books())
+    engine = slots(tiny(), LIMITS)
+    held = engine.gauges().nbytes
+    for _ in range(2):
+        engine.suspend()
+        engine.suspend()
+        engine.resume()
+    assert told == [held, "asked"] * 2
+    with pytest.raises(NotFreed):
+        engine.suspend()
 
 
 @pytest.mark.parametrize("keep", [False, True])

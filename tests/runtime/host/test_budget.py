@@ -1,13 +1,16 @@
 """Claims on memory that lies in a folder of its own: it goes with the claim, and the claim with it."""
 
+import fcntl
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rollmux.runtime.host import Budget, Claim, NoRoom, NotKept
+from rollmux.runtime.host import Budget, Claim, NameTaken, NoRoom, NotKept
 from tests.runtime.residency.keeping import MB, a_budget
+
+FILES = ("weights", "lock")
 
 
 @pytest.fixture
@@ -20,13 +23,52 @@ def budget() -> Iterator[Budget]:
 def place(tmp_path: Path) -> Path:
     found = tmp_path / "p" / "q"
     found.mkdir(parents=True)
-    (found / "weights").write_bytes(b"much")
+    for name in FILES:
+        (found / name).write_bytes(b"much")
     return found
+
+
+def test_what_else_lies_in_the_folder_stays(budget: Budget, place: Path) -> None:
+    (place / "checkpoints").mkdir()
+    claimed(budget, place, 5).release()
+    assert [each.name for each in place.iterdir()] == ["checkpoints"]
+    assert budget.holdings() == ()
+
+
+def test_a_folder_in_which_somebody_works_without_a_claim_keeps_its_files_and_the_claim_its_bytes(
+    budget: Budget, place: Path
+) -> None:
+    claimed(budget, place, 60 * MB).leave()
+    with (place / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert budget.sweep() == ()
+        with pytest.raises(NameTaken, match="somebody works in the folder that 'a' is about"):
+            budget.claim("a", 5)
+        assert (place / "weights").exists()
+    assert budget.sweep() == ("a",)
+    assert not place.exists()
+
+
+def test_a_folder_whose_files_cannot_be_removed_keeps_its_claim(budget: Budget, place: Path) -> None:
+    (place / "weights").unlink()
+    (place / "weights").mkdir()
+    claimed(budget, place, 5).leave()
+    assert budget.sweep() == ()
+    (place / "weights").rmdir()
+    assert budget.sweep() == ("a",)
+
+
+def test_a_claim_that_grows_takes_what_the_dead_have_left(budget: Budget) -> None:
+    mine = budget.claim("mine", 10 * MB)
+    budget.claim("dead", 80 * MB).leave()
+    mine.resize(90 * MB)
+    assert [(each.name, each.nbytes) for each in budget.holdings()] == [("mine", 90 * MB)]
+    mine.release()
 
 
 def claimed(budget: Budget, place: Path, nbytes: int, survive_s: float = 0.0) -> Claim:
     claim = budget.claim("a", nbytes, survive_s=survive_s)
-    claim.lies_in(place)
+    claim.lies_in(place, FILES)
     return claim
 
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from rollmux.runtime.host import NoRoom
 from rollmux.runtime.judge import model as judge_model
+from rollmux.runtime.judge.judge import TextJudge
 from rollmux.runtime.judge.model import JudgeHasNoRoom, ModelJudge, Question
 from rollmux.runtime.residency import CpuMemory
+from rollmux.runtime.rewards.tasks import JudgeTask
 from tests.runtime.engine.models import prompt, tiny
 from tests.runtime.residency.keeping import a_budget
 
@@ -163,6 +165,37 @@ def test_where_not_even_two_layers_fit_nothing_is_judged_until_they_do() -> None
     assert judge.judge(QUESTIONS[:1])[0] == pytest.approx(told(model(), QUESTIONS[0]), abs=1e-4)
     judge.close()
     assert judge.device_bytes_of_layers == 0
+
+
+def test_tasks_that_have_no_room_together_are_judged_in_several_passes() -> None:
+    free = Free()
+    judge = ModelJudge(model(), free, 1e9, 1e9)
+    texts = {"short": 3, "longer": 9, "long": 50}
+
+    def encode(text: str, special: bool) -> list[int]:
+        return [5] * texts[text] if text in texts else [7] if text == " yes" else [8] if text == " no" else []
+
+    tasks = [JudgeTask("{field}", {"field": name}, {" yes": 1.0, " no": 0.0}) for name in texts]
+    together = TextJudge(judge, encode).said(tasks)
+    assert judge.plan is not None
+    needed, _ = judge.plan.device_bytes, judge.judge([Question((5,) * 9, ((7,), (8,)))])
+    free.nbytes = judge.plan.device_bytes
+    assert free.nbytes < needed
+    *apart, refused = TextJudge(judge, encode).said(tasks)
+    assert apart == [pytest.approx(each, abs=1e-5) for each in together[:2]]
+    assert isinstance(refused, str)
+    assert "judge fewer or shorter texts at once" in refused
+    judge.close()
+
+
+def test_a_judge_that_nobody_closes_gives_its_pins_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = LateMemory()
+    monkeypatch.setattr(judge_model, "memory_of", lambda _: made)
+    judge = ModelJudge(model(), Free(), 1e9, 1e9)
+    assert made.pinned
+    del judge
+    gc.collect()
+    assert not made.pinned
 
 
 def test_the_host_memory_of_all_layers_is_claimed_for_as_long_as_the_judge_lives() -> None:

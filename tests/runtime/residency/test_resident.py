@@ -398,6 +398,37 @@ def test_a_number_on_the_host_is_of_the_version_like_all_else(budget: Budget) ->
         Resident.attach(other, name="a", budget=budget, memory=late_with_numbers_on_the_host())
 
 
+def test_a_number_on_the_host_that_read_only_state_changes_is_noticed(budget: Budget) -> None:
+    state = {"w": torch.ones(8), "scale": torch.tensor(1.0)}
+    memory = late_with_numbers_on_the_host()
+    resident = Resident(state, name="a", budget=budget, memory=memory, read_only=True)
+    resident.offload()
+    resident.load()
+    resident.offload()
+    resident.load()
+    state["scale"].fill_(2.0)
+    with pytest.raises(Changed, match="a number of it that lies on the host was changed"):
+        resident.offload()
+
+
+def test_who_takes_over_takes_over_for_how_long_it_survives_too(budget: Budget) -> None:
+    resident = Resident({"w": torch.ones(8)}, name="a", budget=budget, survive_s=60)
+    resident.offload()
+    resident.close(keep=True)
+    state = {"w": torch.zeros(8)}
+    attached = Resident.attach(state, name="a", budget=budget, declared_bytes=30 * MB)
+    attached.load()
+    attached.drop()
+    attached.offload()
+    attached.close(keep=True)
+    assert budget.sweep() == ()
+    again = Resident.attach({"w": torch.zeros(8)}, name="a", budget=budget, declared_bytes=1)
+    again.load()
+    again.device._state["w"] = torch.ones(9)  # type: ignore[index]
+    with pytest.raises(NoRoom, match="are declared"):
+        again.offload()
+
+
 def test_much_that_is_on_the_host_anyway_is_no_state_that_survives(budget: Budget) -> None:
     class Half(CpuMemory):
         def holds(self, tensor: Tensor) -> bool:

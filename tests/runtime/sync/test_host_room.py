@@ -1,14 +1,19 @@
 """Weights that land are claimed of the node's host memory, like all else that is kept there."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rollmux.runtime.host import Budget, NoRoom
-from rollmux.runtime.sync import Receiver, Sender, SyncFailed
+from rollmux.runtime.host.budget import cleared
+from rollmux.runtime.sync import Receiver, Sender, SyncFailed, shelf
 from rollmux.runtime.sync.plan import Plan
+from rollmux.runtime.sync.shelf import FILES
 from tests.runtime.residency.keeping import MB, a_budget
 from tests.runtime.sync.models import TOKEN, filling, holds, small, whole
 
@@ -101,3 +106,35 @@ def test_a_folder_that_its_launcher_removed_gives_its_room_back(budget: Budget, 
     receiver(budget, tmp_path / "r").close()
     shutil.rmtree(tmp_path / "r")
     assert len(budget.sweep()) == 1
+
+
+@pytest.mark.parametrize("claims", [True, False])
+def test_a_receiver_that_is_to_keep_nothing_leaves_nothing_but_what_is_not_its_own(
+    budget: Budget, tmp_path: Path, claims: bool
+) -> None:
+    held = receiver(budget if claims else None, tmp_path / "r")
+    sync(1, held, budget, tmp_path / "s")
+    (tmp_path / "r" / "notes").write_text("of its owner")
+    held.close(keep=False)
+    assert [each.name for each in (tmp_path / "r").iterdir()] == ["notes"]
+    assert not any("-r-" in each.name for each in budget.holdings())
+
+
+def test_a_folder_that_was_reclaimed_while_it_was_opened_is_made_anew(
+    budget: Budget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver(None, tmp_path / "r").close()
+    real, opened = os.open, list[int]()
+
+    def open_late(path: Any, *rest: Any, **more: Any) -> int:
+        found = real(path, *rest, **more)
+        if str(path).endswith("writer") and not opened:
+            opened.append(found)
+            assert cleared(tmp_path / "r", FILES)
+        return found
+
+    monkeypatch.setattr(shelf, "os", SimpleNamespace(**{**vars(os), "open": open_late}))
+    held = receiver(budget, tmp_path / "r")
+    sync(1, held, budget, tmp_path / "s")
+    assert holds(PLAN, held, whole(PLAN, 1))
+    held.close()

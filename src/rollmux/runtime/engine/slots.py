@@ -17,6 +17,7 @@ from rollmux.runtime.engine.desk import Work
 from rollmux.runtime.engine.forward import Forward
 from rollmux.runtime.engine.local import Drawn, Limits, LocalEngine
 from rollmux.runtime.engine.sampling import sample
+from rollmux.runtime.residency.memory import Memory, memory_of
 
 
 def slots(model: Any, limits: Limits, version: int = 0, packed: bool | None = None) -> LocalEngine:
@@ -32,6 +33,7 @@ class _Slots:
         self._anatomy = anatomy(model, packed)
         self._limits = limits
         self._forward: Forward | None = None
+        self._memory: Memory | None = None  # that says whether what was let go of is the device's again
         self._hold()
 
     def _hold(self) -> None:
@@ -110,9 +112,13 @@ class _Slots:
             projection.refresh()
 
     def release(self) -> None:
+        memory = self._memory or memory_of(next(self._model.parameters()).device)
+        self._memory = memory
+        memory.expect(self.nbytes, in_one=False)
         self._forward = None
         for projection in self._anatomy.projections:
             projection.release()
+        memory.release()
 
     def restore(self) -> None:
         self._refresh()

@@ -7,10 +7,9 @@ one lock over the folder the sum of claims never exceeds the limit, and what the
 import fcntl
 import os
 import re
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,17 +27,23 @@ ENTRY_BYTES = 8192
 LEAVE_FREE_BYTES = 256 << 20
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """What a claim's file says. `dead_since_s` is when it was first found without a process, since the boot.
+class Place(msgspec.Struct, frozen=True):
+    """Files in a folder that is not the budget's, the last of them a lock that whoever works there holds.
 
-    `place` is the folder that the bytes are in, where that is not the budget's own: it goes with the claim, and the
-    claim of a dead process with it.
+    They, and nothing else that lies there, go with the claim; where the folder is gone, so is a dead process's claim.
     """
+
+    folder: str
+    files: tuple[str, ...]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What a claim's file says. `dead_since_s` is when it was first found without a process, since the boot."""
 
     nbytes: int
     survive_s: float
     dead_since_s: float | None = None
-    place: str | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +66,16 @@ class Claim:
         """More is refused where it does not fit, and the claim stays as it was."""
         with self.budget.locked():
             if nbytes > self.entry.nbytes:
+                self.budget.reclaim()
                 self.budget.require(self.name, nbytes, taken=self.entry.nbytes)
             self.entry = msgspec.structs.replace(self.entry, nbytes=nbytes)
             self.budget.write(self.name, self.entry)
 
-    def lies_in(self, place: Path) -> None:
-        """From now on this folder, which is this process's own, goes with the claim."""
+    def lies_in(self, folder: Path, files: Sequence[str]) -> None:
+        """From now on these files go with the claim: this process's own, as it holds the lock that is the last."""
+        place = Place(str(folder.absolute()), tuple(files))
         with self.budget.locked():
-            self.entry = msgspec.structs.replace(self.entry, place=str(place.absolute()))
+            self.entry = msgspec.structs.replace(self.entry, place=place)
             self.budget.write(self.name, self.entry)
 
     def release(self, patience_s: float = FOLDER_PATIENCE_S) -> None:
@@ -132,9 +139,10 @@ class Budget:
         with self.locked():
             if self._exists(name):
                 os.close(self._hold(name, shared=False))
-            self._reclaim()
+            self.reclaim()
             self.require(name, nbytes, taken=0)
-            self.forget(name)
+            if not self.forget(name):
+                raise NameTaken(f"somebody works in the folder that {name!r} is about: wait for its end")
             return self._claimed(name, Entry(nbytes, survive_s), shared)
 
     def join(self, name: str, *, shared: bool = False) -> Claim:
@@ -158,7 +166,7 @@ class Budget:
     def sweep(self, *, now: bool = False) -> tuple[str, ...]:
         """Reclaims what the dead have left, with `now` also what was to survive them; returns the names."""
         with self.locked():
-            return self._reclaim(now)
+            return self.reclaim(now)
 
     # -- for claims, under the folder's lock -------------------------------------------------------------------------
 
@@ -180,14 +188,20 @@ class Budget:
         with self._path(name).open("r+b") as file:
             file.write(data.ljust(ENTRY_BYTES))
 
-    def forget(self, name: str) -> None:
-        """The claim's file goes last: a crash in between leaves a claim to be reclaimed."""
+    def forget(self, name: str) -> bool:
+        """False: somebody works there. The claim's file goes last: after a crash there still is one to be reclaimed."""
         place = self._read(name).place if self._exists(name) else None
-        if place is not None:
-            shutil.rmtree(place, ignore_errors=True)
+        if place is not None and not cleared(Path(place.folder), place.files):
+            return False
         for suffix in (".state", ".new"):
             self.state_path(name).with_suffix(suffix).unlink(missing_ok=True)
         self._path(name).unlink(missing_ok=True)
+        return True
+
+    def reclaim(self, now: bool = False) -> tuple[str, ...]:
+        """What the dead have left, as far as it is over."""
+        over = [name for name in self._names() if not self._alive(name) and (now or self._is_over(name))]
+        return tuple(name for name in over if self.forget(name))
 
     @contextmanager
     def locked(self, patience_s: float = FOLDER_PATIENCE_S) -> Iterator[None]:
@@ -216,16 +230,10 @@ class Budget:
         data = self._path(name).read_bytes()
         return msgspec.json.decode(data, type=Entry) if data else Entry(0, 0.0)  # its process ended while it began
 
-    def _reclaim(self, now: bool = False) -> tuple[str, ...]:
-        over = tuple(name for name in self._names() if not self._alive(name) and (now or self._is_over(name)))
-        for name in over:
-            self.forget(name)
-        return over
-
     def _is_over(self, name: str) -> bool:
         """Whether a dead process's state has survived it for long enough, from when that was first noticed."""
         entry, now_s = self._read(name), time.clock_gettime(time.CLOCK_BOOTTIME)
-        if entry.place is not None and not Path(entry.place).exists():
+        if entry.place is not None and not Path(entry.place.folder).exists():
             return True
         if entry.dead_since_s is None and entry.survive_s > 0:
             self.write(name, msgspec.structs.replace(entry, dead_since_s=now_s))
@@ -249,6 +257,31 @@ class Budget:
             remedy = "take another name, end that process, or share the state on both sides"
             raise NameTaken(f"a living process keeps state as {name!r} in {self.folder}; {remedy}") from error
         return file
+
+
+def cleared(folder: Path, files: Sequence[str]) -> bool:
+    """Whether these files are gone, and with them a folder that holds nothing else; not while somebody works there."""
+    if not folder.exists():
+        return True
+    try:
+        lock = os.open(folder / files[-1], os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        lock = None
+    except OSError:
+        return False
+    try:
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
+    except OSError:
+        return False
+    finally:
+        if lock is not None:
+            os.close(lock)
+    with suppress(OSError):
+        folder.rmdir()
+    return True
 
 
 def check_name(name: str) -> None:

@@ -5,7 +5,7 @@ Invariant: a task that this model can't take is told so, and does not keep the o
 
 from collections.abc import Sequence
 
-from rollmux.runtime.judge.model import ModelJudge, Question
+from rollmux.runtime.judge.model import JudgeHasNoRoom, ModelJudge, Question
 from rollmux.runtime.judge.texts import Encode, prompt_tokens
 from rollmux.runtime.rewards.judging import Judge
 from rollmux.runtime.rewards.tasks import JudgeTask
@@ -19,8 +19,18 @@ class TextJudge(Judge):
 
     def said(self, tasks: Sequence[JudgeTask]) -> Sequence[list[float] | str]:
         questions = [self._question(task) for task in tasks]
-        judged = iter(self._model.judge([each for each in questions if isinstance(each, Question)]))
+        judged = iter(self._judged([each for each in questions if isinstance(each, Question)]))
         return [next(judged) if isinstance(each, Question) else each for each in questions]
+
+    def _judged(self, questions: Sequence[Question]) -> Sequence[list[float] | str]:
+        """All in one pass, or in as many as there is room for."""
+        try:
+            return self._model.judge(questions)
+        except JudgeHasNoRoom as refused:
+            if len(questions) == 1:
+                return [str(refused)]
+        half = len(questions) // 2
+        return [*self._judged(questions[:half]), *self._judged(questions[half:])]
 
     def close(self) -> None:
         self._model.close()

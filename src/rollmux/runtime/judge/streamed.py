@@ -48,8 +48,7 @@ class StreamedLayers:
         self._layers: Sequence[Layer] = ()
         nbytes = len(weights) * self.layer_bytes
         self._claim = claim(nbytes + memory.staging_bytes) if claim is not None else None
-        if self._claim is not None:
-            weakref.finalize(self, self._claim.forsake)
+        self._at_end = weakref.finalize(self, _forsake, memory, self._claim)
         self._host = torch.empty(nbytes, dtype=torch.uint8)
         self._take()
         memory.pin(self._host)
@@ -100,6 +99,7 @@ class StreamedLayers:
     def close(self) -> None:
         """Gives host memory back too; the layers are of no use any more."""
         self.release()
+        self._at_end.detach()
         self._memory.unpin()
         self._host = torch.empty(0, dtype=torch.uint8)
         if self._claim is not None:
@@ -156,6 +156,13 @@ class StreamedLayers:
     def _piece(self, place: int) -> Tensor:
         assert self._device is not None
         return self._device[place * self.layer_bytes : (place + 1) * self.layer_bytes]
+
+
+def _forsake(memory: Memory, claim: Claim | None) -> None:
+    """Whose owner has closed nothing."""
+    memory.unpin()
+    if claim is not None:
+        claim.forsake()
 
 
 def _slots(parameters: Sequence[Any]) -> list[_Slot]:

@@ -59,6 +59,11 @@ class Kept:
             raise
         return kept
 
+    @property
+    def survive_s(self) -> float:
+        """How long it outlives its process."""
+        return self._claim.entry.survive_s
+
     # -- reading -----------------------------------------------------------------------------------------------------
 
     @property

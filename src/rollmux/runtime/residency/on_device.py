@@ -35,6 +35,7 @@ class OnDevice:
         self._layout: Layout | None = None  # of `flat`
         self._tensors: dict[str, Tensor] = {}
         self._aside: list[Tensor] = []
+        self._put_aside = b""
         self.left_bytes = 0
         self._guard: Guard | None = None
         self._leaked: Storages = []
@@ -61,6 +62,7 @@ class OnDevice:
 
     def put_aside(self, content: bytes) -> None:
         """The same from a version."""
+        self._put_aside = content
         at = 0
         for tensor in self._aside:
             raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)[at : at + tensor.nbytes].clone()
@@ -88,6 +90,8 @@ class OnDevice:
 
     def require_unchanged(self) -> None:
         found = self._guard.found(self._tensors) if self._guard is not None else ""
+        if not found and self._guard is not None and self.aside() != self._put_aside:
+            found = "a number of it that lies on the host was changed"
         if found:
             remedy = "do not declare it read-only, or change it on the host by `update`"
             raise Changed(f"{self.name!r} is read-only, and {found}; {remedy}")

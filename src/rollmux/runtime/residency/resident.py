@@ -68,12 +68,13 @@ class Resident:
         memory: Memory | None = None,
         read_only: bool = False,
         shared: bool = False,
+        declared_bytes: int | None = None,
         rebuild: Callable[[], object] | None = None,
     ) -> "Resident":
         """Takes over what a dead process has left, or joins a living one that shares it.
 
         `state` is built like theirs; its values are of no matter, and optimizers need not have made a step. It is
-        offloaded, and `load` brings the host's.
+        offloaded, and `load` brings the host's. It survives this process for as long as it did theirs.
         """
         self, device = cls.__new__(cls), OnDevice(state, name, memory)
         kept = Kept.join(budget, name, device.memory, shared=shared)
@@ -84,7 +85,8 @@ class Resident:
             empty()
             kept.leave()
             raise
-        self._slots, self._survive_s, self._declared_bytes, self._rebuild = kept.host.slots, 0.0, None, rebuild
+        self._slots, self._survive_s = kept.host.slots, kept.survive_s
+        self._declared_bytes, self._rebuild = declared_bytes, rebuild
         self._open(name, budget, device, read_only, shared)
         self._layout = kept.host.layout
         self._keep(kept)

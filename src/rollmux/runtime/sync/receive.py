@@ -78,7 +78,8 @@ class Receiver:
         with self._changed:
             return self._changed.wait_for(lambda: self.held is not None and self.held.version == version, timeout_s)
 
-    def close(self) -> None:
+    def close(self, keep: bool = True) -> None:
+        """What it holds stays for the next receiver of this folder, or goes."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -91,7 +92,7 @@ class Receiver:
             self._changed.wait_for(lambda: not self._callers, self._patience_s)
         if self._round is not None:
             self._round.wait_idle(self._patience_s)
-        self._shelf.close()
+        self._shelf.close(keep)
 
     # -- callers -----------------------------------------------------------------------------------------------------
 

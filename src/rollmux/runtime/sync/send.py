@@ -87,8 +87,9 @@ class Sender:
         finally:
             lead.close()
 
-    def close(self) -> None:
-        self._shelf.close()
+    def close(self, keep: bool = True) -> None:
+        """What was published stays for the next sender of this folder, or goes."""
+        self._shelf.close(keep)
 
     def _give_all(self, epoch: int, version: int, addresses: Sequence[Sequence[str]]) -> Tally:
         """To all receivers at once, each by its own connection. The first that fails ends the others."""

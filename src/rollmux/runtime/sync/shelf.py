@@ -12,6 +12,7 @@ import msgspec
 
 from rollmux.checks import Checks
 from rollmux.runtime.host import Budget
+from rollmux.runtime.host.budget import cleared
 from rollmux.runtime.sync.errors import SyncFailed
 from rollmux.runtime.sync.generation import Generation
 from rollmux.runtime.sync.host_room import claimed
@@ -19,6 +20,13 @@ from rollmux.runtime.sync.layout import slots
 from rollmux.runtime.sync.plan import Plan, Side
 
 GENERATIONS = 2
+# All that a shelf ever makes; the last is the lock of whoever writes there.
+MARKS = ("held", "ready", "epoch")
+FILES = (
+    *(f"{kind}-{number}" for kind in ("weights", "digests") for number in range(GENERATIONS)),
+    *(f"{mark}{fresh}" for mark in MARKS for fresh in ("", ".new")),
+    "writer",
+)
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -60,9 +68,7 @@ class Shelf:
         try:
             self._take()
         except BaseException:
-            if self._claim is not None and self._claim.entry.place is None:
-                self._claim.release()
-            self._leave()
+            self._leave(keep=self._claim is None or self._claim.entry.place is not None)
             raise
 
     def _take(self) -> None:
@@ -71,7 +77,7 @@ class Shelf:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._writer = self._only_writer()
         if self._claim is not None:
-            self._claim.lies_in(folder)
+            self._claim.lies_in(folder, FILES)
         self.held, self.ready = read_mark(folder, "held"), read_mark(folder, "ready")
         if self.ready is not None and self.ready.plan != plan.fingerprint:
             self._forget("ready")  # the room in which it landed is taken for pieces of this plan
@@ -139,18 +145,20 @@ class Shelf:
         self._generation(self.held.generation).unlock()
         return self.held
 
-    def close(self) -> None:
+    def close(self, keep: bool = True) -> None:
+        """The folder stays, and the claim with it; or its files go, and the claim with them."""
         for generation in self._open.values():
             generation.close()
         self._open.clear()
-        self._leave()
+        self._leave(keep)
 
-    def _leave(self) -> None:
-        """The folder stays, and the claim with it."""
+    def _leave(self, keep: bool) -> None:
         if self._writer is not None:
             os.close(self._writer)
         if self._claim is not None:
-            self._claim.leave()
+            self._claim.leave() if keep else self._claim.release()
+        elif not keep:
+            cleared(self.folder, FILES)
 
     def _generation(self, number: int) -> Generation:
         if number not in self._open:
@@ -165,7 +173,11 @@ class Shelf:
         except BlockingIOError:
             os.close(lock)
             raise SyncFailed(f"{self.folder} is written to by another process: give each rank its own") from None
-        return lock
+        if os.fstat(lock).st_nlink:
+            return lock
+        os.close(lock)  # what was here before has just been reclaimed
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._only_writer()
 
     def _write(self, name: str, content: Mark | _Epoch) -> None:
         fresh = self.folder / f"{name}.new"
