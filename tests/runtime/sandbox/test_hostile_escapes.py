@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmux.runtime.sandbox import Cause, Concern, Program
+from rollmux.runtime.sandbox import Cause, Concern, Mechanism, Program
 from rollmux.runtime.sandbox.seccomp import TABLES
 from tests.runtime.sandbox.world import World
 
@@ -106,6 +106,22 @@ attempt(lambda: dict(os.environ), lambda: open("/proc/1/mem", "rb").read(1), lam
     finally:
         os.kill(parent, 9)
         os.waitpid(parent, 0)
+
+
+def test_without_a_pid_namespace_no_process_is_shown() -> None:
+    with World((Mechanism.PID_NAMESPACE,)) as shared:
+        protections = shared.sandbox.protections
+        if Mechanism.MOUNT_NAMESPACE not in protections.active:
+            pytest.skip("without a mount namespace Landlock closes /proc")
+        assert (Concern.PROCESSES in protections.uncovered) == (Mechanism.OWN_USER not in protections.active)
+        ended = shared.run(
+            TRY
+            + f"""
+attempt(lambda: open("/proc/{os.getpid()}/cmdline").read(), lambda: open("/proc/self/cmdline").read())
+print(os.listdir("/proc"))
+"""
+        )
+    assert (ended.cause, ended.stdout) == (Cause.EXITED, b"[]\n"), ended
 
 
 def test_no_descriptor_of_the_sandbox_is_left_open(world: World) -> None:

@@ -50,6 +50,39 @@ def test_what_never_stops_computing_ends_at_its_cpu_limit(world: World, source: 
     assert ended.cpu_s >= BRIEF.cpu_s
 
 
+UNCREDITED = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    if os.fork() == 0:
+        end = time.process_time() + {each_s}
+        while time.process_time() < end:
+            pass
+        os._exit(0)
+    try:
+        os.wait()
+    except ChildProcessError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("each_s", [0.15, 0.003], ids=["seen", "gone before a look"])
+def test_children_that_are_credited_to_nobody_do_not_evade_the_cpu_limit(world: World, each_s: float) -> None:
+    if Mechanism.CPU_COUNTER not in world.sandbox.protections.active:
+        pytest.skip("this kernel counts for nobody")
+    ended = world.run(UNCREDITED.format(each_s=each_s), replace(BRIEF, wall_s=6.0))
+    assert ended.cause is Cause.CPU_LIMIT
+    assert BRIEF.cpu_s <= ended.cpu_s < BRIEF.cpu_s + 0.3
+
+
+def test_without_a_counter_those_that_are_seen_still_count() -> None:
+    with World((Mechanism.CPU_COUNTER,)) as uncounted:
+        ended = uncounted.run(UNCREDITED.format(each_s=0.15), replace(BRIEF, wall_s=6.0))
+        assert "missing: counter of CPU time (left out as asked)" in uncounted.sandbox.protections.lines()
+    assert ended.cause is Cause.CPU_LIMIT
+    assert ended.cpu_s >= BRIEF.cpu_s
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -72,12 +72,38 @@ def test_a_command_that_is_not_there_says_so(world: World) -> None:
     assert b"no-such-command" in ended.stderr
 
 
-def test_cpu_time_counts_the_whole_tree_whether_it_was_waited_for_or_not(full: World) -> None:
-    spin = "import time\nend = time.process_time() + 0.15\nwhile time.process_time() < end: pass\n"
-    ended = full.run(f"import os\nfor _ in range(3): os.fork()\n{spin}", replace(SMALL, cpu_s=20.0))
-    assert ended.cause is Cause.EXITED
-    alone = full.run(spin)
-    assert alone.cpu_s >= 0.15
+FORKED = """
+import os, signal, time
+def spend():
+    end = time.process_time() + 0.1
+    while time.process_time() < end: pass
+signal.signal(signal.SIGCHLD, signal.{handler})
+reading, writing = os.pipe()
+for _ in range(3):
+    if os.fork() == 0:
+        spend()
+        os._exit(0)
+os.close(writing)
+spend()
+os.read(reading, 1)
+time.sleep(0.05)
+for _ in range({waited}):
+    os.wait()
+print("all have ended")
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "waited"), [("SIG_DFL", 3), ("SIG_DFL", 1), ("SIG_IGN", 0)], ids=["all", "one", "none is kept"]
+)
+def test_cpu_time_counts_the_whole_tree_whether_it_was_waited_for_or_not(
+    full: World, handler: str, waited: int
+) -> None:
+    if handler == "SIG_IGN" and Mechanism.CPU_COUNTER not in full.sandbox.protections.active:
+        pytest.skip("this kernel counts for nobody")
+    ended = full.run(FORKED.format(handler=handler, waited=waited), replace(SMALL, cpu_s=20.0))
+    assert (ended.cause, ended.stdout) == (Cause.EXITED, b"all have ended\n"), ended
+    assert 4 * 0.08 < ended.cpu_s < 4 * 0.1 + 0.3
 
 
 def test_processes_that_come_while_others_go_are_not_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +120,7 @@ def test_processes_that_come_while_others_go_are_not_added_up(monkeypatch: pytes
             pass
         with monkeypatch.context() as patch:
             patch.setattr(tree, "descendants", listed)
-            assert tree.usage(parent.pid, 32).processes == 1
+            assert tree.Ledger(parent.pid).look(32).processes == 1
         tree.kill_below(parent.pid)
         parent.kill()
 

@@ -134,8 +134,11 @@ def _protect_early(place: Place) -> None:
     with suppress(OSError):
         kernel.be_killed_first()
     kernel.unshare(sum(flag for each, flag in _UNSHARED.items() if each in active))
-    if Mechanism.MOUNT_NAMESPACE in active and Mechanism.PID_NAMESPACE in active:
-        root.mount_own_proc()
+    if Mechanism.MOUNT_NAMESPACE in active:
+        if Mechanism.PID_NAMESPACE in active:
+            root.mount_own_proc()
+        else:
+            root.cover_proc()
     if active:
         kernel.empty_bounding_set()
 

@@ -61,7 +61,8 @@ class Keeper:
         self._drain()
         if cause is Cause.CANCELLED:
             return None
-        return self._judged(cause, max(self._seen.cpu_s, waited_s), wall_s)
+        cpu_s = max(self._seen.cpu_s, waited_s + self._ledger.lost_s, self._counted_s())
+        return self._judged(cause, cpu_s, wall_s)
 
     def waits_for(self, link: socket.socket) -> bool:
         """Until there is something to read; False: the first process has ended before it, and this place is none."""
@@ -93,6 +94,9 @@ class Keeper:
         go.close()
         for descriptor in (stdin, stdout, stderr, status):
             os.close(descriptor)
+        counts = Mechanism.CPU_COUNTER in self._place.protections.active
+        self._counter = kernel.count_cpu(self._pid) if counts else None
+        self._ledger = tree.Ledger(self._pid)
         seen = self._seen
         self._streams = {from_stdout: seen.stdout, from_stderr: seen.stderr, self._status: seen.told}
         for descriptor in (self._stdin, *self._streams):
@@ -157,14 +161,18 @@ class Keeper:
         return self._seen.told.endswith(b"\n") and bytes(self._seen.told) != inside.STARTED
 
     def _look(self) -> None:
-        usage = tree.usage(self._pid, self.job.limits.processes)
+        usage = self._ledger.look(self.job.limits.processes)
         self._seen.processes = max(self._seen.processes, usage.processes)
-        self._seen.cpu_s = max(self._seen.cpu_s, usage.cpu_s)
+        self._seen.cpu_s = max(self._seen.cpu_s, usage.cpu_s, self._counted_s())
         sockets_bytes = 0
         if Mechanism.NETWORK_NAMESPACE in self._place.protections.active:
             sockets_bytes = _SOCKET_BYTES * tree.sockets(self._pid)
         if usage.resident_bytes + sockets_bytes > max(self._seen.memory_bytes, self.job.limits.memory_bytes):
             self._seen.memory_bytes = max(self._seen.memory_bytes, tree.memory_bytes(self._pid) + sockets_bytes)
+
+    def _counted_s(self) -> float:
+        """What the kernel has counted, the dead included. It loses whoever executes a file unreadable to him."""
+        return 0.0 if self._counter is None else kernel.counted_cpu_s(self._counter)
 
     def _exceeded(self, now_s: float) -> Cause | None:
         seen, limits = self._seen, self.job.limits

@@ -44,6 +44,7 @@ def _attempts(user_namespace: bool) -> dict[Mechanism, Callable[[], None]]:
         **{each: _entering(first | flag) for each, flag in _NAMESPACES.items()},
         Mechanism.LANDLOCK: _try_landlock,
         Mechanism.SECCOMP: _try_seccomp,
+        Mechanism.CPU_COUNTER: _try_counter,
     }
 
 
@@ -74,6 +75,7 @@ def _enter_root(first: int) -> None:
     _enter(first | kernel.CLONE_NEWNS)
     root.enter_fresh_root()
     root.mount_scratch(NOBODY, 1 << 20, 16)
+    root.cover_proc()
 
 
 def _try_landlock() -> None:
@@ -89,6 +91,11 @@ def _try_seccomp() -> None:
         raise OSError("no table of system calls for this architecture")
     kernel.forbid_new_privileges()
     kernel.install_filter(seccomp.filter_program())
+
+
+def _try_counter() -> None:
+    if kernel.counted_cpu_s(kernel.count_cpu(os.getpid())) <= 0:
+        raise OSError("it does not count")
 
 
 def _try(attempt: Callable[[], None]) -> str | None:

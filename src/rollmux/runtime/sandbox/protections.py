@@ -21,6 +21,7 @@ class Mechanism(Enum):
     OWN_USER = "a user of its own"
     LANDLOCK = "landlock"
     SECCOMP = "seccomp"
+    CPU_COUNTER = "counter of CPU time"
 
 
 class Concern(Enum):

@@ -24,6 +24,7 @@ _LINKS = (
 )
 _OLD = "/.old"
 _KEPT = "/.kept"
+_OF_PROC = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
 def readable(extra: Sequence[str] = ()) -> list[str]:
@@ -101,8 +102,12 @@ def mount_scratch(uid: int, limit_bytes: int, limit_files: int, covered: Sequenc
 
 def mount_own_proc() -> None:
     """The processes of this run alone; nothing at all where the kernel refuses that."""
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     for data in ("subset=pid", None):
         with suppress(OSError):
-            return kernel.mount("proc", "/proc", "proc", flags, data)
-    return kernel.mount("tmpfs", "/proc", "tmpfs", flags | kernel.MS_RDONLY, "size=4k")
+            return kernel.mount("proc", "/proc", "proc", _OF_PROC, data)
+    return cover_proc()
+
+
+def cover_proc() -> None:
+    """No process is seen, not even this one: without a pid namespace a new /proc would show all of the machine's."""
+    kernel.mount("tmpfs", "/proc", "tmpfs", _OF_PROC | kernel.MS_RDONLY, "size=4k")

@@ -17,7 +17,7 @@ _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How many live below the root, CPU time of them and of those they waited for, and memory.
+    """How many live below the root, CPU time of them and of those that have died, and memory.
 
     `resident_bytes` counts what processes share once for each of them: it is quick to know, and never too little.
     """
@@ -27,20 +27,76 @@ class Usage:
     resident_bytes: int
 
 
-def usage(root: int, most: int) -> Usage:
-    """Looks no further than so many processes, so that it ends however fast they fork.
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """The CPU time of a process, and of those that it waited for. When it began tells it from others of its number."""
 
-    Only those count that still live when the last is listed, for so many lived at one moment: those that come while
-    others go would add up to more.
+    began: int
+    own: int
+    credited: int
+
+    @property
+    def ticks(self) -> int:
+        return self.own + self.credited
+
+
+class Ledger:
+    """What a tree takes, look by look.
+
+    Invariant: no CPU time counts twice, and none that was seen is lost. The dead are credited to whoever waits for
+    them; where nobody does, since their parent ignores SIGCHLD, they count with what they had when last seen.
     """
-    cpu_ticks, pages, alive = 0, 0, 0
-    for pid in {root, *descendants(root, most)}:
-        with suppress(*_GONE):
-            words = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-            alive += pid != root
-            cpu_ticks += sum(map(int, words[11:15]))
-            pages += int(_read(f"/proc/{pid}/statm").split()[1])
-    return Usage(alive, cpu_ticks * _TICK_S, pages * _PAGE_BYTES)
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._known: dict[int, _Spent] = {}
+        self._lost = 0
+        self._early = 0  # may have been credited for some who were not missed yet
+
+    @property
+    def lost_s(self) -> float:
+        """Of those that died and were credited to nobody."""
+        return self._lost * _TICK_S
+
+    def look(self, most: int) -> Usage:
+        """Looks no further than so many processes, so that it ends however fast they fork.
+
+        Only those count that still live when the last is listed, for so many lived at one moment: those that come
+        while others go would add up to more.
+        """
+        listed = dict.fromkeys([self._root, *descendants(self._root, most)])
+        listed |= dict.fromkeys(pid for pid, spent in self._known.items() if pid not in listed and _lives(pid, spent))
+        seen, pages = dict[int, _Spent](), 0
+        # Parents come before their children: who dies meanwhile, and is credited, counts once or is left out this time.
+        for pid in listed:
+            with suppress(*_GONE):
+                seen[pid] = _spent(pid)
+                pages += int(_read(f"/proc/{pid}/statm").split()[1])
+        self._settle(listed, seen)
+        ticks = self._lost + sum(spent.ticks for spent in seen.values())
+        return Usage(len(seen.keys() - {self._root}), ticks * _TICK_S, pages * _PAGE_BYTES)
+
+    def _settle(self, listed: Collection[int], seen: dict[int, _Spent]) -> None:
+        """Those that had gone when all were listed were credited by now, or never will be."""
+        known = self._known
+        missed = sum(spent.ticks for pid, spent in known.items() if pid not in listed)
+        leaving = {pid: known[pid] for pid in listed if pid in known and pid not in seen}
+        same = [(known[pid], now) for pid, now in seen.items() if pid in known and known[pid].began == now.began]
+        credited = self._early + sum(now.credited - before.credited for before, now in same)
+        self._lost += max(0, missed - credited)
+        self._early = min(max(0, credited - missed), sum(spent.ticks for spent in leaving.values()))
+        self._known = seen | leaving
+
+
+def _spent(pid: int) -> _Spent:
+    words = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return _Spent(int(words[19]), int(words[11]) + int(words[12]), int(words[13]) + int(words[14]))
+
+
+def _lives(pid: int, spent: _Spent) -> bool:
+    with suppress(*_GONE):
+        return _spent(pid).began == spent.began
+    return False
 
 
 def memory_bytes(root: int) -> int:

@@ -86,6 +86,8 @@ class Zygote:
                 getattr(loaded, function)()
         self._leave_root()
         self._protections = probe.probe(self._without)
+        if Mechanism.CPU_COUNTER in self._protections.active:
+            kernel.count_cpu(self._pid, below=False)  # the kernel takes up to 0.1 s for the first one on the machine
         self._enter()
         gc.collect()
         gc.freeze()
