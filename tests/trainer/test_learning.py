@@ -26,6 +26,8 @@ SMALL: dict[str, Any] = {
     "rollout": {"max_length": 80, "room_tokens": 16384},
 }
 
+SEEDS = 4
+
 
 def rewards(job: JobFile, folder: Path) -> list[float]:
     torch.set_num_threads(1)
@@ -42,9 +44,11 @@ def test_the_reward_of_a_small_model_rises_within_seconds(tmp_path: Path) -> Non
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo", "reinforce"])
 @pytest.mark.parametrize("mode", ["tail", "sync"])
 def test_every_algorithm_learns_in_every_mode(algorithm: str, mode: str, tmp_path: Path) -> None:
-    batching = {**SMALL["batching"], "mode": mode}
-    found = rewards(read_job({**SMALL, "objective": {"algorithm": algorithm}, "batching": batching}), tmp_path)
-    assert fmean(found[-5:]) > fmean(found[:5]) + 0.1, found
+    """By the mean of some seeds: one run of so few steps may end in a dip, on one processor and not on another."""
+    job = {**SMALL, "objective": {"algorithm": algorithm}, "batching": {**SMALL["batching"], "mode": mode}}
+    runs = [rewards(read_job({**job, "seed": seed}), tmp_path / str(seed)) for seed in range(SEEDS)]
+    rises = [fmean(found[-5:]) - fmean(found[:5]) for found in runs]
+    assert fmean(rises) > 0.1, (rises, runs)
 
 
 @pytest.mark.slow
