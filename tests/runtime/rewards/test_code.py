@@ -101,6 +101,55 @@ class Solution:
     assert by_asserts(pooled, source, asserts).value == 1.0
 
 
+STACK = """
+VALUES = [1]
+class Stack:
+    def __init__(self): self.items = []
+    def push(self, item): self.items.append(item)
+    def __len__(self): return len(self.items)
+    def __getitem__(self, at): return self.items[at]
+"""
+
+
+@pytest.mark.parametrize(
+    "asserts",
+    [
+        "s = Stack(); s.push(1)\nassert s.items == [1] and len(s) == 1 and s[0] == 1 and list(s) == [1] and 1 in s",
+        "assert not Stack() and Stack().items == []",
+        "assert VALUES == [1]",
+        "s = Stack(); s.items.append(2)\nassert s[0] == 2 and VALUES",
+    ],
+)
+def test_asserts_see_values_and_operators_of_the_program(pooled: Pooled, asserts: str) -> None:
+    assert by_asserts(pooled, STACK, asserts).value == 1.0
+
+
+@pytest.mark.parametrize(
+    "asserts",
+    [
+        "assert Stack().items",
+        "assert VALUES == [2]",
+        "assert RESULT",
+        "assert Stack().valid",
+        "assert len(Stack()) == 1",
+    ],
+)
+@pytest.mark.parametrize("source", ["pass", STACK])
+def test_asserts_that_do_not_hold_are_worth_nothing_with_any_program(pooled: Pooled, source: str, asserts: str) -> None:
+    reward = by_asserts(pooled, source, asserts)
+    assert (reward.status, reward.score) == (Status.SCORE, 0.0)
+
+
+def test_asserts_that_can_not_be_asked_are_an_error_of_theirs(pooled: Pooled) -> None:
+    reward = by_asserts(pooled, ADD, "try: add(lambda: 1)\nexcept BaseException: pass")
+    assert (reward.status, reward.score) == (Status.ERROR, None)
+    assert "can't be answered honestly" in reward.detail
+    assert "a function (<lambda>) can't be sent to the program" in reward.detail
+    reward = by_asserts(pooled, ADD, "import no_such_module")
+    assert reward.status is Status.ERROR
+    assert "no_such_module" in reward.detail
+
+
 def test_asserts_may_expect_an_error(pooled: Pooled) -> None:
     asserts = """
 try:
@@ -151,7 +200,7 @@ def test_a_call_that_never_returns_is_a_timeout(pooled: Pooled) -> None:
 def test_tests_that_can_not_be_read_are_an_error_of_theirs(pooled: Pooled) -> None:
     reward = by_asserts(pooled, ADD, "assert add(1, 2) ==")
     assert (reward.status, reward.score) == (Status.ERROR, None)
-    assert "can't be read" in reward.detail
+    assert "can't be read or run" in reward.detail
 
 
 def test_a_limit_that_was_learnt_too_tight_is_found_by_an_audit(pooled: Pooled) -> None:
