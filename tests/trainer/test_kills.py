@@ -318,9 +318,9 @@ def test_a_job_whose_workers_are_killed_twenty_times_trains_what_it_would_have_a
         folder.mkdir()
         job = Job(tiny(name="a", **settings), folder)
         with floor(folder / "controller") as there:
-            # Its phases are shorter than those that it waits for: it bears that.
-            there.submit({**played("neighbour", folder, attempts=1), "slo": 40.0})
-            there.submit({**job.submission(attempts=1), "slo": 8.0})
+            phase = {"nodes": 1, "duration_s": PLAYED_S}
+            there.submit({**played("neighbour", folder, attempts=1), "slo": 8.0})
+            there.submit({**job.submission(attempts=1), "slo": 8.0, "rollout": phase, "train": phase})
             hand = Hand(there, "a", job.out, kills if disturbed else [])
             hand.start()
             there.until_ended("a")

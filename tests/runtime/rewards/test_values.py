@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmux.runtime.rewards.answering import form
-from rollmux.runtime.rewards.values import PLAIN, Unreadable, read, text, unresolved, written
+from rollmux.runtime.rewards.values import MOST_DEEP, PLAIN, Unreadable, read, text, unresolved, written
 
 SINGLE = (
     *(st.none(), st.booleans(), st.integers(), st.text(), st.binary(), st.binary().map(bytearray)),
@@ -100,6 +100,15 @@ def test_what_no_value_is_written_as_is_refused(said: Any) -> None:
         read(said, unresolved)
 
 
+def test_what_is_too_deep_is_refused_and_what_is_read_can_be_written() -> None:
+    deep: Any = 1
+    for _ in range(MOST_DEEP):
+        deep = [deep]
+    assert there_and_back(deep) == deep
+    with pytest.raises(Unreadable):
+        there_and_back([[deep]])
+
+
 def test_objects_of_a_program_are_not_written_as_values() -> None:
     class Sly(int):
         pass
@@ -117,7 +126,7 @@ def test_the_form_of_an_object_is_what_its_plain_base_holds() -> None:
         def __eq__(self, other: object) -> bool:
             return True
 
-        __hash__ = None  # type: ignore[assignment]
+        __hash__ = None
 
     class Large(int):
         def __int__(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rollmux.packer.timeouts import End, Judgement, Limits, Run, TimeoutPolicy, Verdict
-from rollmux.runtime.rewards import calls
+from rollmux.runtime.rewards.asking import BROKEN_TESTS, UNASKABLE
 from rollmux.runtime.rewards.reward import Reward, Status
 from rollmux.runtime.rewards.tasks import Case, CodeTask
 from rollmux.runtime.sandbox import Cause, Ended, Program, RunLimits, Sandbox
@@ -17,6 +17,7 @@ from rollmux.runtime.sandbox import Cause, Ended, Program, RunLimits, Sandbox
 _LAST_WORDS_S = 1.0  # how long a program may take to end when its tests are done
 _TIME = (Cause.CPU_LIMIT, Cause.WALL_LIMIT)
 _STATUSES = {Verdict.TIMEOUT: Status.TIMEOUT, Verdict.ERROR: Status.ERROR}
+_UNTOLD = {BROKEN_TESTS: "the tests can't be read or run", UNASKABLE: "the tests ask what can't be answered honestly"}
 _SERVE = "from rollmux.runtime.rewards.calls import serve\nserve({source!r})"
 _CHECK = "from rollmux.runtime.rewards.calls import check\ncheck({tests!r})"
 
@@ -112,8 +113,8 @@ def _of_asserts(checking: Ended, serving: Ended | None) -> Trial:
     """The judge's exit decides. Where the program has met a limit, that is why the judge got no answer."""
     cpu_s = checking.cpu_s if serving is None else serving.cpu_s
     end, detail = _end(checking), _told(checking)
-    if checking.cause is Cause.EXITED and checking.status == calls.BROKEN_TESTS:
-        end, detail = End.BROKEN, f"the tests can't be read: {detail}"
+    if checking.cause is Cause.EXITED and checking.status in _UNTOLD:
+        end, detail = End.BROKEN, f"{_UNTOLD[checking.status]}: {detail}"
     elif end is not End.CORRECT and serving is not None and serving.cause is not Cause.EXITED:
         end, detail = _end(serving), _told(serving)
     elif end is End.INCORRECT and serving is not None and serving.status:
