@@ -1,0 +1,210 @@
+"""What stands in the tests for an object of the program's: every use of it is a question to the program.
+
+Invariant: what the program says is compared here. Whether an object is equal to a value of the tests', less than it or
+what they make together is its own word, and taken only once the tests have used it as no plain value can be used (an
+attribute that none has). So an answer that is an object where a value is due gains nothing: it is the plain value that
+it is besides, or equal to none. Where the tests have made it by what they name like a class, they can't be answered.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from rollmux.runtime.rewards.answering import ARITHMETIC, IN_PLACE, OF_OBJECTS, OF_VALUES, ORDER, operation
+from rollmux.runtime.rewards.values import MUTABLE, PLAIN
+
+_NAMES_OF_VALUES = frozenset(name for kind in PLAIN for name in dir(kind))
+SIZES = ("lt", "le", "gt", "ge")
+_NOT_ASKED = ("enter", "exit", "aenter", "aexit", "await", "aiter", "anext")
+
+
+class Asks(Protocol):
+    """The way to the program."""
+
+    def ask(self, verb: str, *arguments: Any, keep: bool = False, name: str = "") -> Any: ...
+
+    def call(self, called: "Remote", arguments: tuple[Any, ...], named: dict[str, Any], *, back: bool = False) -> Any:
+        """`back`: what the call has changed in its arguments is changed in the tests' too."""
+
+    def crosses(self, value: Any) -> bool: ...
+
+    def refuse(self, why: str) -> NoReturn:
+        """Ends the tests: they ask what can't be told, whatever the program is."""
+
+
+@dataclass(slots=True)
+class Held:
+    """What is known here of an object, as one answer gave it: another answer's may be another use of the same."""
+
+    link: Asks
+    number: int
+    name: str  # by which the tests came to it
+    made: bool = False  # by a call of what the tests name like a class
+    used: bool = False  # as no plain value can be used
+    weighed: bool = False  # it has come of an operator that told the program a value of the tests'
+
+    @property
+    def biased(self) -> bool:
+        """What it says of itself may be what the program has learnt of the tests' values."""
+        return self.weighed and not self.used
+
+    def form(self, remote: "Remote") -> tuple[Any, ...]:
+        """The plain value that it is, if it is one."""
+        if self.biased:
+            return ()
+        known, value = self.link.ask("form", remote)
+        return (value,) if known is True and type(value) is not Remote else ()
+
+    def weigh(self, result: Any) -> Any:
+        """An object may come of an object and a value of the tests'. A value would be the program's mere word."""
+        if type(result) is Remote:
+            held = held_by(result)
+            held.weighed, held.made, held.name = True, self.made, self.name
+            return result
+        if self.made:
+            self.link.refuse(f"an operator of {self.name} makes a value of a value, and only its own word says which")
+        raise TypeError(f"{self.name or 'the answer'} is an object where a value is reckoned with")
+
+
+class Remote:
+    """A reference. It has no attributes of its own, so that all names reach the program's object."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, held: Held) -> None:
+        object.__setattr__(self, "_held", held)
+
+    def __getattribute__(self, name: str) -> Any:
+        return attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        held_by(self).link.ask("setattr", self, name, value)
+        held_by(self).used = True
+
+    def __delattr__(self, name: str) -> None:
+        held_by(self).link.ask("delattr", self, name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return held_by(self).link.call(self, arguments, named)
+
+    def __contains__(self, item: Any) -> Any:
+        held = held_by(self)
+        if type(item) is Remote or held.used:
+            return held.link.ask("contains", self, item)
+        if form := held.form(self):
+            return item in form[0]
+        if held.made and held.link.ask("defines", self, "__contains__") is True:
+            return held.link.ask("contains", self, item)
+        return any(item is each or item == each for each in measured(self, "iter"))
+
+    def __copy__(self) -> Any:
+        return held_by(self).link.ask("copy", self)
+
+    def __instancecheck__(self, value: Any) -> Any:
+        link = held_by(self).link
+        return link.crosses(value) and link.ask("isinstance", value, self)
+
+    def __subclasscheck__(self, kind: Any) -> Any:
+        link = held_by(self).link
+        return link.crosses(kind) and link.ask("issubclass", kind, self)
+
+
+def held_by(remote: Remote) -> Held:
+    held: Held = object.__getattribute__(remote, "_held")
+    return held
+
+
+def attribute(remote: Remote, name: str, *, keep: bool = False) -> Any:
+    held = held_by(remote)
+    if name == "__class__":
+        return held.link.ask("class", remote, name="type")
+    if name == "__deepcopy__":
+        return lambda _: held.link.ask("deepcopy", remote)
+    if name == "__mro_entries__":
+        held.link.refuse(f"a class that derives from {held.name} would have to be in both processes")
+    result = held.link.ask("getattr", remote, name, keep=keep, name=name)
+    held.used = held.used or _only_of_objects(name)
+    return held.weigh(result) if held.biased else result
+
+
+def item(remote: Remote, key: Any) -> Any:
+    """One that stays where it is, so that it can be changed there."""
+    return held_by(remote).link.ask("getitem", remote, key, keep=True)
+
+
+def measured(remote: Remote, verb: str, *arguments: Any) -> Any:
+    """What may be asked of a value, too."""
+    held = held_by(remote)
+    result = held.link.ask(verb, remote, *arguments)
+    return held.weigh(result) if held.biased else result
+
+
+def compared(remote: Remote, verb: str, other: Any) -> Any:
+    held = held_by(remote)
+    if held.used or type(other) is Remote:
+        result = held.link.ask(verb, remote, other)
+        return held.weigh(result) if verb in SIZES and _biased(remote, other) else result
+    if other is None:
+        return NotImplemented
+    if form := held.form(remote):
+        return operation(verb)(form[0], other)
+    if held.made and held.link.ask("defines", remote, "__eq__" if verb == "ne" else f"__{verb}__") is True:
+        held.link.refuse(f"only its own word says what {held.name} has to do with a value")
+    return NotImplemented
+
+
+def combined(remote: Remote, verb: str, other: Any, *, reflected: bool = False) -> Any:
+    held = held_by(remote)
+    left, right = (other, remote) if reflected else (remote, other)
+    if held.used or type(other) is Remote:
+        result = held.link.ask(verb, left, right)
+        return held.weigh(result) if _biased(remote, other) else result
+    if form := held.form(remote):
+        if verb in IN_PLACE and type(form[0]) in MUTABLE:
+            return held.link.ask(verb, remote, other)  # it takes the value in, and stays what it is
+        return operation(verb)(*((other, form[0]) if reflected else (form[0], other)))
+    if not held.made and not held.link.crosses(other):
+        return NotImplemented
+    return held.weigh(held.link.ask(verb, left, right))
+
+
+def _only_of_objects(name: str) -> bool:
+    return name not in _NAMES_OF_VALUES and not name.startswith("_")
+
+
+def _biased(*operands: Any) -> bool:
+    return any(type(each) is Remote and held_by(each).biased for each in operands)
+
+
+def _asking(verb: str) -> Callable[..., Any]:
+    return lambda self, *arguments: held_by(self).link.ask(verb, self, *arguments)
+
+
+def _measuring(verb: str) -> Callable[..., Any]:
+    return lambda self, *arguments: measured(self, verb, *arguments)
+
+
+def _comparing(verb: str) -> Callable[..., Any]:
+    return lambda self, other: compared(self, verb, other)
+
+
+def _combining(verb: str, *, reflected: bool = False) -> Callable[..., Any]:
+    return lambda self, other: combined(self, verb, other, reflected=reflected)
+
+
+def _refusing(verb: str) -> Callable[..., Any]:
+    return lambda self, *_: held_by(self).link.refuse(f"__{verb}__ takes and gives what does not cross")
+
+
+for _verb in OF_OBJECTS:
+    setattr(Remote, f"__{_verb}__", _asking(_verb))
+for _verb in OF_VALUES:
+    setattr(Remote, f"__{_verb}__", _measuring(_verb))
+for _verb in ORDER:
+    setattr(Remote, f"__{_verb}__", _comparing(_verb))
+for _verb in (*ARITHMETIC, *IN_PLACE):
+    setattr(Remote, f"__{_verb}__", _combining(_verb))
+for _verb in ARITHMETIC:
+    setattr(Remote, f"__r{_verb}__", _combining(_verb, reflected=True))
+for _verb in _NOT_ASKED:
+    setattr(Remote, f"__{_verb}__", _refusing(_verb))

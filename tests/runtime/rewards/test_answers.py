@@ -1,0 +1,115 @@
+"""What a hostile program can answer tests: nothing that it says is worth more than the right values."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollmux.runtime.rewards import asking
+from rollmux.runtime.rewards.answering import Answers
+from rollmux.runtime.rewards.asking import FAILED, PASSED, Link, Over
+from rollmux.runtime.sandbox import frames
+from tests.runtime.rewards.served import MIXED, ended, serving
+from tests.runtime.rewards.test_values import JSON
+
+SLY = """
+import operator
+class Sly({base}):
+    def __getattr__(self, name):
+        if name.startswith("__"): raise AttributeError(name)
+        return self
+    def __call__(self, *_, **__): return {answer}
+    def __hash__(self): return 7
+for name in dir(operator):
+    if f"__{{name}}__" in dir(operator) and name not in ("call", "index"):
+        setattr(Sly, f"__{{name}}__", lambda self, *_: {answer})
+for name in "iter next radd rsub rmul rtruediv rmod rpow round float int bool len divmod rand rxor ror".split():
+    setattr(Sly, f"__{{name}}__", lambda self, *_: {answer})
+def f(*_): return Sly({value})
+"""
+WANTED = [
+    *("f(3) == 7", "7 == f(3)", "f(3) in (7, 8)", "[f(3)] == [7]", "{'a': f(3)} == {'a': 7}", "f(3) in {7, 8}"),
+    *("abs(f(3) - 7) < 1e-6", "-1 < f(3) - 7 < 1", "f(3) > 5", "5 < f(3)", "round(f(3) - 7, 3) == 0", "f(3) - 7 == 0"),
+    *("not f(3) - 7", "f(3) + 1 == 8", "1 + f(3) == 8", "abs(f(3) - 7) <= 1e-9 * abs(f(3))", "math.isclose(f(3), 7.5)"),
+    *("max(abs(a - b) for a, b in zip([f(3)], [7])) < 1e-6", "math.fabs(f(3) - 7.5) < 1e-6", "(f(3) - 7).real == 0"),
+    *("len(f(3) - {7}) == 0", "f(3) ^ {7} == set()", "'' == f(3) - {7}", "(f(3) - 7).conjugate() == 0"),
+    *("sum((a - b) ** 2 for a, b in zip([f(3)], [7])) < 1e-6", "f(3) % 7 == 0", "abs((f(3) - 7) / f(3)) < 1e-3"),
+    *("f(3) == 'seven'", "f(3) == [7]", "isinstance(f(3), int) and f(3) == 7", "sorted([f(3), 9]) == [7, 9]"),
+    "list(f(3) - {7}) == []",
+]
+
+
+@pytest.mark.parametrize(("base", "value"), [("object", ""), ("int", "3"), ("float", "3"), ("str", ""), ("list", "")])
+@pytest.mark.parametrize("answer", ["True", "0", "0.0", "self", "Sly()", "NotImplemented"])
+def test_an_object_in_place_of_a_value_gains_nothing(
+    base: str, value: str, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "MOST_ASKED", 3000)
+    tests = "\n".join(
+        [
+            "import math",
+            "held = []",
+            *(f"try: held.append(({each}) and {each!r})\nexcept Exception: pass" for each in WANTED),
+        ]
+    )
+    tests += "\nassert not [each for each in held if each], held"
+    status, why = ended(SLY.format(base=base, value=value, answer=answer), tests)
+    assert status == PASSED or why.startswith("no end"), why
+
+
+def test_an_object_that_learns_a_value_can_not_become_it() -> None:
+    class Learning(Answers):
+        def answer(self, head: dict[str, Any], blobs: list[bytes]) -> bytes:
+            if head["verb"] == "sub":
+                self.told = True
+            if head["verb"] == "form":
+                return frames.packed(
+                    {"raised": False},
+                    [b'{"tuple": [true, 0.0]}' if hasattr(self, "told") else b'{"tuple": [false, null]}'],
+                )
+            return super().answer(head, blobs)
+
+    source = "class Sly:\n    def __sub__(self, _): return self\n    __abs__ = lambda self: self\ndef f(): return Sly()"
+    status, why = ended(source, "assert abs(f() - 0.5) < 1e-6", Learning)
+    assert status == FAILED, why
+
+
+@given(st.lists(JSON, min_size=1, max_size=3), st.booleans())
+@settings(max_examples=60)
+def test_nonsense_fails_and_is_never_an_error_of_the_tests(said: list[Any], raised: bool) -> None:
+    class Nonsense(Answers):
+        def answer(self, head: dict[str, Any], blobs: list[bytes]) -> bytes:
+            if head["verb"] == "bool":
+                return super().answer(head, blobs)
+            return frames.packed({"raised": raised}, [json.dumps(each).encode() for each in said])
+
+    tests = "g = f\nassert f(1) == 'what nobody says' and g.size == 'what nobody says'"
+    assert ended("", tests, Nonsense)[0] == FAILED
+
+
+@pytest.mark.parametrize("blob", [b"", b"\xff", b"[" * 100_000, b'{"kept": ["x"]}', b'{"type": ["exec"]}', b"9" * 5000])
+def test_what_can_not_be_read_ends_the_tests_whatever_they_catch(blob: bytes) -> None:
+    class Broken(Answers):
+        def answer(self, head: dict[str, Any], blobs: list[bytes]) -> bytes:
+            return super().answer(head, blobs) if head["verb"] == "bool" else frames.packed({"raised": False}, [blob])
+
+    status, why = ended("", "try: f()\nexcept BaseException: pass", Broken)
+    assert status == FAILED
+    assert why.startswith("no answer of the program")
+
+
+def test_an_iterator_without_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "MOST_ASKED", 100)
+    status, why = ended(MIXED, "list(forever())")
+    assert (status, why) == (FAILED, "no end after 100 answers of the program")
+
+
+def test_the_link_stays_over() -> None:
+    with serving(MIXED) as connection:
+        link = Link(connection)
+        with pytest.raises(Over):
+            link.refuse("once")
+        with pytest.raises(Over, match="once"):
+            link.ask("name", "LIMIT")
