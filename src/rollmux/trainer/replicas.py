@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -182,9 +182,9 @@ class Replicated:
                 here, there = _CONTEXT.Pipe()
                 told = (rank, self._replicas, store, threads, self._model, self._objective, there)
                 process = _CONTEXT.Process(target=_replicate, args=told, name=f"replica {rank}", daemon=True)
+                with closing(there):
+                    process.start()
                 self._others.append((process, here))
-                process.start()
-                there.close()
             self._await_all()
             _join(0, self._replicas, store)
         self._begin_anew()
