@@ -13,7 +13,7 @@ from tests.service.commanded import commanded
 from tests.service.ray.real import RealRay
 from tests.service.ray.test_serve import NODE, SPARE
 from tests.trainer.jobs import left_behind, tiny
-from tests.trainer.test_kills import BIGGER, NOISE, Job, played, require_accounted
+from tests.trainer.test_kills import BIGGER, NOISE, PLAYED_S, Job, played, require_accounted
 
 STEPS = 200
 # About what they take: whose first steps are measured as far quicker than submitted would not bear the other, of whom
@@ -89,10 +89,11 @@ def test_a_job_whose_nodes_are_lost_twenty_times_trains_what_it_would_have_and_i
         cluster.add(*names)
     try:
         with commanded(tmp_path / "controller", ROOMY, *options) as there:
-            there.post("/v1/jobs", {**played("neighbour", tmp_path, attempts=1), "slo": 1.0})
+            whole = {"nodes": 1, "duration_s": PLAYED_S, "resident_gb": 99}  # of a node's memory: it shares with nobody
+            there.post("/v1/jobs", {**played("neighbour", tmp_path, attempts=1), "rollout": whole, "train": whole})
             there.until(lambda: bool(there.view("neighbour")["rollout_nodes"]))
             mine = nodes_of(there.view("neighbour"))
-            phases = {"rollout": PHASE, "train": PHASE}
+            phases = dict.fromkeys(("rollout", "train"), {**PHASE, "resident_gb": 2})
             there.post("/v1/jobs", {**job.submission(attempts=LOST + 2), "slo": 8.0, **phases})
             calm: float | None = None
             for _ in range(LOST):
