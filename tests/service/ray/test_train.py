@@ -93,7 +93,7 @@ def test_a_job_whose_nodes_are_lost_twenty_times_trains_what_it_would_have_and_i
             there.post("/v1/jobs", {**played("neighbour", tmp_path, attempts=1), "rollout": whole, "train": whole})
             there.until(lambda: bool(there.view("neighbour")["rollout_nodes"]))
             mine = nodes_of(there.view("neighbour"))
-            phases = dict.fromkeys(("rollout", "train"), {**PHASE, "resident_gb": 2})
+            phases = {kind: {**PHASE, "resident_gb": 2} for kind in ("rollout", "train")}
             there.post("/v1/jobs", {**job.submission(attempts=LOST + 2), "slo": 8.0, **phases})
             calm: float | None = None
             for _ in range(LOST):
