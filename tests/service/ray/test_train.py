@@ -77,7 +77,7 @@ train: {{on_demand: false, max_nodes: 3, node: {NODE}}}
 """
 LOST = 20
 # A job whose training node alone is lost goes on for the ten seconds after which Ray knows of it: it must not end then.
-SLOWER: dict[str, Any] = {**BIGGER, "steps": 300, "batching": {"prompts": 48}, "task": {"prompts": 400}}
+SLOWER: dict[str, Any] = {**BIGGER, "steps": 560, "batching": {"prompts": 48}, "task": {"prompts": 400}}
 HICCUP_S = 2.0  # of a neighbour's step, where raylets and jobs come and go on the same two cores
 
 
@@ -115,8 +115,9 @@ def test_a_job_whose_nodes_are_lost_twenty_times_trains_what_it_would_have_and_i
             assert there.until_ended("neighbour") == "finished"
             assert there.view("neighbour")["attempt"] == 1
     finally:
-        for names in more:
-            cluster.remove(cluster.nodes[names[0]])
+        for (name,) in more:
+            if name in cluster.nodes:
+                cluster.remove(cluster.nodes[name])
     assert calm is not None
     lines = (tmp_path / "neighbour" / "steps").read_text().splitlines()
     steps = [(float(began), float(ended) - float(began)) for began, ended in map(str.split, lines)]
