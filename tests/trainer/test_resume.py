@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from rollmux.client import Mux
 from rollmux.trainer import job as job_module
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.errors import CheckpointRefused, RunExists
@@ -117,7 +118,9 @@ def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
         train(tiny(), tmp_path, alone(), trackers=[second])
 
 
-def test_beside_a_controller_an_attempt_waits_until_the_one_before_it_is_gone(tmp_path: Path) -> None:
+def test_beside_a_controller_an_attempt_waits_until_the_one_before_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (tmp_path / job_module.LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with ThreadPoolExecutor(1) as other:
@@ -127,8 +130,13 @@ def test_beside_a_controller_an_attempt_waits_until_the_one_before_it_is_gone(tm
                 attempt.result(timeout=0.5)
             fcntl.flock(lock, fcntl.LOCK_UN)
             attempt.result(timeout=30)
-        with pytest.raises(RunExists, match="another process"), job_module._alone(tmp_path, 0.3):
-            raise AssertionError
+        monkeypatch.setattr(job_module, "LOCK_PATIENCE_S", 0.3)
+        for attached in (False, True):
+            monkeypatch.setattr(Mux, "attached", attached)
+            began = monotonic()
+            with pytest.raises(RunExists, match="another process"):
+                train(tiny(), tmp_path, alone(), resume=True)
+            assert (monotonic() - began >= 0.3) == attached
 
 
 def command(folder: Path) -> list[str]:

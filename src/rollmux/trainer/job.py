@@ -37,16 +37,13 @@ Result = TypeVar("Result")
 WarmedUp = Callable[[int, float], None]  # the number of a supervised step, and its loss
 
 
-def _untold(step: int, loss: float) -> None: ...
-
-
 def train(
     job: JobFile,
     folder: Path,
     mux: Mux,
     resume: bool = False,
     trackers: Sequence[Tracker] = (),
-    warmed_up: WarmedUp = _untold,
+    warmed_up: WarmedUp = lambda step, loss: None,
 ) -> dict[str, Any]:
     """Runs the job to its last step, and returns its summary; everything that it leaves behind is in the folder.
 
@@ -55,9 +52,9 @@ def train(
     _require_fitting(job, mux)
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder, LOCK_PATIENCE_S if mux.attached else 0.0):
-        run = _Run(job, folder, mux, trackers)
+        run = _Run(job, folder, mux, trackers, warmed_up)
         with closing(run.parts):
-            for step in range(run.begin(resume, warmed_up), job.steps):
+            for step in range(run.begin(resume), job.steps):
                 run.step(step)
         export_model(run.parts.model, folder / MODEL)
         found = summary(run.parts.rollout.batcher)
@@ -68,8 +65,8 @@ def train(
 class _Run:
     """The parts, and what is kept of their work."""
 
-    def __init__(self, job: JobFile, folder: Path, mux: Mux, trackers: Sequence[Tracker]) -> None:
-        self.job, self.mux = job, mux
+    def __init__(self, job: JobFile, folder: Path, mux: Mux, trackers: Sequence[Tracker], warmed_up: WarmedUp) -> None:
+        self.job, self.mux, self._warmed_up = job, mux, warmed_up
         self._seats = Seats(job.rollout.workers, mux.rollout_nodes)
         self._rolling: Phase | None = None
         self.parts = Parts(job, self._present, leased=mux.attached)
@@ -80,10 +77,9 @@ class _Run:
             mux.runtime_hook("extend")(lambda nodes, added: self._share(nodes))
         self.metrics = Metrics(folder, trackers)
         self.checkpoints = Checkpoints(folder / CHECKPOINTS)
-        self._warmed_up: WarmedUp = _untold
         self._fixed = {name: value for name, value in asdict(job).items() if name not in FREE}
 
-    def begin(self, resume: bool, warmed_up: WarmedUp) -> int:
+    def begin(self, resume: bool) -> int:
         """The first step to be made: after the controller's last, or after the newest checkpoint."""
         known = self.checkpoints.steps()
         if known and not resume:
@@ -93,7 +89,6 @@ class _Run:
             return self._back_to(step)
         if step:
             raise CheckpointRefused(f"{step} steps are committed, and the folder holds no checkpoint: name its folder")
-        self._warmed_up = warmed_up
         if not self.mux.attached:
             self._warm_up()
         return 0

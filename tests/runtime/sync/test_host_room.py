@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,6 +107,14 @@ def test_a_folder_that_its_launcher_removed_gives_its_room_back(budget: Budget, 
     receiver(budget, tmp_path / "r").close()
     shutil.rmtree(tmp_path / "r")
     assert len(budget.sweep()) == 1
+
+
+def test_a_receiver_that_can_t_be_called_leaves_its_folder_to_the_next(budget: Budget, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        addresses = ["tcp://127.0.0.1:0", f"tcp://127.0.0.1:{taken.getsockname()[1]}"]
+        with pytest.raises(OSError, match="in use"):
+            Receiver(PLAN, 0, tmp_path / "r", TOKEN, addresses, budget=budget)
+    receiver(budget, tmp_path / "r").close()
 
 
 @pytest.mark.parametrize("claims", [True, False])

@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -50,20 +52,27 @@ class Life:
         self.nodes.append((node, there))
 
 
+@asynccontextmanager
+async def begun(folder: Path, ray: RayModel, what: str = "run") -> AsyncIterator[Life]:
+    """A life with its first attempt."""
+    life = Life(folder, ray)
+    await life.begin()
+    await life.start(1, what)
+    yield life
+    await life.launcher.close()
+
+
 @pytest.mark.parametrize("away_s", [0.0, SOON_S, LATE_S])
 def test_an_attempt_that_ray_has_forgotten_is_over_when_its_nodes_have_been_swept(
     away_s: float, tmp_path: Path
 ) -> None:
     async def story() -> None:
         ray = RayModel(*NODES)
-        life = Life(tmp_path, ray)
-        await life.begin()
-        await life.start(1)
-        ray.starts_anew(away_s)
-        await life.told()
-        await life.start(2)
-        assert (life.exits, ray.wrong, ray.ran) == ([(1, LOST)], [], [("a", 1), ("a", 2)])
-        await life.launcher.close()
+        async with begun(tmp_path, ray) as life:
+            ray.starts_anew(away_s)
+            await life.told()
+            await life.start(2)
+            assert (life.exits, ray.wrong, ray.ran) == ([(1, LOST)], [], [("a", 1), ("a", 2)])
 
     played(story())
 
@@ -71,16 +80,13 @@ def test_an_attempt_that_ray_has_forgotten_is_over_when_its_nodes_have_been_swep
 def test_nodes_that_stay_away_are_done_without_after_a_while(tmp_path: Path) -> None:
     async def story() -> None:
         ray = RayModel(*NODES)
-        life = Life(tmp_path, ray)
-        await life.begin()
-        await life.start(1)
-        ray.starts_anew(math.inf)
-        began = asyncio.get_running_loop().time()
-        await life.told()
-        assert asyncio.get_running_loop().time() - began < 2 * PACE.sweep_s
-        assert life.exits == [(1, LOST)]
-        assert sorted(life.nodes) == [(node, False) for node in NODES]
-        await life.launcher.close()
+        async with begun(tmp_path, ray) as life:
+            ray.starts_anew(math.inf)
+            began = asyncio.get_running_loop().time()
+            await life.told()
+            assert asyncio.get_running_loop().time() - began < 2 * PACE.sweep_s
+            assert life.exits == [(1, LOST)]
+            assert sorted(life.nodes) == [(node, False) for node in NODES]
 
     played(story())
 
@@ -88,13 +94,10 @@ def test_nodes_that_stay_away_are_done_without_after_a_while(tmp_path: Path) -> 
 def test_a_stop_returns_when_what_ray_has_forgotten_has_been_swept(tmp_path: Path) -> None:
     async def story() -> None:
         ray = RayModel(*NODES)
-        life = Life(tmp_path, ray)
-        await life.begin()
-        await life.start(1)
-        ray.starts_anew(LATE_S)
-        await life.launcher.stop("a", 1, 5.0)
-        assert (ray.running, life.exits) == ({}, [])
-        await life.launcher.close()
+        async with begun(tmp_path, ray) as life:
+            ray.starts_anew(LATE_S)
+            await life.launcher.stop("a", 1, 5.0)
+            assert (ray.running, life.exits) == ({}, [])
 
     played(story())
 
@@ -105,10 +108,8 @@ def test_what_ray_has_forgotten_while_no_controller_was_there_is_swept_and_not_f
 ) -> None:
     async def story() -> None:
         ray = RayModel(*NODES)
-        first = Life(tmp_path, ray)
-        await first.begin()
-        await first.start(1)
-        await first.launcher.close()
+        async with begun(tmp_path, ray):
+            pass
         ray.starts_anew(away_s)
         then = Life(tmp_path, ray)
         running = await then.begin()
@@ -127,10 +128,8 @@ def test_what_ray_has_forgotten_while_no_controller_was_there_is_swept_and_not_f
 def test_a_controller_that_is_killed_before_that_sweep_leaves_it_to_the_next(away_s: float, tmp_path: Path) -> None:
     async def story() -> None:
         ray = RayModel(*NODES)
-        first = Life(tmp_path, ray)
-        await first.begin()
-        await first.start(1)
-        await first.launcher.close()
+        async with begun(tmp_path, ray):
+            pass
         ray.starts_anew(away_s)
         second = Life(tmp_path, ray)
         assert await second.begin() == {("a", 1)}
@@ -172,14 +171,11 @@ def test_the_watch_goes_on_whatever_a_look_ends_in_and_says_so(
 ) -> None:
     async def story() -> None:
         ray = Odd(*NODES)
-        life = Life(tmp_path, ray)
-        await life.begin()
-        await life.start(1, "fail")
-        ray.odd = 5
-        await life.told()
-        assert life.exits == [(1, "bad luck")]
-        assert ray.odd == 0
-        await life.launcher.close()
+        async with begun(tmp_path, ray, "fail") as life:
+            ray.odd = 5
+            await life.told()
+            assert life.exits == [(1, "bad luck")]
+            assert ray.odd == 0
 
     played(story())
     assert len([each for each in caplog.records if each.exc_info and each.exc_info[0] is KeyError]) == 5

@@ -65,8 +65,9 @@ class OnDevice:
         self._put_aside = content
         at = 0
         for tensor in self._aside:
-            raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)[at : at + tensor.nbytes].clone()
-            tensor.data.copy_(raw.view(tensor.dtype).view(tensor.shape))
+            part = bytearray(content[at : at + tensor.nbytes])
+            if part:
+                tensor.data.copy_(torch.frombuffer(part, dtype=tensor.dtype).view(tensor.shape))
             at += tensor.nbytes
 
     def expect(self, layout: Layout) -> None:

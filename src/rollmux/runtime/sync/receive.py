@@ -54,7 +54,14 @@ class Receiver:
         self.plan, self.rank, self.folder = plan, rank, folder
         self._token, self._patience_s = door.checked_token(token), patience_s
         self._shelf = Shelf(folder, plan, plan.exchange.receivers, rank, budget=budget)
-        self._listeners = [Listener(address) for address in listen]
+        self._listeners: list[Listener] = []
+        try:
+            self._listeners += map(Listener, listen)
+        except BaseException:  # an address that is taken, or none: whoever tries again finds the folder free
+            for listener in self._listeners:
+                listener.close()
+            self._shelf.close()
+            raise
         self.addresses = tuple(listener.address for listener in self._listeners)
         self._carry = carry
         self._leading = Lock()  # who begins an attempt ends the one before, one after the other
