@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
-from rollmux.runtime.rewards.answering import Answers
-from rollmux.runtime.rewards.asking import FAILED, PASSED
-from rollmux.runtime.rewards.calls import answer_all, verdict
+from rollmux.runtime.rewards.asserts.answering import Answers
+from rollmux.runtime.rewards.asserts.asking import FAILED, PASSED
+from rollmux.runtime.rewards.asserts.calls import answer_all, verdict
 
 
 @contextmanager

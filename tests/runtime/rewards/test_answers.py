@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmux.runtime.rewards import asking
-from rollmux.runtime.rewards.answering import Answers
-from rollmux.runtime.rewards.asking import FAILED, PASSED, Link, Over
+from rollmux.runtime.rewards.asserts import asking
+from rollmux.runtime.rewards.asserts.answering import Answers
+from rollmux.runtime.rewards.asserts.asking import FAILED, PASSED, Link, Over
 from rollmux.runtime.sandbox import frames
 from tests.runtime.rewards.served import MIXED, ended, serving
 from tests.runtime.rewards.test_values import JSON

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmux.runtime.rewards.answering import Answers
-from rollmux.runtime.rewards.asking import BROKEN_TESTS, FAILED, PASSED, UNASKABLE, Link
-from rollmux.runtime.rewards.reading import Names
+from rollmux.runtime.rewards.asserts.answering import Answers
+from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, FAILED, PASSED, UNASKABLE, Link
+from rollmux.runtime.rewards.asserts.reading import Names
 from tests.runtime.rewards.served import MIXED, NODES, STACK, VECTOR, ended, in_python, serving
 from tests.runtime.rewards.test_values import PLAIN_VALUES
 

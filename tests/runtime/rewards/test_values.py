@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmux.runtime.rewards.answering import form
-from rollmux.runtime.rewards.values import MOST_DEEP, PLAIN, Unreadable, read, text, unresolved, written
+from rollmux.runtime.rewards.asserts.answering import form
+from rollmux.runtime.rewards.asserts.values import MOST_DEEP, PLAIN, Unreadable, read, text, unresolved, written
 
 SINGLE = (
     *(st.none(), st.booleans(), st.integers(), st.text(), st.binary(), st.binary().map(bytearray)),

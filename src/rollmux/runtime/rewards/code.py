@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rollmux.packer.timeouts import End, Judgement, Limits, Run, TimeoutPolicy, Verdict
-from rollmux.runtime.rewards.asking import BROKEN_TESTS, UNASKABLE
+from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, UNASKABLE
 from rollmux.runtime.rewards.reward import Reward, Status
 from rollmux.runtime.rewards.tasks import Case, CodeTask
 from rollmux.runtime.sandbox import Cause, Ended, Program, RunLimits, Sandbox
@@ -18,8 +18,8 @@ _LAST_WORDS_S = 1.0  # how long a program may take to end when its tests are don
 _TIME = (Cause.CPU_LIMIT, Cause.WALL_LIMIT)
 _STATUSES = {Verdict.TIMEOUT: Status.TIMEOUT, Verdict.ERROR: Status.ERROR}
 _UNTOLD = {BROKEN_TESTS: "the tests can't be read or run", UNASKABLE: "the tests ask what can't be answered honestly"}
-_SERVE = "from rollmux.runtime.rewards.calls import serve\nserve({source!r})"
-_CHECK = "from rollmux.runtime.rewards.calls import check\ncheck({tests!r})"
+_SERVE = "from rollmux.runtime.rewards.asserts.calls import serve\nserve({source!r})"
+_CHECK = "from rollmux.runtime.rewards.asserts.calls import check\ncheck({tests!r})"
 
 
 @dataclass(frozen=True, slots=True)

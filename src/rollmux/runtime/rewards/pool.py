@@ -192,7 +192,7 @@ def _outcome(work: asyncio.Task[Reward]) -> Reward:
 def _sandboxes(settings: PoolSettings) -> dict[Kind, Sandbox]:
     """Hostile code and hostile answers are held; the caller's own functions are not, but they are watched."""
     return {
-        Kind.CODE: Sandbox(allow=settings.allow, warm=["rollmux.runtime.rewards.calls"]),
+        Kind.CODE: Sandbox(allow=settings.allow, warm=["rollmux.runtime.rewards.asserts.calls"]),
         Kind.MATHS: Sandbox(allow=settings.allow, warm=["rollmux.runtime.rewards.maths:warm"]),
         Kind.FUNCTION: Sandbox(
             allow=list(Concern),

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from rollmux.runtime.rewards.answering import ARITHMETIC, IN_PLACE, OF_OBJECTS, OF_VALUES, ORDER, operation
-from rollmux.runtime.rewards.values import MUTABLE, PLAIN
+from rollmux.runtime.rewards.asserts.answering import ARITHMETIC, IN_PLACE, OF_OBJECTS, OF_VALUES, ORDER, operation
+from rollmux.runtime.rewards.asserts.values import MUTABLE, PLAIN
 
 _NAMES_OF_VALUES = frozenset(name for kind in PLAIN for name in dir(kind))
 SIZES = ("lt", "le", "gt", "ge")

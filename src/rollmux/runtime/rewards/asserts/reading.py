@@ -9,9 +9,9 @@ import builtins
 from types import CodeType, ModuleType, UnionType
 from typing import Any
 
-from rollmux.runtime.rewards.asking import Link
-from rollmux.runtime.rewards.remote import Remote, attribute, held_by, item
-from rollmux.runtime.rewards.values import MUTABLE
+from rollmux.runtime.rewards.asserts.asking import Link
+from rollmux.runtime.rewards.asserts.remote import Remote, attribute, held_by, item
+from rollmux.runtime.rewards.asserts.values import MUTABLE
 
 
 def compiled(tests: str) -> CodeType:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
-from rollmux.runtime.rewards.values import MUTABLE, PLAIN, TYPES, Unreadable, read, text, written
+from rollmux.runtime.rewards.asserts.values import MUTABLE, PLAIN, TYPES, Unreadable, read, text, written
 from rollmux.runtime.sandbox import frames
 
 OF_VALUES = (

@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import reduce
 from typing import Any, NoReturn
 
-from rollmux.runtime.rewards.remote import Held, Remote, held_by
-from rollmux.runtime.rewards.values import MUTABLE, TYPES, Unreadable, read, text, written
+from rollmux.runtime.rewards.asserts.remote import Held, Remote, held_by
+from rollmux.runtime.rewards.asserts.values import MUTABLE, TYPES, Unreadable, read, text, written
 from rollmux.runtime.sandbox import frames
 
 MOST_BYTES = 1 << 24  # of an answer

@@ -11,9 +11,9 @@ import sys
 from types import ModuleType
 from typing import NoReturn
 
-from rollmux.runtime.rewards.answering import Answers
-from rollmux.runtime.rewards.asking import BROKEN_TESTS, FAILED, MOST_SENT_BYTES, PASSED, Link, Over
-from rollmux.runtime.rewards.reading import Names, Solution, compiled
+from rollmux.runtime.rewards.asserts.answering import Answers
+from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, FAILED, MOST_SENT_BYTES, PASSED, Link, Over
+from rollmux.runtime.rewards.asserts.reading import Names, Solution, compiled
 from rollmux.runtime.sandbox import frames
 
 CHANNEL = 3
