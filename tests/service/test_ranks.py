@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -314,3 +315,25 @@ def test_nobody_joins_an_attempt_that_ends() -> None:
     job.restart()
     job.leave(0, "it has failed")
     assert job.attach_one(1, "two").attempt == 2
+
+
+def test_who_is_done_first_hears_at_once_that_the_last_is(tmp_path: Path) -> None:
+    with served(tmp_path) as there:
+        there.post("/v1/jobs", described("a", processes=2))
+        for rank in range(2):
+            there.post("/v1/jobs/a/attach", {"instance": f"{rank}", "rank": rank, "processes": 2, "wait_s": 5.0})
+
+        def ask(wait_s: float) -> Any:
+            return there.post("/v1/jobs/a/ask", {"attempt": 1, "kind": "rollout", "iteration": 0, "wait_s": wait_s})
+
+        def done(rank: int) -> Any:
+            return there.post("/v1/jobs/a/report", {"said": "finished", "epoch": epoch, "rank": rank})
+
+        epoch = ask(5.0)["lease"]["epoch"]
+        assert done(0) == {"holds": True, "committed": False}
+        last = Timer(0.3, done, (1,))
+        last.start()
+        began = time.monotonic()
+        assert ask(10.0)["done"]
+        assert time.monotonic() - began < 5.0
+        last.join()

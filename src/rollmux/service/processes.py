@@ -245,6 +245,8 @@ class Processes:
                 counts = next(each for each in _BY_ALL if each in heard.values())
                 live.said[epoch] = {} if counts is not Said.SHRUNK else _gone(heard)
                 self._controller.tell(now, _BY_ALL[counts](job_id, epoch))
+                if live.submission.processes > 1:
+                    self._controller.woken.add(job_id)  # who was done before waits to hear whether it counts
         for epoch in [each for each in live.said if not live.said[each] or self._lane(job_id, each) is None]:
             del live.said[epoch]
             live.given_up.pop(epoch, None)
