@@ -4,12 +4,13 @@ A kill waits for its step of a job and for what the job is at then, as the contr
 later. So every kind of moment is met in every run, however fast the machine is.
 """
 
+import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -280,3 +281,15 @@ def _until(holds: Callable[[], bool], else_say: str, limit_s: float = LIMIT_S) -
     while not holds():
         assert time.monotonic() < end, else_say
         time.sleep(LOOK_S)
+
+
+def pid_of(job: str, attempt: int, rank: int) -> int | None:
+    """Of a process that the launcher has begun: what it begins itself is of its group."""
+    told = {f"ROLLMUX_JOB={job}", f"ROLLMUX_ATTEMPT={attempt}", f"ROLLMUX_RANK={rank}"}
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit() and told <= {*(folder / "environ").read_text("latin-1").split("\0")}:
+                pid = int(folder.name)
+                if os.getpgid(pid) == pid:
+                    return pid
+    return None

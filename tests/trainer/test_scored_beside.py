@@ -193,6 +193,7 @@ def test_a_run_whose_reward_processes_are_killed_over_and_over_ends_with_every_p
     finally:
         over.set()
         killer.join()
+    assert found is not None
     assert len(kills) > 5
     told = steps(tmp_path)
     assert [(each["prompts"], each["responses"]) for each in told] == [(3, 12)] * 8

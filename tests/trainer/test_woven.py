@@ -48,7 +48,9 @@ def test_a_job_that_shares_its_nodes_trains_what_it_trains_alone(whole: tuple[by
     assert len(world.said("a", Said.FINISHED)) == 3 * STEPS
 
 
-def silent(world: World, owner: type, method: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def silent(
+    world: World, owner: type, method: str, at: int, monkeypatch: pytest.MonkeyPatch, for_s: float = 0.5
+) -> None:
     """At this call of a method nothing gets through to the controller until the lease has run out."""
     calls = iter(range(10**6))
     real: Callable[..., object] = getattr(owner, method)
@@ -56,7 +58,7 @@ def silent(world: World, owner: type, method: str, at: int, monkeypatch: pytest.
     def call(*arguments: Any) -> object:
         if next(calls) == at:
             world.fate = lambda verb, message: "lost"
-            sleep(0.5)
+            sleep(for_s)
             world.fate = lambda verb, message: ""
         return real(*arguments)
 

@@ -49,7 +49,7 @@ def train(
     except RollmuxError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
-    if not as_json:
+    if found is not None and not as_json:
         typer.echo("\n".join([*in_words(found), f"Written: {out}"]))
 
 

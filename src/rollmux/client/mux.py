@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from rollmux.client.aside import Aside
 from rollmux.client.errors import LeaseLost
 from rollmux.client.heart import Heart
+from rollmux.client.kin import Kin
 from rollmux.client.link import Link
 from rollmux.client.phase import Phase
 from rollmux.client.residency import State, as_state, load
@@ -79,6 +80,16 @@ class Mux:
     def rollout_nodes(self) -> tuple[str, ...]:
         """The nodes of the job's place on which its rollouts run, in their order; none where there is no controller."""
         return self._link.attached.rollout_nodes if self._link is not None else ()
+
+    @property
+    def train_nodes(self) -> tuple[str, ...]:
+        """The same for its training."""
+        return self._link.attached.train_nodes if self._link is not None else ()
+
+    @property
+    def kin(self) -> Kin:
+        """The processes of the job, of which this is one."""
+        return Kin.of(self._link) if self._link is not None else Kin()
 
     @property
     def measuring(self) -> bool:

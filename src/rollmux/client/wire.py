@@ -40,6 +40,7 @@ class Wire:
     """One process's connection to the controller. May be used by several threads."""
 
     def __init__(self, url: str, token: str, patience_s: float, transport: httpx.BaseTransport | None = None) -> None:
+        self.url, self.token = url, token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, transport=transport)
         self.patience_s = patience_s

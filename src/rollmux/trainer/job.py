@@ -8,6 +8,7 @@ import fcntl
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeVar
@@ -18,11 +19,13 @@ from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.errors import CheckpointRefused, RunExists
 from rollmux.trainer.metrics import Metrics, Tracker, record
 from rollmux.trainer.model import export_model
-from rollmux.trainer.parts import Parts
+from rollmux.trainer.parts import Parts, engine_of, model_of
+from rollmux.trainer.ranks import Ranks, Roles, follow
 from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.seats import Seats
 from rollmux.trainer.settings import JobFile
 from rollmux.trainer.summary import summary, write_summary
+from rollmux.trainer.tasks import build_task
 from rollmux.trainer.update import Stats
 from rollmux.trainer.warmup import warm_up
 
@@ -44,18 +47,25 @@ def train(
     resume: bool = False,
     trackers: Sequence[Tracker] = (),
     warmed_up: WarmedUp = lambda step, loss: None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Runs the job to its last step, and returns its summary; everything that it leaves behind is in the folder.
 
     `resume` goes on with what the folder holds, if it holds anything; a folder that holds a run is refused otherwise.
+    A process of a job that spans nodes may only follow the one that does this, and returns nothing.
     """
     _require_fitting(job, mux)
+    roles = Roles.of(job, mux)
     folder.mkdir(parents=True, exist_ok=True)
+    if not roles.leads:
+        model = model_of(job, build_task(job.task, job.seed, job.model.path))
+        follow(mux, folder, roles.followers, model, partial(engine_of, job))
+        return None
     with _alone(folder, LOCK_PATIENCE_S if mux.attached else 0.0):
-        run = _Run(job, folder, mux, trackers, warmed_up)
+        run = _Run(job, folder, mux, roles, trackers, warmed_up)
         with closing(run.parts):
             for step in range(run.begin(resume), job.steps):
                 run.step(step)
+            run.parts.done()
         export_model(run.parts.model, folder / MODEL)
         found = summary(run.parts.rollout.batcher)
         write_summary(found, folder)
@@ -65,11 +75,14 @@ def train(
 class _Run:
     """The parts, and what is kept of their work."""
 
-    def __init__(self, job: JobFile, folder: Path, mux: Mux, trackers: Sequence[Tracker], warmed_up: WarmedUp) -> None:
+    def __init__(
+        self, job: JobFile, folder: Path, mux: Mux, roles: Roles, trackers: Sequence[Tracker], warmed_up: WarmedUp
+    ) -> None:
         self.job, self.mux, self._warmed_up = job, mux, warmed_up
         self._seats = Seats(job.rollout.workers, mux.rollout_nodes)
         self._rolling: Phase | None = None
-        self.parts = Parts(job, self._present, leased=mux.attached)
+        ranks = partial(Ranks, mux.kin, folder, roles.followers) if roles.followers else None
+        self.parts = Parts(job, self._present, leased=mux.attached, ranks=ranks)
         if mux.attached:
             self.parts.learner.lease(mux.drain_s)
         if self._seats.can_move:
@@ -115,7 +128,7 @@ class _Run:
     def _sync(self, step: int, rolled: Rolled, update: Stats, seconds: Mapping[str, float]) -> None:
         """The next rollout has the new weights, and the next process a point to continue from."""
         parts, batcher = self.parts, self.parts.rollout.batcher
-        parts.rollout.update(parts.learner.version)
+        parts.sync()
         self.metrics.tell(record(step, rolled, update, batcher.accounts(), batcher.queued), seconds)
         if (step + 1) % self.job.checkpoint_every == 0 or step + 1 == self.job.steps:
             self._save(step + 1)
@@ -128,10 +141,11 @@ class _Run:
             if kind == "rollout":
                 self._rolling = phase
             try:
-                with phase:
+                with self.parts.following(kind, step) as over, phase:
                     began = monotonic()
                     result = body()
                     seconds[kind] = monotonic() - began
+                    over()
                 return result
             except LeaseLost:
                 self._undo(kind, step)

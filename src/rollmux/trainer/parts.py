@@ -4,6 +4,7 @@ Invariant: `state` holds all that the next step depends on: whoever restores it 
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -21,9 +22,10 @@ from rollmux.trainer.early import Early
 from rollmux.trainer.learner import Learner
 from rollmux.trainer.model import build_model
 from rollmux.trainer.pooled import open_pooled
+from rollmux.trainer.ranks import Ranks
 from rollmux.trainer.rollout import Rollout
 from rollmux.trainer.scoring import Direct, Scorer
-from rollmux.trainer.tasks import build_task
+from rollmux.trainer.tasks import Task, build_task
 from rollmux.trainer.update import Baseline, Loss, Objective
 
 
@@ -32,17 +34,21 @@ class Parts:
 
     `leased`: the nodes are its own in phases alone, so that its engines hold nothing before the first `load`. Else they
     always are, and training that begins early is on nodes of the rollout, which frees some of its workers for it.
+    `ranks`: asked with the model for the other processes of the job, which have the engines then.
     """
 
     def __init__(
-        self, job: said.JobFile, seats: Callable[[], Collection[int]] | None = None, leased: bool = False
+        self,
+        job: said.JobFile,
+        seats: Callable[[], Collection[int]] | None = None,
+        leased: bool = False,
+        ranks: Callable[[Any], Ranks] | None = None,
     ) -> None:
         self._job, self._leased = job, leased
         self._seats = seats or (lambda: range(job.rollout.workers))
         self.task = build_task(job.task, job.seed, job.model.path)
-        self.model = build_model(job.model, self.task.tokenizer.vocabulary, job.rollout.max_length, job.seed)
-        if job.rollout.place == "beside":
-            self.model.share_memory()
+        self.model = model_of(job, self.task)
+        self.ranks = ranks(self.model) if ranks is not None else None
         climbed = objective(job.objective, job.batching.responses)
         self.learner = Learner(self.model, climbed, job.optimiser, replicas=job.update.replicas)
         self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), 0, {}, ())
@@ -51,7 +57,7 @@ class Parts:
         """Engines over the present weights, and what drives them."""
         job, task = self._job, self.task
         data = Data(len(task), job.seed, position)
-        engines = [self._engine() for _ in range(job.rollout.workers)]
+        engines = [self._engine(number) for number in range(job.rollout.workers)]
         scorer = self._scorer(rewards)
         made = Rollout(engines, batcher, data, task, scorer, job.sampling, job.seed, self._early(), lengths)
         if self._leased:
@@ -70,13 +76,17 @@ class Parts:
         rewards = self._job.rewards
         return Direct(self.task.reward) if rewards.scorer == "direct" else open_pooled(rewards, self.task, state)
 
-    def _engine(self) -> Engine:
-        rollout = self._job.rollout
-        limits = Limits(rollout.room_tokens, rollout.running, rollout.max_length)
-        if rollout.place == "beside":
-            threads = max(1, torch.get_num_threads() // rollout.workers)
-            return EngineBeside(partial(slots, self.model, limits), self.learner.version, threads)
-        return slots(self.model, limits, self.learner.version)
+    def _engine(self, number: int) -> Engine:
+        version = self.learner.version
+        if self.ranks is not None:
+            return self.ranks.engine(number, version)
+        return engine_of(self._job, self.model, version, self._job.rollout.workers)
+
+    def sync(self) -> None:
+        """The engines have the learner's weights."""
+        if self.ranks is not None:
+            self.ranks.land(self.learner.version)
+        self.rollout.update(self.learner.version)
 
     def state(self) -> dict[str, Any]:
         """The checkpoint."""
@@ -92,15 +102,28 @@ class Parts:
     def restore(self, state: dict[str, Any]) -> None:
         """Takes over a checkpoint, whatever was under way."""
         self.learner.restore(state["learner"])
+        if self.ranks is not None:
+            self.ranks.forget()
         self.rollout.close()
         batcher = TailBatcher.from_state(self._job.batching.terms, state["batcher"], _keep(self._job))
         self.rollout = self._rollout(batcher, state["position"], state["rewards"], state.get("lengths", ()))
         torch.set_rng_state(state["random"])
 
+    def following(self, kind: str, step: int) -> AbstractContextManager[Callable[[], None]]:
+        """The job's other processes take part in this phase until what this gives is called: its work is over."""
+        return nullcontext(lambda: None) if self.ranks is None else self.ranks.following(kind, step)
+
+    def done(self) -> None:
+        """The job is: the other processes need do nothing more."""
+        if self.ranks is not None:
+            self.ranks.say_bye()
+
     def close(self) -> None:
         """Ends what was started beside this process. Harmless the second time."""
         self.rollout.close()
         self.learner.close()
+        if self.ranks is not None:
+            self.ranks.close()
 
     # -- the state of the rollout phase: moved onto its nodes and off them ---------------------------------------------
 
@@ -109,6 +132,24 @@ class Parts:
 
     def offload(self) -> None:
         self.rollout.suspend()
+
+
+def model_of(job: said.JobFile, task: Task) -> Any:
+    """As it is before the first step."""
+    model = build_model(job.model, task.tokenizer.vocabulary, job.rollout.max_length, job.seed)
+    if job.rollout.place == "beside":
+        model.share_memory()
+    return model
+
+
+def engine_of(job: said.JobFile, model: Any, version: int, beside: int = 1) -> Engine:
+    """Over the model, whose weights are of this version; one of so many on this machine."""
+    rollout = job.rollout
+    limits = Limits(rollout.room_tokens, rollout.running, rollout.max_length)
+    if rollout.place == "beside":
+        threads = max(1, torch.get_num_threads() // beside)
+        return EngineBeside(partial(slots, model, limits), version, threads)
+    return slots(model, limits, version)
 
 
 def objective(settings: said.Objective, responses: int) -> Objective:

@@ -1,15 +1,7 @@
-"""An engine in a process of its own over the same weights, in memory that both share: several use several cores.
+"""An engine in a process of its own on this machine, over the same weights, in memory that both share."""
 
-A step is asked for ahead: while its owner is with another engine, this one computes. What came of a step is told by
-the next call of `step`. If the process dies it is begun anew: its requests are resubmitted with the tokens that were
-heard of, and since a response depends on its request and the weights alone, nothing else comes of them.
-
-Invariant: an exported request has the tokens that were told, no more: whoever goes on with it draws the others again.
-"""
-
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -17,274 +9,67 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from rollmux.runtime.engine.errors import EngineClosed, EngineLost
-from rollmux.runtime.engine.requests import Ended, Event, FinishReason, Generated, GenerationRequest, Grown, Unfinished
-from rollmux.runtime.engine.seam import Begun, Engine, Gauges
+from rollmux.runtime.engine.elsewhere import Answer, EngineElsewhere, answer
+from rollmux.runtime.engine.seam import Engine
 
 # Makes the engine, over weights of this version. It goes to another process, with a model in shared memory.
 Make = Callable[[int], Engine]
 
-_LIVES = 3  # that end without a step in between: then it is no accident
-_END_S = 5.0
 _CONTEXT = mp.get_context("spawn")
 
 
-class _Gone(Exception):
-    """The process is: nothing of what it was asked for last counts."""
-
-
-@dataclass(slots=True)
-class _Known:
-    """A request that is not over, and all that was heard of it."""
-
-    request: GenerationRequest
-    tokens: list[int]
-    logprobs: list[float]
-    versions: list[int]
-
-    @classmethod
-    def of(cls, unfinished: Unfinished) -> "_Known":
-        had = unfinished.response
-        return cls(unfinished.request, list(had.tokens), list(had.logprobs), list(had.versions))
-
-    def grow(self, gained: Generated) -> None:
-        self.tokens += gained.tokens
-        self.logprobs += gained.logprobs
-        self.versions += gained.versions
-
-    def response(self, count: int | None = None) -> Generated:
-        """With so many of its tokens; None: with all of them."""
-        return Generated(tuple(self.tokens[:count]), tuple(self.logprobs[:count]), tuple(self.versions[:count]))
-
-    def unfinished(self, count: int | None = None) -> Unfinished:
-        return Unfinished(self.request, self.response(count))
-
-
-# What came of a step, on its way: as plain tuples, which are quick to pickle. Of an end no more is sent than its kind,
-# for all tokens were sent before.
-_Grew = tuple[str, int, tuple[int, ...], tuple[float, ...], tuple[int, ...]]
-_Over = tuple[str, FinishReason, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    """How the engine stands, with each answer."""
-
-    version: int
-    is_suspended: bool
-    unfinished: int
-
-
-class EngineBeside:
+class EngineBeside(EngineElsewhere):
     """See `rollmux.runtime.engine.seam.Engine`. Its process begins with the first call that needs one."""
 
     def __init__(self, make: Make, version: int = 0, threads: int = 1) -> None:
-        self._make, self._threads = make, threads
-        self._stands = _Standing(version, is_suspended=False, unfinished=0)
-        self._process: SpawnProcess | None = None
-        self._pipe: Connection | None = None
-        self._ahead = False  # a step was asked for, and its answer not read yet
-        self._heard: list[Event] = []  # what it has said and is not told yet
-        self._failed: Exception | None = None  # the same, where a step raised
-        self._known: dict[str, _Known] = {}
-        self._cancelled: set[str] = set()
-        self._lives = 0
-        self._closed = False
-
-    @property
-    def version(self) -> int:
-        return self._stands.version
-
-    @property
-    def is_suspended(self) -> bool:
-        return self._stands.is_suspended
-
-    @property
-    def unfinished(self) -> int:
-        return self._stands.unfinished
+        self._process = _Process(make, threads)
+        super().__init__(self._process, version)
 
     @property
     def pid(self) -> int | None:
         """Of its process, once there is one."""
-        return None if self._process is None else self._process.pid
+        process = self._process.running
+        return None if process is None else process.pid
 
-    def submit(self, request: GenerationRequest) -> None:
-        self._call("submit", request)
-        self._known[request.id] = _Known(request, [], [], [])
 
-    def cancel(self, ids: Iterable[str]) -> None:
-        names = [name for name in ids if name in self._known]
-        if names and not self._closed:
-            self._call("cancel", names)
-            self._cancelled.update(name for name in names if name in self._known)
+class _Process:
+    """A process after the other, each with a pipe."""
 
-    def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
-        self._listen()
-        untold: dict[str, int] = {}
-        for event in self._heard:
-            if isinstance(event, Grown):
-                untold.setdefault(event.id, event.first)
-        taken: tuple[Unfinished, ...] = self._call("export", None if ids is None else list(ids))
-        names = [each.request.id for each in taken]
-        self._heard = [event for event in self._heard if event.id not in names]
-        return tuple(self._known.pop(name).unfinished(untold.get(name)) for name in names)
+    def __init__(self, make: Make, threads: int) -> None:
+        self._make, self._threads = make, threads
+        self.running: SpawnProcess | None = None
 
-    def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
-        adopted = tuple(unfinished)
-        self._call("adopt", adopted, mixed)
-        self._known.update((each.request.id, _Known.of(each)) for each in adopted)
+    def begin(self, version: int) -> "_Pipe":
+        here, there = _CONTEXT.Pipe()
+        with closing(there):
+            told = (self._make, version, self._threads, there)
+            self.running = _CONTEXT.Process(target=_serve, args=told, name="engine", daemon=True)
+            self.running.start()
+        return _Pipe(here)
 
-    def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
-        """Who has begun ahead, and nobody was told, has not begun: the new weights draw all of it."""
-        self._listen()
-        ahead = self.export({event.id for event in self._heard if isinstance(event, Grown) and event.first == 0})
-        try:
-            self._call("update", version, weights, begun)
-        finally:
-            if ahead:
-                self.adopt(ahead)
-
-    def suspend(self, keep: bool = False) -> None:
-        self._call("suspend", keep)
-
-    def resume(self) -> None:
-        self._call("resume")
-
-    def step(self) -> list[Event]:
-        self._require_open()
-        if not self._heard and self._failed is None:
-            self._begin_step()
-        self._listen()
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
-        told, self._heard = self._heard, []
-        self._begin_step()
-        return told
-
-    def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-        found: tuple[int, ...] = self._call("probe", prompt, count)
-        return found
-
-    def gauges(self) -> Gauges:
-        found: Gauges = self._call("gauges")
-        return found
-
-    def close(self) -> list[Event]:
-        if self._closed:
-            return []
-        self._closed = True
-        self._listen()
-        self._end()
-        ends = [Ended(name, FinishReason.CANCELLED, each.response()) for name, each in self._known.items()]
-        told = [*self._heard, *ends]
-        self._known, self._heard = {}, []
-        self._stands = replace(self._stands, is_suspended=True, unfinished=0)
-        return told
-
-    # -- its process -------------------------------------------------------------------------------------------------
-
-    def _call(self, name: str, *told: Any) -> Any:
-        """The answer, from the process that lives when it is given; what it refuses is raised."""
-        self._require_open()
-        self._listen()
-        while True:
-            pipe = self._pipe or self._begin()
-            try:
-                answer, refusal = self._asked(pipe, name, told)
-            except _Gone:
-                self._begin()
-                continue
-            if refusal is not None:
-                raise refusal
-            return answer
-
-    def _begin_step(self) -> None:
-        """Ahead, where there is something to do."""
-        if self._pipe is None or self._ahead or not (self._stands.unfinished or self._cancelled):
-            return
-        with suppress(OSError):  # whoever listens hears that it is gone
-            self._pipe.send(("step", ()))
-        self._ahead = True
-
-    def _listen(self) -> None:
-        """Reads what came of the step that was asked for ahead."""
-        if not self._ahead or self._pipe is None:
-            return
-        self._ahead = False
-        try:
-            events, self._failed = self._answer(self._pipe)
-        except _Gone:
-            if not self._closed:
-                self._begin()
-            return
-        self._lives = 0
-        self._heard += map(self._hear, events or ())
-
-    def _hear(self, told: _Grew | _Over) -> Event:
-        if len(told) == 3:
-            name, reason, why = told
-            self._cancelled.discard(name)
-            return Ended(name, reason, self._known.pop(name).response(), why)
-        name, first, tokens, logprobs, versions = told
-        gained = Generated(tokens, logprobs, versions)
-        self._known[name].grow(gained)
-        return Grown(name, first, gained)
-
-    def _asked(self, pipe: Connection, name: str, told: tuple[Any, ...]) -> tuple[Any, Exception | None]:
-        """The answer, or what was refused."""
-        try:
-            pipe.send((name, told))
-        except OSError as error:
-            raise _Gone from error
-        return self._answer(pipe)
-
-    def _answer(self, pipe: Connection) -> tuple[Any, Exception | None]:
-        try:
-            answer, refusal, self._stands = pipe.recv()
-        except (OSError, EOFError) as error:
-            raise _Gone from error
-        return answer, refusal
-
-    def _begin(self) -> Connection:
-        """A process, in place of one that is gone: with all that is not over, as it was."""
-        self._end()
-        stands = self._stands
-        while True:
-            self._lives += 1
-            if self._lives > _LIVES:
-                raise EngineLost(f"the engine's process has died {_LIVES} times in a row: its log may say why")
-            here, there = _CONTEXT.Pipe()
-            told = (self._make, stands.version, self._threads, there)
-            self._process = _CONTEXT.Process(target=_serve, args=told, name="engine", daemon=True)
-            self._process.start()
-            there.close()
-            self._pipe = here
-            try:
-                for name, words in (
-                    ("adopt", (tuple(each.unfinished() for each in self._known.values()), True)),
-                    ("cancel", (sorted(self._cancelled),)),
-                    *((("suspend", (False,)),) if stands.is_suspended else ()),
-                ):
-                    _, refusal = self._asked(here, name, words)
-                    if refusal is not None:
-                        raise refusal
-                return here
-            except _Gone:
-                self._end()
-
-    def _end(self) -> None:
-        pipe, process, self._pipe, self._process, self._ahead = self._pipe, self._process, None, None, False
-        if pipe is not None:
-            pipe.close()
+    def end(self, patience_s: float) -> None:
+        process, self.running = self.running, None
         if process is not None:
-            process.join(_END_S if self._closed else 0.0)
+            process.join(patience_s)
             process.kill()
             process.join()
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise EngineClosed("the engine is closed: make a new one")
+
+class _Pipe:
+    """A line of pickles, between processes of one program."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def send(self, name: str, told: tuple[Any, ...]) -> None:
+        self._pipe.send((name, told))
+
+    def recv(self) -> Answer:
+        found: Answer = self._pipe.recv()
+        return found
+
+    def close(self) -> None:
+        self._pipe.close()
 
 
 def _serve(make: Make, version: int, threads: int, pipe: Connection) -> None:
@@ -294,16 +79,4 @@ def _serve(make: Make, version: int, threads: int, pipe: Connection) -> None:
     with suppress(OSError, EOFError):
         while True:
             name, told = pipe.recv()
-            answer, refusal = None, None
-            try:
-                answer = getattr(engine, name)(*told) if name != "step" else list(map(_packed, engine.step()))
-            except Exception as error:  # noqa: BLE001  whatever it is, it is its owner's to deal with
-                refusal = error
-            pipe.send((answer, refusal, _Standing(engine.version, engine.is_suspended, engine.unfinished)))
-
-
-def _packed(event: Event) -> _Grew | _Over:
-    if isinstance(event, Ended):
-        return event.id, event.reason, event.why
-    gained = event.gained
-    return event.id, event.first, gained.tokens, gained.logprobs, gained.versions
+            pipe.send(answer(engine, name, told))

@@ -53,15 +53,22 @@ class Channel:
         self._link.settimeout(seconds)
 
     def say(self, message: Message) -> None:
-        body = msgspec.json.encode(message)
+        self.write(msgspec.json.encode(message))
+
+    def write(self, body: bytes) -> None:
+        """A message of whatever is spoken after the greeting."""
         self.send(Kind.MESSAGE, body)
 
-    def hear(self, *kinds: type[M], limit: int = MAX_MESSAGE_BYTES) -> M:
-        """The next message, which must be of one of these kinds."""
+    def read(self, limit: int) -> bytearray:
+        """The next one, of at most so many bytes."""
         header = self.header()
         if header.kind is not Kind.MESSAGE or header.size > limit:
             raise Broken(f"{header.kind.name} of {header.size} bytes where a message of at most {limit} was due")
-        body = self.body(header.size)
+        return self.body(header.size)
+
+    def hear(self, *kinds: type[M], limit: int = MAX_MESSAGE_BYTES) -> M:
+        """The next message, which must be of one of these kinds."""
+        body = self.read(limit)
         try:
             message = DECODER.decode(body)
         except (msgspec.DecodeError, RecursionError) as wrong:

@@ -1,0 +1,56 @@
+"""The processes of a job, as one of them sees the others: who it is, and how they find and know each other.
+
+The controller grants them their phases together. Whatever else they have to say to each other goes between them.
+"""
+
+import hmac
+import json
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from rollmux.client.link import Link
+from rollmux.errors import InvalidSpec, Problem
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """This process among those of its attempt; without a controller it is the only one, of attempt 0."""
+
+    rank: int = 0
+    processes: int = 1
+    attempt: int = 0
+    host: str = LOOPBACK  # this machine's address, as whoever reaches the controller in the same way knows it
+    job: str = ""
+    token: str = ""
+
+    @classmethod
+    def of(cls, link: Link) -> "Kin":
+        wire = link.wire
+        return cls(link.rank, link.processes, link.attempt, _host(wire.url), link.job, wire.token)
+
+    def __repr__(self) -> str:
+        return f"Kin(rank {self.rank} of {self.processes}, attempt {self.attempt}, at {self.host})"
+
+    def key(self, purpose: str) -> str:
+        """A secret to which all processes of this attempt come by themselves, and nobody without the job's token."""
+        if not self.token:
+            problem = Problem("ROLLMUX_TOKEN", "", "the job's token", "start its processes by a controller's launcher")
+            raise InvalidSpec("connection", (problem,))
+        named = json.dumps([self.job, self.attempt, purpose])
+        return hmac.digest(self.token.encode(), named.encode(), "sha256").hex()
+
+
+def _host(url: str) -> str:
+    """The address of the interface by which the controller is reached. Nothing is sent."""
+    parts = urlsplit(url)
+    with suppress(OSError, ValueError):
+        found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)
+        for family, kind, protocol, _, address in found:
+            with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+    return LOOPBACK

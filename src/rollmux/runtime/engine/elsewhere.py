@@ -1,0 +1,311 @@
+"""An engine in another process, on this machine or on another: several of them compute at the same time.
+
+A step is asked for ahead: while its owner is with another engine, this one computes. What came of a step is told by
+the next call of `step`. If the process dies it is begun anew: its requests are resubmitted with the tokens that were
+heard of, and since a response depends on its request and the weights alone, nothing else comes of them.
+
+Invariant: an exported request has the tokens that were told, no more: whoever goes on with it draws the others again.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from rollmux.runtime.engine.errors import EngineClosed, EngineLost
+from rollmux.runtime.engine.requests import Ended, Event, FinishReason, Generated, GenerationRequest, Grown, Unfinished
+from rollmux.runtime.engine.seam import Begun, Engine, Gauges
+
+_LIVES = 3  # that end without a step in between: then it is no accident
+_END_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the engine stands, with each answer."""
+
+    version: int
+    is_suspended: bool
+    unfinished: int
+
+
+# What came of a step, on its way: plain tuples are quick to pack. An end (a reason, and why) has no tokens with it, for
+# all of them were sent before.
+Told = tuple[str, int, tuple[int, ...], tuple[float, ...], tuple[int, ...], FinishReason | None, str]
+Answer = tuple[Any, Exception | None, Standing]
+
+
+class Line(Protocol):
+    """Calls to an engine elsewhere and their answers, in their order. OSError or EOFError: that engine is gone."""
+
+    def send(self, name: str, told: tuple[Any, ...]) -> None: ...
+
+    def recv(self) -> Answer:
+        """What it answers, or the error that it raised, and how it stands."""
+
+    def close(self) -> None: ...
+
+
+class Home(Protocol):
+    """Where the engine lives, one life after the other."""
+
+    def begin(self, version: int) -> Line:
+        """A new engine over weights of this version. OSError or EOFError: it died at once."""
+
+    def end(self, patience_s: float) -> None:
+        """Of the present one nothing is left, if there is one; it has so long to end itself."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A request that is not over, and all that was heard of it."""
+
+    request: GenerationRequest
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+
+    @classmethod
+    def of(cls, unfinished: Unfinished) -> "_Known":
+        had = unfinished.response
+        return cls(unfinished.request, list(had.tokens), list(had.logprobs), list(had.versions))
+
+    def grow(self, gained: Generated) -> None:
+        self.tokens += gained.tokens
+        self.logprobs += gained.logprobs
+        self.versions += gained.versions
+
+    def response(self, count: int | None = None) -> Generated:
+        """With so many of its tokens; None: with all of them."""
+        return Generated(tuple(self.tokens[:count]), tuple(self.logprobs[:count]), tuple(self.versions[:count]))
+
+    def unfinished(self, count: int | None = None) -> Unfinished:
+        return Unfinished(self.request, self.response(count))
+
+
+class _Gone(Exception):
+    """The process is: nothing of what it was asked for last counts."""
+
+
+class EngineElsewhere:
+    """See `rollmux.runtime.engine.seam.Engine`. Its process begins with the first call that needs one."""
+
+    def __init__(self, home: Home, version: int = 0) -> None:
+        self._home = home
+        self._stands = Standing(version, is_suspended=False, unfinished=0)
+        self._line: Line | None = None
+        self._ahead = False  # a step was asked for, and its answer not read yet
+        self._heard: list[Event] = []  # what it has said and is not told yet
+        self._failed: Exception | None = None  # the same, where a step raised
+        self._known: dict[str, _Known] = {}
+        self._cancelled: set[str] = set()
+        self._lives = 0
+        self._closed = False
+
+    @property
+    def version(self) -> int:
+        return self._stands.version
+
+    @property
+    def is_suspended(self) -> bool:
+        return self._stands.is_suspended
+
+    @property
+    def unfinished(self) -> int:
+        return self._stands.unfinished
+
+    def submit(self, request: GenerationRequest) -> None:
+        self._call("submit", request)
+        self._known[request.id] = _Known(request, [], [], [])
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        names = [name for name in ids if name in self._known]
+        if names and not self._closed:
+            self._call("cancel", names)
+            self._cancelled.update(name for name in names if name in self._known)
+
+    def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
+        self._listen()
+        untold: dict[str, int] = {}
+        for event in self._heard:
+            if isinstance(event, Grown):
+                untold.setdefault(event.id, event.first)
+        taken: tuple[Unfinished, ...] = self._call("export", None if ids is None else list(ids))
+        names = [each.request.id for each in taken]
+        self._heard = [event for event in self._heard if event.id not in names]
+        return tuple(self._known.pop(name).unfinished(untold.get(name)) for name in names)
+
+    def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
+        adopted = tuple(unfinished)
+        self._call("adopt", adopted, mixed)
+        self._known.update((each.request.id, _Known.of(each)) for each in adopted)
+
+    def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
+        """Who has begun ahead, and nobody was told, has not begun: the new weights draw all of it."""
+        self._listen()
+        ahead = self.export({event.id for event in self._heard if isinstance(event, Grown) and event.first == 0})
+        try:
+            self._call("update", version, weights, begun)
+        finally:
+            if ahead:
+                self.adopt(ahead)
+
+    def suspend(self, keep: bool = False) -> None:
+        """Without a process there is nothing to give back, and none begins for it."""
+        if self._line is None and not self._closed:
+            self._stands = replace(self._stands, is_suspended=True)
+        else:
+            self._call("suspend", keep)
+
+    def resume(self) -> None:
+        self._call("resume")
+
+    def step(self) -> list[Event]:
+        self._require_open()
+        if not self._heard and self._failed is None:
+            self._begin_step()
+        self._listen()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+        told, self._heard = self._heard, []
+        self._begin_step()
+        return told
+
+    def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+        found: tuple[int, ...] = self._call("probe", prompt, count)
+        return found
+
+    def gauges(self) -> Gauges:
+        found: Gauges = self._call("gauges")
+        return found
+
+    def close(self) -> list[Event]:
+        if self._closed:
+            return []
+        self._closed = True
+        self._listen()
+        self._end()
+        ends = [Ended(name, FinishReason.CANCELLED, each.response()) for name, each in self._known.items()]
+        told = [*self._heard, *ends]
+        self._known, self._heard = {}, []
+        self._stands = replace(self._stands, is_suspended=True, unfinished=0)
+        return told
+
+    # -- its process -------------------------------------------------------------------------------------------------
+
+    def _call(self, name: str, *told: Any) -> Any:
+        """The answer, from the process that lives when it is given; what it refuses is raised."""
+        self._require_open()
+        self._listen()
+        while True:
+            line = self._line or self._begin()
+            try:
+                answer, refusal = self._asked(line, name, told)
+            except _Gone:
+                self._begin()
+                continue
+            if refusal is not None:
+                raise refusal
+            return answer
+
+    def _begin_step(self) -> None:
+        """Ahead, where there is something to do."""
+        if self._line is None or self._ahead or not (self._stands.unfinished or self._cancelled):
+            return
+        with suppress(OSError):  # whoever listens hears that it is gone
+            self._line.send("step", ())
+        self._ahead = True
+
+    def _listen(self) -> None:
+        """Reads what came of the step that was asked for ahead."""
+        if not self._ahead or self._line is None:
+            return
+        self._ahead = False
+        try:
+            events, self._failed = self._answer(self._line)
+        except _Gone:
+            if not self._closed:
+                self._begin()
+            return
+        self._lives = 0
+        self._heard += map(self._hear, events or ())
+
+    def _hear(self, told: Told) -> Event:
+        name, first, tokens, logprobs, versions, reason, why = told
+        if reason is not None:
+            self._cancelled.discard(name)
+            return Ended(name, reason, self._known.pop(name).response(), why)
+        gained = Generated(tokens, logprobs, versions)
+        self._known[name].grow(gained)
+        return Grown(name, first, gained)
+
+    def _asked(self, line: Line, name: str, told: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+        """The answer, or what was refused."""
+        try:
+            line.send(name, told)
+        except OSError as error:
+            raise _Gone from error
+        return self._answer(line)
+
+    def _answer(self, line: Line) -> tuple[Any, Exception | None]:
+        try:
+            answer, refusal, self._stands = line.recv()
+        except (OSError, EOFError) as error:
+            raise _Gone from error
+        return answer, refusal
+
+    def _begin(self) -> Line:
+        """A process, in place of one that is gone: with all that is not over, as it was."""
+        self._end()
+        stands = self._stands
+        while True:
+            self._lives += 1
+            if self._lives > _LIVES:
+                raise EngineLost(f"the engine's process has died {_LIVES} times in a row: its log may say why")
+            try:
+                self._line = line = self._opened()
+                for name, words in (
+                    ("adopt", (tuple(each.unfinished() for each in self._known.values()), True)),
+                    ("cancel", (sorted(self._cancelled),)),
+                    *((("suspend", (False,)),) if stands.is_suspended else ()),
+                ):
+                    _, refusal = self._asked(line, name, words)
+                    if refusal is not None:
+                        raise refusal
+                return line
+            except _Gone:
+                self._end()
+
+    def _opened(self) -> Line:
+        try:
+            return self._home.begin(self._stands.version)
+        except (OSError, EOFError) as error:
+            raise _Gone from error
+
+    def _end(self) -> None:
+        line, self._line, self._ahead = self._line, None, False
+        if line is not None:
+            line.close()
+        self._home.end(_END_S if self._closed else 0.0)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("the engine is closed: make a new one")
+
+
+def answer(engine: Engine, name: str, told: tuple[Any, ...]) -> Answer:
+    """Where the engine lives: what is asked of it, done."""
+    found, refusal = None, None
+    try:
+        found = getattr(engine, name)(*told) if name != "step" else list(map(_packed, engine.step()))
+    except Exception as error:  # noqa: BLE001  whatever it is, it is its owner's to deal with
+        refusal = error
+    return found, refusal, Standing(engine.version, engine.is_suspended, engine.unfinished)
+
+
+def _packed(event: Event) -> Told:
+    if isinstance(event, Ended):
+        return event.id, 0, (), (), (), event.reason, event.why
+    gained = event.gained
+    return event.id, event.first, gained.tokens, gained.logprobs, gained.versions, None, ""

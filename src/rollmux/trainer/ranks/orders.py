@@ -1,0 +1,62 @@
+"""What the processes of a job say to each other, once they know each other: the leader speaks, and the others obey."""
+
+from typing import TypeVar
+
+import msgspec
+
+from rollmux.runtime.sync.channel import Channel
+from rollmux.runtime.sync.errors import Broken
+
+# How they greet each other (`rollmux.runtime.sync.door`): for orders, or to offer an engine.
+FOLLOW, ENGINE = "follow", "engine"
+MOST_BYTES = 2**16
+
+
+class Order(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Root of what is said."""
+
+
+class Joined(Order, frozen=True):
+    """The follower's first word, and its only one: where its weights are to be sent."""
+
+    addresses: tuple[str, ...]
+
+
+class Enter(Order, frozen=True):
+    """The leader asks for this phase: take your part in it, and stay until it is over."""
+
+    kind: str
+    step: int
+
+
+class Over(Order, frozen=True):
+    """The work of the phase is done, or given up."""
+
+
+class Bye(Order, frozen=True):
+    """The job is done."""
+
+
+class Begin(Order, frozen=True):
+    """To an engine: begin anew, over the weights of this version, which have landed."""
+
+    version: int
+
+
+M = TypeVar("M", bound=Order)
+_decoder = msgspec.json.Decoder(Joined | Enter | Over | Bye | Begin)
+
+
+def say(channel: Channel, order: Order) -> None:
+    channel.write(msgspec.json.encode(order))
+
+
+def hear(channel: Channel, *kinds: type[M]) -> M:
+    """The next order, which must be of one of these kinds."""
+    try:
+        order = _decoder.decode(channel.read(MOST_BYTES))
+    except msgspec.DecodeError as wrong:
+        raise Broken(f"an order can't be read: {wrong}") from wrong
+    if not isinstance(order, kinds):
+        raise Broken(f"{type(order).__name__} where {' or '.join(kind.__name__ for kind in kinds)} was due")
+    return order

@@ -1,0 +1,36 @@
+"""The processes of a job come to the same secret by themselves, and know at which address they are reached."""
+
+import pytest
+
+import rollmux
+from rollmux.client.kin import LOOPBACK, Kin, _host
+from rollmux.errors import InvalidSpec
+from tests.client.world import World, job_data
+
+
+def test_the_processes_of_an_attempt_share_a_key_and_others_don_t() -> None:
+    world = World()
+    muxes = [world.connect(job_data("a"), rank=rank, processes=2) for rank in range(2)]
+    mine, other = (mux.kin for mux in muxes)
+    assert (mine.rank, other.rank, mine.processes, mine.attempt) == (0, 1, 2, 1)
+    assert mine.key("ranks") == other.key("ranks") != mine.key("else")
+    for changed in (Kin(0, 2, 2, mine.host, "a", "secret"), Kin(0, 2, 1, mine.host, "b", "secret")):
+        assert changed.key("ranks") != mine.key("ranks")
+    assert Kin(0, 2, 1, "10.0.0.9", "a", "secret").key("ranks") == mine.key("ranks")
+    assert "secret" not in repr(mine)
+    for mux in muxes:
+        mux.close()
+
+
+def test_without_a_controller_a_process_is_alone() -> None:
+    mux = rollmux.connect(url="")
+    assert (mux.kin, mux.train_nodes) == (Kin(), ())
+    with pytest.raises(InvalidSpec, match="ROLLMUX_TOKEN"):
+        mux.kin.key("ranks")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8421", "http://localhost:1", "https://nowhere.invalid/"]
+)
+def test_its_address_is_that_of_the_interface_by_which_the_controller_is_reached(url: str) -> None:
+    assert _host(url) in (LOOPBACK, "::1")

@@ -1,0 +1,43 @@
+"""The example of a job that spans nodes, as its page says; one of its processes is killed on the way."""
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rollmux.trainer.job import train
+from rollmux.trainer.job_file import read_job_file
+from rollmux.trainer.metrics import METRICS
+from tests.examples.playing import EXAMPLES, Board, command
+from tests.service.running import running
+from tests.trainer.jobs import alone, left_behind
+from tests.trainer.killing import pid_of
+
+
+def test_a_job_on_three_nodes_leaves_what_it_leaves_in_one_process_though_one_of_its_three_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "spanning"
+    shutil.copytree(EXAMPLES / "spanning", folder)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    with running(tmp_path / "controller", "--cluster", str(folder / "cluster.yaml")) as there:
+        monkeypatch.setenv("ROLLMUX_URL", there.url)
+        monkeypatch.setenv("ROLLMUX_TOKEN", there.token)
+        board = Board(there)
+        command("submit", str(folder / "job.yaml"))
+        board.wait(lambda jobs: (folder / "run" / METRICS).exists())
+        pid = pid_of("spanning", attempt=1, rank=0)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        board.wait(lambda jobs: all(view["state"] == "ended" for view in jobs))
+        assert [view["reason"] for view in board.jobs()] == ["finished"]
+        said = command("logs", "spanning")
+        board.close()
+    torch.set_num_threads(1)
+    train(read_job_file(folder / "train.yaml"), folder / "alone", alone())
+    assert left_behind(folder / "run") == left_behind(folder / "alone")
+    assert "step   20/20" in said

@@ -1,0 +1,357 @@
+"""A job that spans nodes trains what it trains in one process, whoever comes, goes or is lost."""
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+from threading import Event, Lock
+from time import sleep
+from typing import Any
+
+import pytest
+import torch
+
+from rollmux.client.kin import Kin
+from rollmux.errors import InvalidSpec
+from rollmux.protocol.messages import Report, Said
+from rollmux.runtime.engine import GenerationRequest
+from rollmux.runtime.engine.errors import EngineLost
+from rollmux.runtime.sync.errors import Broken, Refused, SyncFailed
+from rollmux.trainer.errors import RanksApart
+from rollmux.trainer.job import train
+from rollmux.trainer.learner import Learner
+from rollmux.trainer.metrics import METRICS, Metrics
+from rollmux.trainer.model import build_model
+from rollmux.trainer.parts import model_of
+from rollmux.trainer.ranks import Ranks, Roles, lead, meeting
+from rollmux.trainer.ranks.orders import Bye, Enter, Joined, Over, hear, say
+from rollmux.trainer.rollout import Rollout
+from rollmux.trainer.settings import JobFile
+from rollmux.trainer.tasks import build_task
+from tests.client.world import Crowd, Floor, World, job_data, soon
+from tests.service.commanded import commanded
+from tests.trainer.jobs import alone, left_behind, tiny
+from tests.trainer.killing import pid_of
+from tests.trainer.test_kills import BIGGER, Job, require_accounted
+from tests.trainer.test_migration import TAIL, WIDE, elastic_neighbour, moves, slow
+from tests.trainer.test_migration import job as elastic
+from tests.trainer.test_woven import silent
+
+STEPS, NODES = 3, 2
+PHASE = {"nodes": 1, "duration_s": 50.0}
+SPANNING: dict[str, Any] = {"rollout": {**PHASE, "nodes": NODES}, "train": PHASE}
+JOB = tiny(steps=STEPS, model={"dtype": "float64"}, rollout={"workers": NODES})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("whole")
+    train(JOB, folder, alone())
+    return left_behind(folder)
+
+
+@pytest.fixture(autouse=True)
+def _built_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of one process share torch's random state."""
+    lock = Lock()
+
+    def built(*told: Any) -> Any:
+        with lock:
+            return build_model(*told)
+
+    monkeypatch.setattr("rollmux.trainer.parts.build_model", built)
+
+
+def one_process(world: World, job: JobFile, folder: Path, data: dict[str, Any], rank: int) -> None:
+    with world.connect(data, rank=rank, processes=NODES + 1) as mux:
+        train(job, folder, mux, resume=True)
+
+
+def spanning(crowd: Crowd, world: World, job: JobFile, folder: Path, **more: Any) -> None:
+    """The processes of a job, each in a thread."""
+    data = job_data("a", **{**SPANNING, **more})
+    for rank in range(NODES + 1):
+        crowd.start(partial(one_process, world, job, folder, data, rank))
+
+
+def test_a_job_that_spans_nodes_trains_what_it_trains_in_one_process(whole: tuple[bytes, ...], tmp_path: Path) -> None:
+    world, crowd, floor = World(rollout=NODES), Crowd(), Floor()
+
+    def neighbour() -> None:
+        with world.connect(job_data("b", **SPANNING)) as mux:
+            floor.walk(mux, "b", 10)
+
+    spanning(crowd, world, JOB, tmp_path)
+    crowd.start(neighbour)
+    crowd.join(120.0)
+    assert left_behind(tmp_path) == whole
+    assert world.ended("a") == world.ended("b") == "finished"
+
+
+def test_the_workers_may_be_processes_beside_those_on_their_nodes(whole: tuple[bytes, ...], tmp_path: Path) -> None:
+    world, crowd = World(rollout=NODES), Crowd()
+    rollout = {"workers": NODES, "place": "beside"}
+    spanning(crowd, world, tiny(steps=STEPS, model={"dtype": "float64"}, rollout=rollout), tmp_path)
+    crowd.join(120.0)
+    assert left_behind(tmp_path) == whole
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "at"), [(Rollout, "round", 1), (Learner, "update", 1), (Metrics, "tell", 1), (Ranks, "land", 2)]
+)
+def test_a_phase_that_lost_its_lease_is_done_again_by_all_processes(
+    owner: type, method: str, at: int, whole: tuple[bytes, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, crowd = World(rollout=NODES, lease_s=1.0, drain_s=10.0), Crowd()
+    silent(world, owner, method, at, monkeypatch, for_s=1.5)
+    spanning(crowd, world, JOB, tmp_path)
+    crowd.join(120.0)
+    assert left_behind(tmp_path) == whole
+    assert world.ended("a") == "finished"
+
+
+@pytest.mark.parametrize("deaf", [0, NODES], ids=["who follows", "who leads"])
+def test_a_process_that_is_cut_off_as_it_takes_its_lease_holds_up_the_others_and_no_more(
+    deaf: int, whole: tuple[bytes, ...], tmp_path: Path
+) -> None:
+    world, crowd, begun = World(rollout=NODES, lease_s=1.0, drain_s=10.0), Crowd(), list[float]()
+
+    def fate(verb: str, message: Any) -> str:
+        if getattr(message, "rank", None) != deaf:
+            return ""
+        if isinstance(message, Report) and message.said is Said.STARTED and message.epoch >= 4:
+            begun.append(world.now)
+        return "lost" if begun and world.now - begun[0] < 2.5 else ""
+
+    world.fate = fate
+    spanning(crowd, world, JOB, tmp_path)
+    crowd.join(60.0)
+    assert begun
+    assert left_behind(tmp_path) == whole
+    assert world.ended("a") == "finished"
+
+
+def test_an_engine_whose_line_is_cut_is_begun_anew_on_its_node(
+    whole: tuple[bytes, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, crowd, cut = World(rollout=NODES), Crowd(), list[int]()
+    real: Callable[..., Any] = Ranks.line
+
+    def line(ranks: Ranks, number: int, version: int) -> Any:
+        spoken = real(ranks, number, version)
+        heard, recv = iter(range(10**6)), spoken.recv
+
+        def cut_off() -> Any:
+            if len(cut) < 4 and next(heard) == 6:
+                cut.append(number)
+                spoken._channel.hang_up()
+            return recv()
+
+        monkeypatch.setattr(spoken, "recv", cut_off)
+        return spoken
+
+    monkeypatch.setattr(Ranks, "line", line)
+    spanning(crowd, world, JOB, tmp_path)
+    crowd.join(120.0)
+    assert len(cut) == 4
+    assert left_behind(tmp_path) == whole
+
+
+def test_a_tail_moves_together_onto_one_node_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tiny(**elastic(0)), tmp_path / "alone", alone())
+    slow(monkeypatch, 0.01)
+    world, crowd, over, moved = World(rollout=NODES, lease_s=5.0), Crowd(), Event(), moves(monkeypatch)
+    wants = {"rollout": WIDE, "tail": TAIL, "elastic_rollout": True}
+    other, neighbours = world.connect(job_data("other", **wants)), Crowd()
+    neighbours.start(partial(elastic_neighbour, other, over))
+    spanning(crowd, world, tiny(**elastic(0)), tmp_path / "spanning", **wants)
+    crowd.join(120.0)
+    over.set()
+    neighbours.join()
+    assert {("at the beginning", 1), ("in the middle", 2), ("in the middle", 1)} <= moved
+    assert {report.rank for report in world.said("a", Said.SHRUNK)} == {0, 1, 2}
+    assert left_behind(tmp_path / "spanning") == left_behind(tmp_path / "alone")
+
+
+# -- processes of their own, on nodes of their own ---------------------------------------------------------------------
+
+NODE = "{name: n, gpus: 1, usd_per_gpu_hour: 1, hbm_gb: 1, host_memory_gb: 100}"
+CLUSTER = f"""
+rollout: {{on_demand: false, max_nodes: 2, node: {NODE}}}
+train: {{on_demand: false, max_nodes: 1, node: {NODE}}}
+"""
+
+
+def steps_of(job: Job) -> int:
+    metrics = job.out / METRICS
+    return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
+
+
+def submission(job: Job, attempts: int) -> dict[str, Any]:
+    phases = {"rollout": {"nodes": NODES, "duration_s": 1.0}, "train": {"nodes": 1, "duration_s": 1.0}}
+    return {**job.submission(attempts), **phases, "processes": NODES + 1, "slo": 8.0}
+
+
+def kill_one_after_the_other(job: Job, ranks: Sequence[int], every: int, folder: Path, random: Random) -> None:
+    """One process at a time, so many steps later each, at a random moment of one."""
+    with commanded(folder / "controller", CLUSTER) as there:
+        there.post("/v1/jobs", submission(job, attempts=1 + len(ranks)))
+        for attempt, rank in enumerate(ranks, 1):
+            due = steps_of(job) + every
+            there.until(lambda: steps_of(job) >= due)  # noqa: B023
+            sleep(random.uniform(0.0, 0.3))
+            pid = pid_of(job.name, attempt, rank)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            there.until(lambda: there.view(job.name)["attempt"] > attempt)  # noqa: B023
+        assert there.until_ended(job.name) == "finished", there.printed(job.name)
+    require_accounted(job)
+    assert left_behind(job.out) == job.alone()
+
+
+@pytest.mark.slow
+def test_a_job_whose_processes_are_killed_twenty_times_trains_what_it_would_have(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**BIGGER, "model": {**BIGGER["model"], "dtype": "float64"}, "steps": 80}
+    job = Job(tiny(name="a", rollout={"workers": NODES}, **settings), tmp_path)
+    random = Random(0)
+    kill_one_after_the_other(job, [random.randrange(NODES + 1) for _ in range(20)], 2, tmp_path, random)
+
+
+# -- what is refused, and who is gone ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "nodes", "processes", "why"),
+    [
+        ({}, 2, 2, "processes = 2: must be 1, or one for each rollout node"),
+        ({"rollout": {"workers": 3}}, 2, 3, "rollout.workers = 3: must be 2, one for each rollout node"),
+        ({"update": {"early": 0.5, "replicas": 2}, "rollout": {"workers": 2}}, 2, 3, "update.early = 0.5"),
+    ],
+)
+def test_processes_nodes_and_workers_must_go_together(
+    changed: dict[str, Any], nodes: int, processes: int, why: str
+) -> None:
+    world = World(rollout=nodes)
+    data = job_data("a", rollout={**PHASE, "nodes": nodes}, train=PHASE)
+    muxes = [world.connect(data, rank=rank, processes=processes) for rank in range(processes)]
+    with pytest.raises(InvalidSpec, match=why):
+        Roles.of(tiny(**changed), muxes[0])
+    for mux in muxes:
+        mux.close()
+
+
+def test_one_training_node_is_all_that_a_leader_has() -> None:
+    world = World(rollout=1, train=2)
+    data = job_data("a", rollout=PHASE, train={**PHASE, "nodes": 2})
+    muxes = [world.connect(data, rank=rank, processes=2) for rank in range(2)]
+    with pytest.raises(InvalidSpec, match="1 rollout and 2 training nodes"):
+        Roles.of(tiny(), muxes[0])
+    for mux in muxes:
+        mux.close()
+
+
+KIN = Kin(1, 2, attempt=3, job="a", token="secret")
+
+
+class Follower:
+    """Somebody who follows by the word, or breaks it."""
+
+    def __init__(self, folder: Path, kin: Kin = KIN, rank: int = 0) -> None:
+        who = Kin(rank, 2, kin.attempt, kin.host, kin.job, kin.token)
+        self.channel = meeting.reach(folder, who, "follow", 10.0, Event())
+        say(self.channel, Joined(("tcp://127.0.0.1:1",)))
+
+
+@contextmanager
+def leading(folder: Path, crowd: Crowd) -> Any:
+    """A leader, as somebody has joined it."""
+    found: list[Ranks] = []
+    job = tiny()
+    model = model_of(job, build_task(job.task, 0, ""))
+    crowd.start(lambda: found.append(Ranks(KIN, folder, 1, model)))
+    follower = Follower(folder)
+    soon(lambda: found, 20.0)
+    try:
+        yield found[0], follower
+    finally:
+        found[0].close()
+        follower.channel.close()
+
+
+def test_who_does_not_join_is_named(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(RanksApart, match=r"process 0, 1 of the job has not joined within 0\.1 s"):
+        Ranks(KIN, tmp_path, 2, model, join_s=0.1)
+
+
+def test_a_leader_that_is_not_found_is_told_by_where_it_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(RanksApart, match=r"leader.json within 0.3 s: is the folder shared"):
+        meeting.reach(tmp_path, KIN, "follow", 0.3, Event())
+    meeting.announce(tmp_path, Kin(1, 2, attempt=2, job="a", token="secret"), "tcp://127.0.0.1:1")
+    with pytest.raises(RanksApart, match="there is one of attempt 2"):
+        meeting.reach(tmp_path, KIN, "follow", 0.3, Event())
+
+
+def test_who_has_not_the_jobs_token_or_no_place_is_turned_away(tmp_path: Path) -> None:
+    crowd = Crowd()
+    with leading(tmp_path, crowd) as (ranks, _):
+        stranger = Kin(1, 2, attempt=3, job="a", token="another")
+        with pytest.raises(Refused, match="the caller has another token"):
+            Follower(tmp_path, stranger)
+        with pytest.raises(Refused, match="process 7 for 'follow'"):
+            Follower(tmp_path, rank=7)
+        assert len(ranks._joined) == 1
+    crowd.join()
+
+
+def test_a_phase_is_followed_to_its_end_also_where_it_fails(tmp_path: Path) -> None:
+    crowd = Crowd()
+    with leading(tmp_path, crowd) as (ranks, follower):
+        with ranks.following("rollout", 7) as over:
+            over()
+        with suppress(KeyError), ranks.following("train", 7):
+            raise KeyError
+        ranks.say_bye()
+        orders = [hear(follower.channel, Enter, Over, Bye) for _ in range(5)]
+        assert orders == [Enter("rollout", 7), Over(), Enter("train", 7), Over(), Bye()]
+        follower.channel.write(b"{}")
+    crowd.join()
+
+
+def test_a_follower_that_is_gone_is_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lead, "LINE_S", 0.1)
+    crowd = Crowd()
+    with leading(tmp_path, crowd) as (ranks, follower):
+        ranks._landed = 4
+        with pytest.raises(EngineLost, match="process 0 of the job offers no engine"):
+            ranks.engine(0, 4).submit(GenerationRequest("one", (1,), 3))
+        with pytest.raises(SyncFailed):
+            ranks.land(5)
+        follower.channel.close()
+
+        def tell() -> bool:
+            try:
+                with ranks.following("sync", 1):
+                    return False
+            except RanksApart as gone:
+                return "process 0 of the job is gone" in str(gone)
+
+        soon(tell)
+    crowd.join()
+
+
+def test_orders_that_are_none_end_the_line(tmp_path: Path) -> None:
+    crowd = Crowd()
+    with leading(tmp_path, crowd) as (ranks, follower):
+        ranks.say_bye()
+        with pytest.raises(Broken, match="Bye where Enter or Over was due"):
+            hear(follower.channel, Enter, Over)
+        (channel, _) = ranks._joined[0]
+        channel.write(b'{"type": "Sing"}')
+        with pytest.raises(Broken, match="an order can't be read"):
+            hear(follower.channel, Enter)
+    crowd.join()
