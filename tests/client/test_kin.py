@@ -29,8 +29,6 @@ def test_without_a_controller_a_process_is_alone() -> None:
         mux.kin.key("ranks")
 
 
-@pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:8421", "http://localhost:1", "https://nowhere.invalid/"]
-)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8421", "http://localhost:1", "https://nowhere.invalid/"])
 def test_its_address_is_that_of_the_interface_by_which_the_controller_is_reached(url: str) -> None:
     assert _host(url) in (LOOPBACK, "::1")

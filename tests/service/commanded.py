@@ -64,8 +64,8 @@ class Commanded:
     def post(self, path: str, body: Any = None) -> Any:
         return self._call("POST", path, body)
 
-    def until_ended(self, name: str) -> str:
-        self.until(lambda: self.view(name)["state"] == "ended")
+    def until_ended(self, name: str, patience_s: float = 180.0) -> str:
+        self.until(lambda: self.view(name)["state"] == "ended", patience_s)
         return str(self.view(name)["reason"])
 
     def until(self, holds: Callable[[], bool], patience_s: float = 180.0) -> None:

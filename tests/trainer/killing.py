@@ -288,8 +288,20 @@ def pid_of(job: str, attempt: int, rank: int) -> int | None:
     told = {f"ROLLMUX_JOB={job}", f"ROLLMUX_ATTEMPT={attempt}", f"ROLLMUX_RANK={rank}"}
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
-            if folder.name.isdigit() and told <= {*(folder / "environ").read_text("latin-1").split("\0")}:
+            if folder.name.isdigit() and told <= _env(int(folder.name)):
                 pid = int(folder.name)
                 if os.getpgid(pid) == pid:
                     return pid
     return None
+
+
+def node_of(job: str, attempt: int, rank: int) -> str:
+    """The node for which it was begun, as it was told."""
+    pid = pid_of(job, attempt, rank)
+    assert pid is not None
+    (node,) = (each for each in _env(pid) if each.startswith("ROLLMUX_NODE="))
+    return node.partition("=")[2]
+
+
+def _env(pid: int) -> set[str]:
+    return {*Path(f"/proc/{pid}/environ").read_text("latin-1").split("\0")}

@@ -13,12 +13,21 @@ from tests.service.commanded import commanded
 from tests.service.ray.real import RealRay
 from tests.service.ray.test_serve import NODE, SPARE
 from tests.trainer.jobs import left_behind, tiny
+from tests.trainer.killing import node_of
 from tests.trainer.test_kills import BIGGER, NOISE, PLAYED_S, Job, played, require_accounted
+from tests.trainer.test_ranks import submission as spanning
 
 STEPS = 200
 # About what they take: whose first steps are measured as far quicker than submitted would not bear the other, of whom
 # nothing is measured yet.
 PHASE = {"nodes": 1, "duration_s": 0.1}
+# Responses come beside other company than in one process: in doubles that is no matter.
+SPANNING: dict[str, Any] = {
+    **BIGGER,
+    "steps": STEPS,
+    "model": {**BIGGER["model"], "dtype": "float64"},
+    "rollout": {"workers": 2},
+}
 
 
 def steps_of(job: Job) -> int:
@@ -71,6 +80,30 @@ def test_two_jobs_train_what_they_train_alone_though_a_node_that_both_share_is_l
         assert left_behind(job.out) == job.alone()
 
 
+@pytest.mark.slow
+def test_a_job_that_spans_nodes_trains_what_it_trains_in_one_process_though_one_of_them_is_lost(
+    cluster: RealRay, tmp_path: Path
+) -> None:
+    job = Job(tiny(name="a", **SPANNING), tmp_path)
+    options = ("--launcher", "ray", "--ray-address", cluster.url)
+    with commanded(tmp_path / "controller", SPARE, *options) as there:
+        there.post("/v1/jobs", spanning(job, attempts=2))
+        there.until(lambda: steps_of(job) >= 3)
+        places = {node_of(job.name, 1, rank) for rank in range(3)}
+        assert places == {"rollout-0", "rollout-1", *there.view("a")["train_nodes"]}
+        node = cluster.nodes["rollout-0"]
+        cluster.remove(node)
+        try:
+            there.until(lambda: not there.view("a")["rollout_nodes"])
+        finally:
+            cluster.add("rollout-0")
+        there.until(lambda: there.view("a")["attempt"] == 2)
+        assert there.until_ended("a") == "finished"
+    assert steps_of(job) == STEPS
+    require_accounted(job)
+    assert left_behind(job.out) == job.alone()
+
+
 ROOMY = f"""
 rollout: {{on_demand: false, max_nodes: 3, node: {NODE}}}
 train: {{on_demand: false, max_nodes: 3, node: {NODE}}}
@@ -110,7 +143,7 @@ def test_a_job_whose_nodes_are_lost_twenty_times_trains_what_it_would_have_and_i
                 cluster.remove(node)
                 there.until(lambda: there.view("a")["attempt"] > view["attempt"])  # noqa: B023
                 cluster.add(*names)
-            assert there.until_ended("a") == "finished"
+            assert there.until_ended("a", patience_s=1200.0) == "finished"
             (tmp_path / "neighbour" / "enough").touch()
             assert there.until_ended("neighbour") == "finished"  # in its one attempt
     finally:
