@@ -1,8 +1,11 @@
 """The processes of a job come to the same secret by themselves, and know at which address they are reached."""
 
+import socket
+
 import pytest
 
 import rollmux
+from rollmux.client import kin
 from rollmux.client.kin import LOOPBACK, Kin, _host
 from rollmux.errors import InvalidSpec
 from tests.client.world import World, job_data
@@ -29,6 +32,25 @@ def test_without_a_controller_a_process_is_alone() -> None:
         mux.kin.key("ranks")
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8421", "http://localhost:1", "https://nowhere.invalid/"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8421", "http://localhost:1"])
 def test_its_address_is_that_of_the_interface_by_which_the_controller_is_reached(url: str) -> None:
-    assert _host(url) in (LOOPBACK, "::1")
+    assert _host(url) == LOOPBACK
+
+
+def test_a_name_that_only_this_machine_takes_for_its_own_is_not_the_address_that_others_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def towards(name: str) -> str:
+        asked.append(name)
+        return "127.0.1.1" if len(asked) == 1 else "10.0.0.5"
+
+    monkeypatch.setattr(kin, "_towards", towards)
+    assert _host("http://head:8421") == "10.0.0.5"
+    assert asked == ["head", "192.0.2.1"]
+
+
+def test_where_nothing_is_known_of_the_controller_s_name_it_is_an_address_of_this_machine() -> None:
+    with socket.create_server((_host("https://nowhere.invalid/"), 0)):
+        pass

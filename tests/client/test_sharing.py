@@ -227,6 +227,27 @@ def test_nobody_says_that_nodes_are_free_while_state_is_still_leaving_them() -> 
     assert [world.ended(name) for name in "ab"] == ["finished"] * 2
 
 
+def test_a_job_that_was_cut_off_moves_its_state_off_before_it_says_that_it_is_done() -> None:
+    """It could stay when the phase began; by now somebody else waits, and the lease has run out."""
+    world, engine, crowd, met = World(lease_s=1.5, drain_s=10.0), Lingering(0.5), Crowd(), list[bool]()
+
+    def neighbour() -> None:
+        with world.connect(job_data("b")) as other, other.phase("rollout"):
+            met.append(engine.here)
+
+    with world.connect(job_data("a")) as mux:
+        assert mux._link is not None
+        life = mux._link.instance
+        with suppress(LeaseLost), mux.phase("rollout", state=engine):
+            world.fate = lambda verb, message: "lost" if getattr(message, "instance", "") == life else ""
+            crowd.start(neighbour)
+            sleep(2.5)
+            world.fate = lambda verb, message: ""
+        assert engine.moves == ["load", "offload"]
+    crowd.join()
+    assert met == [False]
+
+
 class Stuck(Engine):
     """State that does not leave."""
 

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from threading import Event, Lock
@@ -18,14 +19,15 @@ from rollmux.client.kin import Kin
 from rollmux.errors import InvalidSpec
 from rollmux.protocol.messages import Report, Said
 from rollmux.runtime.engine import GenerationRequest
+from rollmux.runtime.engine.afar import Spoken
 from rollmux.runtime.engine.errors import EngineLost
-from rollmux.runtime.sync.errors import Broken, Refused, SyncFailed
+from rollmux.runtime.sync.errors import Broken, Refused
 from rollmux.trainer.errors import RanksApart
 from rollmux.trainer.job import train
 from rollmux.trainer.learner import Learner
 from rollmux.trainer.metrics import METRICS, Metrics
 from rollmux.trainer.model import build_model
-from rollmux.trainer.parts import model_of
+from rollmux.trainer.parts import engine_of, model_of
 from rollmux.trainer.ranks import Ranks, Roles, lead, meeting
 from rollmux.trainer.ranks.orders import Bye, Enter, Joined, Over, hear, say
 from rollmux.trainer.rollout import Rollout
@@ -43,6 +45,7 @@ from tests.trainer.test_woven import silent
 STEPS, NODES = 3, 2
 PHASE = {"nodes": 1, "duration_s": 50.0}
 SPANNING: dict[str, Any] = {"rollout": {**PHASE, "nodes": NODES}, "train": PHASE}
+follow_module: Any = import_module("rollmux.trainer.ranks.follow")  # the package has a function of that name
 JOB = tiny(steps=STEPS, model={"dtype": "float64"}, rollout={"workers": NODES})
 
 
@@ -92,6 +95,7 @@ def test_a_job_that_spans_nodes_trains_what_it_trains_in_one_process(whole: tupl
     assert world.ended("a") == world.ended("b") == "finished"
 
 
+@pytest.mark.slow
 def test_the_workers_may_be_processes_beside_those_on_their_nodes(whole: tuple[bytes, ...], tmp_path: Path) -> None:
     world, crowd = World(rollout=NODES), Crowd()
     rollout = {"workers": NODES, "place": "beside"}
@@ -112,6 +116,52 @@ def test_a_phase_that_lost_its_lease_is_done_again_by_all_processes(
     crowd.join(120.0)
     assert left_behind(tmp_path) == whole
     assert world.ended("a") == "finished"
+
+
+@pytest.mark.parametrize("call", ["update", "suspend", "submit"])
+def test_a_line_that_is_cut_as_an_engine_is_told_something_costs_nothing_else(
+    call: str, whole: tuple[bytes, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, crowd, cut = World(rollout=NODES), Crowd(), list[str]()
+    real: Callable[..., Any] = Spoken.send
+
+    def send(spoken: Spoken, name: str, told: tuple[Any, ...]) -> None:
+        real(spoken, name, told)
+        if name == call and len(cut) < 2:
+            cut.append(name)
+            spoken._channel.hang_up()
+
+    monkeypatch.setattr(Spoken, "send", send)
+    spanning(crowd, world, JOB, tmp_path)
+    crowd.join(60.0)
+    assert cut == [call] * 2
+    assert left_behind(tmp_path) == whole
+
+
+def test_a_node_whose_line_is_gone_ends_its_engine_before_its_process_says_that_it_is_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader can't tell it to rest, and says that it is done with the phase."""
+    monkeypatch.setattr(follow_module, "_REST_S", 0.2)
+    served: Any = object.__new__(follow_module._Served)
+    served._here, served._line = Event(), None
+    engine = engine_of(tiny(), model_of(tiny(), build_task(tiny().task, 0, "")), 0)
+
+    class Line:
+        @staticmethod
+        def hang_up() -> None:
+            served._engine = None
+
+    vars(served).update(_engine=engine, _line=Line())
+    served.load()
+    assert served._here.is_set()
+    engine.suspend()
+    served.offload()
+    assert served._engine is not None
+    engine.resume()
+    served.offload()
+    assert served._engine is None
+    assert not served._here.is_set()
 
 
 @pytest.mark.parametrize("deaf", [0, NODES], ids=["who follows", "who leads"])
@@ -292,7 +342,7 @@ def test_a_leader_that_is_not_found_is_told_by_where_it_was_looked_for(tmp_path:
     with pytest.raises(RanksApart, match=r"leader.json within 0.3 s: is the folder shared"):
         meeting.reach(tmp_path, KIN, "follow", 0.3, Event())
     meeting.announce(tmp_path, Kin(1, 2, attempt=2, job="a", token="secret"), "tcp://127.0.0.1:1")
-    with pytest.raises(RanksApart, match="there is one of attempt 2"):
+    with pytest.raises(RanksApart, match="there is one of another attempt"):
         meeting.reach(tmp_path, KIN, "follow", 0.3, Event())
 
 
@@ -300,8 +350,10 @@ def test_who_has_not_the_jobs_token_or_no_place_is_turned_away(tmp_path: Path) -
     crowd = Crowd()
     with leading(tmp_path, crowd) as (ranks, _):
         stranger = Kin(1, 2, attempt=3, job="a", token="another")
+        meeting.announce(tmp_path, stranger, ranks._listener.address)
         with pytest.raises(Refused, match="the caller has another token"):
             Follower(tmp_path, stranger)
+        meeting.announce(tmp_path, KIN, ranks._listener.address)
         with pytest.raises(Refused, match="process 7 for 'follow'"):
             Follower(tmp_path, rank=7)
         assert len(ranks._joined) == 1
@@ -312,12 +364,12 @@ def test_a_phase_is_followed_to_its_end_also_where_it_fails(tmp_path: Path) -> N
     crowd = Crowd()
     with leading(tmp_path, crowd) as (ranks, follower):
         with ranks.following("rollout", 7) as over:
-            over()
+            over(3)
         with suppress(KeyError), ranks.following("train", 7):
             raise KeyError
         ranks.say_bye()
         orders = [hear(follower.channel, Enter, Over, Bye) for _ in range(5)]
-        assert orders == [Enter("rollout", 7), Over(), Enter("train", 7), Over(), Bye()]
+        assert orders == [Enter("rollout", 7), Over(3), Enter("train", 7), Over(0), Bye()]
         follower.channel.write(b"{}")
     crowd.join()
 
@@ -329,8 +381,11 @@ def test_a_follower_that_is_gone_is_heard_of(tmp_path: Path, monkeypatch: pytest
         ranks._landed = 4
         with pytest.raises(EngineLost, match="process 0 of the job offers no engine"):
             ranks.engine(0, 4).submit(GenerationRequest("one", (1,), 3))
-        with pytest.raises(SyncFailed):
+        with pytest.raises(RanksApart, match="version 5 of the weights did not come across"):
             ranks.land(5)
+        ranks._landed, ranks._lost = 4, lambda: True
+        with pytest.raises(EngineLost, match="the lease is lost"):
+            ranks.engine(0, 4).submit(GenerationRequest("one", (1,), 3))
         follower.channel.close()
 
         def tell() -> bool:

@@ -7,6 +7,7 @@ have not, is theirs to keep alive.
 import logging
 from collections.abc import Iterable
 from threading import Thread
+from time import monotonic
 
 from rollmux.client.errors import CallRefused, Unreachable
 from rollmux.client.link import Link
@@ -34,6 +35,7 @@ class Heart(Thread):
         wait_s = min(link.attached.lease_s / SIGNS, LONGEST_WAIT_S)
         while not link.wire.closing.is_set() and not link.stop:
             epochs, parked = self._alive(), self._parked()
+            asked_at = monotonic()
             listen = Listen(link.attempt, epochs, link.rank, link.done_with(), seen, wait_s, link.instance)
             try:
                 orders = link.send("listen", listen, Orders, wait_s=wait_s)
@@ -42,6 +44,7 @@ class Heart(Thread):
                 return
             except Unreachable:  # for long, or just being closed: the job's own calls say so
                 continue
+            link.alive_at = asked_at
             seen, self._held = orders.version, orders.held
             self._follow(orders, epochs, parked)
             link.stop = orders.stop

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from rollmux.client.link import Link
 from rollmux.errors import InvalidSpec, Problem
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, _LOOPBACKS = "127.0.0.1", "127."
+_ELSEWHERE = "192.0.2.1"  # by RFC 5737 nobody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,19 @@ class Kin:
 
 
 def _host(url: str) -> str:
-    """The address of the interface by which the controller is reached. Nothing is sent."""
-    parts = urlsplit(url)
-    with suppress(OSError, ValueError):
-        found = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)
-        for family, kind, protocol, _, address in found:
-            with suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.connect(address)
-                return str(probe.getsockname()[0])
+    """The address of the interface by which the controller is reached. Nothing is sent.
+
+    A machine may know its own name by a loopback address, as the controller's does: others know it by another.
+    """
+    name = urlsplit(url).hostname or LOOPBACK
+    found = _towards(name)
+    if found.startswith(_LOOPBACKS) and name != "localhost" and not name.startswith(_LOOPBACKS):
+        found = _towards(_ELSEWHERE)
+    return found
+
+
+def _towards(name: str) -> str:
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((name, 9))
+        return str(probe.getsockname()[0])
     return LOOPBACK

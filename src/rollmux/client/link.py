@@ -6,13 +6,14 @@ What is written here is shared by the job's own threads and the listening one: i
 import logging
 from collections.abc import Callable
 from threading import Condition
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from rollmux.client.errors import AlreadyCommitted, CallRefused, LeaseLost, Stopped
 from rollmux.client.residency import State, offload
 from rollmux.client.timings import Timings
-from rollmux.client.wire import Wire
+from rollmux.client.wire import ANSWER_PART, Wire
 from rollmux.errors import RollmuxError
 from rollmux.mux.job import PhaseKind
 from rollmux.protocol.messages import Ask, Attached, Heard, Held, Listen, Orders, Report, Said, Turn
@@ -57,6 +58,7 @@ class Link:
         self.timings = timings
         self.hooks: dict[str, Callable[..., object]] = {}
         self.stop = ""  # why the job is to end
+        self.alive_at = monotonic()  # when the last sign of life was sent that has arrived
         self.lock = Condition()
         self.next = dict.fromkeys(PhaseKind, attached.synced)  # the first iteration that is not committed
         self.stints: dict[PhaseKind, Stint] = {}
@@ -69,6 +71,11 @@ class Link:
     @property
     def attempt(self) -> int:
         return self.attached.attempt
+
+    @property
+    def sure_s(self) -> float:
+        """For so long its leases hold, whatever becomes of the next signs of life; and a call has time to arrive."""
+        return self.alive_at + (1.0 - ANSWER_PART) * self.attached.lease_s - monotonic()
 
     def send(self, verb: str, message: Any, answer: type[T], *, wait_s: float = 0.0, patience_s: float = 0.0) -> T:
         path = f"{job_path(self.job)}/{verb}"
@@ -118,6 +125,9 @@ class Link:
         if not fenced:
             raise refused
         for held in fenced:
+            stayed = self.unpark(kind, held.epoch)
+            if stayed is not None:
+                self.clear(held.epoch, stayed)
             if self._has_left(held.epoch):
                 self.give_back(held.epoch)
 

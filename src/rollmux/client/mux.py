@@ -88,7 +88,7 @@ class Mux:
 
     @property
     def kin(self) -> Kin:
-        """The processes of the job, of which this is one."""
+        """The processes of the job, of which this is one. Looks up the controller's address."""
         return Kin.of(self._link) if self._link is not None else Kin()
 
     @property

@@ -39,6 +39,12 @@ class Phase:
         return lease.nodes if lease is not None else ()
 
     @property
+    def epoch(self) -> int:
+        """The number of the lease that the phase has now, which only rises; 0 where it has none."""
+        lease = self._stint.lease if self._stint is not None else None
+        return lease.epoch if lease is not None else 0
+
+    @property
     def lost(self) -> str:
         """Why the work will not count, where that is known before its end."""
         return self._stint.lost if self._stint is not None else ""

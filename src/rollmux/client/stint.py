@@ -7,12 +7,13 @@ comes first, the end of the work or the end of a pause, the other waits for it.
 import logging
 from time import monotonic
 
+from rollmux.client.errors import Unreachable
 from rollmux.client.link import Link
 from rollmux.client.residency import State, load, moves, size
 from rollmux.client.timings import Timing
 from rollmux.errors import RollmuxError
 from rollmux.mux.job import PhaseKind
-from rollmux.protocol.messages import Held, Said, Turn
+from rollmux.protocol.messages import Heard, Held, Said, Turn
 
 log = logging.getLogger("rollmux")
 
@@ -20,6 +21,7 @@ log = logging.getLogger("rollmux")
 HOOK_GRACE_S = 5.0
 # Whoever fails should not wait for a controller that is away: the lease will run out.
 FAIL_PATIENCE_S = 10.0
+_LEAST_S = 0.01
 
 
 class Stint:
@@ -134,7 +136,7 @@ class Stint:
         Returns the seconds that moving it off took, if it was.
         """
         with self.link.lock:
-            stays = lease.keep and not self.disturbed
+            stays = lease.keep and not self.disturbed and not self.lost and self.link.sure_s > 0
             if stays:
                 self.link.parked[self.kind] = (lease.epoch, self._loaded)
         return None if stays else self.move_off()
@@ -153,13 +155,24 @@ class Stint:
         with link.lock:
             link.finished.add(epoch)
         try:
-            heard = link.report(Said.FINISHED, epoch)
+            heard = self._report_finished(epoch)
             if not heard.holds:
                 link.clear(epoch, link.unpark(self.kind, epoch) or ())  # it was not let stay after all
             return link.outcome(self.kind, self.iteration, heard)
         finally:
             with link.lock:
                 link.finished.discard(epoch)
+
+    def _report_finished(self, epoch: int) -> Heard:
+        """That state stays is said only while the lease surely holds: else the word would free nodes that it is on."""
+        link = self.link
+        parked = link.parked.get(self.kind)
+        if parked is not None and parked[0] == epoch:
+            try:
+                return link.report(Said.FINISHED, epoch, patience_s=max(link.sure_s, _LEAST_S))
+            except Unreachable:
+                link.clear(epoch, link.unpark(self.kind, epoch) or ())
+        return link.report(Said.FINISHED, epoch)
 
     def _report_failed(self, epoch: int, reason: str) -> None:
         try:

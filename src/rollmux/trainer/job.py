@@ -81,8 +81,11 @@ class _Run:
         self.job, self.mux, self._warmed_up = job, mux, warmed_up
         self._seats = Seats(job.rollout.workers, mux.rollout_nodes)
         self._rolling: Phase | None = None
-        ranks = partial(Ranks, mux.kin, folder, roles.followers) if roles.followers else None
+        self._under_way: Phase | None = None
+        ranks = partial(Ranks, mux.kin, folder, roles.followers, lost=self._is_lost) if roles.followers else None
         self.parts = Parts(job, self._present, leased=mux.attached, ranks=ranks)
+        if self.parts.ranks is not None:
+            mux.runtime_hook("lost")(self.parts.ranks.break_off)
         if mux.attached:
             self.parts.learner.lease(mux.drain_s)
         if self._seats.can_move:
@@ -138,6 +141,7 @@ class _Run:
         state = self._state(kind)
         while True:
             phase = self.mux.phase(kind, state=state, iteration=step)
+            self._under_way = phase
             if kind == "rollout":
                 self._rolling = phase
             try:
@@ -145,7 +149,7 @@ class _Run:
                     began = monotonic()
                     result = body()
                     seconds[kind] = monotonic() - began
-                    over()
+                    over(phase.epoch)
                 return result
             except LeaseLost:
                 self._undo(kind, step)
@@ -165,6 +169,10 @@ class _Run:
             self.parts.learner.restore(self.checkpoints.load(step, self._fixed)["learner"])
         else:
             self._forget_after(step)
+
+    def _is_lost(self) -> bool:
+        """Whether what is under way will not count."""
+        return self._under_way is not None and bool(self._under_way.lost)
 
     # -- who works in a rollout ----------------------------------------------------------------------------------------
 

@@ -48,8 +48,8 @@ class Parts:
         self._seats = seats or (lambda: range(job.rollout.workers))
         self.task = build_task(job.task, job.seed, job.model.path)
         self.model = model_of(job, self.task)
-        self.ranks = ranks(self.model) if ranks is not None else None
         climbed = objective(job.objective, job.batching.responses)
+        self.ranks = ranks(self.model) if ranks is not None else None
         self.learner = Learner(self.model, climbed, job.optimiser, replicas=job.update.replicas)
         self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), 0, {}, ())
 
@@ -109,9 +109,9 @@ class Parts:
         self.rollout = self._rollout(batcher, state["position"], state["rewards"], state.get("lengths", ()))
         torch.set_rng_state(state["random"])
 
-    def following(self, kind: str, step: int) -> AbstractContextManager[Callable[[], None]]:
+    def following(self, kind: str, step: int) -> AbstractContextManager[Callable[[int], None]]:
         """The job's other processes take part in this phase until what this gives is called: its work is over."""
-        return nullcontext(lambda: None) if self.ranks is None else self.ranks.following(kind, step)
+        return nullcontext(lambda epoch: None) if self.ranks is None else self.ranks.following(kind, step)
 
     def done(self) -> None:
         """The job is: the other processes need do nothing more."""

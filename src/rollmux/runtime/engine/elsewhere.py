@@ -151,17 +151,15 @@ class EngineElsewhere:
                 self.adopt(ahead)
 
     def suspend(self, keep: bool = False) -> None:
-        """Without a process there is nothing to give back, and none begins for it."""
-        if self._line is None and not self._closed:
-            self._stands = replace(self._stands, is_suspended=True)
-        else:
-            self._call("suspend", keep)
+        self._call("suspend", keep)
 
     def resume(self) -> None:
         self._call("resume")
 
     def step(self) -> list[Event]:
         self._require_open()
+        if self._line is None and (self._cancelled or (self.unfinished and not self.is_suspended)):
+            self._begin()
         if not self._heard and self._failed is None:
             self._begin_step()
         self._listen()
@@ -199,15 +197,36 @@ class EngineElsewhere:
         self._require_open()
         self._listen()
         while True:
+            if self._line is None and self._needs_none(name, told):
+                return self._done_without(name, told)
             line = self._line or self._begin()
             try:
                 answer, refusal = self._asked(line, name, told)
             except _Gone:
-                self._begin()
+                self._end()
                 continue
             if refusal is not None:
                 raise refusal
             return answer
+
+    def _needs_none(self, name: str, told: tuple[Any, ...]) -> bool:
+        """Whether this can be done without a process: one that begins takes memory, perhaps on others' nodes."""
+        if name == "update":
+            version, weights, _ = told
+            return weights is None and not self._known and version > self.version
+        return name in ("suspend", "export")
+
+    def _done_without(self, name: str, told: tuple[Any, ...]) -> tuple[Unfinished, ...] | None:
+        if name == "update":
+            self._stands = replace(self._stands, version=told[0])
+        elif name == "suspend":
+            self._stands = replace(self._stands, is_suspended=True)
+        else:
+            (names,) = told
+            left = [each for each in self._known if each not in self._cancelled and (names is None or each in names)]
+            self._stands = replace(self._stands, unfinished=self._stands.unfinished - len(left))
+            return tuple(self._known[each].unfinished() for each in left)
+        return None
 
     def _begin_step(self) -> None:
         """Ahead, where there is something to do."""
@@ -225,8 +244,7 @@ class EngineElsewhere:
         try:
             events, self._failed = self._answer(self._line)
         except _Gone:
-            if not self._closed:
-                self._begin()
+            self._end()
             return
         self._lives = 0
         self._heard += map(self._hear, events or ())

@@ -1,15 +1,16 @@
 """A follower's side: an engine on a rollout node, which the leader drives, and a part in every phase of the job.
 
-Invariant: a phase is over here only once the leader says so, so its nodes stay this job's while it works on them.
+Invariant: there is an engine with memory only while this process has the lease of a rollout, and the leader, who drives
+it, can't say that the nodes are free while this process does not.
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import msgspec
@@ -18,8 +19,9 @@ from rollmux.client import AlreadyCommitted, LeaseLost, Mux
 from rollmux.client.kin import Kin
 from rollmux.runtime.engine import Begun, Engine
 from rollmux.runtime.engine.afar import serve
-from rollmux.runtime.sync import Receiver, SyncFailed
+from rollmux.runtime.sync import Receiver, SyncFailed, Weights
 from rollmux.runtime.sync.channel import Channel
+from rollmux.runtime.sync.errors import Broken
 from rollmux.runtime.sync.tensors import as_torch
 from rollmux.trainer.errors import RanksApart
 from rollmux.trainer.ranks.landing import plan_for, put
@@ -30,7 +32,9 @@ from rollmux.trainer.ranks.orders import ENGINE, FOLLOW, Begin, Bye, Enter, Join
 log = logging.getLogger("rollmux")
 
 Make = Callable[[Any, int], Engine]
-_POLL_S = 0.005
+_POLL_S, _JOIN_S = 0.005, 0.1
+# The leader loses the lease when this process does, and may have to end a step first.
+_REST_S = 5.0
 
 
 def follow(mux: Mux, folder: Path, followers: int, model: Any, make: Make) -> None:
@@ -50,28 +54,36 @@ def follow(mux: Mux, folder: Path, followers: int, model: Any, make: Make) -> No
         told = _Told(leader)
         mux.runtime_hook("lost")(told.lose)
         try:
-            _obey(mux, told, served.works)
+            _obey(mux, told, served)
         except SyncFailed as trouble:
             raise served.failed or RanksApart(f"the process that leads the job is gone: {trouble}") from trouble
 
 
-def _obey(mux: Mux, told: "_Told", works: Event) -> None:
-    """The engine is the leader's: it moves it off before it says that it is done. So who has lost the lease here may
-    say so at once, while the leader still works or asks for another.
+def _obey(mux: Mux, told: "_Told", served: "_Served") -> None:
+    while not isinstance(order := told.order(), Bye):
+        if isinstance(order, Enter):
+            _take_part(mux, order, told, served)
+
+
+def _take_part(mux: Mux, enter: Enter, told: "_Told", served: "_Served") -> None:
+    """Who has lost the lease gives it back at once, while the leader still works or asks for another, and takes part
+    in that: nothing counts before the leader says so too.
     """
-    while isinstance(order := told.order(), Enter):
-        is_over = False
-        while not is_over:
-            try:
-                with mux.phase(order.kind, iteration=order.step):
-                    works.set()
-                    is_over = told.next() is not None
-            except AlreadyCommitted:  # by its last lease: the leader is yet to hear so
-                is_over = told.order() is not None
-            except LeaseLost:
-                log.info("%s(%d) of job %s is done again", order.kind, order.step, mux.kin.job)
-            finally:
-                works.clear()
+    state, is_over = served if enter.kind == "rollout" else None, False
+    while not is_over:
+        try:
+            with mux.phase(enter.kind, state=state, iteration=enter.step) as phase:
+                served.works.set()
+                try:
+                    is_over = told.over(phase.epoch)
+                finally:
+                    served.works.clear()
+        except AlreadyCommitted:  # by its last lease: the leader's word of that is on its way
+            while not is_over:
+                is_over = told.over(0)
+        except LeaseLost:
+            told.check()
+            log.info("%s(%d) is done again", enter.kind, enter.step)
 
 
 class _Told:
@@ -79,7 +91,8 @@ class _Told:
 
     def __init__(self, leader: Channel) -> None:
         self._leader = leader
-        self._said = SimpleQueue[Order | SyncFailed | None]()
+        self._said = SimpleQueue[Order | None]()
+        self._gone: SyncFailed | None = None
         Thread(target=self._listen, name="rollmux-orders", daemon=True).start()
 
     def lose(self, reason: str) -> None:
@@ -87,10 +100,24 @@ class _Told:
 
     def next(self) -> Order | None:
         said = self._said.get()
-        if isinstance(said, SyncFailed):
-            self._said.put(said)
-            raise said
+        if said is None:
+            self.check()
         return said
+
+    def check(self) -> None:
+        """Raises what has become of the leader, if it is gone."""
+        if self._gone is not None:
+            raise self._gone
+
+    def over(self, epoch: int) -> bool:
+        """Waits for the end of the leader's work under this lease or a later one; False where the lease is lost before.
+
+        What ended under an earlier one is asked for again, and that is the phase in which this process is already.
+        """
+        while (said := self.next()) is not None:
+            if isinstance(said, Over) and said.epoch >= epoch:
+                return True
+        return False
 
     def order(self) -> Order:
         while (said := self.next()) is None:
@@ -102,7 +129,8 @@ class _Told:
             while True:
                 self._said.put(hear(self._leader, Enter, Over, Bye))
         except SyncFailed as trouble:
-            self._said.put(trouble)
+            self._gone = trouble
+            self._said.put(None)
 
 
 class _Served:
@@ -114,21 +142,51 @@ class _Served:
         self._engine: Engine | None = None
         self._line: Channel | None = None
         self._closed = Event()
+        self._here = Event()  # the nodes are this job's
         self.works = Event()  # a phase is under way
         self.failed: Exception | None = None
         self._thread = Thread(target=self._run, name="rollmux-engine", daemon=True)
         self._thread.start()
 
+    # -- the state of the rollout phase --------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        self._here.set()
+
+    def offload(self) -> None:
+        """The leader suspends it first, if it can; else it ends."""
+        self._here.clear()
+        end = monotonic() + _REST_S
+        while self._holds and monotonic() < end:
+            sleep(_POLL_S)
+        while self._holds:
+            self._hang_up()
+            sleep(_POLL_S)
+
     def leaves(self, leaves: bool) -> None:
         """The tail moves together: returns once the leader has moved it off this node, if it is to, or is done."""
-        while leaves and self.works.is_set() and self._engine is not None and not self._engine.is_suspended:
+        while leaves and self.works.is_set() and self._holds:
             sleep(_POLL_S)
+
+    @property
+    def _holds(self) -> bool:
+        engine = self._engine
+        return engine is not None and not engine.is_suspended
+
+    def _hang_up(self) -> None:
+        line = self._line
+        if line is not None:
+            line.hang_up()
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         self._closed.set()
-        if self._line is not None:
-            self._line.hang_up()
-        self._thread.join()
+        self._here.set()
+        self._leader.hang_up()
+        while self._thread.is_alive():
+            self._hang_up()
+            self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         try:
@@ -145,25 +203,30 @@ class _Served:
         """One engine, from the leader's word to the end of its line."""
         line = self._line = reach(self._folder, self._kin, ENGINE, JOIN_S, self._closed)
         try:
-            with suppress(SyncFailed, msgspec.DecodeError):
+            with suppress(Broken, msgspec.DecodeError):  # the leader has hung up, or is gone
                 begin = hear(line, Begin)
-                self._take(begin.version)
+                self._here.wait()
+                with _landed(self._receiver, begin.version) as weights:
+                    put(weights, self._model)
                 self._engine = self._make(self._model, begin.version)
-                serve(_Landed(self._engine, self._receiver), line)
+                serve(_Updated(self._engine, self._receiver), line)
         finally:
             line.close()
             engine, self._engine = self._engine, None
             if engine is not None:
                 engine.close()
 
-    def _take(self, version: int) -> None:
-        with self._receiver.read() as weights:
-            if weights.version != version:
-                raise RanksApart(f"version {weights.version} has landed here where version {version} was due")
-            put(weights, self._model)
+
+@contextmanager
+def _landed(receiver: Receiver, version: int) -> Iterator[Weights]:
+    """The weights of this version, for as long as they are looked at."""
+    with receiver.read() as weights:
+        if weights.version != version:
+            raise RanksApart(f"version {weights.version} has landed here where version {version} was due")
+        yield weights
 
 
-class _Landed:
+class _Updated:
     """An engine whose new weights are those that have landed on its node."""
 
     def __init__(self, engine: Engine, receiver: Receiver) -> None:
@@ -173,5 +236,5 @@ class _Landed:
         return getattr(self._engine, name)
 
     def update(self, version: int, weights: None, begun: Begun) -> None:
-        with self._receiver.read() as landed:
+        with _landed(self._receiver, version) as landed:
             self._engine.update(version, as_torch(landed), begun)

@@ -6,12 +6,13 @@ Invariant: an engine begins, and is told of a version, only once the weights of 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain
 from pathlib import Path
-from threading import Condition, Thread
+from threading import BoundedSemaphore, Condition, Lock, Thread
+from time import sleep
 from typing import Any
 
 from rollmux.client.kin import Kin
+from rollmux.errors import InvariantViolated
 from rollmux.runtime.engine.afar import Spoken
 from rollmux.runtime.engine.elsewhere import EngineElsewhere
 from rollmux.runtime.engine.errors import EngineLost
@@ -31,21 +32,40 @@ log = logging.getLogger("rollmux")
 JOIN_S = 600.0
 # Who has closed one engine offers the next at once.
 LINE_S = 60.0
+# Callers at once who have not shown that they know the token.
+MOST_STRANGERS = 64
+# Before the next try where the system has no room for a call.
+_REST_S = 0.1
+_TRIES = 3
 # Syncs of one attempt, so that those of the next come after all of them.
 _SYNCS = 2**32
 
 
 class Ranks:
-    """Made once all others have joined. `model` has the weights that land."""
+    """Made once all others have joined. `model` has the weights that land.
 
-    def __init__(self, kin: Kin, folder: Path, followers: int, model: Any, join_s: float = JOIN_S) -> None:
-        self._model, self._followers = model, followers
+    `lost` tells whether the phase under way has lost its lease: then followers end their engines, and begin none.
+    """
+
+    def __init__(
+        self,
+        kin: Kin,
+        folder: Path,
+        followers: int,
+        model: Any,
+        join_s: float = JOIN_S,
+        lost: Callable[[], object] = lambda: False,
+    ) -> None:
+        self._model, self._followers, self._lost = model, followers, lost
         self._token = token(kin).encode()
         self._epoch = kin.attempt * _SYNCS
+        self._landing = Lock()
         self._landed: int | None = None
         self._changed = Condition()
         self._joined: dict[int, tuple[Channel, tuple[str, ...]]] = {}
-        self._offered: list[list[Channel]] = [[] for _ in range(followers)]  # lines to engines that are yet to begin
+        self._offered: dict[int, Channel] = {}  # lines to engines that are yet to begin
+        self._spoken: dict[int, Channel] = {}  # and to those that have
+        self._greeting = BoundedSemaphore(MOST_STRANGERS)
         self._closed = False
         self._resources = ExitStack()
         with ExitStack() as undone:
@@ -63,31 +83,45 @@ class Ranks:
     # -- phases and weights ------------------------------------------------------------------------------------------
 
     @contextmanager
-    def following(self, kind: str, step: int) -> Iterator[Callable[[], None]]:
-        """All processes ask for this phase, and are in it until its work is over: what this gives is to be called then.
+    def following(self, kind: str, step: int) -> Iterator[Callable[[int], None]]:
+        """All processes ask for this phase, and are in it until its work is over: what this gives is to be called then,
+        with the number of the lease.
 
         They ask together, so that whoever has its lease while it runs out gives it back.
         """
         is_over = False
 
-        def over() -> None:
+        def over(epoch: int) -> None:
             nonlocal is_over
             if not is_over:
                 is_over = True
-                self._tell(Over())
+                self._tell(Over(epoch))
 
         self._tell(Enter(kind, step))
         try:
             yield over
         finally:
-            over()
+            over(0)
 
     def land(self, version: int) -> None:
         """The model's weights are those of this version: when this returns they are on all rollout nodes."""
+        with self._landing:
+            self._land(version)
+
+    def _land(self, version: int) -> None:
+        """What has landed when a connection breaks is not sent again."""
         self._landed = None
-        self._epoch += 1
         self._sender.publish(version, from_torch(self._plan, weights_of(self._model)))
-        self._sender.sync(self._epoch, [self._joined[rank][1] for rank in range(self._followers)])
+        addresses = [self._joined[rank][1] for rank in range(self._followers)]
+        for left in reversed(range(_TRIES)):
+            self._epoch += 1
+            try:
+                self._sender.sync(self._epoch, addresses)
+                break
+            except SyncFailed as trouble:
+                if not left:
+                    raise RanksApart(f"version {version} of the weights did not come across: {trouble}") from trouble
+                log.warning("version %d of the weights is sent again: %s", version, trouble)
         self._landed = version
 
     def forget(self) -> None:
@@ -100,18 +134,29 @@ class Ranks:
 
     def line(self, number: int, version: int) -> Spoken:
         """To a new engine there."""
-        if self._landed != version:
-            self.land(version)
-        offered = self._offered[number]
+        with self._landing:
+            if self._landed is None:
+                self._land(version)
+            if self._landed != version:
+                raise InvariantViolated("an engine's weights", f"{self._landed} has landed, {version} is asked for")
         with self._changed:
-            if not self._changed.wait_for(lambda: offered, LINE_S):
-                raise EngineLost(f"process {number} of the job offers no engine: its log may say why")
-            channel = offered.pop(0)
+            if not self._changed.wait_for(lambda: number in self._offered or self._lost(), LINE_S) or self._lost():
+                why = "the lease is lost" if self._lost() else "its log may say why"
+                raise EngineLost(f"process {number} of the job offers no engine: {why}")
+            channel = self._spoken[number] = self._offered.pop(number)
         try:
             say(channel, Begin(version))
         except SyncFailed as trouble:
+            channel.close()
             raise ConnectionError(str(trouble)) from trouble
         return Spoken(channel)
+
+    def break_off(self, reason: str = "") -> None:
+        """Whoever waits for an engine, or for one to begin, goes on: it is begun anew, if the lease is not lost."""
+        with self._changed:
+            for channel in self._spoken.values():
+                channel.hang_up()
+            self._changed.notify_all()
 
     def say_bye(self) -> None:
         """The job is done."""
@@ -119,10 +164,10 @@ class Ranks:
 
     def close(self) -> None:
         """Who has not heard that the job is done hears that this process is gone."""
+        self._closed = True
         self._resources.close()
         with self._changed:
-            self._closed = True
-            for channel in [*(channel for channel, _ in self._joined.values()), *chain(*self._offered)]:
+            for channel in (*(channel for channel, _ in self._joined.values()), *self._offered.values()):
                 channel.close()
 
     def _tell(self, order: Order) -> None:
@@ -142,10 +187,16 @@ class Ranks:
                 raise RanksApart(f"process {who} of the job has not joined within {join_s:g} s: its log may say why")
 
     def _accept(self) -> None:
-        with suppress(OSError):  # the listener is closed
-            while True:
+        while not self._closed:
+            try:
                 channel = self._listener.accept(GREETING_S)
-                Thread(target=self._greet, args=(channel,), name="rollmux-rank", daemon=True).start()
+            except OSError as trouble:
+                if not self._closed:
+                    log.warning("the job's leader can't take a call: %s", trouble)
+                    sleep(_REST_S)
+                continue
+            self._greeting.acquire()
+            Thread(target=self._greet, args=(channel,), name="rollmux-rank", daemon=True).start()
 
     def _greet(self, channel: Channel) -> None:
         try:
@@ -159,7 +210,9 @@ class Ranks:
                 if self._closed:
                     channel.close()
                 elif joined is None:
-                    self._offered[hello.rank].append(channel)
+                    before, self._offered[hello.rank] = self._offered.get(hello.rank), channel
+                    if before is not None:  # it offers one at a time
+                        before.close()
                 else:
                     self._joined[hello.rank] = channel, joined.addresses
                 self._changed.notify_all()
@@ -168,6 +221,11 @@ class Ranks:
             with suppress(SyncFailed):
                 door.turn_away(channel, str(trouble))
             channel.close()
+        except BaseException:
+            channel.close()
+            raise
+        finally:
+            self._greeting.release()
 
 
 class _Node:

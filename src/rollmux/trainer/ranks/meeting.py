@@ -29,7 +29,9 @@ MEMORY = "ROLLMUX_MEMORY"
 
 
 class _Leader(msgspec.Struct, frozen=True):
-    attempt: int
+    """`of` tells whose: an earlier attempt's, or another job's of the same name, may lie there yet."""
+
+    of: str
     address: str
 
 
@@ -40,7 +42,7 @@ def token(kin: Kin) -> str:
 def announce(folder: Path, kin: Kin, address: str) -> None:
     """From now on those who follow find this process."""
     beside = folder / f"{LEADER}.new"
-    beside.write_bytes(msgspec.json.encode(_Leader(kin.attempt, address)))
+    beside.write_bytes(msgspec.json.encode(_Leader(kin.key(LEADER), address)))
     os.replace(beside, folder / LEADER)
 
 
@@ -58,13 +60,13 @@ def reach(folder: Path, kin: Kin, purpose: str, patience_s: float, given_up: Eve
 
 
 class _OfAnother(Exception):
-    """An earlier attempt has written it."""
+    """The leader of this attempt has not written it yet."""
 
 
 def _greeted(folder: Path, kin: Kin, purpose: str) -> Channel:
     leader = msgspec.json.decode((folder / LEADER).read_bytes(), type=_Leader)
-    if leader.attempt != kin.attempt:
-        raise _OfAnother(f"there is one of attempt {leader.attempt}")
+    if leader.of != kin.key(LEADER):
+        raise _OfAnother("there is one of another attempt")
     channel = call((leader.address,), same_node=False, patience_s=GREETING_S)
     try:
         hello = Hello(purpose, "rank", kin.rank, kin.attempt, 0, "", door.nonce())

@@ -30,7 +30,9 @@ class Enter(Order, frozen=True):
 
 
 class Over(Order, frozen=True):
-    """The work of the phase is done, or given up."""
+    """The work of the phase is done, under this lease; or, with 0, given up, and is asked for again."""
+
+    epoch: int
 
 
 class Bye(Order, frozen=True):

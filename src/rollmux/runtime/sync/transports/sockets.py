@@ -12,7 +12,8 @@ from rollmux.runtime.sync.transports.inline import Inline
 from rollmux.runtime.sync.transports.shared import Shared
 
 _BACKLOG = 128
-# A host that vanished without a word is noticed after some 40 s.
+# A host that vanished without a word is noticed after some 40 s, whether something was on its way to it or not.
+_GIVEN_UP_MS = 40_000
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 6))
 
 
@@ -73,6 +74,7 @@ def _channel(link: socket.socket, patience_s: float) -> Channel:
         carrier = Shared()
     else:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GIVEN_UP_MS)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             link.setsockopt(socket.IPPROTO_TCP, option, value)
