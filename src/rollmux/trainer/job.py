@@ -80,7 +80,6 @@ class _Run:
     ) -> None:
         self.job, self.mux, self._warmed_up = job, mux, warmed_up
         self._seats = Seats(job.rollout.workers, mux.rollout_nodes)
-        self._rolling: Phase | None = None
         self._under_way: Phase | None = None
         ranks = partial(Ranks, mux.kin, folder, roles.followers, lost=self._is_lost) if roles.followers else None
         self.parts = Parts(job, self._present, leased=mux.attached, ranks=ranks)
@@ -142,8 +141,6 @@ class _Run:
         while True:
             phase = self.mux.phase(kind, state=state, iteration=step)
             self._under_way = phase
-            if kind == "rollout":
-                self._rolling = phase
             try:
                 with self.parts.following(kind, step) as over, phase:
                     began = monotonic()
@@ -178,7 +175,7 @@ class _Run:
 
     def _present(self) -> Collection[int]:
         """The workers for which the rollout has nodes as it begins: an elastic one may begin on some of its nodes."""
-        return self._seats.on(self._rolling.nodes if self._rolling is not None else ())
+        return self._seats.on(self._under_way.nodes if self._under_way is not None else ())
 
     def _share(self, nodes: Collection[str]) -> None:
         """The controller wants the rollout under way to be on these nodes; on its return the others are free."""
