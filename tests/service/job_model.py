@@ -44,6 +44,7 @@ class Process:
         self.attempt = self.iteration = self.kind = self.seen = self.calls = self.flow = 0
         self.open: dict[int, tuple[float, Callable[[Any], None]]] = {}
         self.work: Work | None = None
+        self.rests: dict[int, tuple[PhaseKind, Work]] = {}  # state that it has left on the nodes of a lease
         self.done_at = 0.0
         self.left_s: float | None = None  # of a phase that has paused
         self.finished: dict[int, tuple[PhaseKind, int]] = {}
@@ -76,8 +77,9 @@ class Process:
     def _hear(self, number: int, answer: Any) -> None:
         if number in self.open:
             asked_at, heard = self.open.pop(number)
-            if self.work is not None and isinstance(answer, msg.Orders):
-                self.work.reached_at = asked_at
+            if isinstance(answer, msg.Orders):
+                for work in self._everything():
+                    work.reached_at = asked_at
             heard(answer)
 
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
@@ -177,7 +179,9 @@ class Process:
         whole_s = job.sync_s if phase is PhaseKind.SYNC else job.phase(phase).duration_s + 2 * lease.load
         left_s = self.left_s if lease.resumed and self.left_s is not None else whole_s * self.speed
         self.left_s = None
-        self.work = Work(self.owner, lease.epoch, self.launched_as is not None, set(), self.world.now)
+        for epoch in [epoch for epoch, (kind, _) in self.rests.items() if kind is phase]:
+            self._clear(epoch)  # it is taken over
+        self.work = Work(self.owner, lease.epoch, self.launched_as is not None, set(), self.world.now, self.attempt)
         self.world.watch.works_on(self.work, {n for n in lease.nodes if (lease.epoch, n) not in self.freed})
         self.done_at = self.world.now + left_s
         self.say(msg.Report(Said.STARTED, lease.epoch, self.rank, instance=self.instance), lambda _: None)
@@ -201,6 +205,9 @@ class Process:
 
     def _done(self, lease: msg.Held) -> None:
         self.world.watch.did[lease.epoch].add(self.rank)
+        if lease.keep and self.work is not None:
+            self.rests[lease.epoch] = lease.kind, self.world.watch.rests(self.work)
+            self.work = None
         self.stop_work()
         self.finished[lease.epoch] = (lease.kind, lease.iteration)
         if self.asks_ahead:
@@ -223,6 +230,8 @@ class Process:
         elif isinstance(heard, msg.Heard) and heard.holds:
             self.soon(lambda: self._say_finished(epoch))
         else:
+            if epoch in self.rests:
+                self._move_off(epoch)
             self.soon(self.step, 0.2)  # the same phase once more, if it does not count
 
     # -- what the controller wants -----------------------------------------------------------------------------------
@@ -230,9 +239,10 @@ class Process:
     def _listen(self) -> None:
         named = () if self.work is None else (self.work.epoch,)
         call = msg.Listen(self.attempt, named, self.rank, tuple(self.finished), self.seen, 3.0, self.instance)
-        self.say(call, lambda answer: self._ordered(answer, named))
+        rests = {epoch: kind for epoch, (kind, _) in self.rests.items()}
+        self.say(call, lambda answer: self._ordered(answer, named, rests))
 
-    def _ordered(self, answer: Any, named: tuple[int, ...]) -> None:
+    def _ordered(self, answer: Any, named: tuple[int, ...], rests: dict[int, PhaseKind]) -> None:
         self.later(self.world.rng.uniform(0.2, 1.5), self._listen)
         if isinstance(answer, msg.Refusal) or answer.version < self.seen:
             return
@@ -243,6 +253,9 @@ class Process:
         lost = set(named) - {held.epoch for held in answer.held}
         if self.work is not None and self.work.epoch in lost:
             self._lost(self.work.epoch)
+        known = {held.epoch for held in answer.held} | {held.kind for held in answer.held}
+        for epoch in [epoch for epoch, kind in rests.items() if not {epoch, kind} & known]:
+            self._clear(epoch)
         for held in answer.held:
             self.later(self.world.rng.uniform(0.0, 2.0), partial(self._obey, held))
 
@@ -255,6 +268,8 @@ class Process:
             self._give_up(held.epoch, Said.FAILED, keeps=False)
         elif held.state == "pausing" and held.epoch not in self.finished:
             self._give_up(held.epoch, Said.PAUSED, keeps=True)
+        elif held.epoch in self.rests and (held.state == "fenced" or held.given_up):
+            self._move_off(held.epoch)
         elif held.state == "fenced":
             self._give_up(held.epoch, Said.FAILED, keeps=False)
         elif held.state == "shrinking":
@@ -263,7 +278,15 @@ class Process:
                 self.world.watch.leaves(working, held.free)
             self.say(msg.Report(Said.SHRUNK, held.epoch, self.rank, instance=self.instance), lambda _: None)
         elif held.state == "offloading":
-            self.say(msg.Report(Said.OFFLOADED, held.epoch, self.rank, instance=self.instance), lambda _: None)
+            self._move_off(held.epoch)
+
+    def _move_off(self, epoch: int) -> None:
+        self._clear(epoch)
+        self.say(msg.Report(Said.OFFLOADED, epoch, self.rank, instance=self.instance), lambda _: None)
+
+    def _clear(self, epoch: int) -> None:
+        if epoch in self.rests:
+            self.world.watch.leaves(self.rests.pop(epoch)[1])
 
     def _give_up(self, epoch: int, said: Said, keeps: bool) -> None:
         self.void.add(epoch)
@@ -295,10 +318,15 @@ class Process:
             self.world.watch.leaves(self.work)
             self.work = None
 
+    def _everything(self) -> list[Work]:
+        return [work for _, work in self.rests.values()] + ([self.work] if self.work is not None else [])
+
     def end(self, failed: str, tell: bool = True) -> None:
         """It is gone, and with it whatever it did."""
         if self.alive:
             self.stop_work()
+            for epoch in list(self.rests):
+                self._clear(epoch)
             self.alive = False
             if tell:
                 self._ended(self, failed)

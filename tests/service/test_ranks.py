@@ -143,6 +143,10 @@ def test_the_others_hear_that_a_rank_has_given_a_phase_up() -> None:
     assert told.version != seen
     assert told.held[0].given_up == "process 1 of the job has given it up: RuntimeError: out of memory"
     job.say(Said.FINISHED, lease.epoch, 0)
+    (held,) = job.controller.processes.orders("a").held
+    assert (held.epoch, held.keep) == (lease.epoch, True), "its state may be there yet"
+    job.say(Said.OFFLOADED, lease.epoch, 0)
+    job.say(Said.FINISHED, lease.epoch, 0)  # late
     again = job.ask(1)
     assert (again.epoch > lease.epoch, again.given_up) == (True, "")
     assert job.controller.machine.state.jobs["a"].progress.rolled == 0

@@ -17,6 +17,7 @@ from rollmux.mux.weave import Timing
 from rollmux.protocol.messages import Held, Orders, Turn
 from rollmux.service.controller import Controller
 from rollmux.service.journal import Batch
+from rollmux.service.live import SILENT_S
 
 RENEWING = (ev.PhaseStarted, ev.PhaseProgressed, ev.PhaseShrunk)
 KINDS = (PhaseKind.ROLLOUT, PhaseKind.TRAIN, PhaseKind.SYNC)
@@ -31,6 +32,8 @@ class Work:
     launched: bool
     nodes: set[str] = field(default_factory=set)
     reached_at: float = 0.0  # when it asked for the latest orders that it has had
+    attempt: int = 0
+    rests: bool = False  # its work is done, and its state has stayed on the nodes
 
 
 class Watch:
@@ -43,6 +46,7 @@ class Watch:
         self.owners: dict[int, tuple[str, str, int]] = {}  # what each epoch that anybody was told of was granted for
         self.renewed: dict[int, float] = {}
         self.fenced: dict[int, float] = {}
+        self.stopped: dict[tuple[str, int], float] = {}  # attempts that were told to end
         self.did: dict[int, set[int]] = defaultdict(set)  # ranks that really finished the work of a lease
         self.commits: Counter[tuple[str, PhaseKind, int, int]] = Counter()
         self.coming: list[tuple[int, tuple[str, PhaseKind, int, int]]] = []  # commits that are not durable yet
@@ -129,6 +133,8 @@ class Watch:
                 self.renewed.setdefault(command.lease.epoch, entry.at - origin)
             elif isinstance(command, cmd.Revoke):
                 self.fenced.setdefault(command.epoch, entry.at - origin)
+            elif isinstance(command, cmd.Stop):
+                self.stopped.setdefault((command.job_id, command.attempt), entry.at - origin)
 
     def told(self, job_id: str, answer: object) -> None:
         """A reply leaves: an epoch is of one phase for ever (F2), and its grant is durable (I11)."""
@@ -164,14 +170,24 @@ class Watch:
                 self.works[node].remove(work)
             work.nodes.discard(node)
 
+    def rests(self, work: Work) -> Work:
+        """Its work is done, and its state stays: nobody may begin there before that has left."""
+        work.rests = True
+        return work
+
     def _given_up(self, work: Work) -> bool:
-        """Silent for the lease and the drain; or, where nobody else can end it, not reached since it was to vanish."""
-        limit = self.timing.lease_s + self.timing.drain_s - 1e-6
-        if self.now - self.renewed.get(work.epoch, 0.0) >= limit:
+        """Silent for the lease and the drain; or, where nobody else can end it, not reached since it was to vanish.
+
+        State that rests needs no signs of life for its lease: it was told to vanish, or nobody heard of its job.
+        """
+        now, drain_s = self.now + 1e-6, self.timing.drain_s
+        if not work.rests and now - self.renewed.get(work.epoch, 0.0) >= self.timing.lease_s + drain_s:
             return True
-        fenced_at = self.fenced.get(work.epoch)
-        unreached = fenced_at is not None and work.reached_at <= fenced_at <= self.now - self.timing.drain_s + 1e-6
-        return not work.launched and unreached
+        told = [self.fenced.get(work.epoch, inf), self.stopped.get((work.owner[0], work.attempt), inf)]
+        long_ago = [at for at in told if at <= now - drain_s]
+        if work.launched:
+            return work.rests and bool(long_ago)
+        return any(work.reached_at <= at for at in long_ago) or (work.rests and work.reached_at <= now - SILENT_S)
 
 
 def _done(controller: Controller, job_id: str) -> tuple[int, int, int]:

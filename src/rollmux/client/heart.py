@@ -84,8 +84,10 @@ class Heart(Thread):
 
     def _must_move(self, held: Held) -> bool:
         """State that is to leave the nodes. If it has left, that is said again: a new controller has not heard it."""
-        parked = self.link.parked.get(held.kind)
-        return held.state == "offloading" or (held.state == "fenced" and parked is not None and parked[0] == held.epoch)
+        link = self.link
+        with link.lock:
+            stayed = held.epoch in link.finished or held.epoch == link.parked.get(held.kind, (0,))[0]
+        return held.state == "offloading" or (stayed and held.keep and (held.state == "fenced" or bool(held.given_up)))
 
     def _move_off(self, kind: PhaseKind, epoch: int) -> None:
         try:

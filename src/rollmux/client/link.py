@@ -145,8 +145,8 @@ class Link:
         )
 
     def give_back(self, epoch: int) -> None:
-        """This process is off the nodes of a lease that no longer holds: to finish it so commits nothing."""
-        self.report(Said.FINISHED, epoch)
+        """This process is off the nodes of a lease that no longer holds."""
+        self.report(Said.OFFLOADED, epoch)
 
     def outcome(self, kind: PhaseKind, iteration: int, heard: Heard) -> Turn:
         """What has come of a phase that this process has finished: done, or a new lease. Waits for the job's others."""
@@ -199,7 +199,7 @@ class Link:
                 return
             self.stuck.add(epoch)
         self.clear(epoch, state or ())
-        self.report(Said.OFFLOADED, epoch)
+        self.give_back(epoch)
 
     def clear(self, epoch: int, state: State) -> float:
         """Moves state off a lease's nodes; returns the seconds that it took.

@@ -143,21 +143,21 @@ class Stint:
 
     def _finish(self, lease: Held) -> bool:
         """Whether the phase counts. One that others of the job have paused has nothing left to do here."""
-        epoch = lease.epoch
         while True:
-            turn = self._say_finished(epoch)
-            if turn.lease is None or turn.lease.epoch == epoch or not turn.lease.resumed:
+            turn = self._say_finished(lease)
+            if turn.lease is None or turn.lease.epoch == lease.epoch or not turn.lease.resumed:
                 return turn.done
-            epoch = turn.lease.epoch
+            lease = turn.lease
 
-    def _say_finished(self, epoch: int) -> Turn:
-        link = self.link
+    def _say_finished(self, lease: Held) -> Turn:
+        link, epoch = self.link, lease.epoch
         with link.lock:
             link.finished.add(epoch)
         try:
             heard = self._report_finished(epoch)
-            if not heard.holds:
-                link.clear(epoch, link.unpark(self.kind, epoch) or ())  # it was not let stay after all
+            if lease.keep and (self.lost or not heard.holds):  # it is not let stay, and must say that it has left
+                link.clear(epoch, link.unpark(self.kind, epoch) or ())
+                link.give_back(epoch)
             return link.outcome(self.kind, self.iteration, heard)
         finally:
             with link.lock:

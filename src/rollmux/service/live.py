@@ -95,7 +95,7 @@ class Live:
 
     def is_done(self, rank: int, epoch: int) -> bool:
         """Whether this process works under the lease no more."""
-        return self.said.get(epoch, {}).get(rank) in (Said.FINISHED, Said.PAUSED, Said.FAILED)
+        return self.said.get(epoch, {}).get(rank) in (Said.FINISHED, Said.PAUSED, Said.FAILED, Said.OFFLOADED)
 
 
 def gone(record: JobRecord, failed: str) -> ev.Event:

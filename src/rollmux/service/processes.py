@@ -43,6 +43,14 @@ _BY_ALL: dict[Said, Callable[[str, int], ev.Event]] = {
     Said.FINISHED: ev.PhaseFinished,
 }
 
+# What a process has said of a lease stands against these, that come late.
+_LESS: dict[Said | None, frozenset[Said]] = {
+    Said.OFFLOADED: frozenset(Said),
+    Said.FINISHED: frozenset(Said) - {Said.OFFLOADED},
+    Said.FAILED: frozenset({Said.SHRUNK}),
+    Said.PAUSED: frozenset({Said.SHRUNK}),
+}
+
 ANOTHER_LIFE = "its script was started again"
 
 
@@ -236,12 +244,12 @@ class Processes:
             if said is Said.FINISHED and lane is not None and lane.state in (Phase.PARKED, Phase.OFFLOADING):
                 continue  # it counts already, and this process has not heard of it: the others will not say it again
             heard = live.said.setdefault(epoch, {})
-            if heard.get(rank) is not Said.FINISHED and not (said is Said.SHRUNK and rank in heard):
+            if said not in _LESS.get(heard.get(rank), ()):
                 heard[rank] = said
             if said is Said.FAILED and lane is not None and epoch not in live.given_up:
                 live.given_up[epoch] = f"process {rank} of the job has given it up: {reason[:MOST_REASON]}"
                 self._controller.order(job_id)
-            if lane is None or len(heard) >= live.submission.processes:
+            if lane is None or (len(heard) >= live.submission.processes and _is_said(lane, heard)):
                 counts = next(each for each in _BY_ALL if each in heard.values())
                 live.said[epoch] = {} if counts is not Said.SHRUNK else _gone(heard)
                 self._controller.tell(now, _BY_ALL[counts](job_id, epoch))
@@ -273,6 +281,14 @@ def _said_of(lane: Lane, name: Callable[[str], str]) -> str:
 def _has_its_turn(lane: Lane) -> bool:
     """Whether it holds a lease for the phase that it was asked for last."""
     return lane.holding and not lane.wanted and lane.state is not Phase.FENCED
+
+
+def _is_said(lane: Lane, heard: dict[int, Said]) -> bool:
+    """Whether all of them mean the same. Where state may stay FINISHED doesn't say that it has left the nodes: who said
+    so beside others who gave up has yet to move it off.
+    """
+    words = set(heard.values())
+    return not lane.keep or len(words) == 1 or Said.FINISHED not in words
 
 
 def _gone(heard: dict[int, Said]) -> dict[int, Said]:
