@@ -1,19 +1,20 @@
 """A job that spans nodes trains what it trains in one process, whoever comes, goes or is lost."""
 
+import json
 import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from random import Random
-from threading import Event, Lock
+from threading import Condition, Event, Lock
 from time import sleep
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from rollmux.client.kin import Kin
 from rollmux.errors import InvalidSpec
@@ -27,12 +28,16 @@ from rollmux.trainer.job import train
 from rollmux.trainer.learner import Learner
 from rollmux.trainer.metrics import METRICS, Metrics
 from rollmux.trainer.model import build_model
-from rollmux.trainer.parts import engine_of, model_of
-from rollmux.trainer.ranks import Ranks, Roles, lead, meeting
+from rollmux.trainer.parts import engine_of, model_of, objective
+from rollmux.trainer.ranks import Ranks, Roles, lead, meeting, share
+from rollmux.trainer.ranks import served as served_module
 from rollmux.trainer.ranks.orders import Bye, Enter, Joined, Over, hear, say
+from rollmux.trainer.ranks.served import EngineHere
 from rollmux.trainer.rollout import Rollout
+from rollmux.trainer.sample import Sample
 from rollmux.trainer.settings import JobFile
 from rollmux.trainer.tasks import build_task
+from rollmux.trainer.update import GradientSum
 from tests.client.world import Crowd, Floor, World, job_data, soon
 from tests.service.commanded import commanded
 from tests.trainer.jobs import alone, left_behind, tiny
@@ -45,7 +50,6 @@ from tests.trainer.test_woven import silent
 STEPS, NODES = 3, 2
 PHASE = {"nodes": 1, "duration_s": 50.0}
 SPANNING: dict[str, Any] = {"rollout": {**PHASE, "nodes": NODES}, "train": PHASE}
-follow_module: Any = import_module("rollmux.trainer.ranks.follow")  # the package has a function of that name
 JOB = tiny(steps=STEPS, model={"dtype": "float64"}, rollout={"workers": NODES})
 
 
@@ -59,6 +63,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
 
 @pytest.fixture(autouse=True)
 def _built_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    built_one_after_the_other(monkeypatch)
+
+
+def built_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of one process share torch's random state."""
     lock = Lock()
 
@@ -70,14 +78,14 @@ def _built_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_process(world: World, job: JobFile, folder: Path, data: dict[str, Any], rank: int) -> None:
-    with world.connect(data, rank=rank, processes=NODES + 1) as mux:
+    with world.connect(data, rank=rank, processes=NODES + data["train"]["nodes"]) as mux:
         train(job, folder, mux, resume=True)
 
 
 def spanning(crowd: Crowd, world: World, job: JobFile, folder: Path, **more: Any) -> None:
     """The processes of a job, each in a thread."""
     data = job_data("a", **{**SPANNING, **more})
-    for rank in range(NODES + 1):
+    for rank in range(NODES + data["train"]["nodes"]):
         crowd.start(partial(one_process, world, job, folder, data, rank))
 
 
@@ -142,26 +150,25 @@ def test_a_node_whose_line_is_gone_ends_its_engine_before_its_process_says_that_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The leader can't tell it to rest, and says that it is done with the phase."""
-    monkeypatch.setattr(follow_module, "_REST_S", 0.2)
-    served: Any = object.__new__(follow_module._Served)
-    served._here, served._line = Event(), None
+    monkeypatch.setattr(served_module, "REST_S", 0.2)
+    served: Any = object.__new__(EngineHere)
     engine = engine_of(tiny(), model_of(tiny(), build_task(tiny().task, 0, "")), 0)
 
     class Line:
         @staticmethod
         def hang_up() -> None:
-            served._engine = None
+            served._busy = False
 
-    vars(served).update(_engine=engine, _line=Line())
+    vars(served).update(_engine=engine, _line=Line(), _changed=Condition(), _busy=True)
     served.load()
-    assert served._here.is_set()
+    assert served._here
     engine.suspend()
     served.offload()
-    assert served._engine is not None
+    assert served._busy
     engine.resume()
     served.offload()
-    assert served._engine is None
-    assert not served._here.is_set()
+    assert not served._busy
+    assert not served._here
 
 
 @pytest.mark.parametrize("deaf", [0, NODES], ids=["who follows", "who leads"])
@@ -227,12 +234,123 @@ def test_a_tail_moves_together_onto_one_node_of_several(tmp_path: Path, monkeypa
     assert left_behind(tmp_path / "spanning") == left_behind(tmp_path / "alone")
 
 
+# -- several training nodes ------------------------------------------------------------------------------------------
+
+TRAINS = 2
+SHARED: dict[str, Any] = {"train": {**PHASE, "nodes": TRAINS}}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By two training nodes, undisturbed."""
+    torch.set_num_threads(1)
+    world, crowd, folder = World(rollout=NODES, train=TRAINS), Crowd(), tmp_path_factory.mktemp("shared")
+    with pytest.MonkeyPatch.context() as patched:
+        built_one_after_the_other(patched)
+        spanning(crowd, world, JOB, folder, **SHARED)
+        crowd.join(120.0)
+    assert world.ended("a") == "finished"
+    return folder
+
+
+def test_training_nodes_share_a_gradient_that_is_the_leaders_alone_but_for_rounding(
+    whole: tuple[bytes, ...], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same responses are drawn, so that all that may differ is the order in which gradients are added."""
+    metrics, weights, counted = whole
+    theirs = left_behind(shared)
+    assert theirs[2] == counted
+    for line, other in zip(metrics.splitlines(), theirs[0].splitlines(), strict=True):
+        one, two = json.loads(line), json.loads(other)
+        assert one.pop("update") == pytest.approx(two.pop("update"), rel=1e-9, abs=1e-12)
+        assert one == two
+    mine, other_weights = load(weights), load(theirs[1])
+    assert mine.keys() == other_weights.keys()
+    for name, weight in mine.items():
+        torch.testing.assert_close(other_weights[name], weight, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_shared_gradient_that_lost_its_lease_is_computed_again(
+    at: int, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, crowd = World(rollout=NODES, train=TRAINS, lease_s=1.0, drain_s=10.0), Crowd()
+    silent(world, Learner, "update", at, monkeypatch, for_s=1.5)
+    spanning(crowd, world, JOB, tmp_path, **SHARED)
+    crowd.join(120.0)
+    assert left_behind(tmp_path) == left_behind(shared)
+    assert world.ended("a") == "finished"
+
+
+@pytest.mark.parametrize(("side", "call"), [("_Leading", "gather"), ("_Following", "add_up")])
+def test_a_line_that_is_cut_in_the_middle_of_a_gradient_costs_that_gradient_alone(
+    side: str, call: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, crowd, cut = World(rollout=NODES, train=TRAINS), Crowd(), list[str]()
+    real = getattr(getattr(share, side), call)
+
+    def cut_off(exchange: Any, *told: Any) -> Any:
+        if len(cut) < 2:
+            cut.append(call)
+            for line in vars(exchange).values():
+                for channel in line if isinstance(line, list) else [line]:
+                    channel.hang_up()
+        return real(exchange, *told)
+
+    monkeypatch.setattr(getattr(share, side), call, cut_off)
+    spanning(crowd, world, JOB, tmp_path, **SHARED)
+    crowd.join(120.0)
+    assert len(cut) == 2
+    assert left_behind(tmp_path) == left_behind(shared)
+
+
+def test_a_replica_computes_nothing_while_the_nodes_are_somebody_elses(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour takes its turns on both training nodes between the job's own."""
+    world, crowd, floor, met = World(rollout=NODES, train=TRAINS), Crowd(), Floor(), list[str]()
+    real = GradientSum.add
+
+    def add(gradient: GradientSum, samples: Any) -> None:
+        met.extend(job for node, job in dict(floor.holders).items() if node.startswith("train"))
+        real(gradient, samples)
+
+    def neighbour() -> None:
+        with world.connect(job_data("b", **{**SPANNING, **SHARED})) as mux:
+            floor.walk(mux, "b", 10)
+
+    monkeypatch.setattr(GradientSum, "add", add)
+    spanning(crowd, world, JOB, tmp_path, **SHARED)
+    crowd.start(neighbour)
+    crowd.join(120.0)
+    assert not met
+    assert left_behind(tmp_path) == left_behind(shared)
+    assert world.ended("a") == world.ended("b") == "finished"
+
+
+def test_a_replica_stops_between_two_groups_where_its_nodes_are_gone() -> None:
+    settings = tiny()
+    model = model_of(settings, build_task(settings.task, 0, ""))
+    samples = tuple(Sample((1,), (2, 3), (-1.0, -1.0), (0, 0), float(n % 2), f"g{n // 4}") for n in range(8))
+    asked = list[int]()
+
+    def gone() -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            raise Broken("the nodes are somebody else's")
+
+    line: Any = None
+    with pytest.raises(Broken):
+        share.take_part(model, objective(settings.objective, 4), share.Part(0, samples), line, gone)
+    assert len(asked) == 2
+
+
 # -- processes of their own, on nodes of their own ---------------------------------------------------------------------
 
 NODE = "{name: n, gpus: 1, usd_per_gpu_hour: 1, hbm_gb: 1, host_memory_gb: 100}"
 CLUSTER = f"""
 rollout: {{on_demand: false, max_nodes: 2, node: {NODE}}}
-train: {{on_demand: false, max_nodes: 1, node: {NODE}}}
+train: {{on_demand: false, max_nodes: {TRAINS}, node: {NODE}}}
 """
 
 
@@ -241,15 +359,17 @@ def steps_of(job: Job) -> int:
     return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
 
 
-def submission(job: Job, attempts: int) -> dict[str, Any]:
-    phases = {"rollout": {"nodes": NODES, "duration_s": 1.0}, "train": {"nodes": 1, "duration_s": 1.0}}
-    return {**job.submission(attempts), **phases, "processes": NODES + 1, "slo": 8.0}
+def submission(job: Job, attempts: int, trains: int = 1) -> dict[str, Any]:
+    phases = {"rollout": {"nodes": NODES, "duration_s": 1.0}, "train": {"nodes": trains, "duration_s": 1.0}}
+    return {**job.submission(attempts), **phases, "processes": NODES + trains, "slo": 8.0}
 
 
-def kill_one_after_the_other(job: Job, ranks: Sequence[int], every: int, folder: Path, random: Random) -> None:
+def kill_one_after_the_other(
+    job: Job, ranks: Sequence[int], every: int, folder: Path, random: Random, trains: int = 1
+) -> None:
     """One process at a time, so many steps later each, at a random moment of one."""
     with commanded(folder / "controller", CLUSTER) as there:
-        there.post("/v1/jobs", submission(job, attempts=1 + len(ranks)))
+        there.post("/v1/jobs", submission(job, 1 + len(ranks), trains))
         for attempt, rank in enumerate(ranks, 1):
             due = steps_of(job) + every
             there.until(lambda: steps_of(job) >= due)  # noqa: B023
@@ -260,7 +380,6 @@ def kill_one_after_the_other(job: Job, ranks: Sequence[int], every: int, folder:
             there.until(lambda: there.view(job.name)["attempt"] > attempt)  # noqa: B023
         assert there.until_ended(job.name) == "finished", there.printed(job.name)
     require_accounted(job)
-    assert left_behind(job.out) == job.alone()
 
 
 @pytest.mark.slow
@@ -269,6 +388,16 @@ def test_a_job_whose_processes_are_killed_twenty_times_trains_what_it_would_have
     job = Job(tiny(name="a", rollout={"workers": NODES}, **settings), tmp_path)
     random = Random(0)
     kill_one_after_the_other(job, [random.randrange(NODES + 1) for _ in range(20)], 2, tmp_path, random)
+    assert left_behind(job.out) == job.alone()
+
+
+@pytest.mark.slow
+def test_a_job_with_two_training_nodes_whose_processes_are_killed_accounts_for_every_prompt(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**BIGGER, "model": {**BIGGER["model"], "dtype": "float64"}, "steps": 32}
+    job = Job(tiny(name="a", rollout={"workers": NODES}, **settings), tmp_path)
+    random = Random(0)
+    kill_one_after_the_other(job, [3, 2, 0, 2, 3, 2], 3, tmp_path, random, TRAINS)
+    assert left_behind(job.out)[2] == job.alone()[2]
 
 
 # -- what is refused, and who is gone ----------------------------------------------------------------------------------
@@ -277,7 +406,7 @@ def test_a_job_whose_processes_are_killed_twenty_times_trains_what_it_would_have
 @pytest.mark.parametrize(
     ("changed", "nodes", "processes", "why"),
     [
-        ({}, 2, 2, "processes = 2: must be 1, or one for each rollout node"),
+        ({}, 2, 2, "processes = 2: must be 1, or one for each node"),
         ({"rollout": {"workers": 3}}, 2, 3, "rollout.workers = 3: must be 2, one for each rollout node"),
         ({"update": {"early": 0.5, "replicas": 2}, "rollout": {"workers": 2}}, 2, 3, "update.early = 0.5"),
     ],
@@ -294,12 +423,19 @@ def test_processes_nodes_and_workers_must_go_together(
         mux.close()
 
 
-def test_one_training_node_is_all_that_a_leader_has() -> None:
+def test_each_training_node_wants_a_process_and_has_one_replica() -> None:
     world = World(rollout=1, train=2)
     data = job_data("a", rollout=PHASE, train={**PHASE, "nodes": 2})
     muxes = [world.connect(data, rank=rank, processes=2) for rank in range(2)]
     with pytest.raises(InvalidSpec, match="1 rollout and 2 training nodes"):
         Roles.of(tiny(), muxes[0])
+    for mux in muxes:
+        mux.close()
+    data = job_data("b", rollout=PHASE, train={**PHASE, "nodes": 2})
+    muxes = [world.connect(data, rank=rank, processes=3) for rank in range(3)]
+    assert [Roles.of(tiny(), mux) for mux in muxes] == [Roles(rank, 1, 1) for rank in range(3)]
+    with pytest.raises(InvalidSpec, match=r"update\.replicas = 2: must be 1 where there are several training nodes"):
+        Roles.of(tiny(update={"replicas": 2}), muxes[0])
     for mux in muxes:
         mux.close()
 
@@ -379,7 +515,7 @@ def test_a_follower_that_is_gone_is_heard_of(tmp_path: Path, monkeypatch: pytest
     crowd = Crowd()
     with leading(tmp_path, crowd) as (ranks, follower):
         ranks._landed = 4
-        with pytest.raises(EngineLost, match="process 0 of the job offers no engine"):
+        with pytest.raises(EngineLost, match="process 0 of the job does not offer its work"):
             ranks.engine(0, 4).submit(GenerationRequest("one", (1,), 3))
         with pytest.raises(RanksApart, match="version 5 of the weights did not come across"):
             ranks.land(5)

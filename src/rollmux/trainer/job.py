@@ -19,7 +19,7 @@ from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.errors import CheckpointRefused, RunExists
 from rollmux.trainer.metrics import Metrics, Tracker, record
 from rollmux.trainer.model import export_model
-from rollmux.trainer.parts import Parts, engine_of, model_of
+from rollmux.trainer.parts import Parts, engine_of, model_of, objective
 from rollmux.trainer.ranks import Ranks, Roles, follow
 from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.seats import Seats
@@ -58,7 +58,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     if not roles.leads:
         model = model_of(job, build_task(job.task, job.seed, job.model.path))
-        follow(mux, folder, roles.followers, model, partial(engine_of, job))
+        follow(mux, folder, roles, model, partial(engine_of, job), objective(job.objective, job.batching.responses))
         return None
     with _alone(folder, LOCK_PATIENCE_S if mux.attached else 0.0):
         run = _Run(job, folder, mux, roles, trackers, warmed_up)
@@ -81,8 +81,8 @@ class _Run:
         self.job, self.mux, self._warmed_up = job, mux, warmed_up
         self._seats = Seats(job.rollout.workers, mux.rollout_nodes)
         self._under_way: Phase | None = None
-        ranks = partial(Ranks, mux.kin, folder, roles.followers, lost=self._is_lost) if roles.followers else None
-        self.parts = Parts(job, self._present, leased=mux.attached, ranks=ranks)
+        ranks = partial(Ranks, mux.kin, folder, roles.followers, replicas=roles.replicas, lost=self._is_lost)
+        self.parts = Parts(job, self._present, leased=mux.attached, ranks=ranks if roles.followers else None)
         if self.parts.ranks is not None:
             mux.runtime_hook("lost")(self.parts.ranks.break_off)
         if mux.attached:

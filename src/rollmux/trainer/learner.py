@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rollmux.trainer.ranks.share import Shared
 from rollmux.trainer.replicas import Replicated
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.settings import Optimiser
@@ -21,10 +22,16 @@ REST_PART, LONGEST_REST_S = 0.3, 3.0
 
 
 class Learner:
-    """A model with its optimiser."""
+    """A model with its optimiser. Its gradients are by so many replicas on this node, or `shared` with other nodes."""
 
     def __init__(
-        self, model: Any, objective: Objective, settings: Optimiser, version: int = 0, replicas: int = 1
+        self,
+        model: Any,
+        objective: Objective,
+        settings: Optimiser,
+        version: int = 0,
+        replicas: int = 1,
+        shared: Shared | None = None,
     ) -> None:
         self.model, self.version = model, version
         self.has_nodes = True  # where there is no controller all nodes are this job's
@@ -33,6 +40,7 @@ class Learner:
         self._turn = Lock()
         self._settings = settings
         self._replicated = Replicated(model, objective, replicas)
+        self._gradients = shared or self._replicated
         self._optimiser = torch.optim.AdamW(
             model.parameters(),
             lr=settings.rate,
@@ -82,7 +90,7 @@ class Learner:
     def update(self, samples: Sequence[Sample]) -> Stats:
         """Trains these, and tells what came of it."""
         with self._turn:
-            stats = self._replicated.gradient(self.version, samples)
+            stats = self._gradients.gradient(self.version, samples)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip_norm)
         self._optimiser.step()
         self._optimiser.zero_grad()

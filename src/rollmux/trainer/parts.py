@@ -50,7 +50,8 @@ class Parts:
         self.model = model_of(job, self.task)
         climbed = objective(job.objective, job.batching.responses)
         self.ranks = ranks(self.model) if ranks is not None else None
-        self.learner = Learner(self.model, climbed, job.optimiser, replicas=job.update.replicas)
+        shared = self.ranks.shared(climbed) if self.ranks is not None else None
+        self.learner = Learner(self.model, climbed, job.optimiser, replicas=job.update.replicas, shared=shared)
         self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), 0, {}, ())
 
     def _rollout(self, batcher: TailBatcher, position: int, rewards: dict[str, Any], lengths: Sequence[int]) -> Rollout:

@@ -127,7 +127,7 @@ class Seat:
     meeting: Meeting
     rank: int
 
-    def gather(self, mine: T) -> list[T]:
+    def gather(self, mine: T, kind: type[T]) -> list[T]:
         return self.meeting.everybody(self.rank, mine)
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:

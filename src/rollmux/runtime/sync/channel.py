@@ -55,7 +55,7 @@ class Channel:
     def say(self, message: Message) -> None:
         self.write(msgspec.json.encode(message))
 
-    def write(self, body: bytes) -> None:
+    def write(self, body: Payload) -> None:
         """A message of whatever is spoken after the greeting."""
         self.send(Kind.MESSAGE, body)
 

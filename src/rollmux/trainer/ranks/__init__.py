@@ -1,4 +1,5 @@
-"""A job that spans nodes: the process on its training node leads, those on rollout nodes follow with an engine each.
+"""A job that spans nodes: the process on its last training node leads, those on rollout nodes follow with an engine
+each, and those on other training nodes with a replica of the learner.
 
 See docs/design/ranks.md.
 """

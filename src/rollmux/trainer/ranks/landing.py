@@ -1,28 +1,43 @@
-"""The weights of a job that spans nodes: whole on its training node, and whole on each of its rollout nodes."""
+"""The weights of a job that spans nodes: whole where they are trained, and whole on each of its other nodes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from rollmux.runtime.sync import Exchange, Layout, Place, Plan, Side, Weights, make_plan
+from rollmux.runtime.sync import Exchange, Layout, Place, Plan, Receiver, Side, Weights, make_plan
 from rollmux.runtime.sync.tensors import as_torch, spec_of
+from rollmux.trainer.errors import RanksApart
 
 
-def plan_for(model: Any, followers: int) -> Plan:
-    """All processes come to the same one. Each byte crosses once to the rollout nodes, which pass it on."""
+def plan_for(model: Any, engines: int, replicas: int = 0) -> Plan:
+    """All processes come to the same one. Each byte crosses once to the rollout nodes, which pass it on; so it does
+    among training nodes.
+    """
     tensors = tuple(spec_of(name, weight) for name, weight in weights_of(model).items())
     trains = Side(Layout(1), (Place("train", "train"),))
-    draws = Side(Layout(1, dp=followers), tuple(Place("rollout", f"rollout {rank}") for rank in range(followers)))
-    return make_plan(Exchange(tensors, trains, draws))
+    draw = tuple(Place("rollout", f"rollout {number}") for number in range(engines))
+    share = tuple(Place("train", f"train {number}") for number in range(1, replicas + 1))
+    return make_plan(Exchange(tensors, trains, Side(Layout(1, dp=engines + replicas), (*draw, *share))))
 
 
 def weights_of(model: Any) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters())
 
 
+@contextmanager
+def landed(receiver: Receiver, version: int) -> Iterator[Weights]:
+    """The weights of this version, for as long as they are looked at."""
+    with receiver.read() as weights:
+        if weights.version != version:
+            raise RanksApart(f"version {weights.version} has landed here where version {version} was due")
+        yield weights
+
+
 def put(weights: Weights, model: Any) -> None:
     """What has landed into the model, in place."""
-    landed = as_torch(weights)
+    theirs = as_torch(weights)
     with torch.no_grad():
         for name, weight in weights_of(model).items():
-            weight.copy_(landed[name])
+            weight.copy_(theirs[name])

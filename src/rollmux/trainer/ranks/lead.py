@@ -24,7 +24,9 @@ from rollmux.runtime.sync.transports.sockets import Listener
 from rollmux.trainer.errors import RanksApart
 from rollmux.trainer.ranks.landing import plan_for, weights_of
 from rollmux.trainer.ranks.meeting import GREETING_S, announce, host_memory, token
-from rollmux.trainer.ranks.orders import ENGINE, FOLLOW, Begin, Bye, Enter, Joined, Order, Over, hear, say
+from rollmux.trainer.ranks.orders import FOLLOW, WORK, Begin, Bye, Enter, Joined, Order, Over, hear, say
+from rollmux.trainer.ranks.share import Shared
+from rollmux.trainer.update import Objective
 
 log = logging.getLogger("rollmux")
 
@@ -42,7 +44,8 @@ _SYNCS = 2**32
 
 
 class Ranks:
-    """Made once all others have joined. `model` has the weights that land.
+    """Made once all others have joined. `model` has the weights that land; the last so many `replicas` of those who
+    follow are replicas of the learner.
 
     `lost` tells whether the phase under way has lost its lease: then followers end their engines, and begin none.
     """
@@ -53,24 +56,26 @@ class Ranks:
         folder: Path,
         followers: int,
         model: Any,
+        replicas: int = 0,
         join_s: float = JOIN_S,
         lost: Callable[[], object] = lambda: False,
     ) -> None:
         self._model, self._followers, self._lost = model, followers, lost
+        self._replicas = range(followers - replicas, followers)
         self._token = token(kin).encode()
         self._epoch = kin.attempt * _SYNCS
         self._landing = Lock()
         self._landed: int | None = None
         self._changed = Condition()
         self._joined: dict[int, tuple[Channel, tuple[str, ...]]] = {}
-        self._offered: dict[int, Channel] = {}  # lines to engines that are yet to begin
-        self._spoken: dict[int, Channel] = {}  # and to those that have
+        self._offered: dict[int, Channel] = {}  # lines to those who are yet to begin
+        self._spoken: dict[int, Channel] = {}  # and to those who have
         self._greeting = BoundedSemaphore(MOST_STRANGERS)
         self._closed = False
         self._resources = ExitStack()
         with ExitStack() as undone:
             undone.callback(self.close)
-            self._plan = plan_for(model, followers)
+            self._plan = plan_for(model, followers - replicas, replicas)
             self._sender = Sender(self._plan, 0, self._resources.enter_context(host_memory()), token(kin))
             self._resources.callback(self._sender.close, keep=False)
             self._listener = Listener(f"tcp://{kin.host}:0")
@@ -104,7 +109,7 @@ class Ranks:
             over(0)
 
     def land(self, version: int) -> None:
-        """The model's weights are those of this version: when this returns they are on all rollout nodes."""
+        """The model's weights are those of this version: when this returns they are on all of the others' nodes."""
         with self._landing:
             self._land(version)
 
@@ -134,16 +139,8 @@ class Ranks:
 
     def line(self, number: int, version: int) -> Spoken:
         """To a new engine there."""
-        with self._landing:
-            if self._landed is None:
-                self._land(version)
-            if self._landed != version:
-                raise InvariantViolated("an engine's weights", f"{self._landed} has landed, {version} is asked for")
-        with self._changed:
-            if not self._changed.wait_for(lambda: number in self._offered or self._lost(), LINE_S) or self._lost():
-                why = "the lease is lost" if self._lost() else "its log may say why"
-                raise EngineLost(f"process {number} of the job offers no engine: {why}")
-            channel = self._spoken[number] = self._offered.pop(number)
+        self._require_landed(version)
+        channel = self._begun(number)
         try:
             say(channel, Begin(version))
         except SyncFailed as trouble:
@@ -151,8 +148,42 @@ class Ranks:
             raise ConnectionError(str(trouble)) from trouble
         return Spoken(channel)
 
+    def replicas(self, version: int) -> list[Channel]:
+        """See `rollmux.trainer.ranks.share.Lines`."""
+        self._require_landed(version)
+        return [self._spoken.get(number) or self._begun(number) for number in self._replicas]
+
+    def part(self) -> None:
+        with self._changed:
+            for number in self._replicas:
+                channel = self._spoken.pop(number, None)
+                if channel is not None:
+                    channel.close()
+
+    def shared(self, objective: Objective) -> Shared | None:
+        """Who computes a gradient, if there are replicas of the learner."""
+        return Shared(self._model, objective, self) if self._replicas else None
+
+    def _require_landed(self, version: int) -> None:
+        with self._landing:
+            if self._landed is None:
+                self._land(version)
+            if self._landed != version:
+                raise InvariantViolated("weights elsewhere", f"{self._landed} has landed, {version} is asked for")
+
+    def _begun(self, number: int) -> Channel:
+        """The line that this process offers."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: number in self._offered or self._lost(), LINE_S) or self._lost():
+                why = "the lease is lost" if self._lost() else "its log may say why"
+                raise EngineLost(f"process {number} of the job does not offer its work: {why}")
+            channel = self._spoken[number] = self._offered.pop(number)
+        return channel
+
     def break_off(self, reason: str = "") -> None:
-        """Whoever waits for an engine, or for one to begin, goes on: it is begun anew, if the lease is not lost."""
+        """Whoever waits for an engine or a replica, or for one to begin, goes on: it is begun anew, if the lease is not
+        lost.
+        """
         with self._changed:
             for channel in self._spoken.values():
                 channel.hang_up()
@@ -165,6 +196,7 @@ class Ranks:
     def close(self) -> None:
         """Who has not heard that the job is done hears that this process is gone."""
         self._closed = True
+        self.part()
         self._resources.close()
         with self._changed:
             for channel in (*(channel for channel, _ in self._joined.values()), *self._offered.values()):
@@ -201,7 +233,7 @@ class Ranks:
     def _greet(self, channel: Channel) -> None:
         try:
             hello = door.admit(channel, self._token)
-            if hello.purpose not in (FOLLOW, ENGINE) or not 0 <= hello.rank < self._followers:
+            if hello.purpose not in (FOLLOW, WORK) or not 0 <= hello.rank < self._followers:
                 raise Refused(f"process {hello.rank} for {hello.purpose[:80]!r}: there is nothing for it here")
             door.welcome(channel, self._token, hello)
             joined = hear(channel, Joined) if hello.purpose == FOLLOW else None

@@ -7,8 +7,8 @@ import msgspec
 from rollmux.runtime.sync.channel import Channel
 from rollmux.runtime.sync.errors import Broken
 
-# How they greet each other (`rollmux.runtime.sync.door`): for orders, or to offer an engine.
-FOLLOW, ENGINE = "follow", "engine"
+# How they greet each other (`rollmux.runtime.sync.door`): for orders, or to offer their work.
+FOLLOW, WORK = "follow", "work"
 MOST_BYTES = 2**16
 
 

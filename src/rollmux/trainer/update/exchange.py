@@ -15,8 +15,8 @@ T = TypeVar("T")
 class Exchange(Protocol):
     """Between the replicas of one update."""
 
-    def gather(self, mine: T) -> list[T]:
-        """Every replica's, in the same order everywhere."""
+    def gather(self, mine: T, kind: type[T]) -> list[T]:
+        """Every replica's, in the same order everywhere. `kind` is what they are."""
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Puts the sum over the replicas in place of each tensor."""
@@ -25,7 +25,7 @@ class Exchange(Protocol):
 class Alone:
     """There is one replica."""
 
-    def gather(self, mine: T) -> list[T]:
+    def gather(self, mine: T, kind: type[T]) -> list[T]:
         return [mine]
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
@@ -38,7 +38,7 @@ class Replicas:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
 
-    def gather(self, mine: T) -> list[T]:
+    def gather(self, mine: T, kind: type[T]) -> list[T]:
         everybody: list[T | None] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(everybody, mine, group=self._group)
         return [theirs for theirs in everybody if theirs is not None]

@@ -100,13 +100,13 @@ class GradientSum:
         """
         self._require_open()
         ledger = Ledger(self.objective)
-        for entries in exchange.gather(self._ledger.entries):
+        for entries in exchange.gather(self._ledger.entries, list[Entry]):
             ledger.book(entries)
         whole = ledger.whole()
         self._closed = True
         gradient = self._passes.sums.settle(whole.affine)
         self._train_rest(ledger, whole)
-        told = exchange.gather((self._measured, gradient.value))
+        told = exchange.gather((self._measured, gradient.value), tuple[Measured, float])
         exchange.add_up(gradient.tensors)
         gradient.value = fsum(value for _, value in told)
         self._leave(gradient, whole.total)
