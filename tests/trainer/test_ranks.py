@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -493,6 +494,24 @@ def test_who_has_not_the_jobs_token_or_no_place_is_turned_away(tmp_path: Path) -
         with pytest.raises(Refused, match="process 7 for 'follow'"):
             Follower(tmp_path, rank=7)
         assert len(ranks._joined) == 1
+    crowd.join()
+
+
+def test_strangers_whose_bytes_come_one_by_one_hold_the_door_no_longer_than_anybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lead, "GREETING_S", 0.5)
+    crowd = Crowd()
+    with leading(tmp_path, crowd) as (ranks, _):
+        host, _, port = ranks._listener.address.removeprefix("tcp://").rpartition(":")
+        with socket.create_connection((host, int(port))) as stranger:
+            sent = 0
+            with suppress(OSError):
+                while sent < 100:
+                    stranger.sendall(b"\0")
+                    sent += 1
+                    sleep(0.05)
+            assert sent < 50
     crowd.join()
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import BoundedSemaphore, Condition, Lock, Thread
+from threading import BoundedSemaphore, Condition, Lock, Thread, Timer
 from time import sleep
 from typing import Any
 
@@ -231,12 +231,15 @@ class Ranks:
             Thread(target=self._greet, args=(channel,), name="rollmux-rank", daemon=True).start()
 
     def _greet(self, channel: Channel) -> None:
+        end = Timer(GREETING_S, channel.hang_up)  # each byte may be in time, and all of them never come
+        end.start()
         try:
             hello = door.admit(channel, self._token)
             if hello.purpose not in (FOLLOW, WORK) or not 0 <= hello.rank < self._followers:
                 raise Refused(f"process {hello.rank} for {hello.purpose[:80]!r}: there is nothing for it here")
             door.welcome(channel, self._token, hello)
             joined = hear(channel, Joined) if hello.purpose == FOLLOW else None
+            end.cancel()
             channel.patience(None)
             with self._changed:
                 if self._closed:
@@ -257,6 +260,7 @@ class Ranks:
             channel.close()
             raise
         finally:
+            end.cancel()
             self._greeting.release()
 
 
