@@ -189,6 +189,21 @@ def test_state_stays_where_nobody_else_is_and_leaves_when_somebody_comes() -> No
     assert engine.moves == ["load", "offload", "load", "offload"]
 
 
+def test_who_takes_its_leave_leaves_no_state_behind() -> None:
+    """Nobody sees the end of a script that no launcher started, and it may live on."""
+    world, engine, here = World(), Engine(), list[bool]()
+
+    def fate(verb: str, message: Any) -> str:
+        here.extend([engine.here] if verb == "leave" else [])
+        return ""
+
+    world.fate = fate
+    with world.connect(job_data("a")) as mux, mux.phase("rollout", state=engine):
+        pass
+    assert engine.moves == ["load", "offload"]
+    assert here == [False]
+
+
 class Lingering(Engine):
     """State that takes its time to leave."""
 

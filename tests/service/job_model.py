@@ -133,7 +133,7 @@ class Process:
 
     def step(self) -> None:
         if self.iteration >= (self.submission.job.iterations or 0) and not self.finished:
-            self.say(msg.Leave(self.attempt, "", self.rank, self.instance), self.main(lambda _: self.end("")))
+            self._leave("", "")
             return
         if self.iteration >= (self.submission.job.iterations or 0):
             self._back()
@@ -200,8 +200,7 @@ class Process:
             self._give_up(epoch, Said.FAILED, keeps=False)
         else:
             self.stop_work()
-            leave = msg.Leave(self.attempt, "raised ValueError", self.rank, self.instance)
-            self.say(leave, self.main(lambda _: self.end("raised ValueError")))
+            self._leave("raised ValueError", "raised ValueError")
 
     def _done(self, lease: msg.Held) -> None:
         self.world.watch.did[lease.epoch].add(self.rank)
@@ -305,11 +304,16 @@ class Process:
     def _told_to_stop(self) -> None:
         self.stop_work()
         if self.world.rng.random() < 0.5:
-            self.say(
-                msg.Leave(self.attempt, "told to stop", self.rank, self.instance), self.main(lambda _: self.end(""))
-            )
+            self._leave("told to stop", "")
         else:
             self.end("")
+
+    def _leave(self, why: str, failed: str) -> None:
+        """Nothing of it is left on nodes then, where nobody sees its process end."""
+        if self.launched_as is None:
+            for epoch in list(self.rests):
+                self._clear(epoch)
+        self.say(msg.Leave(self.attempt, why, self.rank, self.instance), self.main(lambda _: self.end(failed)))
 
     # -- its end -----------------------------------------------------------------------------------------------------
 

@@ -201,6 +201,13 @@ class Link:
         self.clear(epoch, state or ())
         self.give_back(epoch)
 
+    def move_all_off(self) -> None:
+        """Nothing that was left on nodes is there once this returns: who leaves frees them."""
+        with self.lock:
+            parked, self.parked = self.parked, {}
+        for epoch, state in parked.values():
+            self.clear(epoch, state)
+
     def clear(self, epoch: int, state: State) -> float:
         """Moves state off a lease's nodes; returns the seconds that it took.
 

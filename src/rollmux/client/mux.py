@@ -188,6 +188,7 @@ class Mux:
             if not failed and not link.stop:
                 self._sync_if_due()
             if self._owner:
+                link.move_all_off()
                 leave = Leave(link.attempt, failed[:1000], link.rank, link.instance)
                 link.send("leave", leave, Done, patience_s=LEAVE_PATIENCE_S)
         except RollmuxError as error:
