@@ -263,6 +263,29 @@ def test_a_job_that_was_cut_off_moves_its_state_off_before_it_says_that_it_is_do
     assert met == [False]
 
 
+def test_a_word_that_came_too_late_frees_nothing_while_another_thread_moves_the_state_off() -> None:
+    """The lease runs out while FINISHED is on its way: both threads hear of it, and one of them has the state."""
+    world, engine, crowd, met = World(lease_s=1.0, drain_s=10.0), Lingering(1.5), Crowd(), list[bool]()
+
+    def neighbour() -> None:
+        with world.connect(job_data("b")) as other, other.phase("rollout"):
+            met.append(engine.here)
+
+    def fate(verb: str, message: Any) -> str:
+        if isinstance(message, Report) and message.said is Said.FINISHED and not message.left:
+            sleep(1.6)
+        return ""
+
+    with world.connect(job_data("a")) as mux:
+        world.fate = fate
+        with suppress(LeaseLost), mux.phase("rollout", state=engine):
+            crowd.start(neighbour)
+            sleep(0.3)
+    crowd.join()
+    assert engine.moves == ["load", "offload"]
+    assert met == [False]
+
+
 class Stuck(Engine):
     """State that does not leave."""
 

@@ -325,21 +325,6 @@ def test_an_expired_holder_is_revoked_then_ended_and_the_next_has_its_nodes() ->
     world.ignores(STOPPED)
 
 
-def test_who_finished_under_a_lease_that_ran_out_has_yet_to_move_off_what_might_have_stayed() -> None:
-    """It was said before its holder knew, and the network had it for long: somebody else waits by now."""
-    world = leased(job("A"))
-    lease = world.begin("A", ROLLOUT)
-    assert lease.keep
-    world.run(job("B"))
-    world.ask("B", ROLLOUT)
-    assert kinds(world.tell(ev.Tick(), 15.0)) == [cmd.Revoke]
-    world.ignores(ev.PhaseFinished("A", lease.epoch))
-    (grant,) = world.tell(ev.PhaseOffloaded("A", lease.epoch))
-    assert isinstance(grant, cmd.Grant)
-    assert grant.lease.job_id == "B"
-    assert world.record("A").progress.rolled == 0
-
-
 def test_what_is_finished_after_the_lease_does_not_count_and_is_done_again() -> None:
     world = leased()
     lease = world.begin("A", ROLLOUT)

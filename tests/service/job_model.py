@@ -217,7 +217,7 @@ class Process:
 
     def _say_finished(self, epoch: int) -> None:
         self.say(
-            msg.Report(Said.FINISHED, epoch, self.rank, instance=self.instance),
+            msg.Report(Said.FINISHED, epoch, self.rank, instance=self.instance, left=epoch not in self.rests),
             self.main(lambda heard: self._finished(epoch, heard)),
         )
 

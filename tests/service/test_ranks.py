@@ -152,6 +152,45 @@ def test_the_others_hear_that_a_rank_has_given_a_phase_up() -> None:
     assert job.controller.machine.state.jobs["a"].progress.rolled == 0
 
 
+def test_finished_says_of_a_lease_that_is_over_only_with_a_word_more_that_the_nodes_are_free() -> None:
+    """It may have been said before its holder knew, and come late: its state lies there yet."""
+    job = Alone(1)
+    job.attach()
+    lease = job.ask()
+    assert lease.keep
+    job.passes(16.0)
+    late = Report(Said.FINISHED, lease.epoch, left=False)
+    assert not job.controller.processes.report(job.now, "a", late).holds
+    with pytest.raises(IllegalEvent, match="has lost its lease"):
+        job.controller.processes.ask(job.now, "a", Ask(1, ROLLOUT, 0, 0, (lease.epoch,)))
+    (held,) = job.controller.processes.orders("a").held
+    assert held.state == "fenced"
+    job.say(Said.OFFLOADED, lease.epoch, 0)
+    lease = job.ask()
+    job.passes(16.0)
+    job.say(Said.FINISHED, lease.epoch, 0)  # as older clients say it, once they are off
+    assert job.controller.processes.orders("a").held == ()
+    assert job.controller.machine.state.jobs["a"].progress.rolled == 0
+
+
+def test_state_that_a_rank_moved_off_early_is_in_nobodys_way() -> None:
+    job = Alone()
+    job.attach()
+    lease = job.ask(0)
+    for rank in range(2):
+        job.say(Said.FINISHED, lease.epoch, rank)
+    job.say(Said.OFFLOADED, lease.epoch, 0)  # by an order that holds no more
+    (held,) = job.controller.processes.orders("a").held
+    assert held.state == "parked"
+    assert job.ask(0, kind=PhaseKind.TRAIN) == job.ask(1, kind=PhaseKind.TRAIN)
+    job.controller.submit(job.now, "team", Submission(JobSpec("b", PHASE, PHASE, 8.0, iterations=1)))
+    job.controller.processes.attach(job.now, "b", Attach("b"))
+    job.say(Said.OFFLOADED, lease.epoch, 0)
+    assert job.ask(0, kind=PhaseKind.TRAIN) == job.ask(1, kind=PhaseKind.TRAIN), "rank 1 is on its way"
+    job.say(Said.OFFLOADED, lease.epoch, 1)
+    assert [held.kind for held in job.controller.processes.orders("a").held] == [PhaseKind.TRAIN]
+
+
 def test_who_has_shrunk_still_works_though_others_have_given_up() -> None:
     job = Alone(3, tail=Tail(10, 5, 10.0), nodes=2)
     other = JobSpec("b", PHASE, PHASE, 8.0, iterations=1)

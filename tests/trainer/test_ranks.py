@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from rollmux.protocol.messages import Report, Said
 from rollmux.runtime.engine import GenerationRequest
 from rollmux.runtime.engine.afar import Spoken
 from rollmux.runtime.engine.errors import EngineLost
+from rollmux.runtime.sync.channel import Channel
 from rollmux.runtime.sync.errors import Broken, Refused
 from rollmux.trainer.errors import RanksApart
 from rollmux.trainer.job import train
@@ -329,6 +331,41 @@ def test_a_replica_computes_nothing_while_the_nodes_are_somebody_elses(
     assert world.ended("a") == world.ended("b") == "finished"
 
 
+class Uncarried:
+    """The frames carry their own payload."""
+
+    def close(self) -> None: ...
+
+
+def test_a_replica_writes_when_it_is_its_turn_and_knows_when_nobody_listens() -> None:
+    """Who stands in front of somebody that does not read is taken for gone after a while."""
+    here, there = socket.socketpair()
+    carrier: Any = Uncarried()
+    leader, replica = Channel(here, carrier, 10.0), Channel(there, carrier, 10.0)
+    told, sums = list[list[int]](), torch.ones(3, dtype=torch.float64)
+
+    def follows() -> None:
+        exchange = share._Following(replica)
+        told.append(exchange.gather(2, int))
+        exchange.add_up([torch.full((3,), 2.0, dtype=torch.float64), torch.zeros(0)])
+
+    crowd = Crowd()
+    crowd.start(follows)
+    sleep(0.2)
+    over = [leader.is_over]
+    assert select.select([here], [], [], 0)[0] == []
+    leads = share._Leading([leader])
+    assert leads.gather(1, int) == [1, 2]
+    leads.add_up([sums, torch.zeros(0)])
+    crowd.join()
+    assert told == [[1, 2]]
+    assert sums.tolist() == [3.0, 3.0, 3.0]
+    leader.close()
+    over += [replica.is_over, leader.is_over]
+    assert over == [False, True, True]
+    replica.close()
+
+
 def test_a_replica_stops_between_two_groups_where_its_nodes_are_gone() -> None:
     settings = tiny()
     model = model_of(settings, build_task(settings.task, 0, ""))
@@ -341,7 +378,7 @@ def test_a_replica_stops_between_two_groups_where_its_nodes_are_gone() -> None:
             raise Broken("the nodes are somebody else's")
 
     line: Any = None
-    with pytest.raises(Broken):
+    with pytest.raises(Broken, match="somebody else's"):
         share.take_part(model, objective(settings.objective, 4), share.Part(0, samples), line, gone)
     assert len(asked) == 2
 

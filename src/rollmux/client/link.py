@@ -125,21 +125,17 @@ class Link:
         if not fenced:
             raise refused
         for held in fenced:
-            stayed = self.unpark(kind, held.epoch)
-            if stayed is not None:
-                self.clear(held.epoch, stayed)
-            if self._has_left(held.epoch):
-                self.give_back(held.epoch)
+            self.leave_behind_nothing(kind, held.epoch)
 
     def _has_left(self, epoch: int) -> bool:
         """Whether no state is left behind under this lease. What is just being moved off is waited for, a little."""
         with self.lock:
             return self.lock.wait_for(lambda: epoch not in self.stuck, MOVING_S)
 
-    def report(self, said: Said, epoch: int, reason: str = "", patience_s: float = 0.0) -> Heard:
+    def report(self, said: Said, epoch: int, reason: str = "", patience_s: float = 0.0, *, left: bool = True) -> Heard:
         return self.send(
             "report",
-            Report(said, epoch, self.rank, reason=reason, instance=self.instance),
+            Report(said, epoch, self.rank, reason=reason, instance=self.instance, left=left),
             Heard,
             patience_s=patience_s,
         )
@@ -200,6 +196,18 @@ class Link:
             self.stuck.add(epoch)
         self.clear(epoch, state or ())
         self.give_back(epoch)
+
+    def take_off(self, kind: PhaseKind, epoch: int) -> None:
+        """Moves off what was left under this lease, unless another thread does so already."""
+        stayed = self.unpark(kind, epoch)
+        if stayed is not None:
+            self.clear(epoch, stayed)
+
+    def leave_behind_nothing(self, kind: PhaseKind, epoch: int) -> None:
+        """The lease does not hold: says that this process is off its nodes, once it is."""
+        self.take_off(kind, epoch)
+        if self._has_left(epoch):  # else whoever moves it says so
+            self.give_back(epoch)
 
     def move_all_off(self) -> None:
         """Nothing that was left on nodes is there once this returns: who leaves frees them."""

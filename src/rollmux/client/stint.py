@@ -156,8 +156,7 @@ class Stint:
         try:
             heard = self._report_finished(epoch)
             if lease.keep and (self.lost or not heard.holds):  # it is not let stay, and must say that it has left
-                link.clear(epoch, link.unpark(self.kind, epoch) or ())
-                link.give_back(epoch)
+                link.leave_behind_nothing(self.kind, epoch)
             return link.outcome(self.kind, self.iteration, heard)
         finally:
             with link.lock:
@@ -169,9 +168,9 @@ class Stint:
         parked = link.parked.get(self.kind)
         if parked is not None and parked[0] == epoch:
             try:
-                return link.report(Said.FINISHED, epoch, patience_s=max(link.sure_s, _LEAST_S))
+                return link.report(Said.FINISHED, epoch, patience_s=max(link.sure_s, _LEAST_S), left=False)
             except Unreachable:
-                link.clear(epoch, link.unpark(self.kind, epoch) or ())
+                link.take_off(self.kind, epoch)
         return link.report(Said.FINISHED, epoch)
 
     def _report_failed(self, epoch: int, reason: str) -> None:

@@ -259,8 +259,6 @@ class Weave:
         lane = self._lane_of(event.epoch, event.job_id)
         if lane is None or lane.state in (Phase.PARKED, Phase.OFFLOADING):
             return None  # late or repeated
-        if lane.state is Phase.FENCED and lane.keep:
-            return None  # it was said while the state might stay: that the state has left is to be said too
         parks = lane.keep and (lane.state is Phase.RUNNING or lane.state is Phase.GRANTED)
         following = next_phase(lane.state, On.PARK if parks else On.FINISH, lane)
         if lane.state is not Phase.FENCED:  # what was done without a lease does not count

@@ -92,7 +92,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What has become of a lease."""
+    """What has become of a lease. `left`: no state of this process is on its nodes, which FINISHED alone doesn't say
+    where state may stay.
+    """
 
     said: Said
     epoch: int
@@ -101,6 +103,7 @@ class Report:
     total: int = 0
     reason: str = ""
     instance: str = ""
+    left: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,11 @@ _BY_ALL: dict[Said, Callable[[str, int], ev.Event]] = {
 _LESS: dict[Said | None, frozenset[Said]] = {
     Said.OFFLOADED: frozenset(Said),
     Said.FINISHED: frozenset(Said) - {Said.OFFLOADED},
-    Said.FAILED: frozenset({Said.SHRUNK}),
+    Said.FAILED: frozenset({Said.SHRUNK, Said.OFFLOADED}),
     Said.PAUSED: frozenset({Said.SHRUNK}),
 }
+
+_AT_REST = (Phase.PARKED, Phase.OFFLOADING)
 
 ANOTHER_LIFE = "its script was started again"
 
@@ -111,7 +113,8 @@ class Processes:
         seat = self._seat(job_id, call.attempt)
         if call.iteration < seat.committed(call.kind):
             return Turn(None, done=True)
-        mine = [lane for lane in seat.lanes.values() if lane.holding and live.is_done(call.rank, lane.epoch)]
+        leased = [lane for lane in seat.lanes.values() if lane.holding and lane.state not in _AT_REST]
+        mine = [lane for lane in leased if live.is_done(call.rank, lane.epoch)]
         if mine:
             return Turn(None, reason=f"other processes of the job are not done with {mine[0]}")
         lane = seat.lanes[call.kind]
@@ -130,7 +133,9 @@ class Processes:
         if call.said is Said.PROGRESSED:
             self._controller.tell(now, ev.PhaseProgressed(job_id, call.epoch, call.done, call.total))
         elif call.said is not Said.STARTED:
-            self._say(now, job_id, live, (call.epoch,), call.rank, call.said, call.reason)
+            off = call.said is Said.FINISHED and call.left and lane is not None and lane.state is Phase.FENCED
+            said = Said.OFFLOADED if off else call.said
+            self._say(now, job_id, live, (call.epoch,), call.rank, said, call.reason)
         elif lane is not None:
             self._controller.tell(now, ev.PhaseStarted(job_id, call.epoch))
         after = self._lane(job_id, call.epoch)
@@ -241,8 +246,10 @@ class Processes:
         """This process says what became of these leases; it holds once all processes of the job have said something."""
         for epoch in epochs:
             lane = self._lane(job_id, epoch)
-            if said is Said.FINISHED and lane is not None and lane.state in (Phase.PARKED, Phase.OFFLOADING):
+            if said is Said.FINISHED and lane is not None and lane.state in _AT_REST:
                 continue  # it counts already, and this process has not heard of it: the others will not say it again
+            if said is Said.OFFLOADED and lane is not None and lane.state is Phase.PARKED:
+                continue  # nobody has asked for that: it is said again when somebody does
             heard = live.said.setdefault(epoch, {})
             if said not in _LESS.get(heard.get(rank), ()):
                 heard[rank] = said
@@ -251,8 +258,9 @@ class Processes:
                 self._controller.order(job_id)
             if lane is None or (len(heard) >= live.submission.processes and _is_said(lane, heard)):
                 counts = next(each for each in _BY_ALL if each in heard.values())
+                if counts is not Said.FINISHED or not _may_lie_there(lane):
+                    self._controller.tell(now, _BY_ALL[counts](job_id, epoch))
                 live.said[epoch] = {} if counts is not Said.SHRUNK else _gone(heard)
-                self._controller.tell(now, _BY_ALL[counts](job_id, epoch))
                 if live.submission.processes > 1:
                     self._controller.woken.add(job_id)  # who was done before waits to hear whether it counts
         for epoch in [each for each in live.said if not live.said[each] or self._lane(job_id, each) is None]:
@@ -289,6 +297,13 @@ def _is_said(lane: Lane, heard: dict[int, Said]) -> bool:
     """
     words = set(heard.values())
     return not lane.keep or len(words) == 1 or Said.FINISHED not in words
+
+
+def _may_lie_there(lane: Lane | None) -> bool:
+    """Whether FINISHED was said of a lease that is over while its state may be on the nodes: it commits nothing, and
+    that the state has left is yet to be said.
+    """
+    return lane is not None and lane.keep and lane.state is Phase.FENCED
 
 
 def _gone(heard: dict[int, Said]) -> dict[int, Said]:

@@ -3,6 +3,7 @@
 Invariant: a channel that has raised is of no more use; nothing is sent twice on it.
 """
 
+import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -116,6 +117,16 @@ class Channel:
     def take(self, into: memoryview) -> None:
         with _trouble():
             self.carrier.take(self._link, into)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the other side has hung up, as far as is known; asked while it has nothing to say."""
+        try:
+            poll = select.poll()
+            poll.register(self._link, select.POLLIN)
+            return bool(poll.poll(0)) and not self._link.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):  # it is broken, or closed here
+            return True
 
     def hang_up(self) -> None:
         """Whoever waits on it, on either side, is woken."""

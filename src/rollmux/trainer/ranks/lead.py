@@ -34,6 +34,8 @@ log = logging.getLogger("rollmux")
 JOIN_S = 600.0
 # Who has closed one engine offers the next at once.
 LINE_S = 60.0
+# Who has hung up in the middle of a gradient offers the next line after the group under way.
+SHARE_S = 600.0
 # Callers at once who have not shown that they know the token.
 MOST_STRANGERS = 64
 # Before the next try where the system has no room for a call.
@@ -151,7 +153,7 @@ class Ranks:
     def replicas(self, version: int) -> list[Channel]:
         """See `rollmux.trainer.ranks.share.Lines`."""
         self._require_landed(version)
-        return [self._spoken.get(number) or self._begun(number) for number in self._replicas]
+        return [self._spoken.get(number) or self._begun(number, SHARE_S) for number in self._replicas]
 
     def part(self) -> None:
         with self._changed:
@@ -171,10 +173,11 @@ class Ranks:
             if self._landed != version:
                 raise InvariantViolated("weights elsewhere", f"{self._landed} has landed, {version} is asked for")
 
-    def _begun(self, number: int) -> Channel:
+    def _begun(self, number: int, patience_s: float | None = None) -> Channel:
         """The line that this process offers."""
+        patience_s = LINE_S if patience_s is None else patience_s
         with self._changed:
-            if not self._changed.wait_for(lambda: number in self._offered or self._lost(), LINE_S) or self._lost():
+            if not self._changed.wait_for(lambda: number in self._offered or self._lost(), patience_s) or self._lost():
                 why = "the lease is lost" if self._lost() else "its log may say why"
                 raise EngineLost(f"process {number} of the job does not offer its work: {why}")
             channel = self._spoken[number] = self._offered.pop(number)

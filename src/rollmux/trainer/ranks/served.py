@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from threading import Condition, Event, Thread
 from time import monotonic, sleep
@@ -87,15 +88,17 @@ class Served(ABC):
     def _holds(self) -> bool:
         return self._busy and not self._rests()
 
-    def _enter(self) -> None:
+    def _enter(self, line: Channel) -> None:
         """Waits for the nodes: from now on something is under way."""
         with self._changed:
             self._changed.wait_for(lambda: self._here or self._closed.is_set())
             self._busy = True
+        self._require_wanted(line)
 
-    def _go_on(self) -> None:
-        if not self._here:
-            raise Broken("the nodes are somebody else's")
+    def _require_wanted(self, line: Channel) -> None:
+        """Raises where the nodes are somebody else's by now, or the leader has given up what it asked for."""
+        if not self._here or line.is_over:
+            raise Broken("nobody waits for this any more")
 
     def _hang_up(self) -> None:
         line = self._line
@@ -149,7 +152,7 @@ class EngineHere(Served):
 
     def _work(self, line: Channel) -> None:
         begin = hear(line, Begin)
-        self._enter()
+        self._enter(line)
         with landed(self._receiver, begin.version) as weights:
             put(weights, self._model)
         with closing(self._make(self._model, begin.version)) as engine:
@@ -178,10 +181,10 @@ class ReplicaHere(Served):
     def _work(self, line: Channel) -> None:
         while True:
             part = heard(line)
-            self._enter()
+            self._enter(line)
             with landed(self._receiver, part.version) as weights:
                 put(weights, self._model)
-            take_part(self._model, self._objective, part, line, self._go_on)
+            take_part(self._model, self._objective, part, line, partial(self._require_wanted, line))
             self._busy = False
 
 

@@ -26,6 +26,7 @@ log = logging.getLogger("rollmux")
 # Of one message: the samples of a gradient, with all of their tokens, are the longest.
 MOST_BYTES = 2**30
 _TRIES = 3
+_YOUR_TURN = b""
 
 T = TypeVar("T")
 
@@ -96,13 +97,18 @@ _part = msgspec.msgpack.Decoder(Part)
 
 
 class _Leading:
-    """See `rollmux.trainer.update.Exchange`."""
+    """See `rollmux.trainer.update.Exchange`. Nobody writes before the leader is about to read that: a connection is given
+    up whose other end reads nothing for long.
+    """
 
     def __init__(self, lines: Sequence[Channel]) -> None:
         self._lines = lines
 
     def gather(self, mine: T, kind: type[T]) -> list[T]:
-        everybody = [mine, *(msgspec.msgpack.decode(line.read(MOST_BYTES), type=kind) for line in self._lines)]
+        everybody = [mine]
+        for line in self._lines:
+            line.write(_YOUR_TURN)
+            everybody.append(msgspec.msgpack.decode(line.read(MOST_BYTES), type=kind))
         told = msgspec.msgpack.encode(everybody)
         for line in self._lines:
             line.write(told)
@@ -110,6 +116,7 @@ class _Leading:
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         for line in self._lines:
+            line.write(_YOUR_TURN)
             for tensor in tensors:
                 raw = line.read(tensor.nbytes)
                 if raw:
@@ -123,9 +130,11 @@ class _Following:
         self._line = line
 
     def gather(self, mine: T, kind: type[T]) -> list[T]:
+        self._line.read(len(_YOUR_TURN))
         self._line.write(msgspec.msgpack.encode(mine))
         return msgspec.msgpack.decode(self._line.read(MOST_BYTES), type=list[kind])  # type: ignore[valid-type]
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
+        self._line.read(len(_YOUR_TURN))
         for tensor in tensors:
             self._line.write(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
