@@ -97,8 +97,8 @@ _part = msgspec.msgpack.Decoder(Part)
 
 
 class _Leading:
-    """See `rollmux.trainer.update.Exchange`. Nobody writes before the leader is about to read that: a connection is given
-    up whose other end reads nothing for long.
+    """See `rollmux.trainer.update.Exchange`. Nobody writes before the leader is about to read that: a line is given up
+    whose other end reads nothing for long.
     """
 
     def __init__(self, lines: Sequence[Channel]) -> None:
