@@ -90,7 +90,9 @@ def test_the_log_is_that_of_the_latest_attempt(tmp_path: Path) -> None:
                 await exits.next()
             assert await launcher.log("a", 2) == ["10\ty [2J", "last"]
             assert await launcher.log("a", 0) == []
-            await launcher.start(shell(tmp_path, "sleep 0.0$ROLLMUX_RANK; echo me", number=11, processes=5))
+            after = "until [ $ROLLMUX_RANK = 0 ] || [ -e said$((ROLLMUX_RANK - 1)) ]; do sleep 0.05; done"
+            script = f"cd {tmp_path}; {after}; echo me; sleep 0.05; touch said$ROLLMUX_RANK"
+            await launcher.start(shell(tmp_path, script, number=11, processes=5))
             await exits.next()
             assert await launcher.log("a", 2) == ["[3] me", "[4] me"]
 
