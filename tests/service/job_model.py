@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rollmux.client.wire import ANSWER_PART
 from rollmux.mux.job import PhaseKind
 from rollmux.protocol import messages as msg
 from rollmux.protocol.job_file import Submission
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tests.service.world import World
 
 RETRY_S = 3.0
+SURE_PART = 1.0 - ANSWER_PART  # of a lease: for so long after the last word from the controller it surely holds
 
 
 class Process:
@@ -45,7 +47,7 @@ class Process:
         self.open: dict[int, tuple[float, Callable[[Any], None]]] = {}
         self.work: Work | None = None
         self.rests: dict[int, tuple[PhaseKind, Work]] = {}  # state that it has left on the nodes of a lease
-        self.done_at = 0.0
+        self.done_at = self.lease_s = 0.0
         self.left_s: float | None = None  # of a phase that has paused
         self.finished: dict[int, tuple[PhaseKind, int]] = {}
         self.put_off: list[Callable[[], None]] = []  # until it wakes up
@@ -127,7 +129,7 @@ class Process:
         elif answer.attempt == 0:
             self.soon(self.start)
         else:
-            self.attempt, self.iteration = answer.attempt, answer.synced
+            self.attempt, self.iteration, self.lease_s = answer.attempt, answer.synced, answer.lease_s
             self._listen()
             self.step()
 
@@ -206,6 +208,8 @@ class Process:
         self.world.watch.did[lease.epoch].add(self.rank)
         if lease.keep and self.work is not None:
             self.rests[lease.epoch] = lease.kind, self.world.watch.rests(self.work)
+            sure_until = self.work.reached_at + SURE_PART * self.lease_s
+            self.later(max(0.0, sure_until - self.world.now), lambda: self._no_longer_sure(lease.epoch))
             self.work = None
         self.stop_work()
         self.finished[lease.epoch] = (lease.kind, lease.iteration)
@@ -214,6 +218,11 @@ class Process:
             self.step()
         else:
             self._say_finished(lease.epoch)
+
+    def _no_longer_sure(self, epoch: int) -> None:
+        """Nobody has heard that it is done, and the lease may run out: its state does not stay."""
+        if epoch in self.finished:
+            self._clear(epoch)
 
     def _say_finished(self, epoch: int) -> None:
         self.say(

@@ -101,7 +101,7 @@ def test_a_job_that_spans_nodes_trains_what_it_trains_in_one_process_though_one_
         finally:
             cluster.add(lost)
         there.until(lambda: there.view("a")["attempt"] == 2)
-        assert there.until_ended("a") == "finished"
+        assert there.until_ended("a", patience_s=900.0) == "finished"
     assert steps_of(job) == STEPS
     require_accounted(job)
     exact = slice(None) if trains == 1 else slice(2, None)
