@@ -176,3 +176,14 @@ def test_iterations_are_due_a_little_before_the_limit_and_debts_are_bounded() ->
     assert next_due(500, 300, 100) == 400  # early: counted from when it was done
     assert next_due(250, 300, 100) == 350  # late: it is to make up for that
     assert next_due(0, 1000, 100) == 1000 - DEBT * 100 + 100
+
+
+@pytest.mark.parametrize(("slo", "fits"), [(4.0, False), (5.0, True), (10.0, True), (1000.0, True)])
+def test_a_patient_job_fits_beside_phases_that_are_longer_than_all_it_does_alone(slo: float, fits: bool) -> None:
+    """A turn of the long one is five of its own iterations: it is late by its limit, and not by when they are due."""
+    long, short = PhaseSpec(1.0, 1), PhaseSpec(0.2, 1)
+    world = World()
+    world.run(JobSpec("long", long, long, slo=1.4))
+    world.tell(ev.JobSubmitted(JobSpec("patient", short, short, slo=slo)))
+    placements = [world.record(job_id).placement for job_id in ("long", "patient")]
+    assert (placements[0] == placements[1]) is fits

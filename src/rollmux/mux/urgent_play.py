@@ -5,7 +5,7 @@ It must give what `play` gives, to the last millisecond: tests/mux/test_forecast
 
 from bisect import insort
 
-from rollmux.mux.order import AIM, DEBT, Pause
+from rollmux.mux.order import AIM, DEBT, PATIENCE, Pause
 from rollmux.mux.play import MAX_TURNS, JobPlay, Played, cautious_mean, cautious_means, lasting
 
 # The steps of a job, in the last two bits of their codes. A rollout or training that pauses does so in a step apart.
@@ -60,6 +60,10 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
     # Who may lose nothing: an iteration of theirs that takes longer than alone is a miss, however rare.
     hurried = [limit * AIM + 1 < job.aim_ms for job, limit in zip(jobs, limits_ms or (), strict=limits_ms is not None)]
     clear_from = TRIAL_TURNS if any(hurried) else CLEAR_FROM
+    # Who may lose so much that its iterations are due earlier than it must be done: late by its limit, not by `due`.
+    patient = {
+        i: (int(limit * AIM) << low_bits, 0) for i, limit in enumerate(limits_ms or ()) if limit > PATIENCE * solo[i]
+    }  # for each the time that an iteration may take, and by how much it is late
 
     agenda = list(range(SYNC, 4 * len(jobs), 4))  # when each step is over that is under way, the next first
     pausing: dict[int, list[int]] = {}  # the lines of steps that pause, by codes of their own
@@ -127,6 +131,11 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
                 begin = now + aim[i]
             else:
                 behind = (now - begin) / aim[i]
+                if i in patient and done[i]:
+                    may_take, owed = patient[i]
+                    owed = max(0, owed + now - (done[i][-1] << low_bits) - may_take)
+                    patient[i] = may_take, owed
+                    behind = owed / may_take
                 if behind > late:
                     late = behind
                     if late > HOPELESS:
