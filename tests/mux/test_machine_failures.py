@@ -11,7 +11,7 @@ from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import OVERDUE
 from rollmux.mux.cluster_state import Rules
-from rollmux.mux.job import JobSpec, PhaseSpec
+from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Placement
 from rollmux.mux.policies.rollmux import RollmuxPolicy
@@ -434,6 +434,28 @@ def test_in_a_strict_order_a_fenced_holder_that_asked_ahead_has_had_its_turn() -
     world.refuses(ev.PhaseRequested("A", 1, ROLLOUT, 1))
     world.tell(ev.PhaseOffloaded("A", epoch))
     assert lane.rounds == rounds
+
+
+@pytest.mark.parametrize("order", Order)
+def test_a_tail_that_fails_is_done_again_after_those_whom_it_has_let_in(order: Order) -> None:
+    """In a strict order too: they began in their turn, though it now comes after one that is due again."""
+    tail = Tail(requests=10, requests_per_node=5, bulk_s=30.0, trigger=0.8, move_s=0.0)
+    world = World(rules=Rules(timing=LEASES), policy=RollmuxPolicy(order=order))
+    world.run(*[job(name, rollout=PhaseSpec(50.0, 2), tail=tail, elastic_rollout=True) for name in "AB"])
+    rollout = world.begin("A", ROLLOUT)
+    assert world.ask("B", ROLLOUT) == ()
+    (shrink,) = world.tell(ev.PhaseProgressed("A", rollout.epoch, 8, 10))
+    assert isinstance(shrink, cmd.Shrink)
+    (grant,) = world.tell(ev.PhaseShrunk("A", rollout.epoch))
+    assert isinstance(grant, cmd.Grant)
+    assert (grant.lease.job_id, grant.lease.nodes) == ("B", shrink.free)
+    world.tell(ev.PhaseStarted("B", grant.lease.epoch))
+    (grown,) = world.tell(ev.PhaseFailed("A", rollout.epoch, "gave up"))
+    assert isinstance(grown, cmd.Extend)
+    assert world.ask("A", ROLLOUT) == ()
+    (again,) = world.tell(ev.PhaseFinished("B", grant.lease.epoch))
+    assert isinstance(again, cmd.Grant)
+    assert (again.lease.job_id, again.lease.iteration) == ("A", 0)
 
 
 def wait_for(world: World, job_id: str) -> float:

@@ -323,8 +323,8 @@ class Weave:
         self._end_lease(lane)
         lane.state = Phase.IDLE
         if lane.nodes:
-            if lane.iteration == lane.seat.committed(lane.kind) and not lane.wanted:
-                lane.rounds -= 1  # not done: in a strict order its turn is still due
+            if lane.iteration == lane.seat.committed(lane.kind) and not (lane.wanted or lane.tail):
+                lane.rounds -= 1  # not done: in a strict order its turn is still due, unless others were let in already
             self._serve(now, self.turns.release(lane), out)
         if lane.wanted:
             lane.wanted = False
