@@ -249,9 +249,10 @@ def test_a_zygote_that_was_killed_is_replaced_and_its_runs_are_errors() -> None:
         async with Sandbox(allow=list(Concern)) as sandbox:
             run = asyncio.create_task(sandbox.run(Program("import time; time.sleep(1000)"), SMALL))
             await _until(lambda: len(busy(sandbox.pid)) >= 3)
-            below = descendants(sandbox.pid)
-            os.kill(sandbox.pid, signal.SIGKILL)
+            zygote, below = sandbox.pid, descendants(sandbox.pid)
+            os.kill(zygote, signal.SIGKILL)
             first = await run
+            await _until(lambda: state(zygote) in ("gone", "Z"))  # what it is handed while it dies ends as the first
             second = await sandbox.run(Program("print('again')"), SMALL)
             await _until(lambda: all(state(pid) in ("gone", "Z") for pid in below))
             return first, second, below
