@@ -1,10 +1,13 @@
 """Training jobs that take a second: a tiny model, short answers, a few steps."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load
 
 import rollmux
 from rollmux.client import Mux
@@ -45,6 +48,20 @@ def alone() -> Mux:
 def left_behind(folder: Path) -> tuple[bytes, ...]:
     """All that must be equal where two runs are: what each step came to, weights, what became of prompts."""
     return tuple((folder / name).read_bytes() for name in (METRICS, f"{MODEL}/model.safetensors", SUMMARY))
+
+
+def require_equal_but_for_rounding(one: tuple[bytes, ...], two: tuple[bytes, ...], rel: float = 1e-9) -> None:
+    """Of what two runs in doubles left behind: the same responses and prompts, and gradients added in another order."""
+    (metrics, weights, counted), (others, other_weights, other_counted) = one, two
+    assert other_counted == counted
+    for line, other in zip(metrics.splitlines(), others.splitlines(), strict=True):
+        mine, theirs = json.loads(line), json.loads(other)
+        assert theirs.pop("update") == pytest.approx(mine.pop("update"), rel=rel, abs=rel / 1000)
+        assert theirs == mine
+    tensors, other_tensors = load(weights), load(other_weights)
+    assert other_tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(other_tensors[name], tensor, rtol=100 * rel, atol=rel)
 
 
 def score_by(by: Score, patched: pytest.MonkeyPatch) -> None:
