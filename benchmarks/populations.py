@@ -10,8 +10,8 @@ from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.snapshot import Snapshot
+from rollmux.sim.abilities import able
 from rollmux.sim.generate import PROFILES, draw_job
-from rollmux.sim.pauses import PAUSE_S, able_to_pause
 
 __all__ = ["PROFILES", "Population", "draw_job"]
 
@@ -32,7 +32,7 @@ class Population:
 
     def draw(self) -> JobSpec:
         self.drawn += 1
-        return able_to_pause(draw_job(self.rng, f"job-{self.drawn}", self.profile), PAUSE_S)
+        return able(draw_job(self.rng, f"job-{self.drawn}", self.profile))
 
     def apply(self, plan: Plan) -> None:
         if plan.group.id not in self.groups:

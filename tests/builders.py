@@ -88,9 +88,9 @@ def _up_to(draw: st.DrawFn, low: int, high: int) -> int:
 
 @st.composite
 def any_jobs(draw: st.DrawFn, name: str = "a", most_nodes: tuple[int, int] = (1, 1), most_gb: int = 0) -> JobSpec:
-    """A job of any kind: with sync and switch times, staleness, a tail, an elastic rollout, or measured phases."""
+    """A job of any kind: with sync and switch times, staleness, a tail, an elastic or roaming rollout, or measured."""
     drawn = draw(strict_jobs(name, most_nodes, most_gb))
-    traits = draw(st.sets(st.sampled_from(("sync", "switch", "stale", "elastic", "tail", "measured")), max_size=3))
+    traits = draw(st.sets(st.sampled_from(_TRAITS), max_size=3))
     if "sync" in traits:
         drawn = replace(drawn, sync_s=3.0)
     if "switch" in traits:
@@ -103,12 +103,15 @@ def any_jobs(draw: st.DrawFn, name: str = "a", most_nodes: tuple[int, int] = (1,
     if "tail" in traits:
         bulk_s = drawn.rollout.duration_s * draw(st.sampled_from((0.25, 0.5, 0.75)))
         drawn = replace(drawn, tail=Tail(100, draw(st.sampled_from((5, 10, 20))), bulk_s, move_s=1.0))
+    if "roam" in traits and not drawn.may_shrink:
+        drawn = replace(drawn, rollout_spares=draw(st.integers(1, 2)))
     if "measured" in traits:
         rollout_s, train_s = drawn.rollout.duration_s, drawn.train.duration_s
         drawn = drawn.measured(rollout_s * draw(_SPEEDS), train_s * draw(_SPEEDS))
     return drawn
 
 
+_TRAITS = ("sync", "switch", "stale", "elastic", "tail", "roam", "measured")
 _SPEEDS = st.sampled_from((0.5, 0.75, 1.0, 1.25))
 
 
@@ -121,11 +124,12 @@ def groups_of(
     most: int = 5,
     orders: st.SearchStrategy[Order] | None = None,
 ) -> Group:
-    """One to `most` of these jobs, each pinned to as many of the nodes as it wants, wherever that is."""
+    """One to `most` of these jobs, each pinned to as many of the nodes as it wants or may have, wherever that is."""
     members = []
     for i in range(draw(st.integers(1, most))):
         drawn = replace(draw(jobs), id=f"j{i}")
-        rollout = _some(draw, nodes[0].split(), drawn.rollout.nodes)
+        wanted, there = drawn.rollout.nodes, nodes[0].split()
+        rollout = _some(draw, there, min(wanted + _up_to(draw, 0, drawn.rollout_spares), max(len(there), wanted)))
         members.append(Member.of(drawn, Placement(rollout, _some(draw, nodes[1].split(), drawn.train.nodes))))
     return Group("g", tuple(members), draw(orders) if orders is not None else Order.FIFO)
 

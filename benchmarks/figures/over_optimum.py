@@ -1,7 +1,8 @@
 """What a policy pays over the offline optimum: for the jobs of one moment, and over a whole workload.
 
 A moment is made as a policy meets it: jobs arrive one after the other, nobody leaves, and moves that pay are done. The
-optimum then groups the same jobs anew, as the paper's brute force does.
+optimum then groups the same jobs anew, as the paper's brute force does. Its groups are of pinned rollouts, and so are
+all others here.
 """
 
 from dataclasses import dataclass, replace
@@ -10,10 +11,10 @@ from random import Random
 from rollmux.mux.hardware import PAPER_CLUSTER
 from rollmux.mux.order import Order
 from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.sim.abilities import able
 from rollmux.sim.generate import GENERATORS, draw_job
 from rollmux.sim.optimal import Optimum
 from rollmux.sim.optimal_run import optimal_run
-from rollmux.sim.pauses import PAUSE_S, able_to_pause
 from rollmux.sim.policies import CONTENDERS
 from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
@@ -64,7 +65,8 @@ class Paid:
 
 def usd_per_hour(workload: Workload, policy: str, seed: int = 0) -> float:
     """The price of the policy's groups when all jobs are there and nothing moves any more."""
-    outcome = replay(workload, policy, Settings(fidelity=Fidelity.PACE, history=True, max_group=MAX_GROUP, seed=seed))
+    pinned = Settings(fidelity=Fidelity.PACE, history=True, max_group=MAX_GROUP, seed=seed, spares=0)
+    outcome = replay(workload, policy, pinned)
     settled_s = workload.arrivals[-1].at_s + SETTLED_H * HOUR_S
     return next(level.usd_per_hour for level in reversed(outcome.levels) if level.at_s <= settled_s)
 
@@ -82,7 +84,7 @@ def _orders(policies: tuple[str, ...]) -> set[Order]:
 def moment_paid(moment: Moment, policies: tuple[str, ...]) -> Paid:
     """One moment. Who keeps the SLOs over time is not seen in it."""
     workload = moment.workload()
-    jobs = [able_to_pause(arrival.job, PAUSE_S) for arrival in workload.arrivals]
+    jobs = [able(arrival.job, spares=0) for arrival in workload.arrivals]
     best_by = {order: Optimum(PAPER_CLUSTER, MAX_GROUP, order).best(jobs) for order in _orders(policies)}
     over = {
         policy: usd_per_hour(workload, policy, moment.seed) / best_by[_order(policy)].usd_per_hour
@@ -95,10 +97,10 @@ def moment_paid(moment: Moment, policies: tuple[str, ...]) -> Paid:
 def whole_paid(whole: Whole, policies: tuple[str, ...]) -> Paid:
     """A whole workload in lifetime accounting, where the same jobs are there at each moment whatever the policy."""
     workload = GENERATORS[whole.profile](whole.seed, whole.jobs, whole.hours)
-    able = tuple(replace(arrival, job=able_to_pause(arrival.job, PAUSE_S)) for arrival in workload.arrivals)
+    pausing = tuple(replace(arrival, job=able(arrival.job, spares=0)) for arrival in workload.arrivals)
     runs = {
         order: optimal_run(
-            replace(workload, arrivals=able),
+            replace(workload, arrivals=pausing),
             PAPER_CLUSTER,
             Optimum(PAPER_CLUSTER, MAX_GROUP, order),
             fixed_lifetimes=True,
@@ -106,7 +108,9 @@ def whole_paid(whole: Whole, policies: tuple[str, ...]) -> Paid:
         for order in _orders(policies)
     }
     run = runs[Order.FIFO]
-    settings = Settings(accounting=Accounting.LIFETIME, fidelity=Fidelity.PACE, max_group=MAX_GROUP, seed=whole.seed)
+    settings = Settings(
+        accounting=Accounting.LIFETIME, fidelity=Fidelity.PACE, max_group=MAX_GROUP, seed=whole.seed, spares=0
+    )
     outcomes = {policy: replay(workload, policy, settings) for policy in policies}
     return Paid(
         run.outcome.usd_total,

@@ -43,6 +43,35 @@ def test_three_jobs_on_the_same_nodes_never_meet_and_do_each_step_once() -> None
     assert {world.ended(name) for name in "abc"} == {"finished"}
 
 
+def test_rollouts_that_roam_run_on_whichever_of_their_nodes_is_free() -> None:
+    world, floor, crowd = World(rollout=2), Floor(), Crowd()
+    rollout = {"nodes": 1, "duration_s": 100.0, "pause_s": 1.0}
+    roaming = {"rollout": rollout, "train": {**rollout, "duration_s": 20.0}, "slo": 1.5, "rollout_spares": 1}
+    places: dict[str, tuple[str, ...]] = {}
+    seen: Counter[tuple[str, str]] = Counter()
+
+    def work(name: str) -> None:
+        with world.connect(job_data(name, **roaming)) as mux:
+            places[name] = mux.rollout_nodes
+            for _ in mux.steps(12):
+                with mux.phase("rollout", state=Engine()) as phase, floor.on(phase.nodes, name):
+                    (node,) = phase.nodes
+                    seen[name, node] += 1
+                    sleep(0.004)
+                with mux.phase("train") as phase, floor.on(phase.nodes, name):
+                    sleep(0.001)
+
+    for name in "abc":
+        crowd.start(lambda name=name: work(name))  # type: ignore[misc]
+    crowd.join()
+    assert sorted(map(len, places.values())) == [1, 2, 2]  # the first one found no other node
+    assert all(node in places[name] for name, node in seen)
+    assert sum(seen.values()) == 36
+    both = [name for name in "abc" if seen[name, "rollout-0"] and seen[name, "rollout-1"]]
+    assert both
+    assert {world.ended(name) for name in "abc"} == {"finished"}
+
+
 def faulty(seed: int) -> Fate:
     """One call in six meets with a fault."""
     lots = random.Random(seed)

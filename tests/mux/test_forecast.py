@@ -40,9 +40,12 @@ def plain_jobs(draw: st.DrawFn, rollout: str = "ab", train: str = "xy", most: in
 
 @st.composite
 def urgent_jobs(draw: st.DrawFn) -> tuple[JobPlay, ...]:
-    """Strict jobs that hold one node a phase, in a hurry or not, some of which can pause."""
+    """Strict jobs that hold one node a phase, in a hurry or not, some of which can pause, or roam."""
+    some = st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True).map(tuple)
     return tuple(
         job._replace(
+            rollout_nodes=draw(st.one_of(st.just(job.rollout_nodes), some)),
+            rollout_wants=1,
             aim_ms=1 + int(job.aim_ms / 2 * draw(st.sampled_from((0.9, 1.1, 1.3, 2.0, 3.0)))),
             rollout_pause=draw(PAUSES),
             train_pause=draw(PAUSES),
@@ -75,16 +78,26 @@ def any_plays(draw: st.DrawFn, count: int | None = None, syncs: bool = True) -> 
                 draw(PAUSES),
             )
         )
+        if not jobs[-1].elastic and jobs[-1].tail is None:
+            jobs[-1] = jobs[-1]._replace(rollout_wants=draw(st.integers(1, len(rollout))))
     hurry = st.sampled_from((0.5, 1.0, 1.5, 3.0))
     alone = [job.rollout_ms + job.train_ms + job.sync_ms for job in jobs]
     return tuple(job._replace(aim_ms=1 + int(ms * draw(hurry))) for job, ms in zip(jobs, alone, strict=True))
 
 
 def spec(name: str, job: JobPlay, slo: float = 1000.0) -> JobSpec:
-    rollout = PhaseSpec(job.rollout_ms / 1000, nodes=len(job.rollout_nodes))
+    pinned = len(job.rollout_nodes)
+    rollout = PhaseSpec(job.rollout_ms / 1000, nodes=job.rollout_wants or pinned)
     train = PhaseSpec(job.train_ms / 1000, nodes=len(job.train_nodes))
     return JobSpec(
-        name, rollout, train, slo, sync_s=job.sync_ms / 1000, staleness=job.staleness, elastic_rollout=job.elastic
+        name,
+        rollout,
+        train,
+        slo,
+        sync_s=job.sync_ms / 1000,
+        staleness=job.staleness,
+        elastic_rollout=job.elastic,
+        rollout_spares=pinned - rollout.nodes,
     )
 
 
@@ -176,7 +189,9 @@ def test_the_quick_play_gives_what_the_play_gives_where_nothing_repeats(seed: in
 def test_the_quick_play_stands_in_only_for_what_it_can_play(jobs: tuple[JobPlay, ...], order: Order) -> None:
     strict = all(not job.staleness and not job.elastic and job.tail is None for job in jobs)
     single = all(len(job.rollout_nodes) == len(job.train_nodes) == 1 for job in jobs)
-    assert is_plain(jobs, order) == (strict and single and order is not Order.ROUND_ROBIN)
+    held_at_once = all((job.rollout_wants or len(job.rollout_nodes)) == len(job.train_nodes) == 1 for job in jobs)
+    able = single or (held_at_once and order is Order.URGENCY)
+    assert is_plain(jobs, order) == (strict and able and order is not Order.ROUND_ROBIN)
 
 
 # -- what any play keeps to -----------------------------------------------------------------------------------
@@ -199,12 +214,19 @@ def test_no_node_works_longer_than_there_is_time(jobs: tuple[JobPlay, ...], orde
     jobs = tuple(job._replace(elastic=False, tail=None) for job in jobs)
     played = play(jobs, order)
     assume(played.exact)
-    for node in {node for job in jobs for node in job.rollout_nodes + job.train_nodes}:
+    nodes = {node for job in jobs for node in job.rollout_nodes + job.train_nodes}
+    for node in nodes:
         busy = 0.0
         for job, seconds in zip(jobs, played.iteration_s, strict=True):
-            held_ms = job.rollout_ms * (node in job.rollout_nodes) + job.train_ms * (node in job.train_nodes)
+            rolls_here = node in job.rollout_nodes and job.rollout_wants in (0, len(job.rollout_nodes))
+            held_ms = job.rollout_ms * rolls_here + job.train_ms * (node in job.train_nodes)
             busy += held_ms / 1000 / seconds
         assert busy <= 1 + 1e-9
+    busy = 0.0
+    for job, seconds in zip(jobs, played.iteration_s, strict=True):
+        wants = job.rollout_wants or len(job.rollout_nodes)
+        busy += (job.rollout_ms * wants + job.train_ms * len(job.train_nodes)) / 1000 / seconds
+    assert busy <= len(nodes) + 1e-9
 
 
 @given(

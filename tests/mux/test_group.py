@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group, node_type_of
 from rollmux.mux.hardware import PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN
+from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import Order
-from rollmux.mux.placed import ROLLOUT, TRAIN, Member
+from rollmux.mux.placed import ROLLOUT, TRAIN, Member, Placement
 from tests.builders import (
     ROLLOUT_USD,
     SHARED_CLUSTER,
@@ -131,8 +132,22 @@ def test_load_and_cycle_are_the_paper_s_on_one_training_node(group: Group) -> No
 @given(group=st.one_of(GROUPS, SHARED_GROUPS))
 def test_free_shares_are_what_no_slo_needs(group: Group) -> None:
     rollout, train = group.free_shares
+    rollout += sum(m.share(ROLLOUT) * m.job.rollout.nodes for m in group.members if m.roams)
     assert rollout == pytest.approx(len(group.rollout_nodes) - sum(group.uses[n].share for n in group.rollout_nodes))
     assert train == pytest.approx(len(group.train_nodes) - sum(group.uses[n].share for n in group.train_nodes))
+
+
+def test_who_roams_takes_its_time_from_all_rollout_nodes_together() -> None:
+    still, roaming = (
+        JobSpec("a", PhaseSpec(60, 1), PhaseSpec(40, 1), 1.5),
+        JobSpec("b", PhaseSpec(90, 1), PhaseSpec(60, 1), 1.5, rollout_spares=2),
+    )
+    group = Group("g", (Member.of(still, Placement(("r0",), ("t0",))),))
+    group = group.joined_by(Member.of(roaming, Placement(("r0", "r1", "r2"), ("t0",))))
+    assert group.roams
+    assert not group.left_by("b").roams
+    assert group.free_shares == pytest.approx((3 - 60 / 150 - 90 / 225, 1 - 40 / 150 - 60 / 225))
+    assert [group.uses[node].share for node in ("r0", "r1", "r2")] == pytest.approx([0.4, 0, 0])
 
 
 @given(group=GROUPS)

@@ -80,6 +80,7 @@ def jobs(draw: st.DrawFn, name: str) -> JobSpec:
         iterations=draw(st.integers(1, 4)),
         tail=draw(st.sampled_from([None, tail, tail])),
         elastic_rollout=draw(st.booleans()),
+        rollout_spares=draw(st.sampled_from([0, 0, 1, 2, 4])),
         cold_start_s=draw(st.sampled_from([0.0, 20.0])),
         max_attempts=draw(st.integers(1, 3)),
     )

@@ -182,6 +182,10 @@ def groups(
             job = replace(job, slo=draw(st.sampled_from((1.5, 2.5, 4.0))))
         if "sync" in has:
             job = replace(job, sync_s=draw(SYNC_S))
+        if "roam" in has and len(placement.rollout) > 1:
+            wants = draw(st.integers(1, len(placement.rollout) - 1))
+            spares = len(placement.rollout) - wants
+            job = replace(job, rollout=replace(job.rollout, nodes=wants), rollout_spares=spares)
         if "stale" in has:
             job = replace(job, staleness=draw(st.integers(1, 2)))
         if "tail" in has:
@@ -245,6 +249,18 @@ def test_jobs_whose_tails_move_come_round_as_played(group: Group) -> None:
 @settings(max_examples=100)
 @given(group=groups("pause", "sync", "switch", "stale", train_on=("r0", "t0")))
 def test_jobs_that_pause_come_round_as_played(group: Group) -> None:
+    assert_live_equals_play(Group(group.id, group.members, Order.URGENCY))
+
+
+@settings(max_examples=80)
+@given(group=groups("roam", "sync", "switch", "stale", train_on=("r0", "t0")))
+def test_rollouts_that_roam_come_round_as_played(group: Group) -> None:
+    assert_live_equals_play(group)
+
+
+@settings(max_examples=150)
+@given(group=groups("roam", "pause", "sync", "switch", "stale", gangs=(1, 2, 3, 4)))
+def test_rollouts_that_pause_on_one_node_and_go_on_on_another_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(Group(group.id, group.members, Order.URGENCY))
 
 

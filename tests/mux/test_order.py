@@ -1,7 +1,7 @@
 """Turns at the nodes of a group: whatever jobs do, and in whichever order, nobody overtakes and nobody is forgotten.
 
-Two machines do random things and keep a second, simpler book of who asked when and who holds what. Every grant is held
-against that book, and after every step nobody may be left waiting who could have been served.
+Three machines do random things and keep a second, simpler book of who asked when and who holds what. Every grant is
+held against that book, and after every step nobody may be left waiting who could have been served.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollmux.mux.order import Claim, Order, Turns, turns_for
+from rollmux.mux.order import Claim, Order, Turns, turns_for, urgency
 
 NODES = ("a", "b", "c")
 GANGS = st.sampled_from([gang for size in (1, 2, 3) for gang in combinations(NODES, size)])
@@ -63,8 +63,15 @@ class Book:
                 those.remove(claim)
 
 
+Joining = tuple[tuple[str, ...], tuple[str, ...], bool, int]
+JOINING = st.tuples(GANGS, GANGS, st.booleans(), st.integers(0, 2))
+
+
 class Turning(RuleBasedStateMachine):
-    """Jobs that ask, hold, shrink, finish, give up waiting and leave, in any order; first come, first served."""
+    """Jobs that ask, hold, shrink, make way, finish, give up waiting and leave, in any order; first come, first served.
+
+    Some roam: they hold as many nodes as they want of more.
+    """
 
     order = Order.FIFO
 
@@ -78,23 +85,26 @@ class Turning(RuleBasedStateMachine):
         """Who may have this node before everybody else."""
         return self.book.first_come(node)
 
-    def join(self, rollout: tuple[str, ...], train: tuple[str, ...], elastic: bool) -> None:
-        claims = Claim(rollout, (self.joined, 0), elastic), Claim(train, (self.joined, 1))
+    def join(self, joining: Joining) -> None:
+        rollout, train, elastic, wants = joining
+        wants = 0 if elastic or self.order is Order.ROUND_ROBIN else min(wants, len(rollout))
+        claims = Claim(rollout, (self.joined, 0), elastic, wants), Claim(train, (self.joined, 1))
         self.joined += 1
         self.book.jobs.append(claims)
         for claim in claims:
             self.book.served[claim] = 0
             self.turns.enter(claim)
 
-    @initialize(jobs=st.lists(st.tuples(GANGS, GANGS, st.booleans()), min_size=3, max_size=MOST_JOBS))
-    def jobs_meet(self, jobs: list[tuple[tuple[str, ...], tuple[str, ...], bool]]) -> None:
-        for rollout, train, elastic in jobs:
-            self.join(rollout, train, elastic)
+    @initialize(jobs=st.lists(JOINING, min_size=3, max_size=MOST_JOBS))
+    def jobs_meet(self, jobs: list[Joining]) -> None:
+        for joining in jobs:
+            self.join(joining)
 
     @precondition(lambda self: self.idle())
     @rule(data=st.data())
     def some_ask(self, data: st.DataObject) -> None:
         for claim in data.draw(st.lists(st.sampled_from(self.idle()), min_size=1, unique_by=id)):
+            claim.latest = data.draw(st.integers(0, 3))
             self.book.waiting.append(claim)
             got = self.turns.request(claim)
             if got:
@@ -106,6 +116,14 @@ class Turning(RuleBasedStateMachine):
         claim = data.draw(st.sampled_from(self.book.holding))
         self.book.forget(claim)
         self.check_grants(self.turns.release(claim))
+
+    @precondition(lambda self: self.order is not Order.ROUND_ROBIN and self.whole())
+    @rule(data=st.data())
+    def one_makes_way(self, data: st.DataObject) -> None:
+        claim = data.draw(st.sampled_from(self.whole()))
+        self.book.forget(claim)
+        self.book.waiting.append(claim)
+        self.check_grants(self.turns.give_way(claim))
 
     @precondition(lambda self: self.shrinkable())
     @rule(data=st.data())
@@ -154,6 +172,10 @@ class Turning(RuleBasedStateMachine):
         """Who has all its nodes; a tail that has moved does not move again."""
         return [claim for claim in self.book.holding if set(self.book.held(claim)) == set(claim.nodes)]
 
+    def whole(self) -> list[Claim]:
+        """Who has all that it wants."""
+        return [claim for claim in self.book.holding if len(self.book.held(claim)) == claim.wants]
+
     def helps(self, tail: Claim, freed: Sequence[str]) -> bool:
         """Whether somebody could start, or grow, if this claim shrank by these nodes."""
         book = self.book
@@ -167,6 +189,8 @@ class Turning(RuleBasedStateMachine):
     def could_have_more(self, claim: Claim) -> bool:
         """Whether this waiting claim could be given a node, or all it needs to start."""
         book = self.book
+        if claim.roams:
+            return sum(n not in book.holder and self.next_at(n) is claim for n in claim.nodes) >= claim.wants
         if book.held(claim):
             return any(node not in book.holder and self.next_at(node) is claim for node in claim.nodes)
         if any(self.next_at(node) is not claim for node in claim.nodes):
@@ -186,13 +210,16 @@ class Turning(RuleBasedStateMachine):
         assert all(book.wants(claim, node) for node in nodes)
         assert not any(node in book.holder for node in nodes), "a node has one holder"
         assert all(self.next_at(node) is claim for node in nodes), "nobody overtakes"
-        if not book.held(claim):
+        if claim.roams:
+            assert len(nodes) == claim.wants
+            book.served[claim] += 1
+        elif not book.held(claim):
             for node in claim.nodes:
                 beside_a_tail = claim.elastic and book.holder.get(node) in book.tails
                 assert node in nodes or beside_a_tail, "all nodes together, but for an elastic start beside a tail"
             book.served[claim] += 1
         book.holder.update(dict.fromkeys(nodes, claim))
-        if set(book.held(claim)) == set(claim.nodes):
+        if len(book.held(claim)) == claim.wants:
             book.waiting.remove(claim)
 
     @invariant()
@@ -212,13 +239,22 @@ class FirstComeFirstServed(Turning):
     """Here jobs may also join while others are at work."""
 
     @precondition(lambda self: len(self.book.jobs) < MOST_JOBS)
-    @rule(rollout=GANGS, train=GANGS, elastic=st.booleans())
-    def one_joins(self, rollout: tuple[str, ...], train: tuple[str, ...], elastic: bool) -> None:
-        self.join(rollout, train, elastic)
+    @rule(joining=JOINING)
+    def one_joins(self, joining: Joining) -> None:
+        self.join(joining)
 
     @invariant()
     def nobody_waits_for_nobody(self) -> None:
         assert self.book.holder or not self.book.waiting
+
+
+class MostUrgentFirst(FirstComeFirstServed):
+    """The same by urgency."""
+
+    order = Order.URGENCY
+
+    def next_at(self, node: str) -> Claim | None:
+        return min((claim for claim in self.book.waiting if self.book.wants(claim, node)), key=urgency, default=None)
 
 
 class StrictRounds(Turning):
@@ -257,5 +293,7 @@ def test_a_newcomer_to_strict_rounds_waits_for_one_round_however_many_others_hav
 
 
 TestFirstComeFirstServed = FirstComeFirstServed.TestCase
+TestMostUrgentFirst = MostUrgentFirst.TestCase
 TestStrictRounds = StrictRounds.TestCase
-TestFirstComeFirstServed.settings = TestStrictRounds.settings = settings(max_examples=150, stateful_step_count=40)
+for case in (TestFirstComeFirstServed, TestMostUrgentFirst, TestStrictRounds):
+    case.settings = settings(max_examples=150, stateful_step_count=40)

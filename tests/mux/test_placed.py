@@ -172,6 +172,15 @@ def test_a_gang_that_may_shrink_need_not_hold_a_rollout_node_for_any_time(change
     assert (member.tenant(TRAIN, Order.FIFO).phase_s, member.tenant(TRAIN, Order.FIFO).away_s) == (100.0, 100.0)
 
 
+def test_a_rollout_that_roams_need_not_hold_any_of_its_nodes_for_any_time() -> None:
+    roaming = replace(job("a"), rollout_spares=1)
+    there, pinned_down = Member.of(roaming, Placement(("r0", "r1"), ("t0",))), pinned(roaming, "r0", "t0")
+    assert (there.roams, pinned_down.roams) == (True, False)
+    assert (there.tenant(ROLLOUT, Order.FIFO).phase_s, there.tenant(ROLLOUT, Order.FIFO).away_s) == (0.0, inf)
+    assert there.tenant(TRAIN, Order.FIFO).phase_s == pinned_down.tenant(ROLLOUT, Order.FIFO).phase_s == 100.0
+    assert there.share(ROLLOUT) == pinned_down.share(ROLLOUT) == 100.0 / there.limit_s
+
+
 @pytest.mark.parametrize(
     "change",
     [{"tail": Tail(100, 50, 50.0)}, {"elastic_rollout": True}],

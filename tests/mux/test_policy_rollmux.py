@@ -8,11 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rollmux.errors import InvariantViolated
 from rollmux.mux.explain import explain
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN, finite
-from rollmux.mux.job import JobSpec
+from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Candidate, Decision, Plan, Strategy, Verdict, check_plan, memory_problem, own_groups
@@ -53,6 +54,49 @@ def syncing(name: str) -> JobSpec:
 
 
 # -- what ours adds ----------------------------------------------------------------------------------------------
+
+
+def thirds(spares: int) -> list[JobSpec]:
+    """Three jobs that each need 0.56 of a rollout node's time: two nodes have enough for all, none for two of them."""
+    rollout, train = PhaseSpec(100, 1, pause_s=1.0), PhaseSpec(20, 1, pause_s=1.0)
+    return [JobSpec(name, rollout, train, 1.5, rollout_spares=spares) for name in ("a", "b", "c")]
+
+
+@pytest.mark.parametrize(("spares", "nodes"), [(0, 3), (1, 2), (2, 2)])
+def test_rollouts_that_roam_share_nodes_of_which_none_would_hold_two(spares: int, nodes: int) -> None:
+    before = snapshot()
+    for spec in thirds(spares):
+        plan = placed(spec, before)
+        before = before.with_group(plan.group, plan.new_nodes)
+    (group,) = before.groups.values()
+    assert (len(group.rollout_nodes), len(group.train_nodes)) == (nodes, 1)
+    last = group.members[-1]
+    assert last.roams == bool(spares)
+    assert len(last.placement.rollout) == min(nodes, 1 + spares)
+    for pace, member in zip(Forecaster().forecast(group).iteration_s, group.members, strict=True):
+        assert pace <= member.limit_s
+
+
+def test_a_rollout_roams_over_the_nodes_with_the_memory_for_its_state() -> None:
+    first, second, third = [replace(spec, iterations=1000) for spec in thirds(2)]
+    big, small = PAPER_ROLLOUT.room_bytes, PAPER_ROLLOUT.room_bytes // 3
+    full = replace(first, rollout=replace(first.rollout, resident_bytes=big))
+    half = replace(second, rollout=replace(second.rollout, resident_bytes=small))
+    there = group("g0", pinned(full, "r0", "t0"), pinned(half, "r1", "t0"), pinned(replace(half, id="d"), "r2", "t0"))
+    there = replace(there, order=Order.URGENCY)
+    roaming = replace(third, slo=1.6, rollout=replace(third.rollout, resident_bytes=small))
+    assert placed(roaming, snapshot(there)).placement.rollout[-2:] == ("r1", "r2")
+    light = replace(roaming, rollout=replace(roaming.rollout, resident_bytes=0))
+    assert placed(light, snapshot(there)).placement.rollout == ("r0", "r1", "r2")
+
+
+def test_a_rollout_without_spares_is_never_placed_on_more_nodes_than_it_wants() -> None:
+    plan = placed(thirds(1)[0], snapshot())
+    too_many = Placement((*plan.placement.rollout, "extra", "more"), plan.placement.train)
+    member = Member(plan.group.members[0].job, too_many, plan.group.members[0].limit_s)
+    wide = replace(plan, group=replace(plan.group, members=(member,)))
+    with pytest.raises(InvariantViolated, match="wants 1 nodes for its rollout"):
+        check_plan(wide, snapshot(), Forecaster())
 
 
 def test_a_saturated_group_takes_one_more_while_every_slo_holds() -> None:

@@ -187,3 +187,72 @@ def test_a_patient_job_fits_beside_phases_that_are_longer_than_all_it_does_alone
     world.tell(ev.JobSubmitted(JobSpec("patient", short, short, slo=slo)))
     placements = [world.record(job_id).placement for job_id in ("long", "patient")]
     assert (placements[0] == placements[1]) is fits
+
+
+# -- rollouts that roam ------------------------------------------------------------------------------------------
+
+
+def roaming(*holders: tuple[str, int]) -> tuple[Turns[Claim], dict[str, Claim]]:
+    """Nodes a and b, each held by a claim that can pause and is pinned to it, and "new", which may have either."""
+    turns: Turns[Claim] = turns_for(Order.URGENCY)
+    claims = {}
+    for number, (node, latest) in enumerate(holders):
+        claims[node] = claim = Claim((node,), (number, 0))
+        claim.latest, claim.ends_at, claim.pause = latest, 1000, Pause(0, 10)
+        turns.enter(claim)
+        assert turns.request(claim) == (node,)
+    claims["new"] = Claim(("a", "b"), (len(holders), 0), wants=1)
+    turns.enter(claims["new"])
+    return turns, claims
+
+
+@pytest.mark.parametrize(("a", "b", "pauses"), [(700, 900, "b"), (900, 700, "a"), (50, 900, "b"), (50, 60, "")])
+def test_of_the_holders_of_its_nodes_the_least_urgent_makes_way_for_who_roams(a: int, b: int, pauses: str) -> None:
+    turns, claims = roaming(("a", a), ("b", b))
+    claims["new"].latest = 100
+    assert turns.request(claims["new"]) == ()
+    assert turns.to_pause(claims["new"], 0) == ((claims[pauses],) if pauses else ())
+
+
+def test_nobody_pauses_for_who_roams_while_another_of_its_nodes_is_being_cleared() -> None:
+    turns, claims = roaming(("a", 700), ("b", 900))
+    claims["a"].pausing, claims["a"].pause = True, None
+    claims["new"].latest = 100
+    turns.request(claims["new"])
+    assert turns.to_pause(claims["new"], 0) == ()
+
+
+def test_who_has_paused_keeps_its_node_where_the_other_has_found_one() -> None:
+    turns, claims = roaming(("a", 700), ("b", 900))
+    new, late = claims["new"], Claim(("a",), (9, 0))
+    turns.enter(late)
+    new.latest, late.latest = 100, 5000
+    turns.request(new)
+    turns.request(late)
+    assert turns.release(claims["b"]) == [(new, ("b",))]
+    assert turns.give_way(claims["a"]) == [(claims["a"], ("a",))]  # it goes on, before who is less urgent
+    assert turns.queues == {"a": [late], "b": []}
+
+
+def test_a_rollout_that_made_way_goes_on_where_the_next_node_is_free() -> None:
+    turns, claims = roaming(("a", 700))
+    new, pinned = claims["new"], Claim(("b",), (8, 0))
+    turns.enter(pinned)
+    new.latest = 900
+    assert turns.request(new) == ("b",)
+    pinned.latest = 10
+    turns.request(pinned)
+    assert turns.give_way(new) == [(pinned, ("b",))]
+    assert turns.release(claims["a"]) == [(new, ("a",))]
+
+
+def test_a_tail_moves_together_for_who_roams_onto_what_that_frees() -> None:
+    turns: Turns[Claim] = turns_for(Order.FIFO)
+    gang, new = Claim(("a", "b"), (0, 0)), Claim(("b", "c"), (1, 0), wants=1)
+    other = Claim(("c",), (2, 0))
+    for claim in (gang, new, other):
+        turns.enter(claim)
+    for claim in (gang, other, new):
+        turns.request(claim)
+    assert turns.freed_by_tail(gang, 1) == ("b",)
+    assert turns.release(gang, ("b",)) == [(new, ("b",))]

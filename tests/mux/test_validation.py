@@ -115,6 +115,18 @@ def test_all_problems_are_reported_at_once(paths: set[str], value: object) -> No
     assert {f"job.{path}" for path in paths} <= by_path(job_problems(spec, PAPER_CLUSTER)).keys()
 
 
+@pytest.mark.parametrize("holds", [{"tail": Tail(100, 50, 50.0)}, {"elastic_rollout": True}], ids=["tail", "elastic"])
+@pytest.mark.parametrize("wants", [{"nodes": 2}, {"nodes": 0, "gpus": 16}], ids=["nodes", "gpus"])
+def test_a_rollout_that_may_hold_a_part_of_its_nodes_has_no_spare_ones(
+    holds: dict[str, Any], wants: dict[str, Any]
+) -> None:
+    spec = replace(JobSpec("a", PhaseSpec(100.0, 1), PhaseSpec(50.0, 1), 2.0), rollout_spares=1, **holds)
+    assert job_problems(spec, PAPER_CLUSTER) == ()  # of one node there is no part
+    spec = replace(spec, rollout=replace(spec.rollout, **wants))
+    assert [problem.path for problem in job_problems(spec, PAPER_CLUSTER)] == ["job.rollout_spares"]
+    assert job_problems(replace(spec, rollout_spares=0), PAPER_CLUSTER) == ()
+
+
 @pytest.mark.parametrize("part", ["rollout", "train", "tail"])
 @pytest.mark.parametrize("wrong", [None, "100", PAPER_TRAIN], ids=lambda wrong: type(wrong).__name__)
 def test_a_part_that_is_something_else_altogether_is_a_problem_like_any_other(part: str, wrong: object) -> None:

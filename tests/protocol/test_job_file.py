@@ -74,12 +74,14 @@ def submissions(draw: st.DrawFn) -> Submission:
         iterations=draw(st.none() | st.integers(1, 10**15)),
         tail=draw(st.none() | tail),
         elastic_rollout=draw(st.booleans()),
+        rollout_spares=(spares := draw(st.sampled_from((0, 0, 1, 64)))),
         cold_start_s=draw(seconds),
         max_attempts=draw(st.integers(1, 1000)),
     )
     env = draw(st.dictionaries(env_names, texts, max_size=3))
     command = tuple(draw(st.lists(texts, max_size=3)))
-    return Submission(job, command, tuple(sorted(env.items())), draw(texts), draw(st.integers(1, MAX_PROCESSES)))
+    processes = 1 if spares else draw(st.integers(1, MAX_PROCESSES))
+    return Submission(job, command, tuple(sorted(env.items())), draw(texts), processes)
 
 
 @given(submissions())
@@ -295,3 +297,8 @@ def check_taken(submission: Submission) -> None:
     assert read_job(json.loads(json.dumps(job_data(submission), allow_nan=False))) == submission
     for text in (*submission.command, submission.folder, *(part for pair in submission.env for part in pair)):
         text.encode()
+
+
+def test_who_has_several_processes_has_no_spare_nodes() -> None:
+    assert problems({**JOB, "rollout_spares": 1, "processes": 2}).keys() == {"job.rollout_spares"}
+    assert read_job({**JOB, "rollout_spares": 1}).job.rollout_spares == 1

@@ -61,6 +61,7 @@ JOB: dict[str, Any] = {
     "tail": {"requests": 64, "requests_per_node": 32, "bulk_s": 0.5},
     "staleness": 0,
     "elastic_rollout": False,
+    "rollout_spares": 0,
     "priority": 0,
     "max_attempts": 3,
     "command": ["python", "train.py"],

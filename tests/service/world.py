@@ -253,6 +253,7 @@ def _submission(rng: Random, name: str) -> Submission:
     launched = rng.random() < 0.75
     rollout, train = _phase(rng), _phase(rng)
     tail = Tail(10, rng.choice([1, 2, 5]), rollout.duration_s / 2) if rng.random() < 0.5 else None
+    spares = rng.choice([0, 0, 1, 3]) if rollout.nodes == 1 else 0
     job = JobSpec(
         id=name,
         rollout=rollout,
@@ -262,10 +263,11 @@ def _submission(rng: Random, name: str) -> Submission:
         iterations=rng.randint(1, 3),
         tail=tail,
         elastic_rollout=rng.random() < 0.5,
+        rollout_spares=spares,
         priority=rng.choice([0, 0, 1]),
         max_attempts=8,
     )
-    return Submission(job, ("python", "job.py") if launched else (), processes=rng.randint(1, 3))
+    return Submission(job, ("python", "job.py") if launched else (), processes=1 if spares else rng.randint(1, 3))
 
 
 def _phase(rng: Random) -> PhaseSpec:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from rollmux.mux.validation import MAX_SPARES
 from rollmux.sim.realised import DISTRIBUTIONS
 from rollmux.sim.replay import Accounting
 
@@ -27,6 +28,12 @@ MaxGroup = Annotated[int, typer.Option(min=0, max=16, help="The most jobs in a g
 MoveS = Annotated[float, typer.Option(min=0.0, help="Work that a move loses.")]
 PauseS = Annotated[
     float, typer.Option(help="What a pause costs phases whose workload doesn't say, in seconds; below 0 none pauses.")
+]
+Spares = Annotated[
+    int,
+    typer.Option(
+        min=0, max=MAX_SPARES, help="Spare nodes of rollouts whose workload names none: they run on whichever is free."
+    ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it: a .csv or .parquet file.")]
 Realised = Annotated[str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")]

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from rollmux.cli import options
 from rollmux.cli.inputs import load_cluster, load_workload
+from rollmux.cli.nodes import few_words
 from rollmux.cli.outputs import HERE, console, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
-from rollmux.sim.pauses import PAUSE_S, able_to_pause
+from rollmux.sim.abilities import PAUSE_S, SPARES, able
 from rollmux.sim.planning import PlannedCluster, PlannedGroup, PlannedJob, plan_jobs
 from rollmux.sim.policies import CONTENDERS
 
@@ -28,6 +29,7 @@ def plan(
     policy: Annotated[str, typer.Option(help=f"Where jobs go: {', '.join(NAMES)}.")] = "rollmux",
     max_group: options.MaxGroup = 0,
     pause_s: options.PauseS = PAUSE_S,
+    spares: options.Spares = SPARES,
     first: Annotated[int | None, typer.Option(min=1, help="Plan so many jobs only, the first ones.")] = None,
     seed: Annotated[int, typer.Option(help="Draws a generator's jobs, and the lots of policy random.")] = 0,
     explain: Annotated[
@@ -44,7 +46,7 @@ def plan(
     machines = load_cluster(cluster)
     contender = CONTENDERS[policy]
     with refusals():
-        wanted = [able_to_pause(arrival.job, pause_s) for arrival in arrivals]
+        wanted = [able(arrival.job, pause_s, spares) for arrival in arrivals]
         planned = plan_jobs(wanted, contender.make(max_group or contender.max_group, seed), machines)
     if explain not in ("", ALL):
         require_name("job", explain, tuple(planned.explanations))
@@ -132,8 +134,8 @@ def _table(planned: PlannedCluster) -> Table:
             table.add_row(
                 group.id if place == 0 else "",
                 job.job,
-                _nodes(job.placement.rollout),
-                _nodes(job.placement.train),
+                few_words(job.placement.rollout),
+                few_words(job.placement.train),
                 f"{job.solo_s:.0f} s",
                 f"{job.iteration_s:.0f} s",
                 f"{job.slowdown:.2f}x",
@@ -143,8 +145,3 @@ def _table(planned: PlannedCluster) -> Table:
             )
         table.add_section()
     return table
-
-
-def _nodes(names: tuple[str, ...]) -> str:
-    """All of a few nodes, the ends of many."""
-    return " ".join(names) if len(names) <= 2 else f"{names[0]} … {names[-1]} ({len(names)})"

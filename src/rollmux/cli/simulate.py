@@ -19,12 +19,12 @@ from rollmux.cli.outputs import HERE, console, note_paced, require_writable, wri
 from rollmux.cli.workload import describe_workload
 from rollmux.report.page import html_report
 from rollmux.report.trace import chrome_trace
+from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.faults import Faults
 from rollmux.sim.limits import workload_bound_usd
 from rollmux.sim.optimal import Optimum
 from rollmux.sim.optimal_run import OptimalRun, optimal_run
 from rollmux.sim.outcome import Outcome
-from rollmux.sim.pauses import PAUSE_S
 from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP, played_paced
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
 from rollmux.sim.replay import Accounting, Fidelity, Settings, Told, replay
@@ -55,6 +55,7 @@ def simulate(
     stagger: StaggerOption = None,
     move_s: options.MoveS = 300.0,
     pause_s: options.PauseS = PAUSE_S,
+    spares: options.Spares = SPARES,
     node_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between losses of one node.")] = None,
     job_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between failures of one job.")] = None,
     json_out: Annotated[
@@ -89,6 +90,7 @@ def simulate(
         seed=seed,
         move_s=move_s,
         pause_s=pause_s,
+        spares=spares,
         takes=durations(realised, seed),
         packing=None if tier is None else tier.packing,
         faults=faults,
@@ -230,6 +232,7 @@ def as_data(
         "max_group": settings.max_group or None,
         "move_s": settings.move_s,
         "pause_s": settings.pause_s if settings.pause_s >= 0 else None,
+        "spares": settings.spares,
         "job_tier": None if tier is None else tier.as_data(),
         "lower_bound_usd": workload_bound_usd(workload, settings.cluster, settings.max_group or None),
     }

@@ -16,8 +16,8 @@ from rich.table import Table
 from rollmux.cli import options
 from rollmux.cli.outputs import HERE, console, note_paced, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
+from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.generate import GENERATORS
-from rollmux.sim.pauses import PAUSE_S
 from rollmux.sim.policies import CONTENDERS, played_paced
 from rollmux.sim.realised import BOUND
 from rollmux.sim.replay import Accounting, Fidelity
@@ -49,6 +49,7 @@ def sweep(
     ] = "0",
     move_s: options.MoveS = 300.0,
     pause_s: options.PauseS = PAUSE_S,
+    spares: options.Spares = SPARES,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes at once; otherwise one per core.")] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="Results, a line each; those in it are not run again.")
@@ -67,6 +68,7 @@ def sweep(
         fidelity=fidelity.value,
         move_s=move_s,
         pause_s=pause_s,
+        spares=spares,
         realised=realised,
         cluster="" if cluster is None else str(cluster),
     )

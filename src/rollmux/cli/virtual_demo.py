@@ -9,6 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from rollmux.cli.nodes import few_words
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.explain import explain
 from rollmux.mux.hardware import PAPER_CLUSTER
@@ -16,8 +17,8 @@ from rollmux.mux.invariants import check_all
 from rollmux.mux.policies import Policy
 from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.sim.abilities import able
 from rollmux.sim.cast import Cast, Delays
-from rollmux.sim.pauses import PAUSE_S, able_to_pause
 from rollmux.sim.production import production_jobs
 
 POLICIES: dict[str, Callable[[], Policy]] = {"rollmux": RollmuxPolicy, "paper": PaperPolicy}
@@ -29,8 +30,8 @@ class JobResult:
 
     job: str
     group: str
-    rollout: str
-    train: str
+    rollout: tuple[str, ...]
+    train: tuple[str, ...]
     alone_s: float
     forecast_s: float
     measured_s: float
@@ -60,7 +61,7 @@ class DemoResult:
 
 def play_demo(policy: str, hours: float, slo: float) -> DemoResult:
     """All jobs arrive at once and run for so many virtual hours; every invariant is checked at the end."""
-    jobs = [able_to_pause(job, PAUSE_S) for job in production_jobs(slo)]
+    jobs = [able(job) for job in production_jobs(slo)]
     machine = ClusterMachine(PAPER_CLUSTER, POLICIES[policy]())
     cast = Cast(machine, Delays(provision_s=60.0, launch_s=30.0))
     for job in jobs:
@@ -81,8 +82,8 @@ def play_demo(policy: str, hours: float, slo: float) -> DemoResult:
                 JobResult(
                     member.job.id,
                     group.id,
-                    " ".join(placement.rollout),
-                    " ".join(placement.train),
+                    placement.rollout,
+                    placement.train,
                     member.job.solo_s,
                     forecast_s,
                     _steady_mean(done),
@@ -115,7 +116,7 @@ def show(result: DemoResult, console: Console) -> None:
     table = Table(box=SIMPLE, pad_edge=False)
     for column in ("job", "rollout", "training"):
         table.add_column(column, no_wrap=True)
-    for column in ("alone", "forecast", "measured", "slower"):
+    for column in ("alone", "forecast", "took", "slower"):
         table.add_column(column, justify="right", no_wrap=True)
     last = ""
     for job in result.jobs:
@@ -123,7 +124,7 @@ def show(result: DemoResult, console: Console) -> None:
             table.add_section()
         last = job.group
         seconds = [f"{value:.0f} s" for value in (job.alone_s, job.forecast_s, job.measured_s)]
-        table.add_row(job.job, job.rollout, job.train, *seconds, f"{job.slowdown:.2f}x")
+        table.add_row(job.job, few_words(job.rollout), few_words(job.train), *seconds, f"{job.slowdown:.2f}x")
     console.print(table)
     met = sum(job.slowdown <= job.slo * (1 + 1e-6) for job in result.jobs)
     console.print(f"{met} of {len(result.jobs)} jobs within the SLO of {result.jobs[0].slo:g}; {result.events} events.")

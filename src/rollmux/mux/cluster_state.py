@@ -48,7 +48,7 @@ class Rules:
     checks: Checks = Checks.JOB
     move_s: float = MOVE_S
     horizon_s: float = 3600.0  # how long a plan is trusted to last, before jobs come or go and change it
-    exchange_horizon_s: float = 7200.0  # and one by which jobs change places
+    exchange_horizon_s: float = 14400.0  # and one by which jobs change places
 
 
 class ClusterState:

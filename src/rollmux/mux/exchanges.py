@@ -22,7 +22,7 @@ from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour, stea
 
 # So many sets of jobs are tried in a look, those that could gain the most first. Half of all that pay are among them;
 # more are found later, when something near has changed.
-TRIES = 30
+TRIES = 100
 # Of a node's tenants, so many at most are placed anew together.
 MOST = 4
 # An iteration under way may take so many times its mean.

@@ -125,6 +125,11 @@ class Group:
         return linked_parts(self.members, self.order)
 
     @cached_property
+    def roams(self) -> bool:
+        """Whether a rollout of it has nodes to choose from."""
+        return any(member.roams for member in self.members)
+
+    @cached_property
     def sole_tenants(self) -> frozenset[str]:
         """The jobs that have a node to themselves: it is free when they go."""
         return frozenset(use.tenants[0].job_id for use in self.uses.values() if len(use.tenants) == 1)
@@ -133,7 +138,10 @@ class Group:
     def free_shares(self) -> tuple[float, float]:
         """The nodes' worth of time that no SLO needs, in rollout and in training nodes."""
         uses = self.uses
-        return sum(1 - uses[n].share for n in self.rollout_nodes), sum(1 - uses[n].share for n in self.train_nodes)
+        rollout = sum([1 - uses[n].share for n in self.rollout_nodes])
+        if self.roams:  # who roams needs time of some of its nodes, and of none for certain
+            rollout -= sum([m.share(ROLLOUT) * m.job.rollout.nodes for m in self.members if m.roams])
+        return rollout, sum([1 - uses[n].share for n in self.train_nodes])
 
     def free_usd(self, cluster: Cluster) -> float:
         """What an hour of that time costs: asked for of every group, at nearly every event."""

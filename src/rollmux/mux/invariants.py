@@ -112,14 +112,14 @@ def _check_waiting(weave: Weave, lane: Lane) -> None:
     turns = weave.turns
     if lane.iteration != lane.seat.committed(lane.kind):
         raise InvariantViolated("I5", f"{lane} waits with {lane.seat.committed(lane.kind)} done before")
-    stranded = True
+    ready = 0
     for node in lane.nodes:
         queue = turns.queues[node]
         rank = urgency if isinstance(turns, UrgentTurns) else _asked
         if lane not in queue or any(rank(before) > rank(after) for before, after in pairwise(queue)):
             raise InvariantViolated("I4", f"{lane} is not in its place in the line for node {node}")
-        stranded = stranded and turns.holders[node] is None and turns.next_at(node) is lane
-    if stranded:
+        ready += turns.holders[node] is None and turns.next_at(node) is lane
+    if ready >= lane.wants:
         raise InvariantViolated("L1", f"{lane} waits for nodes that are free")
 
 

@@ -90,6 +90,8 @@ class JobSpec:
     `slo` is the slowdown that the owner tolerates: iteration time in company over iteration time alone.
     `staleness` is how many weight versions a rollout may lag: 0 is strictly on-policy, 1 one step off.
     `elastic_rollout` says that a rollout can start on some of its nodes and grow onto the others.
+    `rollout_spares` are nodes beyond those that a rollout wants on which its state may wait as well: it begins, and
+    goes on after a pause, on whichever of all these nodes are free.
     `iterations`, where known, tells how much work is left; `cold_start_s` is what moving the job costs it.
     """
 
@@ -103,6 +105,7 @@ class JobSpec:
     iterations: int | None = None
     tail: Tail | None = None
     elastic_rollout: bool = False
+    rollout_spares: int = 0
     cold_start_s: float = 0.0
     max_attempts: int = 3
 
@@ -114,6 +117,10 @@ class JobSpec:
     def may_shrink(self) -> bool:
         """Whether a rollout may give nodes back early, or work on some of them."""
         return self.rollout.nodes > 1 and (self.tail is not None or self.elastic_rollout)
+
+    def holds(self, kind: PhaseKind, pinned: int) -> int:
+        """How many nodes a phase holds at once, of so many that it is pinned to."""
+        return min(pinned, self.rollout.nodes) if self.rollout_spares and kind is PhaseKind.ROLLOUT else pinned
 
     @cached_property
     def solo_s(self) -> float:

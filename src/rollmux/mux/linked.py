@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import Order, Pause, aim_ms
-from rollmux.mux.placed import Member
+from rollmux.mux.placed import ROLLOUT, Member
 from rollmux.mux.play import JobPlay, TailPlay
 
 
@@ -76,10 +76,11 @@ def _as_play(member: Member, names: dict[str, str], crowd: Mapping[str, int], or
         _named(train, names),
         job.staleness,
         job.elastic_rollout and len(rollout) > 1,
-        _tail(job, len(rollout)) if job.tail else None,
+        _tail(job, job.holds(ROLLOUT, len(rollout))) if job.tail else None,
         aim_ms(member.limit_s, job.solo_s, job.iterations) if urgent else 0,
         rollout_pause if urgent else None,
         train_pause if urgent else None,
+        job.holds(ROLLOUT, len(rollout)) if job.rollout_spares else 0,
     )
 
 

@@ -21,6 +21,7 @@ from rollmux.mux.worth import (
     WORTH,
     burden_usd_per_hour,
     idle_usd,
+    most_idle_usd,
     most_worth_usd_per_hour,
     worth_by_phase,
     worth_usd,
@@ -172,18 +173,21 @@ def _most_gained_usd(leavers: Sequence[Movable], snapshot: Snapshot, forecaster:
     On a node that is there, no phase gains more than what is left undone; on new ones, work that fills them gains what
     it is worth less what they cost.
     """
-    cluster, most = snapshot.cluster, 0.0
+    cluster, most, most_together = snapshot.cluster, 0.0, 0.0
     groups = [group for group in snapshot.groups.values() if group.id not in snapshot.frozen]
     for number, kind in enumerate((ROLLOUT, TRAIN)):
         room: list[tuple[float, float]] = []
         for group in groups:
             room += _room(group, cluster, forecaster)[number]
+            most_together = max(most_together, most_idle_usd(group, cluster, forecaster)[2])
         room.sort(reverse=True)
         for leaver in leavers:
             job, worth = leaver.job, worth_by_phase(leaver.job, cluster)[kind]
             phase, limit_s = job.phase(kind), leaver.limit_s or job.limit_s
             fits = 1 + ROUNDING - (0.0 if kind is ROLLOUT and job.may_shrink else phase.planned_s / limit_s)
             gained = worth * NEW_NODES_GAIN
+            if kind is ROLLOUT and job.rollout_spares:
+                gained = max(gained, min(worth, most_together))
             for idle, share in room:
                 if idle <= gained:
                     break

@@ -1,8 +1,8 @@
 """Whose turn it is at each node of a group: the order policies.
 
 The forecast and the live group ask the same object, so what is predicted is what runs. Nodes are granted all
-together (an elastic claim may start on some and grow onto the rest), and each policy ranks the claims of a group
-by one order for all its nodes: two gangs never hold half of each other's nodes.
+together (an elastic claim may start on some and grow onto the rest; a roaming one takes as many as it wants of more),
+and each policy ranks the claims of a group by one order for all its nodes: two gangs never hold half of each other's.
 """
 
 from bisect import insort
@@ -30,12 +30,28 @@ class Pause(NamedTuple):
 
 
 class Claim:
-    """A standing claim of one job and kind of phase on its pinned nodes, idle, waiting or holding."""
+    """A standing claim of one job and kind of phase on its pinned nodes, idle, waiting or holding.
 
-    __slots__ = ("elastic", "ends_at", "held", "latest", "nodes", "pause", "pausing", "place", "rounds", "tail")
+    It holds all of its nodes, or whichever of them are free: as many as it `wants`.
+    """
 
-    def __init__(self, nodes: tuple[str, ...], place: tuple[int, int], elastic: bool = False) -> None:
+    __slots__ = (
+        "elastic",
+        "ends_at",
+        "held",
+        "latest",
+        "nodes",
+        "pause",
+        "pausing",
+        "place",
+        "rounds",
+        "tail",
+        "wants",
+    )
+
+    def __init__(self, nodes: tuple[str, ...], place: tuple[int, int], elastic: bool = False, wants: int = 0) -> None:
         self.nodes = nodes
+        self.wants = wants or len(nodes)
         self.place = place  # (order of joining the group, rollout before train): breaks every tie
         self.elastic = elastic
         self.held: tuple[str, ...] = ()
@@ -45,6 +61,11 @@ class Claim:
         self.ends_at = 0  # when what it holds is planned to be free
         self.pause: Pause | None = None  # what pausing would take; None while it can't
         self.pausing = False  # it is making way already
+
+    @property
+    def roams(self) -> bool:
+        """Whether it has nodes to choose from."""
+        return self.wants < len(self.nodes)
 
 
 C = TypeVar("C", bound=Claim)
@@ -112,7 +133,7 @@ class Turns(Generic[C]):
         holders = self.holders
         if nodes is None:
             nodes = claim.held
-            if len(nodes) < len(claim.nodes):
+            if len(nodes) < claim.wants:
                 self._forget_wait(claim)
             claim.held, claim.tail = (), False
         else:
@@ -120,6 +141,14 @@ class Turns(Generic[C]):
             claim.tail = True
         for node in nodes:
             holders[node] = None
+        return self._serve(claim.nodes)
+
+    def give_way(self, claim: C) -> list[Granted[C]]:
+        """The claim gives back all it holds and waits again before anybody else is served; returns what is granted."""
+        held, claim.held = claim.held, ()
+        self._line_up(claim)
+        for node in held:
+            self.holders[node] = None
         return self._serve(claim.nodes)
 
     def withdraw(self, claims: Iterable[C]) -> list[Granted[C]]:
@@ -132,7 +161,7 @@ class Turns(Generic[C]):
     def freed_by_tail(self, claim: C, keep: int) -> tuple[str, ...]:
         """The nodes to free if this rollout shrank to `keep` of its nodes; () where nobody could start on them."""
         held = claim.held
-        if claim.tail or keep >= len(held) or len(held) < len(claim.nodes):
+        if claim.tail or keep >= len(held) or len(held) < claim.wants:
             return ()
         for node in held:
             successor = self.next_at(node)
@@ -148,6 +177,9 @@ class Turns(Generic[C]):
     def _could_start(self, successor: C, tail: C, freed: list[str]) -> bool:
         if successor.held:
             return any(node in successor.nodes for node in freed)
+        if successor.wants < len(successor.nodes):
+            free = [node for node in successor.nodes if self.holders[node] is None or node in freed]
+            return sum(self.next_at(node) is successor for node in free) >= successor.wants
         some = False
         for node in successor.nodes:
             holder = self.holders[node]
@@ -162,6 +194,8 @@ class Turns(Generic[C]):
     def _take(self, claim: C) -> tuple[str, ...]:
         """Grants what the claim can have now."""
         holders, queues = self.holders, self.queues
+        if claim.wants < len(claim.nodes):
+            return self._take_some(claim)
         if claim.held:
             got = tuple(
                 n for n in claim.nodes if claim in queues[n] and holders[n] is None and self.next_at(n) is claim
@@ -185,9 +219,24 @@ class Turns(Generic[C]):
         claim.held += got
         return got
 
+    def _take_some(self, claim: C) -> tuple[str, ...]:
+        """As many nodes as a roaming claim wants, once so many of its own are free for it."""
+        holders, queues = self.holders, self.queues
+        free = [node for node in claim.nodes if holders[node] is None and self.next_at(node) is claim]
+        if len(free) < claim.wants:
+            return ()
+        for node in claim.nodes:
+            queues[node].remove(claim)
+        claim.held = tuple(free[: claim.wants])
+        for node in claim.held:
+            holders[node] = claim
+        claim.rounds += 1
+        return claim.held
+
     def _serve(self, nodes: Iterable[str]) -> list[Granted[C]]:
         granted: list[Granted[C]] = []
-        for node in nodes:
+        to_serve = list(nodes)
+        for node in to_serve:
             holder = self.holders[node]
             if holder is None or holder.tail:
                 claim = self.next_at(node)
@@ -195,6 +244,8 @@ class Turns(Generic[C]):
                     got = self._take(claim)
                     if got:
                         granted.append((claim, got))
+                        if 1 < claim.wants < len(claim.nodes):  # it no longer keeps others from the rest
+                            to_serve += [other for other in claim.nodes if other not in got]
         return granted
 
     def _forget_wait(self, claim: C) -> None:
@@ -294,6 +345,8 @@ class UrgentTurns(Turns[C]):
     def to_pause(self, claim: C, now_ms: int) -> tuple[C, ...]:
         if claim.held:
             return ()
+        if claim.wants < len(claim.nodes):
+            return self._some_to_pause(claim, now_ms)
         found: dict[C, None] = {}
         for node in claim.nodes:
             holder = self.holders[node]
@@ -304,6 +357,19 @@ class UrgentTurns(Turns[C]):
                     return ()
                 found[holder] = None
         return tuple(found)
+
+    def _some_to_pause(self, claim: C, now_ms: int) -> tuple[C, ...]:
+        """The least urgent of the holders that make way for a roaming claim, as many as it lacks nodes."""
+        lacks, able = claim.wants, dict[C, None]()
+        for node in claim.nodes:
+            if self.next_at(node) is not claim:
+                continue
+            holder = self.holders[node]
+            if holder is None or holder.pausing:
+                lacks -= 1
+            elif _makes_way(holder, claim, now_ms):
+                able[holder] = None
+        return tuple(sorted(able, key=urgency)[-lacks:]) if 0 < lacks <= len(able) else ()
 
 
 def urgency(claim: Claim) -> tuple[int, tuple[int, int]]:

@@ -69,6 +69,16 @@ class Member:
         return not self.apart and (job.iterations is None or min(self.limit_s, job.opening_limit_s) > job.solo_s)
 
     @property
+    def roams(self) -> bool:
+        """Whether its rollout has nodes to choose from."""
+        return self.job.holds(ROLLOUT, len(self.placement.rollout)) < len(self.placement.rollout)
+
+    def share(self, kind: PhaseKind) -> float:
+        """The part of its time that a phase needs of each node that it holds; 0 where it may give them back early."""
+        job = self.job
+        return 0.0 if kind is ROLLOUT and job.may_shrink else job.phase(kind).planned_s / self.limit_s
+
+    @property
     def is_stuck(self) -> bool:
         """Whether it could not afford to leave, were it slower than forecast: nothing but a good place helps it."""
         job = self.job
@@ -81,13 +91,13 @@ class Member:
         """This member's claim on each node of one of its phases."""
         job, phase_s = self.job, self.job.phase(kind).planned_s
         pauses = order is Order.URGENCY and job.phase(kind).pause_s is not None
-        may_shrink = kind is ROLLOUT and job.may_shrink
-        overlaps = may_shrink or job.staleness > 0
+        may_leave = kind is ROLLOUT and (job.may_shrink or self.roams)
+        overlaps = may_leave or job.staleness > 0
         return Tenant(
             job.id,
             kind,
-            0.0 if may_shrink else phase_s,
-            0.0 if may_shrink or pauses else phase_s,
+            0.0 if may_leave else phase_s,
+            0.0 if may_leave or pauses else phase_s,
             inf if overlaps else job.solo_s - phase_s,
             self.limit_s,
             1 - job.solo_s / self.limit_s,
@@ -98,7 +108,7 @@ class Tenant(NamedTuple):
     """One job's phase on one node. `spare` is the part of its time that it may still lose to waiting here.
 
     `blocks_s` is how long it may keep others waiting: 0 where it can pause. Where a phase may give back a node early,
-    `phase_s` is 0 as well; where phases of a job overlap, `away_s` has no bound.
+    or take another one, `phase_s` is 0 as well; where phases of a job overlap, `away_s` has no bound.
     """
 
     job_id: str

@@ -176,7 +176,8 @@ def _check_shape(plan: Plan) -> None:
     newcomer = plan.group.members[-1]
     for kind in (ROLLOUT, TRAIN):
         nodes, wanted = newcomer.placement.nodes(kind), newcomer.job.phase(kind).nodes
-        if len(nodes) != wanted or len(set(nodes)) != wanted:
+        most = wanted + newcomer.job.rollout_spares if kind is ROLLOUT else wanted
+        if not wanted <= len(nodes) <= most or len(set(nodes)) != len(nodes):
             raise InvariantViolated("I1", f"{plan.job_id} wants {wanted} nodes for its {kind.value}, not {nodes}")
     new = [node for _, node in plan.new_nodes]
     if len(set(new)) != len(new) or not set(new) <= set(newcomer.placement.all_nodes):

@@ -32,7 +32,8 @@ class TailPlay(NamedTuple):
 class JobPlay(NamedTuple):
     """A job as the play sees it: how long it holds its nodes, and when it may go on.
 
-    In orders by urgency its iterations are due `aim_ms` apart, and its phases may be able to pause.
+    In orders by urgency its iterations are due `aim_ms` apart, and its phases may be able to pause. A rollout wants all
+    of its nodes, or so many of them if it says so.
     """
 
     rollout_ms: int
@@ -46,6 +47,7 @@ class JobPlay(NamedTuple):
     aim_ms: int = 0
     rollout_pause: Pause | None = None
     train_pause: Pause | None = None
+    rollout_wants: int = 0
 
 
 class Played(NamedTuple):
@@ -81,11 +83,11 @@ class _Run(Claim):
     def __init__(self, number: int, kind: int, job: JobPlay) -> None:
         rolls = kind == _ROLLOUT
         nodes, duration_ms = (job.rollout_nodes, job.rollout_ms) if rolls else (job.train_nodes, job.train_ms)
-        super().__init__(nodes, (number, kind), rolls and job.elastic)
+        super().__init__(nodes, (number, kind), rolls and job.elastic, job.rollout_wants if rolls else 0)
         self.job, self.kind = number, kind
         self.rest = job.train_ms + job.sync_ms + (job.rollout_ms if rolls else 0)  # from its start to the sync
         self.can_pause = job.rollout_pause if rolls else job.train_pause
-        self.work = duration_ms * len(nodes)  # node-milliseconds: an elastic start is slower in proportion
+        self.work = duration_ms * self.wants  # node-milliseconds: an elastic start is slower in proportion
         self.busy = False  # waiting or holding
         self.left = self.since = self.rate = 0  # work left at `since`, and nodes at work from then on
         self.done_at = self.tail_at = -1
@@ -137,6 +139,7 @@ class _Play:
         done, heap, turns = self.done, self.heap, 0
         for job in range(len(self.jobs)):
             self._go_on(job)
+        seen[self._state()] = (0, [0] * len(done))
         while turns < max_turns:
             self.now = now = heap[0][0]
             while heap and heap[0][0] == now:
@@ -206,16 +209,19 @@ class _Play:
         if self.turns.request(run):
             self._hold(run)
         else:
-            for holder in self.turns.to_pause(run, self.now):
-                if holder.pause is not None:  # else its tail has just moved, as another one's pause let it
-                    self._make_way(holder)
+            self._ask_way(run)
         self._move_tails()
+
+    def _ask_way(self, run: _Run) -> None:
+        for holder in self.turns.to_pause(run, self.now):
+            if holder.pause is not None:  # else its tail has just moved, as another one's pause let it
+                self._make_way(holder)
 
     def _make_way(self, run: _Run) -> None:
         """The run pauses: its nodes are free as soon as its state is off them."""
         assert run.pause is not None
         run.left -= run.rate * (self.now - run.since)
-        run.left += run.pause.on_ms * len(run.nodes)
+        run.left += run.pause.on_ms * run.wants
         run.pausing, run.rate, run.done_at, run.tail_at = True, 0, -1, -1
         if run in self.tails:
             self.tails.remove(run)
@@ -225,21 +231,25 @@ class _Play:
             self._paused(run)
 
     def _paused(self, run: _Run) -> None:
-        self._free(run)
-        self._line_up(run)
+        run.pause, run.pausing = None, False
+        for other, _ in self.turns.give_way(run):
+            self._hold(other)
+        if not run.held:
+            self._ask_way(run)
+        self._move_tails()
 
     def _hold(self, run: _Run) -> None:
         """The run has just got nodes: its first, or more of them."""
         now = self.now
-        if not run.rate and len(run.held) == len(run.nodes):
+        if not run.rate and len(run.held) == run.wants:
             run.pause = run.can_pause  # one that has yet to grow, or has grown, goes on to its end
         run.left -= run.rate * (now - run.since)
         run.since, run.rate = now, len(run.held)
         run.done_at = run.ends_at = now - (-run.left // run.rate)
         heappush(self.heap, (run.done_at, run.job, run.kind))
         tail = self.jobs[run.job].tail
-        if tail is not None and run.kind == _ROLLOUT and tail.keep < len(run.nodes):
-            before = run.left - run.work + tail.bulk_ms * len(run.nodes)
+        if tail is not None and run.kind == _ROLLOUT and tail.keep < run.wants:
+            before = run.left - run.work + tail.bulk_ms * run.wants
             if before > 0 or run.tail_at < 0:
                 run.tail_at = now - (-max(before, 0) // run.rate)
                 heappush(self.heap, (run.tail_at, run.job, _TAIL))
@@ -248,13 +258,10 @@ class _Play:
         run.busy, run.done_at, run.tail_at = False, -1, -1
         if run in self.tails:
             self.tails.remove(run)
-        self._free(run)
-        self._move_tails()
-
-    def _free(self, run: _Run) -> None:
         run.pause, run.pausing = None, False
         for other, _ in self.turns.release(run):
             self._hold(other)
+        self._move_tails()
 
     def _move_tails(self) -> None:
         for run in list(self.tails):
@@ -281,7 +288,7 @@ class _Play:
         growing = tuple(
             (run.place, run.left - run.rate * (now - run.since))
             for run in self.turns.claims
-            if 0 < len(run.held) < len(run.nodes)
+            if 0 < len(run.held) < run.wants
         )
         waiting = tuple(tuple(run.place for run in queue) for queue in self.turns.queues.values())
         syncing = tuple(sorted((at - now, job) for at, job, kind in self.heap if kind == _SYNC))
@@ -324,14 +331,14 @@ class _VariedPlay(_Play):
     def _request(self, run: _Run) -> None:
         asked = self.started if run.kind == _ROLLOUT else self.trained
         taken_ms = self.taken_ms[run.job]
-        run.work = taken_ms[(asked[run.job] - 1) % len(taken_ms)][run.kind] * len(run.nodes)
+        run.work = taken_ms[(asked[run.job] - 1) % len(taken_ms)][run.kind] * run.wants
         super()._request(run)
 
     def _hold(self, run: _Run) -> None:
         super()._hold(run)
         job = self.jobs[run.job]
         planned_ms = job.rollout_ms if run.kind == _ROLLOUT else job.train_ms
-        run.ends_at += (planned_ms * len(run.nodes) - run.work) // run.rate  # whoever waits can only go by the plan
+        run.ends_at += (planned_ms * run.wants - run.work) // run.rate  # whoever waits can only go by the plan
 
 
 def lasting(times: list[int], now: int) -> list[int]:

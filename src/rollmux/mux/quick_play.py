@@ -13,7 +13,9 @@ WAITING = 1 << 62  # later than anything that happens
 def is_plain(jobs: tuple[JobPlay, ...], order: Order) -> bool:
     """Whether a quick play may stand in for `play`."""
     for job in jobs:
-        if len(job.rollout_nodes) + len(job.train_nodes) > 2 or job.staleness or job.elastic or job.tail:
+        if len(job.train_nodes) > 1 or job.staleness or job.elastic or job.tail:
+            return False
+        if len(job.rollout_nodes) > 1 and not (job.rollout_wants == 1 and order is Order.URGENCY):
             return False
     return order is not Order.ROUND_ROBIN
 

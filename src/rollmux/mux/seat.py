@@ -84,8 +84,10 @@ class Lane(Claim):
         "worked_s",
     )
 
-    def __init__(self, seat: "Seat", kind: PhaseKind, nodes: tuple[str, ...], number: int, elastic: bool) -> None:
-        super().__init__(nodes, (number, 0 if kind is _ROLLOUT else 1), elastic)
+    def __init__(self, seat: "Seat", kind: PhaseKind, nodes: tuple[str, ...], number: int) -> None:
+        rolls = kind is _ROLLOUT
+        wants = seat.job.holds(kind, len(nodes))
+        super().__init__(nodes, (number, 0 if rolls else 1), rolls and seat.job.elastic_rollout, wants)
         self.seat = seat
         self.kind = kind
         self.state = Phase.IDLE
@@ -156,9 +158,9 @@ class Seat:
         self.number = number  # its rank among those who joined the group
         self.progress = progress
         self.lanes = {
-            _ROLLOUT: Lane(self, _ROLLOUT, placement.rollout, number, job.elastic_rollout),
-            _TRAIN: Lane(self, _TRAIN, placement.train, number, False),
-            PhaseKind.SYNC: Lane(self, PhaseKind.SYNC, (), number, False),
+            _ROLLOUT: Lane(self, _ROLLOUT, placement.rollout, number),
+            _TRAIN: Lane(self, _TRAIN, placement.train, number),
+            PhaseKind.SYNC: Lane(self, PhaseKind.SYNC, (), number),
         }
 
     @property

@@ -1,4 +1,4 @@
-"""`quick_play` for the order by urgency: strict jobs on one node a phase, some of which can pause.
+"""`quick_play` for the order by urgency: strict jobs on one node a phase, some of which can pause, or roam.
 
 It must give what `play` gives, to the last millisecond: tests/mux/test_forecast.py holds the two against each other.
 """
@@ -7,6 +7,7 @@ from bisect import insort
 
 from rollmux.mux.order import AIM, DEBT, PATIENCE, Pause
 from rollmux.mux.play import MAX_TURNS, JobPlay, Played, cautious_mean, cautious_means, lasting
+from rollmux.mux.roaming_lines import RoamingLines
 
 # The steps of a job, in the last two bits of their codes. A rollout or training that pauses does so in a step apart.
 TRAIN, SYNC, PAUSING = 1, 2, 3
@@ -36,6 +37,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
     mask = (1 << low_bits) - 1
     line_at: dict[str, list[int]] = {}  # at each node: its holder, then who waits, by the latest time to begin
     line_of: list[list[int]] = []  # by code, as all below but for the last three
+    lines_of: list[list[list[int]]] = []  # all of them, where a step roams
     takes: list[int] = []
     before_due: list[int] = []  # how long before its iteration is due a step must begin, less its code
     pauses: list[Pause | None] = []
@@ -43,10 +45,12 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
     aim: list[int] = []
     solo: list[int] = []
     code = 0
-    for rollout_ms, train_ms, sync_ms, (at_rollout,), (at_train,), _, _, _, aim_ms, off_rollout, off_train in jobs:
+    for rollout_ms, train_ms, sync_ms, at_rollout, (at_train,), _, _, _, aim_ms, off_rollout, off_train, _ in jobs:
         rollout, train, sync = rollout_ms << low_bits, train_ms << low_bits, sync_ms << low_bits
         # A sync has a place of its own; all begin at its end.
-        line_of += line_at.setdefault(at_rollout, []), line_at.setdefault(at_train, []), [code + SYNC], []
+        rolls = [line_at.setdefault(node, []) for node in at_rollout]
+        line_of += rolls[0], line_at.setdefault(at_train, []), [code + SYNC], []
+        lines_of += rolls, [line_of[code + TRAIN]], [line_of[code + SYNC]], []
         takes += rollout + code, train + code + 1, sync + code + 2, 0
         before_due += rollout + train + sync - code, train + sync - code - 1, 0, 0
         pauses += off_rollout, off_train, None, None
@@ -72,6 +76,12 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
     due = [0] * len(jobs)
     done: list[list[int]] = [[] for _ in jobs]  # when iterations were complete, in ms; the start counts as one
     seen: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+    roams = any(len(job.rollout_nodes) > 1 for job in jobs)
+    meets = [False] * len(takes)  # by code, whether a step waits beside one that roams
+    if roams:
+        roaming = RoamingLines(lines_of, pauses, low_bits, PAUSING, agenda, ends, left, pausing)
+        roamed = {id(line) for of in lines_of if len(of) > 1 for line in of}
+        meets = [bool(of) and id(of[0]) in roamed for of in lines_of]
     turns, now, turned = -1, 0, False
     late = late_before = 0.0  # by how many iterations anybody was late, in this turn and in the one before
     hopeless = -1
@@ -93,6 +103,8 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
                             held.append(left[then & mask])
                 if pausing:
                     held += [left[line[0] & mask] for line in pausing.values()]
+                if roams:  # who is where
+                    held += [line[0] & mask if line else mask for line in lines]
                 state = (*held, len(agenda))
                 if state in seen:
                     then_ms, counts = seen[state]
@@ -109,18 +121,24 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
             late, late_before, hopeless = 0.0, late, -1
         now = event - code
         if pausing and code in pausing:
+            if meets[pausing[code][0] & mask]:
+                roaming.paused(code, now)
+                continue
             line = pausing.pop(code)
             insort(line, line.pop(0), 1)  # it waits again; who made it pause begins, or somebody more urgent
             first = line[0] & mask
             ends[first] = end = now + left[first]
             insort(agenda, end)
             continue
-        line = line_of[code]  # of what it gives back
-        del line[0]
-        if line:
-            first = line[0] & mask
-            ends[first] = end = now + left[first]
-            insort(agenda, end)
+        if meets[code]:
+            roaming.free(code, now)
+        else:
+            line = line_of[code]  # of what it gives back
+            del line[0]
+            if line:
+                first = line[0] & mask
+                ends[first] = end = now + left[first]
+                insort(agenda, end)
         code = following[code]
         i = code >> 2
         if code & 3:
@@ -150,6 +168,9 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
                 turned = True
             begin -= before_due[code]
         # It gets the node of its step, waits for it, or makes its holder pause.
+        if meets[code]:
+            roaming.request(code, begin, takes[code], now)
+            continue
         line = line_of[code]
         if not line:
             line.append(begin)

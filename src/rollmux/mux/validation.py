@@ -13,6 +13,7 @@ MAX_NODES = 4096
 MAX_DURATION_S = 30 * 24 * 3600.0
 MAX_SLO = 1000.0
 MAX_STALENESS = 64
+MAX_SPARES = 64
 
 
 class _Reader(Checks):
@@ -51,6 +52,7 @@ def job_problems(job: JobSpec, cluster: Cluster | None = None) -> tuple[Problem,
     read.whole("staleness", job.staleness, 0, MAX_STALENESS, "0 is strictly on-policy")
     read.whole("max_attempts", job.max_attempts, 1, 1000, "1 never restarts the job")
     read.flag("elastic_rollout", job.elastic_rollout)
+    read.whole("rollout_spares", job.rollout_spares, 0, MAX_SPARES, "0 pins the rollout to the nodes that it wants")
     if job.iterations is not None:
         read.whole("iterations", job.iterations, 1, MAX_COUNT, "leave it out where it is not known")
     if job.tail is not None:
@@ -122,6 +124,9 @@ def _tail(read: _Reader | None, tail: Tail, rollout: PhaseSpec) -> None:
 
 def _fit(read: _Reader, job: JobSpec, cluster: Cluster) -> None:
     """What a well-formed job still can't have on this cluster, even alone."""
+    if job.rollout_spares and job.resolve(cluster).may_shrink:
+        limit = "0 where a rollout of several nodes may hold a part of them"
+        read.report("rollout_spares", job.rollout_spares, limit, "leave out spares, or the tail and elastic_rollout")
     for name, pool in (("rollout", cluster.rollout), ("train", cluster.train)):
         here, phase = read.below(name), getattr(job.resolve(cluster), name)
         kind = pool.node_type

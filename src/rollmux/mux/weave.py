@@ -193,7 +193,11 @@ class Weave:
         lane.asked = self.ledger.seq
         if not lane.nodes or self.turns.request(lane):
             self._grant(now, lane, out, load=True)
-            return
+        else:
+            self._ask_way(now, lane, out)
+
+    def _ask_way(self, now: float, lane: Lane, out: Commands) -> None:
+        """Holders that are less urgent make way for a lane that waits, if it would begin too late else."""
         for holder in self.turns.to_pause(lane, in_ms(now)):
             assert holder.pause is not None
             holder.state = next_phase(holder.state, On.PAUSE, holder)
@@ -240,8 +244,11 @@ class Weave:
         lane.resumed = True
         self._end_lease(lane)
         out: Commands = []
-        self._serve(now, self.turns.release(lane), out)
-        self._line_up(now, lane, out)
+        lane.state = Phase.WAITING
+        lane.asked = self.ledger.seq
+        self._serve(now, self.turns.give_way(lane), out)
+        if not lane.held:
+            self._ask_way(now, lane, out)
         return out
 
     def _shrunk(self, now: float, event: PhaseShrunk) -> Commands | None:
@@ -314,7 +321,7 @@ class Weave:
         lane.keep = lane.alone and bool(lane.nodes)
         if self.urgent:
             lane.ends_at = in_ms(now) + lane.left_ms
-            lane.pause = lane.can_pause if len(lane.held) == len(lane.nodes) and not lane.alone else None
+            lane.pause = lane.can_pause if len(lane.held) == lane.wants and not lane.alone else None
         self.leases[epoch] = lane
         out.append(Grant(lane.lease()))
 

@@ -55,7 +55,10 @@ def worth_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> float:
 
 
 def idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> Mapping[str, float]:
-    """What more each of a group's nodes could do in an hour, were it never idle."""
+    """What more each of a group's nodes could do in an hour, were it never idle.
+
+    Where rollouts roam, others may make them go elsewhere: each rollout node stands for all of them.
+    """
     known: tuple[Cluster, dict[str, float]] | None = group.__dict__.get("_idle_usd")
     if known is None or known[0] is not cluster:
         idle = dict.fromkeys(group.train_nodes, WORTH * cluster.train.node_type.usd_per_hour)
@@ -63,19 +66,20 @@ def idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> Mapping[
         for done_usd, nodes in _done_usd(group, cluster, forecaster):
             for node in nodes:
                 idle[node] -= done_usd
+        if group.roams:
+            idle.update(dict.fromkeys(group.rollout_nodes, sum([idle[node] for node in group.rollout_nodes])))
         known = group.__dict__["_idle_usd"] = cluster, idle
     return known[1]
 
 
-def most_idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> tuple[float, float]:
-    """The same of the rollout node where it is the most, and of the training node."""
-    known: tuple[Cluster, tuple[float, float]] | None = group.__dict__.get("_most_idle")
+def most_idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> tuple[float, float, float]:
+    """The same of the rollout node where it is the most, of the training node, and of all rollout nodes together."""
+    known: tuple[Cluster, tuple[float, float, float]] | None = group.__dict__.get("_most_idle")
     if known is None or known[0] is not cluster:
         of = idle_usd(group, cluster, forecaster).__getitem__
-        known = group.__dict__["_most_idle"] = (
-            cluster,
-            (max(map(of, group.rollout_nodes)), max(map(of, group.train_nodes))),
-        )
+        rollout = [*map(of, group.rollout_nodes)]
+        most, train = max(rollout), max(map(of, group.train_nodes))
+        known = group.__dict__["_most_idle"] = cluster, (most, train, most if group.roams else sum(rollout))
     return known[1]
 
 
@@ -87,7 +91,8 @@ def _done_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> list[tu
         job, placement = member.job, member.placement
         worths, solo_s = worth_by_phase(job, cluster), job.solo_s
         speed = solo_s / pace if pace > solo_s else 1.0
-        done.append((worths[ROLLOUT] * speed, placement.rollout))
+        rollout = placement.rollout  # of which one that roams uses each as much as the others, in the long run
+        done.append((worths[ROLLOUT] * speed * job.holds(ROLLOUT, len(rollout)) / len(rollout), rollout))
         done.append((worths[TRAIN] * speed, placement.train))
     return done
 

@@ -108,6 +108,9 @@ class _Read:
             *path, name = problem.path.split(".")
             said = IN_GB.get(name, "name" if name == "id" else name)
             self.problems.append(Problem(".".join([*path, said]), problem.value, problem.limit, problem.remedy))
+        if not self.problems and job.rollout_spares and run["processes"] > 1:
+            limit = "0 where a job has several processes"  # nobody starts one more for each spare node
+            self.problems.append(Problem("job.rollout_spares", job.rollout_spares, limit, "leave out one of the two"))
         return None if self.problems else Submission(job, **run)
 
     def _part(self, path: str, value: object, known: tuple[str, ...], needed: tuple[str, ...]) -> dict[str, Any] | None:

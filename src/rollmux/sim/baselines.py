@@ -133,7 +133,7 @@ def on_training_nodes(job: JobSpec, cluster: Cluster) -> JobSpec:
     kept_bytes = max(phase.resident_bytes + phase.transient_bytes for phase in (job.rollout, job.train))
     there = replace(_with_switches(job.rollout, ratio), nodes=job.train.nodes, resident_bytes=0, transient_bytes=0)
     train_there = replace(_with_switches(job.train), resident_bytes=kept_bytes, transient_bytes=0)
-    return replace(job, rollout=there, train=train_there, tail=tail, staleness=0)
+    return replace(job, rollout=there, train=train_there, tail=tail, staleness=0, rollout_spares=0)
 
 
 def _with_switches(phase: PhaseSpec, ratio: float = 1.0) -> PhaseSpec:

@@ -10,6 +10,7 @@ from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import Checks, Rules
 from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
 from rollmux.mux.job import PhaseKind
+from rollmux.sim.abilities import PAUSE_S, SPARES, able
 from rollmux.sim.baselines import on_training_nodes, training_only
 from rollmux.sim.books import Books, PoolBook
 from rollmux.sim.cast import Cast, Delays, Takes, as_planned
@@ -18,7 +19,6 @@ from rollmux.sim.limits import fluid_usd, whole_node_usd
 from rollmux.sim.outcome import JobOutcome, Outcome, PoolHours
 from rollmux.sim.paced import PacedCast
 from rollmux.sim.packed import Packing
-from rollmux.sim.pauses import PAUSE_S, able_to_pause
 from rollmux.sim.policies import CONTENDERS
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 
@@ -46,7 +46,8 @@ class Fidelity(Enum):
 class Settings:
     """How a workload is replayed. `provision_s`, `launch_s` and `move_s` are what nodes, starts and moves take.
 
-    `pause_s` is what a pause costs phases that don't say; below 0 they can't pause.
+    `pause_s` is what a pause costs phases that don't say; below 0 they can't pause. `spares` are the spare nodes of
+    rollouts that name none.
     """
 
     cluster: Cluster = PAPER_CLUSTER
@@ -58,6 +59,7 @@ class Settings:
     launch_s: float = 0.0
     move_s: float = 300.0
     pause_s: float = PAUSE_S
+    spares: int = SPARES
     takes: Takes = as_planned
     packing: Packing | None = None  # in place of `takes`, phase by phase
     faults: Faults | None = None
@@ -104,7 +106,7 @@ def _submit(cast: Cast, arrival: Arrival, iterations: int, settings: Settings) -
     work = iterations if settings.accounting is Accounting.WORK else None
     attempts = arrival.job.max_attempts if settings.faults is None else MOST_ATTEMPTS
     job = replace(arrival.job, iterations=work, max_attempts=attempts)
-    cast.submit(arrival.at_s, able_to_pause(job, settings.pause_s))
+    cast.submit(arrival.at_s, able(job, settings.pause_s, settings.spares))
     if settings.accounting is Accounting.LIFETIME:
         cast.dismiss(arrival.at_s + arrival.duration_s, arrival.job.id)
 

@@ -23,12 +23,13 @@ from threading import Thread
 from rollmux import __version__
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
+from rollmux.mux.validation import MAX_SPARES
 from rollmux.protocol.cluster_file import read_cluster
+from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.optimal import Optimum
 from rollmux.sim.optimal_run import optimal_run
 from rollmux.sim.outcome import Outcome
-from rollmux.sim.pauses import PAUSE_S
 from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
 from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
@@ -69,6 +70,7 @@ class Case:
     max_group: int = 0
     move_s: float = 300.0
     pause_s: float = PAUSE_S
+    spares: int = SPARES
     realised: str = BOUND
     cluster: str = ""
 
@@ -100,6 +102,7 @@ def run_case(case: Case) -> Figures:
         seed=case.seed,
         move_s=case.move_s,
         pause_s=case.pause_s,
+        spares=case.spares,
         takes=durations(case.realised, case.seed),
     )
     workload = _workload(case)
@@ -229,6 +232,10 @@ def _case_problems(case: Case) -> Iterator[Problem]:
         yield Problem("move_s", case.move_s, "seconds from 0", "0 moves jobs for nothing")
     if not abs(case.pause_s) < float("inf"):
         yield Problem("pause_s", case.pause_s, "seconds", "below 0 nothing pauses")
+    if not 0 <= case.spares <= MAX_SPARES:
+        yield Problem(
+            "spares", case.spares, f"from 0 to {MAX_SPARES}", "0 pins every rollout to the nodes that it wants"
+        )
     if case.realised != BOUND and case.fidelity == Fidelity.PACE.value:
         limit = f"{BOUND} where fidelity is pace, which plays no single phase"
         yield Problem("realised", case.realised, limit, "choose fidelity phase, which takes longer")

@@ -1,0 +1,13 @@
+"""How nodes are told in a column of a table."""
+
+from itertools import takewhile
+
+
+def few_words(names: tuple[str, ...]) -> str:
+    """Of names that differ in their numbers alone the first is whole; of many only the first and the last are told."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    stem = "".join(letters[0] for letters in alike).rstrip("0123456789") if len(names) > 1 else ""
+    rest = [name.removeprefix(stem) for name in names[1:]]
+    if len(rest) > 4:
+        rest = ["…", rest[-1]]
+    return (", " if not stem else ",").join([names[0], *rest])
