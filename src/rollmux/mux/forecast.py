@@ -132,14 +132,14 @@ class Forecaster:
         return Trial(self._stuck(group), tuple(slowest))
 
     def _stuck(self, group: Group) -> tuple[Member, float] | None:
-        """Who would miss its SLO by the rhythm that a whole play finds, of those who could not leave then."""
+        """Who would miss its SLO by a whole play, or by its cautious mean, of those who could not leave then."""
         for part in group.parts if group.order is Order.URGENCY else ():
             stuck = [member.is_stuck for member in [group.members[index] for index in part.indexes]]
             if any(stuck):
                 played = self._played(part.jobs, group.order, None)
                 for index, pace_s, is_stuck in zip(part.indexes, played.iteration_s, stuck, strict=True):
                     member = group.members[index]
-                    if is_stuck and played.exact and pace_s > (1 + TOLERANCE) * member.limit_s:
+                    if is_stuck and pace_s > (1 + TOLERANCE) * member.limit_s:
                         return member, pace_s
         return None
 

@@ -22,7 +22,7 @@ REGROUP_ROUNDS = 8
 SMALL = 16
 SOURCES = 1
 ROOMIEST = 16
-FOLLOWED = 16
+FOLLOWED = 8
 # With fewer jobs there is little to exchange, and looking for it would take much of the time.
 MANY = 20
 # A job that moves meets its new neighbours at any moment, which loses it a part of an iteration more: that counts in
@@ -143,9 +143,10 @@ class Mover:
         """
         names = list(self.state.groups)
         first = self.state.followed % max(1, len(names))
-        self.state.followed = first + FOLLOWED
-        turn = names[first : first + FOLLOWED]
-        for group_id in turn + names[: min(first, FOLLOWED - len(turn))]:
+        most = SMALL if len(names) <= SMALL else FOLLOWED
+        self.state.followed = first + most
+        turn = names[first : first + most]
+        for group_id in turn + names[: min(first, most - len(turn))]:
             group, tighter, looser = self.state.groups[group_id], dict[str, float](), dict[str, float]()
             for member in group.members:
                 record = self.state.jobs[member.job.id]
