@@ -21,7 +21,7 @@ from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour, steady_worth_usd, worth_usd
 
 # So many sets of jobs are tried in a look, those that could gain the most first. Half of all that pay are among the
-# first thirty; with a hundred a dense cluster is 1 % cheaper, and with more it is no cheaper (docs/design/placement.md).
+# first thirty; with a hundred a dense cluster is 1 % cheaper, with more it is not (docs/design/placement.md).
 TRIES = 100
 # Of a node's tenants, so many at most are placed anew together.
 MOST = 4
