@@ -53,6 +53,7 @@ def test_rollouts_that_roam_run_on_whichever_of_their_nodes_is_free() -> None:
     def work(name: str) -> None:
         with world.connect(job_data(name, **roaming)) as mux:
             places[name] = mux.rollout_nodes
+            assert mux.roams == (len(mux.rollout_nodes) > 1)
             for _ in mux.steps(12):
                 with mux.phase("rollout", state=Engine()) as phase, floor.on(phase.nodes, name):
                     (node,) = phase.nodes

@@ -256,3 +256,22 @@ def test_a_tail_moves_together_for_who_roams_onto_what_that_frees() -> None:
         turns.request(claim)
     assert turns.freed_by_tail(gang, 1) == ("b",)
     assert turns.release(gang, ("b",)) == [(new, ("b",))]
+
+
+def test_a_gang_that_roams_asks_no_more_holders_to_make_way_than_it_needs() -> None:
+    turns: Turns[Claim] = turns_for(Order.URGENCY)
+    pair, other, still = Claim(("a", "b"), (0, 0)), Claim(("c",), (1, 0)), Claim(("d",), (2, 0))
+    new = Claim(("a", "b", "c", "d"), (3, 0), wants=2)
+    for claim, latest in ((pair, 900), (other, 800), (still, 950)):
+        claim.latest, claim.ends_at = latest, 1000
+        turns.enter(claim)
+        turns.request(claim)
+    turns.enter(new)
+    turns.request(new)
+    assert turns.to_pause(new, 0) == ()
+    pair.pause = Pause(0, 10)
+    assert turns.to_pause(new, 0) == (pair,)  # it frees both of the two
+    other.pause, pair.latest = Pause(0, 10), 700
+    assert turns.to_pause(new, 0) == (other, pair)
+    pair.pause = None
+    assert turns.to_pause(new, 0) == ()  # one node would be of no use

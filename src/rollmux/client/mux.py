@@ -82,6 +82,11 @@ class Mux:
         return self._link.attached.rollout_nodes if self._link is not None else ()
 
     @property
+    def roams(self) -> bool:
+        """Whether a rollout runs on whichever of these nodes are free, as the phase tells, and not on all of them."""
+        return self._link is not None and 0 < self._link.attached.rollout_holds < len(self.rollout_nodes)
+
+    @property
     def train_nodes(self) -> tuple[str, ...]:
         """The same for its training."""
         return self._link.attached.train_nodes if self._link is not None else ()

@@ -359,8 +359,8 @@ class UrgentTurns(Turns[C]):
         return tuple(found)
 
     def _some_to_pause(self, claim: C, now_ms: int) -> tuple[C, ...]:
-        """The least urgent of the holders that make way for a roaming claim, as many as it lacks nodes."""
-        lacks, able = claim.wants, dict[C, None]()
+        """Of the holders that make way for a roaming claim the least urgent, until it would lack no node any more."""
+        lacks, able = claim.wants, dict[C, int]()
         for node in claim.nodes:
             if self.next_at(node) is not claim:
                 continue
@@ -368,8 +368,14 @@ class UrgentTurns(Turns[C]):
             if holder is None or holder.pausing:
                 lacks -= 1
             elif _makes_way(holder, claim, now_ms):
-                able[holder] = None
-        return tuple(sorted(able, key=urgency)[-lacks:]) if 0 < lacks <= len(able) else ()
+                able[holder] = able.get(holder, 0) + 1
+        found: list[C] = []
+        for holder in sorted(able, key=urgency, reverse=True):
+            if lacks <= 0:
+                break
+            found.append(holder)
+            lacks -= able[holder]
+        return tuple(found) if lacks <= 0 else ()
 
 
 def urgency(claim: Claim) -> tuple[int, tuple[int, int]]:

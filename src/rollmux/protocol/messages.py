@@ -48,6 +48,7 @@ class Attached:
     lease_s: float = 0.0  # how long a lease lasts without a sign of life
     reason: str = ""
     drain_s: float = 0.0  # how long state may take to leave nodes that somebody else needs
+    rollout_holds: int = 0  # of its nodes a rollout has so many at once; 0 says nothing of that
 
 
 @dataclass(frozen=True, slots=True)

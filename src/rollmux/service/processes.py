@@ -92,7 +92,15 @@ class Processes:
         live.left.discard(call.rank)
         where = record.placement
         timing, synced = self._machine.state.rules.timing, record.progress.synced
-        return Attached(record.attempt, where.rollout, where.train, synced, timing.lease_s, drain_s=timing.drain_s)
+        return Attached(
+            record.attempt,
+            where.rollout,
+            where.train,
+            synced,
+            timing.lease_s,
+            drain_s=timing.drain_s,
+            rollout_holds=record.job.holds(PhaseKind.ROLLOUT, len(where.rollout)),
+        )
 
     def _replaced(self, now: float, record: JobRecord, live: Live, rank: int) -> None:
         """A process was started again: the one before is gone. Others may be at work yet: they are told to end."""

@@ -79,7 +79,8 @@ class _Run:
         self, job: JobFile, folder: Path, mux: Mux, roles: Roles, trackers: Sequence[Tracker], warmed_up: WarmedUp
     ) -> None:
         self.job, self.mux, self._warmed_up = job, mux, warmed_up
-        self._seats = Seats(job.rollout.workers, mux.rollout_nodes)
+        # Who roams has all of its workers on whichever node it holds.
+        self._seats = Seats(job.rollout.workers, () if mux.roams else mux.rollout_nodes)
         self._under_way: Phase | None = None
         ranks = partial(Ranks, mux.kin, folder, roles.followers, replicas=roles.replicas, lost=self._is_lost)
         self.parts = Parts(job, self._present, leased=mux.attached, ranks=ranks if roles.followers else None)
