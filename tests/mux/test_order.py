@@ -122,8 +122,11 @@ class Turning(RuleBasedStateMachine):
     def one_makes_way(self, data: st.DataObject) -> None:
         claim = data.draw(st.sampled_from(self.whole()))
         self.book.forget(claim)
+        granted, last = self.turns.give_way(claim), not claim.roams and len(claim.nodes) > 1
+        if last:
+            self.check_grants([(other, nodes) for other, nodes in granted if other is not claim])
         self.book.waiting.append(claim)
-        self.check_grants(self.turns.give_way(claim))
+        self.check_grants([(other, nodes) for other, nodes in granted if not last or other is claim])
 
     @precondition(lambda self: self.shrinkable())
     @rule(data=st.data())

@@ -144,12 +144,19 @@ class Turns(Generic[C]):
         return self._serve(claim.nodes)
 
     def give_way(self, claim: C) -> list[Granted[C]]:
-        """The claim gives back all it holds and waits again before anybody else is served; returns what is granted."""
+        """The claim gives back all it holds, and waits again; returns what is granted.
+
+        It does so before anybody is served. A gang that does not roam is served last: it would keep nodes from others
+        that are of no use to it without the rest.
+        """
         held, claim.held = claim.held, ()
-        self._line_up(claim)
         for node in held:
             self.holders[node] = None
-        return self._serve(claim.nodes)
+        if claim.roams or len(claim.nodes) == 1:
+            self._line_up(claim)
+            return self._serve(claim.nodes)
+        granted, got = self._serve(claim.nodes), self.request(claim)
+        return [*granted, (claim, got)] if got else granted
 
     def withdraw(self, claims: Iterable[C]) -> list[Granted[C]]:
         """These claims, which hold nothing, stop waiting; returns what others get."""

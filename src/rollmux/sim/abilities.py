@@ -18,7 +18,8 @@ def able(job: JobSpec, pause_s: float = PAUSE_S, spares: int = SPARES) -> JobSpe
 
     Its rollout may have so many spare nodes where it names none, if it always holds as many as it wants.
     """
-    if spares and not job.rollout_spares and not job.may_shrink:
+    whole = job.rollout.nodes == 1 or (job.tail is None and not job.elastic_rollout)
+    if spares and whole and not job.rollout_spares:
         job = replace(job, rollout_spares=spares)
     if pause_s < 0:
         return job
