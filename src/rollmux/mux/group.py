@@ -130,6 +130,12 @@ class Group:
         return any(member.roams for member in self.members)
 
     @cached_property
+    def least_crowded(self) -> tuple[str, ...]:
+        """Its rollout nodes, those with the fewest tenants first."""
+        uses = self.uses
+        return tuple(sorted(self.rollout_nodes, key=lambda node: (len(uses[node].tenants), node)))
+
+    @cached_property
     def sole_tenants(self) -> frozenset[str]:
         """The jobs that have a node to themselves: it is free when they go."""
         return frozenset(use.tenants[0].job_id for use in self.uses.values() if len(use.tenants) == 1)

@@ -276,9 +276,10 @@ def _placements(
 
 def _pool(group: Group, phase: PhaseSpec, room: int) -> tuple[str, ...]:
     """The rollout nodes with the memory for one more phase, those with the fewest tenants first."""
+    if not (phase.resident_bytes or phase.transient_bytes):
+        return group.least_crowded
     uses = group.uses
-    able = [node for node in group.rollout_nodes if uses[node].host_bytes_with(phase) <= room]
-    return tuple(sorted(able, key=lambda node: (len(uses[node].tenants), node)))
+    return tuple([node for node in group.least_crowded if uses[node].host_bytes_with(phase) <= room])
 
 
 def _crowded(share: float) -> int:
