@@ -22,6 +22,8 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from rollmux.mux.compiled import IS_COMPILED
+
 ROOT = Path(__file__).resolve().parent.parent
 Row = Mapping[str, object]
 
@@ -45,6 +47,7 @@ def record(name: str, args: argparse.Namespace, measure: Callable[[], Row]) -> d
         "benchmark": name,
         "machine": machine(),
         "packages": packages(),
+        "plays": "compiled" if IS_COMPILED else "in Python",
         "git": source,
         "seed": args.seed,
         "arguments": {key: value for key, value in vars(args).items() if key not in ("out", "seed")},

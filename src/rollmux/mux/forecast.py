@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rollmux.mux.compiled import fastest_play
 from rollmux.mux.group import Group
 from rollmux.mux.linked import to_ms
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member
 from rollmux.mux.play import MAX_TURNS, JobPlay, Played, play, varied_play
 from rollmux.mux.quick_play import is_plain, quick_play
-from rollmux.mux.urgent_play import TRIAL_TURNS, urgent_play
+from rollmux.mux.urgent_play import TRIAL_TURNS
 
 # Nine in ten plays that are asked for again were made among the last five hundred.
 MEMO_LIMIT = 4096
@@ -176,7 +177,7 @@ def _quickest(jobs: tuple[JobPlay, ...], order: Order, limits_ms: tuple[float, .
     if not is_plain(jobs, order):
         return play(jobs, order)
     if order is Order.URGENCY:
-        return urgent_play(jobs, MAX_TURNS if limits_ms is None else TRIAL_TURNS, limits_ms)
+        return fastest_play(jobs, MAX_TURNS if limits_ms is None else TRIAL_TURNS, limits_ms)
     return quick_play(jobs, limits_ms=limits_ms)
 
 
