@@ -120,7 +120,9 @@ class JobSpec:
 
     def holds(self, kind: PhaseKind, pinned: int) -> int:
         """How many nodes a phase holds at once, of so many that it is pinned to."""
-        return min(pinned, self.rollout.nodes) if self.rollout_spares and kind is PhaseKind.ROLLOUT else pinned
+        if not self.rollout_spares or kind is not PhaseKind.ROLLOUT or pinned < self.rollout.nodes:
+            return pinned
+        return self.rollout.nodes
 
     @cached_property
     def solo_s(self) -> float:

@@ -173,13 +173,13 @@ def _most_gained_usd(leavers: Sequence[Movable], snapshot: Snapshot, forecaster:
     On a node that is there, no phase gains more than what is left undone; on new ones, work that fills them gains what
     it is worth less what they cost.
     """
-    cluster, most, most_together = snapshot.cluster, 0.0, 0.0
+    cluster, most = snapshot.cluster, 0.0
     groups = [group for group in snapshot.groups.values() if group.id not in snapshot.frozen]
+    most_together = max([most_idle_usd(group, cluster, forecaster)[2] for group in groups], default=0.0)
     for number, kind in enumerate((ROLLOUT, TRAIN)):
         room: list[tuple[float, float]] = []
         for group in groups:
             room += _room(group, cluster, forecaster)[number]
-            most_together = max(most_together, most_idle_usd(group, cluster, forecaster)[2])
         room.sort(reverse=True)
         for leaver in leavers:
             job, worth = leaver.job, worth_by_phase(leaver.job, cluster)[kind]

@@ -71,7 +71,8 @@ class Member:
     @property
     def roams(self) -> bool:
         """Whether its rollout has nodes to choose from."""
-        return self.job.holds(ROLLOUT, len(self.placement.rollout)) < len(self.placement.rollout)
+        job = self.job
+        return job.rollout_spares > 0 and job.rollout.nodes < len(self.placement.rollout)
 
     def share(self, kind: PhaseKind) -> float:
         """The part of its time that a phase needs of each node that it holds; 0 where it may give them back early."""

@@ -315,14 +315,16 @@ def _nodes_for(
 ) -> tuple[int, tuple[str, ...]]:
     """The nodes that have the time and the memory for one more phase, likeliest first, and how tight that one is."""
     need = tenant.phase_s / tenant.limit_s
+    some, much = CROWDED
+    weighs = phase.resident_bytes or phase.transient_bytes
     found = []
     for node in nodes:
         use = uses[node]
         share = use.share + need
-        if share <= 1 + ROUNDING and use.host_bytes_with(phase) <= room:
+        if share <= 1 + ROUNDING and not (weighs and use.host_bytes_with(phase) > room):
             spare = use.spare_with(tenant)
-            if spare >= 0:
-                found.append((_crowded(share) + (spare < TIGHT_SPARE), -spare, node))
+            if spare >= 0:  # `_crowded`, without a call
+                found.append(((share > some) + (share > much) + (spare < TIGHT_SPARE), -spare, node))
     if not found:
         return NONE
     if len(found) > 1:
