@@ -3,6 +3,7 @@
 PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+COMPILED := $(wildcard src/rollmux/*/*.c)
 # Many tests wait for leases, processes and sockets rather than for a core.
 WORKERS := $(shell echo $$(( $$(nproc) + 1 )))
 BENCHMARKS := $(filter-out __init__ controllers harness populations,$(basename $(notdir $(wildcard benchmarks/*.py))))
@@ -39,9 +40,10 @@ clean: ## Remove the environment and every cache
 	rm -rf .venv .coverage .coverage.* htmlcov .hypothesis .mypy_cache .pytest_cache .ruff_cache \
 	    .import_linter_cache build dist
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src -name '*.so' -delete
 
 # The build backend is pinned too: pip reads the first variable, from 25.3 on the second.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt $(COMPILED)
 	$(PYTHON) -m venv .venv
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	    $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -18,9 +18,12 @@ from unittest.mock import patch
 
 from benchmarks.figures.goals import Goal, growth, show
 from benchmarks.harness import Alternation, alternate, arguments, record, seconds, table
+from rollmux.mux import forecast
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.commands import Command
+from rollmux.mux.compiled import fastest_play
 from rollmux.mux.events import Event
+from rollmux.mux.urgent_play import urgent_play
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.outcome import Outcome
 from rollmux.sim.replay import Fidelity, Settings, replay
@@ -184,6 +187,20 @@ def in_turn(workload: Workload, args: Namespace, rounds: int) -> dict[str, objec
     return alternate(by(Fidelity.PACE), by(Fidelity.PHASE), rounds).summary()
 
 
+def in_python(workload: Workload, args: Namespace, rounds: int) -> dict[str, object]:
+    """The same replay with plays in Python beside compiled ones, in turn; both must cost the same to the last bit."""
+    usd: dict[bool, float] = {}
+
+    def played(compiled: bool) -> None:
+        with patch.object(forecast, "fastest_play", fastest_play if compiled else urgent_play):
+            outcome = replay(workload, args.policy, Settings(seed=args.seed))
+        assert usd.setdefault(compiled, outcome.usd_total) == outcome.usd_total
+
+    summary = alternate(lambda: played(compiled=True), lambda: played(compiled=False), rounds).summary()
+    assert usd[True] == usd[False], f"the same plays led to other decisions: {usd}"
+    return summary
+
+
 def main() -> None:
     parser = arguments("replay", __doc__)
     parser.add_argument("--policy", default="rollmux", help="the policy that decides")
@@ -197,7 +214,10 @@ def main() -> None:
         jobs, hours, rounds = (4, 20.0, 2) if args.quick else (300, HOURS, 3)
         ratio = in_turn(GENERATORS["mixed"](args.seed, jobs, hours), args, rounds)
         print(f"Phase by phase takes {ratio['ratio_median']:.3g} times as long as at pace, in turn on {jobs} jobs.")
-        return {"hours": hours, "rows": rows, "phase_over_pace": ratio, "goals": show(goals_of(measured))}
+        python = in_python(GENERATORS["mixed"](args.seed, jobs, hours), args, rounds)
+        print(f"With plays in Python it takes {python['ratio_median']:.3g} times as long as here, to the same cent.")
+        ratios = {"phase_over_pace": ratio, "python_over_here": python}
+        return {"hours": hours, "rows": rows, **ratios, "goals": show(goals_of(measured))}
 
     record("replay", args, run)
 
