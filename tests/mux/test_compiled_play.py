@@ -45,11 +45,7 @@ def some_limits(random: Random, jobs: tuple[JobPlay, ...]) -> tuple[float, ...]:
     return tuple((job.rollout_ms + job.train_ms + job.sync_ms) * random.choice(SLOS) for job in jobs)
 
 
-@if_compiled
-@pytest.mark.no_cover
-@settings(max_examples=1_000)
-@given(seed=st.integers(0, 2**32))
-def test_both_give_the_same_to_the_last_bit(seed: int) -> None:
+def require_the_same(seed: int) -> None:
     assert in_c is not None
     random = Random(seed)
     jobs = some_jobs(random)
@@ -58,6 +54,20 @@ def test_both_give_the_same_to_the_last_bit(seed: int) -> None:
         found = in_c(jobs, turns, limits, RULES)
         assert found is not None
         assert Played(*found) == urgent_play(jobs, turns, limits)
+
+
+@if_compiled
+@pytest.mark.no_cover
+@settings(max_examples=1_000)
+@given(seed=st.integers(0, 2**32))
+def test_both_give_the_same_to_the_last_bit(seed: int) -> None:
+    require_the_same(seed)
+
+
+@if_compiled
+def test_the_same_holds_where_lines_are_counted() -> None:
+    for seed in range(200):
+        require_the_same(seed)
 
 
 def test_where_there_is_a_compiler_the_play_is_compiled() -> None:

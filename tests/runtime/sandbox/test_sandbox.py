@@ -246,7 +246,8 @@ def test_no_spares_are_kept_where_others_could_reach_them() -> None:
 
 def test_a_zygote_that_was_killed_is_replaced_and_its_runs_are_errors() -> None:
     async def killed() -> tuple[Ended, Ended, list[int]]:
-        async with Sandbox(allow=list(Concern)) as sandbox:
+        # No spares: one that is just being forked holds the dead zygote's socket open, and takes what it can't keep.
+        async with Sandbox(allow=list(Concern), spares=0) as sandbox:
             run = asyncio.create_task(sandbox.run(Program("import time; time.sleep(1000)"), SMALL))
             await _until(lambda: len(busy(sandbox.pid)) >= 3)
             zygote, below = sandbox.pid, descendants(sandbox.pid)
@@ -264,7 +265,8 @@ def test_a_zygote_that_was_killed_is_replaced_and_its_runs_are_errors() -> None:
 
 def test_runs_that_come_while_a_zygote_is_replaced_wait_for_the_new_one() -> None:
     async def killed() -> list[Ended]:
-        async with Sandbox(allow=list(Concern)) as sandbox:
+        # No spares: one that is just being forked holds the dead zygote's socket open, and takes what it can't keep.
+        async with Sandbox(allow=list(Concern), spares=0) as sandbox:
             os.kill(sandbox.pid, signal.SIGKILL)
             await _until(lambda: state(sandbox.pid) == "Z")
             return await asyncio.gather(*(sandbox.run(Program("pass"), SMALL) for _ in range(4)))
