@@ -130,9 +130,10 @@ class Mover:
     def _roomiest(self, groups: Iterable[Group], count: int) -> dict[str, Group]:
         """Of these groups, those whose free time is worth the most."""
         groups = list(groups)
-        rollout, train = self.state.cluster.rollout.node_type, self.state.cluster.train.node_type
+        cluster = self.state.cluster
+        rollout_usd, train_usd = cluster.rollout.node_type.usd_per_hour, cluster.train.node_type.usd_per_hour
         shares = [group.free_shares for group in groups]  # of every group, at nearly every event
-        free_usd = [rolls * rollout.usd_per_hour + trains * train.usd_per_hour for rolls, trains in shares]
+        free_usd = [rollout * rollout_usd + train * train_usd for rollout, train in shares]
         first = sorted(range(len(groups)), key=free_usd.__getitem__, reverse=True)[:count]
         return {groups[i].id: groups[i] for i in first}
 

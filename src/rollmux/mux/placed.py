@@ -175,20 +175,18 @@ class NodeUse(NamedTuple):
 
     def spare_with(self, new: Tenant) -> float:
         """The least part of its time that any tenant could still lose beside this one; -1 where a condition breaks."""
-        if self.share + new.phase_s / new.limit_s > 1 + ROUNDING:
+        _, _, phase_s, blocks_s, away_s, limit_s, spare = new  # asked for of most nodes, at every arrival
+        tenants, _, share, _, _, least, longest_s, soonest_s = self
+        if share + phase_s / limit_s > 1 + ROUNDING:
             return -1.0
-        _, _, _, blocks_s, away_s, limit_s, spare = new
-        if blocks_s <= self.away_s and self.blocks_s <= away_s:
-            least = spare if spare < self.spare else self.spare
-            return max(least, 0.0) if least >= -ROUNDING else -1.0
-        least = spare
-        for _, _, _, other_s, other_away_s, other_limit_s, left in self.tenants:
-            if blocks_s > other_away_s:
-                left -= (blocks_s - other_away_s) / limit_s  # noqa: PLW2901  what it would have left
-            least = min(least, left)
-            if other_s > away_s:
-                spare -= (other_s - away_s) / other_limit_s
         least = min(least, spare)
+        if blocks_s > soonest_s or longest_s > away_s:  # somebody waits for somebody
+            for _, _, _, other_s, other_away_s, other_limit_s, left in tenants:
+                if blocks_s > other_away_s:
+                    least = min(least, left - (blocks_s - other_away_s) / limit_s)
+                if other_s > away_s:
+                    spare -= (other_s - away_s) / other_limit_s
+            least = min(least, spare)
         return max(least, 0.0) if least >= -ROUNDING else -1.0
 
 

@@ -20,14 +20,15 @@ from rollmux.sim.cast import AT_ONCE, Actor, Cast, Delays, Observer
 class Pace(Actor):
     """One attempt of a job: the iterations done at `since`, and how long each takes from then on."""
 
-    __slots__ = ("done", "iteration_s", "number", "running", "since")
+    __slots__ = ("done", "ends_at", "iteration_s", "looked_at", "number", "running", "since")
 
     def __init__(self, job: JobSpec, rank: int, attempt: int, synced: int) -> None:
         super().__init__(job, rank, attempt, synced)
         self.done = float(synced)
         self.since, self.iteration_s = 0.0, inf
         self.running = False
-        self.number = 0  # of the latest change of pace: an end that was planned before it does not come
+        self.number = 0  # of the latest change of pace
+        self.ends_at = self.looked_at = inf  # when it ends at this pace, and when that is next looked at: no later
 
     def done_at(self, now: float) -> float:
         """Iterations done by now, with the part of the present one."""
@@ -171,13 +172,23 @@ class PacedCast(Cast):
 
     def _set_pace(self, actor: Pace, iteration_s: float) -> None:
         actor.done, actor.since, actor.iteration_s = actor.done_at(self.now), self.now, iteration_s
-        actor.number = number = actor.number + 1
+        actor.number += 1
         if actor.job.iterations is None:
             return
+        left = max(0.0, actor.job.iterations - actor.done)  # rounding may have done a little more than all
+        actor.ends_at = self.now + left * iteration_s
+        if actor.ends_at < actor.looked_at:  # paces change often: an end that is put off is found to be so in its time
+            self._plan_finish(actor)
+
+    def _plan_finish(self, actor: Pace) -> None:
+        at = actor.looked_at = actor.ends_at
 
         def end() -> None:
-            if actor.number == number and self.actors.get(actor.job.id) is actor:
+            if actor.looked_at != at or self.actors.get(actor.job.id) is not actor:
+                return
+            if actor.ends_at > at:
+                self._plan_finish(actor)
+            else:
                 self._finish(actor)
 
-        left = max(0.0, actor.job.iterations - actor.done)  # rounding may have done a little more than all
-        self._later(self.now + left * iteration_s, actor.rank, 2, end)
+        self._later(at, actor.rank, 2, end)

@@ -314,14 +314,14 @@ def _nodes_for(
     tenant: Tenant, phase: PhaseSpec, uses: Mapping[str, NodeUse], nodes: tuple[str, ...], room: int
 ) -> tuple[int, tuple[str, ...]]:
     """The nodes that have the time and the memory for one more phase, likeliest first, and how tight that one is."""
-    need = tenant.phase_s / tenant.limit_s
+    need, most = tenant.phase_s / tenant.limit_s, 1 + ROUNDING
     some, much = CROWDED
     weighs = phase.resident_bytes or phase.transient_bytes
     found = []
     for node in nodes:
         use = uses[node]
         share = use.share + need
-        if share <= 1 + ROUNDING and not (weighs and use.host_bytes_with(phase) > room):
+        if share <= most and not (weighs and use.host_bytes_with(phase) > room):
             spare = use.spare_with(tenant)
             if spare >= 0:  # `_crowded`, without a call
                 found.append(((share > some) + (share > much) + (spare < TIGHT_SPARE), -spare, node))
