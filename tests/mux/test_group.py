@@ -66,6 +66,26 @@ def test_what_is_taken_of_each_node_does_not_depend_on_how_a_group_came_about(
     assert left.uses == Group(left.id, left.members, left.order).uses
 
 
+@settings(max_examples=150)
+@given(group=GROUPS, data=st.data())
+def test_other_limits_change_what_follows_from_limits_and_nothing_else(group: Group, data: st.DataObject) -> None:
+    slower = {
+        member.job.id: member.limit_s * data.draw(st.sampled_from((0.9, 1.0, 1.3)))
+        for member in group.members
+        if data.draw(st.booleans())
+    }
+    asked = ("uses", "parts", "nodes", "least_crowded", "sole_tenants", "roams", "load_s", "free_shares", "emptiest")
+    for name in asked:
+        if data.draw(st.booleans()):
+            getattr(group, name)  # known before, or not
+    changed = group.with_limits(slower)
+    assert {m.job.id: m.limit_s for m in changed.members} == {m.job.id: m.limit_s for m in group.members} | slower
+    for found in (changed, changed.left_by(group.members[0].job.id)):
+        anew = Group(found.id, found.members, found.order)
+        for name in asked if found.members else ():
+            assert getattr(found, name) == getattr(anew, name), name
+
+
 @given(group=GROUPS)
 def test_a_job_that_leaves_and_joins_again_is_only_last_in_the_order(group: Group) -> None:
     first, *others = group.members

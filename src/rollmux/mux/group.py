@@ -9,12 +9,23 @@ from functools import cached_property
 
 from rollmux.mux.hardware import Cluster, NodeType
 from rollmux.mux.job import JobSpec
-from rollmux.mux.linked import Part, grown, linked_parts
+from rollmux.mux.linked import Part, grown, linked_parts, with_aims
 from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, UNUSED, Member, NodeUse, Tenant
 
 # What is remembered of a group that follows from its places, phases and limits alone.
 _OF_PLACES = {"parts", "uses", "_before", "_tried", "_worth"}
+# What follows from its places and phases, whatever the limits.
+_OF_ANY_LIMITS = {
+    "rollout_nodes",
+    "train_nodes",
+    "nodes",
+    "roams",
+    "least_crowded",
+    "sole_tenants",
+    "load_s",
+    "cycle_s",
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,7 @@ class Group:
         parts = grown(self.parts, len(self.members), member) if self.members else None
         if parts is not None:
             joined.__dict__["parts"] = parts  # what the property would find
-        joined.__dict__["_before"] = self
+        joined.__dict__["_before"] = self._counted
         return joined
 
     def with_newcomer_as(self, member: Member) -> "Group":
@@ -41,7 +52,7 @@ class Group:
 
     def left_by(self, job_id: str) -> "Group":
         left = Group(self.id, tuple([m for m in self.members if m.job.id != job_id]), self.order)
-        left.__dict__["_before"] = self
+        left.__dict__["_before"] = self._counted
         return left
 
     def left_by_all(self, job_ids: Sequence[str]) -> "Group":
@@ -64,11 +75,19 @@ class Group:
         return Group(self.id, members, self.order)
 
     def with_limits(self, limits_s: Mapping[str, float]) -> "Group":
-        """The same group where some members may now go this slowly."""
-        members = [Member(m.job, m.placement, limits_s.get(m.job.id, m.limit_s), m.apart) for m in self.members]
-        changed = Group(self.id, tuple(members), self.order)
-        if "parts" in self.__dict__ and self.order is not Order.URGENCY:
-            changed.__dict__["parts"] = self.parts  # limits are no part of the play
+        """The same group where some members may now go this slowly; asked for at nearly every event."""
+        members = tuple(
+            [
+                Member(m.job, m.placement, limits_s[m.job.id], m.apart) if m.job.id in limits_s else m
+                for m in self.members
+            ]
+        )
+        changed = Group(self.id, members, self.order)
+        known = changed.__dict__
+        known.update({name: value for name, value in self.__dict__.items() if name in _OF_ANY_LIMITS})
+        if "parts" in self.__dict__:
+            known["parts"] = with_aims(self.parts, members, limits_s.keys())
+        known["_before"] = self._counted
         return changed
 
     def member(self, job_id: str) -> Member:
@@ -90,10 +109,11 @@ class Group:
     def uses(self) -> dict[str, NodeUse]:
         """Each node's use by this group; only the nodes of who has just come or gone are counted anew."""
         before: Group | None = self.__dict__.pop("_before", None)
-        known = before.__dict__.get("uses", {}) if before is not None else {}
-        if known and before is not None and self.members[:-1] == before.members:
-            return self._uses_with_newcomer(known)
-        if known and before is not None:
+        known: dict[str, NodeUse] = {}
+        if before is not None:
+            known = before.uses
+            if self.members[:-1] == before.members:
+                return self._uses_with_newcomer(known)
             then, now = ({id(member): member for member in group.members} for group in (before, self))
             moved = [member for key, member in (then | now).items() if key not in then or key not in now]
             changed = {node for member in moved for node in member.placement.all_nodes}
@@ -109,6 +129,12 @@ class Group:
                     tenant = tenant or member.tenant(kind, self.order)
                     found[node] = found.get(node, UNUSED).joined_by(tenant, member.job)
         return found
+
+    @property
+    def _counted(self) -> "Group | None":
+        """The latest group on the way to this one whose uses are known: no other need be kept."""
+        before: Group | None = self.__dict__.get("_before")
+        return self if "uses" in self.__dict__ else before
 
     def _uses_with_newcomer(self, known: Mapping[str, NodeUse]) -> dict[str, NodeUse]:
         """The same as counting anew, as it is the last to be counted."""

@@ -1,7 +1,7 @@
 """A group as the play sees it: which jobs are linked through nodes, and how long each phase holds them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rollmux.mux.job import JobSpec, PhaseSpec
@@ -47,6 +47,21 @@ def grown(parts: tuple[Part, ...], index: int, member: Member) -> tuple[Part, ..
     return None
 
 
+def with_aims(parts: tuple[Part, ...], members: Sequence[Member], changed: Collection[str]) -> tuple[Part, ...]:
+    """The same parts where these members have other limits: all that the play sees of those is when jobs are due."""
+    if parts and parts[0].order is not Order.URGENCY:
+        return parts
+    found = []
+    for part in parts:
+        jobs = [*part.jobs]
+        for place, index in enumerate(part.indexes):
+            member = members[index]
+            if member.job.id in changed:
+                jobs[place] = jobs[place]._replace(aim_ms=_aim_ms(member))
+        found.append(part._replace(jobs=tuple(jobs)))
+    return tuple(found)
+
+
 def _part(
     members: Sequence[Member], indexes: Sequence[int], crowd: Mapping[str, int], switching: bool, order: Order
 ) -> Part:
@@ -77,11 +92,15 @@ def _as_play(member: Member, names: dict[str, str], crowd: Mapping[str, int], or
         job.staleness,
         job.elastic_rollout and len(rollout) > 1,
         _tail(job, job.holds(ROLLOUT, len(rollout))) if job.tail else None,
-        aim_ms(member.limit_s, job.solo_s, job.iterations) if urgent else 0,
+        _aim_ms(member) if urgent else 0,
         rollout_pause if urgent else None,
         train_pause if urgent else None,
         job.holds(ROLLOUT, len(rollout)) if job.rollout_spares else 0,
     )
+
+
+def _aim_ms(member: Member) -> int:
+    return aim_ms(member.limit_s, member.job.solo_s, member.job.iterations)
 
 
 def _named(nodes: tuple[str, ...], names: dict[str, str]) -> tuple[str, ...]:
