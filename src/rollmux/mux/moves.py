@@ -13,14 +13,13 @@ from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.job import JobSpec
-from rollmux.mux.placed import ROLLOUT, ROUNDING, TRAIN, Member
+from rollmux.mux.placed import ROLLOUT, TRAIN, Member
 from rollmux.mux.plan import USD_ROUNDING, Plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.worth import (
     WORTH,
     burden_usd_per_hour,
-    idle_usd,
     most_idle_usd,
     most_worth_usd_per_hour,
     worth_by_phase,
@@ -44,9 +43,6 @@ class Movable(NamedTuple):
     limit_s: float | None = None
     left: int | None = None
     pace_s: float = 0.0
-
-
-Room = tuple[list[tuple[float, float]], list[tuple[float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,45 +164,21 @@ def _elsewhere(
 
 
 def _most_gained_usd(leavers: Sequence[Movable], snapshot: Snapshot, forecaster: Forecaster) -> float:
-    """What all of these may gain elsewhere at most: found without a play, where most are to gain too little.
+    """What all of these may gain elsewhere at most: found without a play.
 
     On a node that is there, no phase gains more than what is left undone; on new ones, work that fills them gains what
     it is worth less what they cost.
     """
-    cluster, most = snapshot.cluster, 0.0
-    groups = [group for group in snapshot.groups.values() if group.id not in snapshot.frozen]
-    most_together = max([most_idle_usd(group, cluster, forecaster)[2] for group in groups], default=0.0)
-    for number, kind in enumerate((ROLLOUT, TRAIN)):
-        room: list[tuple[float, float]] = []
-        for group in groups:
-            room += _room(group, cluster, forecaster)[number]
-        room.sort(reverse=True)
-        for leaver in leavers:
-            job, worth = leaver.job, worth_by_phase(leaver.job, cluster)[kind]
-            phase, limit_s = job.phase(kind), leaver.limit_s or job.limit_s
-            fits = 1 + ROUNDING - (0.0 if kind is ROLLOUT and job.may_shrink else phase.planned_s / limit_s)
-            gained = worth * NEW_NODES_GAIN
-            if kind is ROLLOUT and job.rollout_spares:
-                gained = max(gained, min(worth, most_together))
-            for idle, share in room:
-                if idle <= gained:
-                    break
-                if share <= fits:
-                    gained = idle if idle < worth else worth
-                    break
-            most += gained * phase.nodes
-    return most + USD_ROUNDING
-
-
-def _room(group: Group, cluster: Cluster, forecaster: Forecaster) -> Room:
-    """What each rollout and each training node leaves undone, and the part of its time that SLOs need."""
-    known: tuple[Cluster, Room] | None = group.__dict__.get("_room")  # asked for of most groups at every look
-    if known is None or known[0] is not cluster:
-        idle, uses = idle_usd(group, cluster, forecaster), group.uses
-        rollout = [(idle[node], uses[node].share) for node in group.rollout_nodes]
-        train = [(idle[node], uses[node].share) for node in group.train_nodes]
-        known = group.__dict__["_room"] = cluster, (rollout, train)
-    return known[1]
+    cluster, frozen = snapshot.cluster, snapshot.frozen
+    idle = [most_idle_usd(group, cluster, forecaster) for group in snapshot.groups.values() if group.id not in frozen]
+    rollout_idle, train_idle, together = map(max, zip(*idle, strict=True)) if idle else (0.0, 0.0, 0.0)
+    most = USD_ROUNDING
+    for leaver in leavers:
+        job, worths = leaver.job, worth_by_phase(leaver.job, cluster)
+        there = together if job.rollout_spares else rollout_idle
+        for phase, worth, gained in ((job.rollout, worths[ROLLOUT], there), (job.train, worths[TRAIN], train_idle)):
+            most += min(worth, max(gained, worth * NEW_NODES_GAIN)) * phase.nodes
+    return most
 
 
 def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float) -> Plan | None:
