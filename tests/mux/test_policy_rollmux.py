@@ -463,7 +463,7 @@ def test_a_group_that_leaves_nothing_undone_is_not_looked_into_for_a_move(monkey
     real = rollmux._nodes_for
 
     def looking(*args: Any) -> Any:
-        seen.extend(args[3])
+        seen.extend(row[0] for row in args[2])
         return real(*args)
 
     monkeypatch.setattr(rollmux, "_nodes_for", looking)

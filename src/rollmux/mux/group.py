@@ -27,6 +27,9 @@ _OF_ANY_LIMITS = {
     "cycle_s",
 }
 
+# A node with its use, and what policies look at first: its share, its spare, how long it is blocked and left at least.
+NodeRow = tuple[str, NodeUse, float, float, float, float]
+
 
 @dataclass(frozen=True)
 class Group:
@@ -174,6 +177,20 @@ class Group:
         if self.roams:  # who roams needs time of some of its nodes, and of none for certain
             rollout -= sum([m.share(ROLLOUT) * m.job.rollout.nodes for m in self.members if m.roams])
         return rollout, sum([1 - uses[n].share for n in self.train_nodes])
+
+    @cached_property
+    def rollout_rows(self) -> tuple[NodeRow, ...]:
+        """Its rollout nodes, for a policy that looks at those of all groups."""
+        return self._rows(self.rollout_nodes)
+
+    @cached_property
+    def train_rows(self) -> tuple[NodeRow, ...]:
+        """Its training nodes, for the same."""
+        return self._rows(self.train_nodes)
+
+    def _rows(self, nodes: tuple[str, ...]) -> tuple[NodeRow, ...]:
+        uses = [(node, self.uses[node]) for node in nodes]
+        return tuple([(node, use, use.share, use.spare, use.blocks_s, use.away_s) for node, use in uses])
 
     def free_usd(self, cluster: Cluster) -> float:
         """What an hour of that time costs: asked for of every group, at nearly every event."""

@@ -14,10 +14,10 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from rollmux.mux.forecast import Forecaster
-from rollmux.mux.group import Group
+from rollmux.mux.group import Group, NodeRow
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.order import Order
-from rollmux.mux.placed import NOWHERE, ROLLOUT, ROUNDING, TRAIN, Member, NodeUse, Placement, Tenant
+from rollmux.mux.placed import NOWHERE, ROLLOUT, ROUNDING, TRAIN, Member, Placement, Tenant
 from rollmux.mux.plan import TRAIL_LIMIT, USD_ROUNDING, Candidate, Decision, Plan, Strategy, Trail, Verdict
 from rollmux.mux.policies.attempt import (
     Widening,
@@ -198,14 +198,12 @@ class RollmuxPolicy:
             if hermit is not None:
                 closed.append((Verdict.NO_SLACK, group, 0.0, 0.0))
                 continue
-            uses, (rollout_share, train_share) = group.uses, group.emptiest
+            rollout_share, train_share = group.emptiest
             rollout_tight, rollout = train_tight, train = NONE
             if rollout_share + rollout_need <= 1 + ROUNDING:  # most groups of many have no such node
-                nodes = group.rollout_nodes
-                rollout_tight, rollout = _nodes_for(rollout_tenant, rollout_phase, uses, nodes, rollout_room)
+                rollout_tight, rollout = _nodes_for(rollout_tenant, rollout_phase, group.rollout_rows, rollout_room)
             if train_share + train_need <= 1 + ROUNDING:
-                nodes = group.train_nodes
-                train_tight, train = _nodes_for(train_tenant, train_phase, uses, nodes, train_room)
+                train_tight, train = _nodes_for(train_tenant, train_phase, group.train_rows, train_room)
             pool_free = group.free_shares[0] if roams else -1.0
             if not (rollout or train or pool_free >= rollout_need):
                 needed = min(rollout_tenant.phase_s, train_tenant.phase_s) / member.limit_s
@@ -310,21 +308,23 @@ def _is_apart(placement: Placement) -> bool:
 NONE: tuple[int, tuple[str, ...]] = (0, ())
 
 
-def _nodes_for(
-    tenant: Tenant, phase: PhaseSpec, uses: Mapping[str, NodeUse], nodes: tuple[str, ...], room: int
-) -> tuple[int, tuple[str, ...]]:
+def _nodes_for(tenant: Tenant, phase: PhaseSpec, rows: tuple[NodeRow, ...], room: int) -> tuple[int, tuple[str, ...]]:
     """The nodes that have the time and the memory for one more phase, likeliest first, and how tight that one is."""
-    need, most = tenant.phase_s / tenant.limit_s, 1 + ROUNDING
+    _, _, phase_s, blocks_s, away_s, limit_s, own = tenant
+    need, most = phase_s / limit_s, 1 + ROUNDING
     some, much = CROWDED
     weighs = phase.resident_bytes or phase.transient_bytes
     found = []
-    for node in nodes:
-        use = uses[node]
-        share = use.share + need
-        if share <= most and not (weighs and use.host_bytes_with(phase) > room):
-            spare = use.spare_with(tenant)
-            if spare >= 0:  # `_crowded`, without a call
-                found.append(((share > some) + (share > much) + (spare < TIGHT_SPARE), -spare, node))
+    for node, use, share, spare, longest_s, soonest_s in rows:
+        taken = share + need
+        if taken > most or (weighs and use.host_bytes_with(phase) > room):
+            continue
+        left = own if own < spare else spare
+        if blocks_s > soonest_s or longest_s > away_s:  # somebody waits for somebody: not just the least of both
+            left = use.spare_with(tenant)
+        if left >= -ROUNDING:
+            left = left if left > 0 else 0.0
+            found.append(((taken > some) + (taken > much) + (left < TIGHT_SPARE), -left, node))
     if not found:
         return NONE
     if len(found) > 1:
