@@ -11,6 +11,7 @@ from rollmux.mux.commands import Admit, Command, Launch, Queue, Stop
 from rollmux.mux.exchanges import Swap
 from rollmux.mux.explain import why_queued
 from rollmux.mux.group import Group
+from rollmux.mux.groups import Groups
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.node_book import NodeBook
@@ -61,7 +62,7 @@ class ClusterState:
         self.now = -inf
         self.book = NodeBook(cluster)
         self.jobs: dict[str, JobRecord] = {}
-        self.groups: dict[str, Group] = {}
+        self.groups = Groups(cluster)
         self.weaves: dict[str, Weave] = {}
         self.backlog: list[str] = []
         self.strained: dict[str, None] = {}  # groups that miss an SLO, and for which there is no better place

@@ -120,22 +120,12 @@ class Mover:
             movable = self.movable(now, group) if group.id not in self.state.strained else None
             if movable:
                 if wide is None:
-                    roomy = {**near.groups, **self._roomiest(self.state.groups.values(), ROOMIEST)}
+                    roomy = {**near.groups, **self.state.groups.roomiest(ROOMIEST)}
                     wide = replace(snapshot, groups=roomy)
                 others = wide if group.id in near.groups else near
                 known = best.gain_usd if best is not None else 0.0
                 best = compaction(group, others, movable, self.state.policy, self.state.rules.horizon_s, known) or best
         return best
-
-    def _roomiest(self, groups: Iterable[Group], count: int) -> dict[str, Group]:
-        """Of these groups, those whose free time is worth the most."""
-        groups = list(groups)
-        cluster = self.state.cluster
-        rollout_usd, train_usd = cluster.rollout.node_type.usd_per_hour, cluster.train.node_type.usd_per_hour
-        shares = [group.free_shares for group in groups]  # of every group, at nearly every event
-        free_usd = [rollout * rollout_usd + train * train_usd for rollout, train in shares]
-        first = sorted(range(len(groups)), key=free_usd.__getitem__, reverse=True)[:count]
-        return {groups[i].id: groups[i] for i in first}
 
     def follow_budgets(self, now: float, out: Commands) -> None:
         """Limits follow what jobs have used of their SLOs; a group that is too slow for a new limit is relieved.

@@ -84,7 +84,7 @@ class PacedCast(Cast):
 
     def __init__(self, machine: ClusterMachine, delays: Delays = AT_ONCE, observer: Observer | None = None) -> None:
         super().__init__(machine, delays, observer=observer)
-        self._seen: dict[str, Group] = {}
+        self._news = machine.state.groups.news = dict.fromkeys(machine.state.groups)
         self._latest: dict[str, Pace] = {}
 
     def done(self, job_id: str) -> int:
@@ -122,13 +122,12 @@ class PacedCast(Cast):
 
     def _follow(self) -> None:
         """New paces for the jobs of every group that has changed."""
-        groups, seen = self.machine.state.groups, self._seen
-        for group_id, group in groups.items():
-            if seen.get(group_id) is not group:
-                seen[group_id] = group
+        groups, news = self.machine.state.groups, self._news
+        for name in news:
+            group = groups.get(name)
+            if group is not None:
                 self._set_paces(group)
-        if len(seen) > len(groups):
-            self._seen = {group_id: group for group_id, group in seen.items() if group_id in groups}
+        news.clear()
 
     def _go_on(self, actor: Actor) -> None:
         """The job has started."""
