@@ -20,8 +20,9 @@ demo: $(INSTALLED) ## Show RollMux at work on this machine
 test: lint ## Lint, then every quick test with coverage
 	$(BIN)/pytest --cov -n $(WORKERS)
 
-test-slow: $(INSTALLED) ## The tests that take minutes
+test-slow: $(INSTALLED) ## The tests that take minutes, and the long properties with all their examples
 	$(BIN)/pytest -m slow -o faulthandler_timeout=0
+	$(BIN)/pytest --hypothesis-profile=thorough -n $(WORKERS) tests/mux tests/packer
 
 lint: $(INSTALLED) ## Formatting, lint, types, import rules
 	$(BIN)/ruff format --check

@@ -1,4 +1,5 @@
-"""Hypothesis: profile `ci`, the default, repeats itself; `--hypothesis-profile=dev` searches anew.
+"""Hypothesis: profile `ci`, the default, repeats itself; `--hypothesis-profile=dev` searches anew; `thorough` repeats
+itself with all the examples of the long properties (`thorough.py`).
 
 Whoever starts tests in the background may have told them to ignore Ctrl-C, and what they start would too: it is heard.
 
@@ -16,6 +17,7 @@ from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None, database=None)
 settings.register_profile("dev", derandomize=False, print_blob=True, deadline=None)
+settings.register_profile("thorough", settings.get_profile("ci"))
 settings.load_profile("ci")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -15,6 +15,7 @@ from rollmux.mux.placed import Member, Placement
 from rollmux.mux.play import JobPlay, TailPlay, play
 from rollmux.mux.quick_play import is_plain, quick_play
 from rollmux.mux.urgent_play import urgent_play
+from tests.thorough import examples
 
 ORDERS = st.sampled_from(Order)
 BY_TURNS = st.sampled_from((Order.FIFO, Order.ROUND_ROBIN))
@@ -136,7 +137,7 @@ def test_strict_rounds_slow_short_jobs_to_the_pace_of_the_long_one() -> None:
 # -- three ways to one answer ---------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(job=any_plays(count=1), order=ORDERS)
 def test_a_job_alone_is_as_fast_as_the_formula_says(job: tuple[JobPlay, ...], order: Order) -> None:
     known = closed_form(job, order)
@@ -146,7 +147,7 @@ def test_a_job_alone_is_as_fast_as_the_formula_says(job: tuple[JobPlay, ...], or
     assert played.iteration_s == (known.iteration_s if played.exact else pytest.approx(known.iteration_s))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(jobs=plain_jobs("a", "x"), order=BY_TURNS)
 def test_jobs_on_the_same_nodes_are_as_fast_as_the_formula_says(jobs: tuple[JobPlay, ...], order: Order) -> None:
     jobs = tuple(job._replace(sync_ms=0) for job in jobs)
@@ -164,7 +165,7 @@ def test_where_syncs_take_time_no_formula_is_used_for_company() -> None:
     assert play(jobs, Order.FIFO).iteration_s[0] > 0.030  # all rollouts, or all trainings, in a row
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(jobs=plain_jobs("abc", "xy"))
 def test_the_quick_play_gives_what_the_play_gives_to_the_millisecond(jobs: tuple[JobPlay, ...]) -> None:
     assert is_plain(jobs, Order.FIFO)
@@ -172,7 +173,7 @@ def test_the_quick_play_gives_what_the_play_gives_to_the_millisecond(jobs: tuple
 
 
 @pytest.mark.no_cover
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(jobs=urgent_jobs())
 def test_the_urgent_play_gives_what_the_play_gives_to_the_millisecond(jobs: tuple[JobPlay, ...]) -> None:
     assert is_plain(jobs, Order.URGENCY)
@@ -197,7 +198,7 @@ def test_the_quick_play_stands_in_only_for_what_it_can_play(jobs: tuple[JobPlay,
 # -- what any play keeps to -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(jobs=any_plays(), order=ORDERS)
 def test_no_job_is_faster_in_company_than_alone(jobs: tuple[JobPlay, ...], order: Order) -> None:
     iteration_s = play(jobs, order).iteration_s
@@ -208,7 +209,7 @@ def test_no_job_is_faster_in_company_than_alone(jobs: tuple[JobPlay, ...], order
 
 
 @pytest.mark.no_cover
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(jobs=any_plays(), order=ORDERS)
 def test_no_node_works_longer_than_there_is_time(jobs: tuple[JobPlay, ...], order: Order) -> None:
     jobs = tuple(job._replace(elastic=False, tail=None) for job in jobs)
@@ -244,7 +245,7 @@ def test_a_job_whose_sync_outlasts_many_turns_of_the_others_has_a_forecast(
         assert quick_play(unlike) == played
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(jobs=plain_jobs(), order=ORDERS)
 def test_linked_jobs_in_strict_rounds_all_have_the_same_pace(jobs: tuple[JobPlay, ...], order: Order) -> None:
     linked = tuple(job._replace(train_nodes=("x",)) for job in jobs)
@@ -296,7 +297,7 @@ def test_where_nothing_repeats_nearly_every_mean_is_within_five_percent_of_a_lon
 # -- the forecaster -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(jobs=any_plays(syncs=False), order=BY_TURNS)
 def test_a_forecast_is_the_slower_of_two_opposite_starts(jobs: tuple[JobPlay, ...], order: Order) -> None:
     linked = tuple(job._replace(train_nodes=("x",), tail=None) for job in jobs)
@@ -306,7 +307,7 @@ def test_a_forecast_is_the_slower_of_two_opposite_starts(jobs: tuple[JobPlay, ..
     assert found.exact == (forward.exact and backward.exact)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(left=plain_jobs("ab", "xy", most=3), right=plain_jobs("cd", "zw", most=3), order=ORDERS, data=st.data())
 def test_jobs_that_share_no_nodes_do_not_slow_each_other(
     left: tuple[JobPlay, ...], right: tuple[JobPlay, ...], order: Order, data: st.DataObject
@@ -340,7 +341,7 @@ def was_cut_short(group: Group) -> bool:
     return False
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(group=limited_groups())
 def test_a_group_has_a_late_job_just_where_the_forecast_is_over_a_limit(group: Group) -> None:
     assume(not was_cut_short(group))
@@ -355,7 +356,7 @@ def test_a_group_has_a_late_job_just_where_the_forecast_is_over_a_limit(group: G
         assert late[1] > late[0].limit_s
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(group=limited_groups())
 def test_the_time_of_a_late_job_is_over_its_limit(group: Group) -> None:
     late = Forecaster().late(group)
@@ -366,7 +367,7 @@ def test_the_time_of_a_late_job_is_over_its_limit(group: Group) -> None:
     assert iteration_s > member.limit_s
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(groups=st.lists(limited_groups(), min_size=1, max_size=4), data=st.data())
 def test_memory_never_changes_an_answer(groups: list[Group], data: st.DataObject) -> None:
     used = Forecaster()
@@ -455,7 +456,7 @@ def test_a_job_that_trains_where_it_rolls_out_switches_twice_an_iteration(load_s
 # -- what stops early, and what starts early -------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(jobs=plain_jobs(), slos=st.lists(st.floats(1.0, 3.0), min_size=5, max_size=5))
 def test_what_a_hurried_verdict_lets_pass_meets_every_limit(jobs: tuple[JobPlay, ...], slos: list[float]) -> None:
     limits_ms = tuple((job.rollout_ms + job.train_ms + job.sync_ms) * slo for job, slo in zip(jobs, slos, strict=False))

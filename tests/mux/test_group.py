@@ -23,6 +23,7 @@ from tests.builders import (
     pinned,
     strict_jobs,
 )
+from tests.thorough import examples
 
 GROUPS = groups_of(any_jobs(most_nodes=(3, 2), most_gb=300), orders=st.sampled_from(Order))
 SHARED_GROUPS = groups_of(any_jobs(most_nodes=(3, 2)), ("n0 n1 n2", "n1 n2 n3"))
@@ -39,7 +40,7 @@ def test_a_job_that_joins_and_leaves_again_changes_nothing(group: Group, data: s
     assert joined.left_by("new") == group
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(group=GROUPS, data=st.data())
 def test_what_a_group_tells_the_forecast_does_not_depend_on_how_it_came_about(
     group: Group, data: st.DataObject
@@ -52,7 +53,7 @@ def test_what_a_group_tells_the_forecast_does_not_depend_on_how_it_came_about(
     assert grown.parts == Group(grown.id, grown.members, grown.order).parts
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(group=GROUPS, data=st.data())
 def test_what_is_taken_of_each_node_does_not_depend_on_how_a_group_came_about(
     group: Group, data: st.DataObject
@@ -66,7 +67,7 @@ def test_what_is_taken_of_each_node_does_not_depend_on_how_a_group_came_about(
     assert left.uses == Group(left.id, left.members, left.order).uses
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(group=GROUPS, data=st.data())
 def test_other_limits_change_what_follows_from_limits_and_nothing_else(group: Group, data: st.DataObject) -> None:
     slower = {
@@ -212,7 +213,7 @@ def test_groups_with_the_same_members_are_equal() -> None:
     assert one != replace(one, order=Order.ROUND_ROBIN)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(group=GROUPS, data=st.data())
 def test_a_newcomer_that_says_something_else_of_its_slo_leaves_all_else_that_is_known(
     group: Group, data: st.DataObject

@@ -29,6 +29,7 @@ from rollmux.mux.plan import Decision, Plan, Strategy, Trail
 from rollmux.mux.play import MAX_TURNS, JobPlay, Played, _Play, _VariedPlay, cautious_mean, play
 from rollmux.mux.snapshot import Snapshot
 from rollmux.sim.cast import Cast, Takes, as_planned
+from tests.thorough import examples
 
 pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
 
@@ -216,55 +217,55 @@ def _tails(rollout_s: float) -> st.SearchStrategy[Tail]:
 # -- the same start -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(group=groups("sync"))
 def test_gangs_on_any_nodes_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(group)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(group=groups("sync", "switch"))
 def test_jobs_that_switch_on_shared_nodes_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(group)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(group=groups("sync", "stale"))
 def test_jobs_that_roll_out_ahead_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(group)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(group=groups("sync", "stale", "switch", train_on=("r0", "t0", "r1")))
 def test_jobs_that_train_where_others_or_they_themselves_roll_out_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(group)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(group=groups("tail", "sync", "switch", gangs=(1, 2, 3, 4)))
 def test_jobs_whose_tails_move_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(group)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(group=groups("pause", "sync", "switch", "stale", train_on=("r0", "t0")))
 def test_jobs_that_pause_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(Group(group.id, group.members, Order.URGENCY))
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(group=groups("roam", "sync", "switch", "stale", train_on=("r0", "t0")))
 def test_rollouts_that_roam_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(group)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(group=groups("roam", "pause", "sync", "switch", "stale", gangs=(1, 2, 3, 4)))
 def test_rollouts_that_pause_on_one_node_and_go_on_on_another_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(Group(group.id, group.members, Order.URGENCY))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(group=groups("pause", "tail", "sync", "switch", gangs=(1, 2, 4)))
 def test_jobs_that_pause_beside_tails_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(Group(group.id, group.members, Order.URGENCY))
@@ -301,7 +302,7 @@ BEGINS_TWICE = Group(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @example(group=ENDS_AS_IT_GROWS)
 @example(group=BEGINS_TWICE)
 @given(group=groups("tail", "elastic", "stale", "sync", gangs=(1, 2, 2, 4)))
@@ -309,7 +310,7 @@ def test_rollouts_that_begin_beside_a_tail_and_grow_come_round_as_played(group: 
     assert_live_equals_play(group)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(group=groups("tail", "elastic", "stale", "sync", "switch", gangs=(2, 4), train_on=("r0", "t0")))
 def test_jobs_of_every_kind_together_come_round_as_played(group: Group) -> None:
     assert_live_equals_play(group)
@@ -339,7 +340,7 @@ PAUSES_IN_VAIN = Group(
 SOME_S = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=5)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @example(group=PAUSES_IN_VAIN, taken_s=[[(10, 10)], [(18, 10), (30, 10)]])
 @given(
     group=st.one_of(
@@ -403,19 +404,19 @@ def share_all_nodes(group: Group) -> Group:
 ARRIVALS = st.lists(st.integers(0, 60), min_size=4, max_size=4).map(sorted)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(group=groups("switch").map(share_all_nodes), arrivals=ARRIVALS)
 def test_jobs_on_the_same_nodes_reach_their_pace_whenever_each_arrives(group: Group, arrivals: list[int]) -> None:
     assert_pace_from_any_start(group, arrivals)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(group=groups("sync", "stale", "switch", train_on=("t0",)), arrivals=ARRIVALS)
 def test_jobs_in_strict_rounds_reach_their_pace_whenever_each_arrives(group: Group, arrivals: list[int]) -> None:
     assert_pace_from_any_start(Group(group.id, group.members, Order.ROUND_ROBIN), arrivals)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(group=groups("switch").map(share_all_nodes), iterations=st.integers(1, 30))
 def test_when_a_job_has_ended_the_others_reach_the_pace_of_those_who_are_left(group: Group, iterations: int) -> None:
     assume(len(group.members) > 1)

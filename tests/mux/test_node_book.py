@@ -19,6 +19,7 @@ from rollmux.errors import IllegalEvent
 from rollmux.mux.commands import Command, Provision, ReleaseNode
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.node_book import NodeBook, NodeRecord, NodeState
+from tests.thorough import examples
 
 NODE = NodeType("node", 8, 1.0, 80 * GB, 1000 * GB)
 RENTED, FIXED = Pool("rented", NODE), Pool("fixed", NODE, on_demand=False)
@@ -251,7 +252,9 @@ class Books(RuleBasedStateMachine):
 
 
 def test_whatever_nodes_do_each_is_in_one_state_and_every_count_is_right() -> None:
-    run_state_machine_as_test(Books, settings=settings(max_examples=200, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        Books, settings=settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
+    )
 
 
 def test_a_cordon_on_a_node_that_is_still_coming_outlives_its_coming() -> None:

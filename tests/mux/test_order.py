@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rollmux.mux.order import Claim, Order, Turns, turns_for, urgency
+from tests.thorough import examples
 
 NODES = ("a", "b", "c")
 GANGS = st.sampled_from([gang for size in (1, 2, 3) for gang in combinations(NODES, size)])
@@ -299,4 +300,4 @@ TestFirstComeFirstServed = FirstComeFirstServed.TestCase
 TestMostUrgentFirst = MostUrgentFirst.TestCase
 TestStrictRounds = StrictRounds.TestCase
 for case in (TestFirstComeFirstServed, TestMostUrgentFirst, TestStrictRounds):
-    case.settings = settings(max_examples=150, stateful_step_count=40)
+    case.settings = settings(max_examples=examples(150), stateful_step_count=40)

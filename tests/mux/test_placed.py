@@ -15,6 +15,7 @@ from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, ROUNDING, TRAIN, Member, NodeUse, Placement
 from rollmux.mux.play import play
 from tests.builders import any_jobs, group, groups_of, job, pinned, strict_jobs
+from tests.thorough import examples
 
 pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
 
@@ -65,25 +66,25 @@ def check_soundness(group: Group, slack: float) -> None:
 SLACKS = st.sampled_from((1.0, 1.0, 1.1, 2.0))
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(group=STRICT_GROUPS, slack=SLACKS)
 def test_no_play_of_strict_jobs_keeps_limits_that_the_conditions_rule_out(group: Group, slack: float) -> None:
     check_soundness(group, slack)
 
 
-@settings(max_examples=800)
+@settings(max_examples=examples(800))
 @given(group=ANY_GROUPS, slack=SLACKS)
 def test_no_play_of_jobs_of_any_kind_keeps_limits_that_the_conditions_rule_out(group: Group, slack: float) -> None:
     check_soundness(group, slack)
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(group=COLOCATED_GROUPS, slack=SLACKS)
 def test_no_play_on_shared_nodes_keeps_limits_that_the_conditions_rule_out(group: Group, slack: float) -> None:
     check_soundness(group, slack)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(group=st.one_of(STRICT_GROUPS, ANY_GROUPS), slack=SLACKS)
 def test_a_group_whose_forecast_meets_every_slo_would_have_let_its_last_job_in(group: Group, slack: float) -> None:
     forecast = Forecaster().forecast(group)
@@ -93,7 +94,7 @@ def test_a_group_whose_forecast_meets_every_slo_would_have_let_its_last_job_in(g
     assert not refuses_last(promised)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(group=STRICT_GROUPS)
 def test_where_the_forecast_meets_the_slos_that_jobs_came_with_no_node_is_overbooked(group: Group) -> None:
     if Forecaster().late(group) is None:
@@ -101,7 +102,7 @@ def test_where_the_forecast_meets_the_slos_that_jobs_came_with_no_node_is_overbo
         assert not refuses_last(group)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(group=st.one_of(ANY_GROUPS, COLOCATED_GROUPS))
 def test_a_node_refuses_exactly_those_with_whom_a_condition_would_break(group: Group) -> None:
     last = group.members[-1]
@@ -118,7 +119,7 @@ def test_a_node_refuses_exactly_those_with_whom_a_condition_would_break(group: G
             assert use.spare_with(tenant) == pytest.approx(expected, abs=1e-12)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(group=st.one_of(ANY_GROUPS, COLOCATED_GROUPS), data=st.data())
 def test_what_a_node_has_left_does_not_depend_on_who_came_first(group: Group, data: st.DataObject) -> None:
     shuffled = replace(group, members=tuple(data.draw(st.permutations(group.members))))

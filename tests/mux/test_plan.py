@@ -32,6 +32,7 @@ from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.snapshot import NewNode, Snapshot
 from rollmux.mux.validation import job_problems
 from tests.builders import ROLLOUT_USD, SHARED_CLUSTER, TRAIN_USD, any_jobs, group, job, pinned, snapshot
+from tests.thorough import examples
 
 HOME = group("group-0", pinned(job("a", slo=3.0), "r0", "t0"))
 NEIGHBOUR = group("group-1", pinned(job("n", slo=3.0), "r1", "t1"))
@@ -278,7 +279,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 @pytest.mark.no_cover
 @pytest.mark.parametrize("cluster", EMPTY)
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(steps=st.lists(COMING | st.none(), min_size=2, max_size=12))
 def test_whoever_comes_and_goes_every_plan_keeps_every_promise(
     policy: str, cluster: str, steps: list[JobSpec | None]
@@ -286,7 +287,7 @@ def test_whoever_comes_and_goes_every_plan_keeps_every_promise(
     populate(POLICIES[policy](), EMPTY[cluster], steps)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(job=any_jobs(most_nodes=(9, 5), most_gb=1000), cluster=st.sampled_from(["elastic", "shared"]))
 def test_a_valid_job_always_has_a_place_in_an_empty_cluster_that_rents(job: JobSpec, cluster: str) -> None:
     empty = EMPTY[cluster]

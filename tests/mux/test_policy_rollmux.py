@@ -34,6 +34,7 @@ from tests.builders import (
     snapshot,
     strict_jobs,
 )
+from tests.thorough import examples
 
 
 def placed(job: JobSpec, before: Snapshot, policy: RollmuxPolicy | None = None) -> Plan:
@@ -225,7 +226,7 @@ def test_a_search_that_keeps_failing_is_given_up() -> None:
     assert len(tried(few, Verdict.SLO, Strategy.DIRECT)) == 2
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     groups=st.lists(groups_of(strict_jobs(most_nodes=(3, 2)), most=3), max_size=6), job=strict_jobs(most_nodes=(3, 2))
 )
@@ -358,7 +359,7 @@ def cheapest_alone(job: JobSpec, before: Snapshot) -> float:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(groups=st.lists(groups_of(any_jobs(most_nodes=(3, 2)), most=3), max_size=4), job=any_jobs(most_nodes=(4, 3)))
 def test_no_job_ever_costs_more_than_a_group_of_its_own(groups: list[Group], job: JobSpec) -> None:
     before = snapshot(*(_apart(g, i) for i, g in enumerate(groups)))
@@ -369,7 +370,7 @@ def test_no_job_ever_costs_more_than_a_group_of_its_own(groups: list[Group], job
 ON_ONE_POOL = groups_of(any_jobs(most_nodes=(3, 2)), ("n0 n1 n2", "n1 n2 n3"), most=3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(groups=st.lists(ON_ONE_POOL, max_size=4), job=any_jobs(most_nodes=(4, 3)))
 @example(
     groups=[group("g", pinned(job("a", 10, 190, slo=1.1), "n0", "n1"))], job=job("b", 50, 50, slo=1.1, nodes=(2, 2))
@@ -383,7 +384,7 @@ def test_on_a_shared_pool_no_job_costs_more_than_a_group_of_its_own(groups: list
 SMALL_GROUPS = groups_of(strict_jobs(), ("r0 r1", "t0 t1"), most=2)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(group=SMALL_GROUPS, job=strict_jobs("new"))
 def test_where_few_places_are_possible_none_that_works_is_much_better(group: Group, job: JobSpec) -> None:
     before, forecaster = snapshot(group), Forecaster()
@@ -400,7 +401,7 @@ def test_where_few_places_are_possible_none_that_works_is_much_better(group: Gro
     assert found <= ROLLOUT_USD + TRAIN_USD - most_worth_usd_per_hour(job, PAPER_CLUSTER) + 1e-6
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     groups=st.lists(groups_of(any_jobs(most_nodes=(3, 2)), most=4), max_size=5), job=any_jobs("new", most_nodes=(3, 2))
 )
@@ -428,7 +429,7 @@ def test_groups_run_the_order_that_the_policy_was_given() -> None:
     assert placed(job(), snapshot(), RollmuxPolicy(order=Order.ROUND_ROBIN)).group.order is Order.ROUND_ROBIN
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(group=groups_of(any_jobs(most_nodes=(3, 2)), most=4), job=any_jobs("new", most_nodes=(2, 2)))
 def test_no_group_is_closed_for_lack_of_time_into_which_the_job_would_have_fitted(group: Group, job: JobSpec) -> None:
     decision = RollmuxPolicy().place(job, snapshot(group))
@@ -440,7 +441,7 @@ def test_no_group_is_closed_for_lack_of_time_into_which_the_job_would_have_fitte
             assert not (forecast.exact and met)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     groups=st.lists(groups_of(any_jobs(most_nodes=(3, 2)), most=4), max_size=4),
     job=any_jobs("new", most_nodes=(3, 2)),

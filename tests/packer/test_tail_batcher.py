@@ -34,8 +34,9 @@ from rollmux.packer import (
     TrainedPrompt,
 )
 from tests.packer.playing import Player, Setting, batchings, settings_of_jobs
+from tests.thorough import examples
 
-PLAYS = settings(max_examples=60)
+PLAYS = settings(max_examples=examples(60))
 
 
 def quotas_met(batch: Batch, batching: Batching) -> bool:
@@ -103,7 +104,7 @@ def test_while_there_are_data_every_batch_meets_its_quotas_with_exactly_the_resp
                 assert response.tokens == setting.length(response.request)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(settings_of_jobs())
 def test_what_is_sure_while_a_round_runs_is_in_its_batch_and_stays_as_it_is(setting: Setting) -> None:
     said: dict[int, list[tuple[TrainedPrompt, ...]]] = {}
