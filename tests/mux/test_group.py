@@ -90,7 +90,9 @@ def test_other_limits_change_what_follows_from_limits_and_nothing_else(group: Gr
 @given(group=GROUPS)
 def test_a_job_that_leaves_and_joins_again_is_only_last_in_the_order(group: Group) -> None:
     first, *others = group.members
+    assert group.uses  # known before
     again = group.left_by(first.job.id).joined_by(first)
+    assert again.uses == Group(again.id, again.members, again.order).uses
     assert again.members == (*others, first)
     assert (again.id, again.order) == (group.id, group.order)
 

@@ -44,7 +44,7 @@ class Group:
         parts = grown(self.parts, len(self.members), member) if self.members else None
         if parts is not None:
             joined.__dict__["parts"] = parts  # what the property would find
-        joined.__dict__["_before"] = self._counted
+        joined.__dict__["_before"] = self if "uses" in self.__dict__ else None  # who comes again comes last
         return joined
 
     def with_newcomer_as(self, member: Member) -> "Group":

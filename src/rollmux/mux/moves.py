@@ -175,7 +175,8 @@ def _most_gained_usd(leavers: Sequence[Movable], snapshot: Snapshot, forecaster:
     most = USD_ROUNDING
     for leaver in leavers:
         job, worths = leaver.job, worth_by_phase(leaver.job, cluster)
-        there = together if job.rollout_spares else rollout_idle
+        # Together may be less than one, as estimates of what is left undone on a node may be below zero.
+        there = max(rollout_idle, together) if job.rollout_spares else rollout_idle
         for phase, worth, gained in ((job.rollout, worths[ROLLOUT], there), (job.train, worths[TRAIN], train_idle)):
             most += min(worth, max(gained, worth * NEW_NODES_GAIN)) * phase.nodes
     return most
