@@ -133,7 +133,7 @@ def runs_of(args: Namespace) -> list[Run]:
         Run(jobs, HOURS, fidelity, args.policy, args.seed, ROUNDS.get(jobs, 1))
         for fidelity in (Fidelity.PACE, Fidelity.PHASE)
         for jobs in SIZES[fidelity]
-        if args.full or (fidelity, jobs) not in LONG
+        if (args.full or (fidelity, jobs) not in LONG) and args.only in (None, fidelity.value)
     ]
 
 
@@ -205,6 +205,7 @@ def main() -> None:
     parser = arguments("replay", __doc__)
     parser.add_argument("--policy", default="rollmux", help="the policy that decides")
     parser.add_argument("--full", action="store_true", help="20,000 jobs phase by phase too; many minutes")
+    parser.add_argument("--only", choices=[each.value for each in Fidelity], help="one fidelity: half the time")
     args = parser.parse_args()
 
     def run() -> dict[str, object]:
