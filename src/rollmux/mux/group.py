@@ -27,7 +27,7 @@ _OF_ANY_LIMITS = {
     "cycle_s",
 }
 
-# A node with its use, and what policies look at first: its share, its spare, how long it is blocked and left at least.
+# A node and its use; and of that, what policies look at first: `share`, `spare`, `blocks_s` and `away_s`.
 NodeRow = tuple[str, NodeUse, float, float, float, float]
 
 

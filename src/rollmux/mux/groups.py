@@ -7,6 +7,8 @@ from rollmux.mux.hardware import Cluster
 class Groups(dict[str, Group]):
     """Groups in the order in which they came. What is known of those that have not changed is not counted again.
 
+    They change by `groups[name] = group` and `del groups[name]` alone: what else a dict can do is not heard of here.
+
     `news`, where somebody has set it, hears the names of those that come, change and go.
     """
 
