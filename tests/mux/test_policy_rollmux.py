@@ -17,7 +17,7 @@ from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Candidate, Decision, Plan, Strategy, Verdict, check_plan, memory_problem, own_groups
-from rollmux.mux.policies import rollmux
+from rollmux.mux.policies import seeker
 from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.policies.rollmux import TRIES, WIDTHS_LIMIT, WINS, RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
@@ -461,13 +461,14 @@ def test_a_group_that_leaves_nothing_undone_is_not_looked_into_for_a_move(monkey
     full = group("g0", pinned(job("a", 60, 40, slo=3.0), "r0", "t0"), pinned(job("b", 60, 40, slo=3.0), "r0", "t0"))
     roomy = group("g1", pinned(job("c", 60, 40, slo=3.0), "r1", "t1"))
     seen: list[str] = []
-    real = rollmux._nodes_for
+    real = seeker.Seeker._nodes
 
-    def looking(*args: Any) -> Any:
-        seen.extend(row[0] for row in args[2])
-        return real(*args)
+    def looking(seeker: seeker.Seeker, group: Group) -> Any:
+        found = real(seeker, group)
+        seen.extend(found[1])
+        return found
 
-    monkeypatch.setattr(rollmux, "_nodes_for", looking)
+    monkeypatch.setattr(seeker.Seeker, "_nodes", looking)
     worth = most_worth_usd_per_hour(job("new", 60, 40, slo=3.0), PAPER_CLUSTER)
     RollmuxPolicy().place(job("new", 60, 40, slo=3.0), snapshot(full, roomy), -0.6 * worth)
     assert seen == ["r1", "t1"]

@@ -5,10 +5,10 @@ A group is a value: adding or removing a job makes a new one. Its nodes are exac
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from rollmux.mux.hardware import Cluster, NodeType
 from rollmux.mux.job import JobSpec
+from rollmux.mux.kept import kept
 from rollmux.mux.linked import Part, grown, linked_parts, with_aims
 from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, UNUSED, Member, NodeUse, Tenant
@@ -96,19 +96,19 @@ class Group:
     def member(self, job_id: str) -> Member:
         return next(m for m in self.members if m.job.id == job_id)
 
-    @cached_property
+    @kept
     def rollout_nodes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(n for m in self.members for n in m.placement.rollout))
 
-    @cached_property
+    @kept
     def train_nodes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(n for m in self.members for n in m.placement.train))
 
-    @cached_property
+    @kept
     def nodes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.rollout_nodes + self.train_nodes))
 
-    @cached_property
+    @kept
     def uses(self) -> dict[str, NodeUse]:
         """Each node's use by this group; only the nodes of who has just come or gone are counted anew."""
         before: Group | None = self.__dict__.pop("_before", None)
@@ -148,28 +148,28 @@ class Group:
                 found[node] = found.get(node, UNUSED).joined_by(tenant, newcomer.job)
         return found
 
-    @cached_property
+    @kept
     def parts(self) -> tuple[Part, ...]:
         """The group as the forecast plays it: sets of jobs that share no node with each other."""
         return linked_parts(self.members, self.order)
 
-    @cached_property
+    @kept
     def roams(self) -> bool:
         """Whether a rollout of it has nodes to choose from."""
         return any(member.roams for member in self.members)
 
-    @cached_property
+    @kept
     def least_crowded(self) -> tuple[str, ...]:
         """Its rollout nodes, those with the fewest tenants first."""
         uses = self.uses
         return tuple(sorted(self.rollout_nodes, key=lambda node: (len(uses[node].tenants), node)))
 
-    @cached_property
+    @kept
     def sole_tenants(self) -> frozenset[str]:
         """The jobs that have a node to themselves: it is free when they go."""
         return frozenset(use.tenants[0].job_id for use in self.uses.values() if len(use.tenants) == 1)
 
-    @cached_property
+    @kept
     def free_shares(self) -> tuple[float, float]:
         """The nodes' worth of time that no SLO needs, in rollout and in training nodes."""
         uses = self.uses
@@ -178,12 +178,12 @@ class Group:
             rollout -= sum([m.share(ROLLOUT) * m.job.rollout.nodes for m in self.members if m.roams])
         return rollout, sum([1 - uses[n].share for n in self.train_nodes])
 
-    @cached_property
+    @kept
     def rollout_rows(self) -> tuple[NodeRow, ...]:
         """Its rollout nodes, for a policy that looks at those of all groups."""
         return self._rows(self.rollout_nodes)
 
-    @cached_property
+    @kept
     def train_rows(self) -> tuple[NodeRow, ...]:
         """Its training nodes, for the same."""
         return self._rows(self.train_nodes)
@@ -201,23 +201,23 @@ class Group:
             known = self.__dict__["_free_usd"] = cluster, usd
         return known[1]
 
-    @cached_property
+    @kept
     def emptiest(self) -> tuple[float, float]:
         """The least part of its time that SLOs need of any rollout and of any training node."""
         uses = self.uses
         return min(uses[n].share for n in self.rollout_nodes), min(uses[n].share for n in self.train_nodes)
 
-    @cached_property
+    @kept
     def hermit(self) -> Member | None:
         """The member that has no time to lose to a newcomer, if there is one."""
         return next((m for m in self.members if not m.bears_company), None)
 
-    @cached_property
+    @kept
     def load_s(self) -> float:
         """Work of one iteration of every job on the busiest node (T_load)."""
         return max(use.busy_s for use in self.uses.values())
 
-    @cached_property
+    @kept
     def cycle_s(self) -> float:
         """The longest iteration time alone (T_cycle)."""
         return max(m.job.solo_s for m in self.members)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property
 from math import ceil
 
 from rollmux.mux.hardware import Cluster
+from rollmux.mux.kept import kept
 
 
 class PhaseKind(Enum):
@@ -124,7 +124,7 @@ class JobSpec:
             return pinned
         return self.rollout.nodes
 
-    @cached_property
+    @kept
     def solo_s(self) -> float:
         """Iteration time alone on machines of its own."""
         rollout_s, rest_s = self.rollout.planned_s, self.train.planned_s + self.sync_s
@@ -132,17 +132,17 @@ class JobSpec:
             return rollout_s + rest_s
         return max(rollout_s, rest_s)
 
-    @cached_property
+    @kept
     def ramp_s(self) -> float:
         """How much longer its first iteration takes, when nothing overlaps yet."""
         return self.rollout.planned_s + self.train.planned_s + self.sync_s - self.solo_s
 
-    @cached_property
+    @kept
     def limit_s(self) -> float:
         """The slowest iteration that the SLO allows."""
         return self.slo * self.solo_s
 
-    @cached_property
+    @kept
     def opening_limit_s(self) -> float:
         """The slowest steady pace for a newcomer: its first iteration may meet the others at a bad moment.
 

@@ -14,10 +14,11 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from rollmux.mux.forecast import Forecaster
-from rollmux.mux.group import Group, NodeRow
-from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
+from rollmux.mux.group import Group
+from rollmux.mux.hardware import Cluster
+from rollmux.mux.job import JobSpec, PhaseKind
 from rollmux.mux.order import Order
-from rollmux.mux.placed import NOWHERE, ROLLOUT, ROUNDING, TRAIN, Member, Placement, Tenant
+from rollmux.mux.placed import NOWHERE, ROLLOUT, TRAIN, Member, Placement
 from rollmux.mux.plan import TRAIL_LIMIT, USD_ROUNDING, Candidate, Decision, Plan, Strategy, Trail, Verdict
 from rollmux.mux.policies.attempt import (
     Widening,
@@ -28,6 +29,7 @@ from rollmux.mux.policies.attempt import (
     widening,
     works,
 )
+from rollmux.mux.policies.seeker import NONE, Seeker, crowded
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.worth import (
     burden_usd_per_hour,
@@ -42,12 +44,7 @@ from rollmux.mux.worth import (
 TRIES, WINS = 5, 2
 # A job that runs has a place: for it the likeliest others do. More are no cheaper, and cost most of the time.
 TRIES_TO_MOVE, WINS_TO_MOVE = 2, 1
-# Of 6,700 placements by urgency nine in ten work where no shared node is taken for more than 0.7 of its time, three in
-# four up to 0.8, half up to 0.9 and a quarter beyond; and half as many of each where somebody could lose less than 3 %
-# of its time. The likeliest are tried first.
-CROWDED = (0.8, 0.9)
-TIGHT_SPARE = 0.03
-# The same goes for the nodes over which a rollout roams, taken together. Of 530 such placements that would promise more
+# How full the nodes are over which a rollout roams, taken together. Of 530 such placements that would promise more
 # of them than this 4 % worked.
 POOL_FULL = 0.94
 # A job that wants many nodes is offered none, all, and a few numbers of new nodes between.
@@ -55,23 +52,45 @@ WIDTHS_LIMIT = 5
 
 
 class Open(NamedTuple):
-    """A group that may take the job, by rank: those likely to work first, and of these the fullest.
-
-    `rollout` and `train` are its nodes with the time and the memory, those that cost the least waiting first. How
-    `tight` it is, is counted for each kind of phase. `pool_free` is what its rollout nodes have to spare together, in
-    nodes, for a rollout that may roam; a negative number for any other.
+    """A group that may take the job. `pool_free` is what its rollout nodes have to spare together, in nodes, for a
+    rollout that may roam; a negative number for any other.
     """
 
     free_usd: float
     group: Group
-    rollout: tuple[str, ...]
-    train: tuple[str, ...]
-    rollout_tight: int
-    train_tight: int
     pool_free: float
 
 
 FULLEST = itemgetter(0)
+
+
+class Newcomer(NamedTuple):
+    """A job that looks for a place, and both of its phases."""
+
+    member: Member
+    rollout: Seeker
+    train: Seeker
+
+    @staticmethod
+    def of(job: JobSpec, order: Order, cluster: Cluster) -> "Newcomer":
+        member = Member.of(job, NOWHERE)
+        rollout_room, train_room = cluster.rollout.node_type.room_bytes, cluster.train.node_type.room_bytes
+        return Newcomer(member, Seeker(member, ROLLOUT, order, rollout_room), Seeker(member, TRAIN, order, train_room))
+
+
+class Way(NamedTuple):
+    """How a group could take the job in, and how tight that is: on nodes out of these.
+
+    Without `rollout`, the rollout roams.
+    """
+
+    tight: int
+    group: Group
+    train: tuple[str, ...]
+    rollout: tuple[str, ...] | None
+
+
+TIGHTEST_LAST = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -118,8 +137,8 @@ class RollmuxPolicy:
 
     def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         trail = Trail() if below_usd == inf else None  # nobody asks why a job was not moved
-        member = Member.of(job, NOWHERE)
-        candidates = self._open(member, snapshot, trail, below_usd)
+        newcomer = Newcomer.of(job, self.order, snapshot.cluster)
+        candidates = self._open(newcomer, snapshot, trail, below_usd)
         tries, wins = (TRIES, WINS) if below_usd == inf else (TRIES_TO_MOVE, WINS_TO_MOVE)
         search = Search(worth_by_phase(job, snapshot.cluster), below_usd, tries, wins)
         worth = most_worth_usd_per_hour(job, snapshot.cluster)  # of its work, if nobody is slowed
@@ -135,7 +154,7 @@ class RollmuxPolicy:
                 break
             added = widening(snapshot, new_rollout, new_train)
             if added is not None:
-                self._try(search, member, added, candidates, snapshot, trail)
+                self._try(search, newcomer, added, candidates, snapshot, trail)
         if alone is None and job.usd_per_hour(cluster) - worth < search.below_usd:
             alone = self._alone(job, snapshot, trail)
             if alone is not None:
@@ -148,16 +167,15 @@ class RollmuxPolicy:
     def _try(
         self,
         search: Search,
-        member: Member,
+        newcomer: Newcomer,
         added: Widening,
         candidates: list[Open],
         snapshot: Snapshot,
         trail: Trail | None,
     ) -> None:
         """Plays the likeliest places with these new nodes, but for those that can't be the best."""
-        usd = added.added_usd_per_hour
-        room = snapshot.cluster.rollout.node_type.room_bytes
-        for group, placement in _placements(member, added, candidates, room):
+        usd, member = added.added_usd_per_hour, newcomer.member
+        for group, placement in _placements(newcomer, added, candidates):
             idle = idle_usd(group, snapshot.cluster, self.forecaster)
             least = usd - _most_gained(member.job, placement, search.worths, idle)
             if least >= search.below_usd:
@@ -176,15 +194,11 @@ class RollmuxPolicy:
     def _alone(self, job: JobSpec, snapshot: Snapshot, trail: Trail | None) -> Plan | None:
         return place_alone(job, snapshot, self.order, self.forecaster, trail)
 
-    def _open(self, member: Member, snapshot: Snapshot, trail: Trail | None, below_usd: float) -> list[Open]:
+    def _open(self, newcomer: Newcomer, snapshot: Snapshot, trail: Trail | None, below_usd: float) -> list[Open]:
         """The groups that may take one more job, fullest first. The trail, if there is one, hears why others can't."""
+        member, rollout, train = newcomer
         least = None if trail is not None else self._least_burdens(member.job, snapshot)
-        rollout_type, train_type = snapshot.cluster.rollout.node_type, snapshot.cluster.train.node_type
-        rollout_room, train_room = rollout_type.room_bytes, train_type.room_bytes
-        rollout_phase, train_phase = member.job.rollout, member.job.train
-        rollout_tenant, train_tenant = member.tenant(ROLLOUT, self.order), member.tenant(TRAIN, self.order)
         roams = member.job.rollout_spares > 0
-        rollout_need, train_need = rollout_tenant.phase_s / member.limit_s, train_tenant.phase_s / member.limit_s
         frozen, bears_company = snapshot.frozen, member.bears_company
         found: list[Open] = []
         closed: list[Closed] = []
@@ -198,21 +212,14 @@ class RollmuxPolicy:
             if hermit is not None:
                 closed.append((Verdict.NO_SLACK, group, 0.0, 0.0))
                 continue
-            rollout_share, train_share = group.emptiest
-            rollout_tight, rollout = train_tight, train = NONE
-            if rollout_share + rollout_need <= 1 + ROUNDING:  # most groups of many have no such node
-                rollout_tight, rollout = _nodes_for(rollout_tenant, rollout_phase, group.rollout_rows, rollout_room)
-            if train_share + train_need <= 1 + ROUNDING:
-                train_tight, train = _nodes_for(train_tenant, train_phase, group.train_rows, train_room)
             pool_free = group.free_shares[0] if roams else -1.0
-            if not (rollout or train or pool_free >= rollout_need):
-                needed = min(rollout_tenant.phase_s, train_tenant.phase_s) / member.limit_s
+            if not (pool_free >= rollout.need or rollout.nodes(group)[1] or train.nodes(group)[1]):
+                needed = min(rollout.need, train.need)
                 closed.append((Verdict.SHARE, group, needed, max(group.free_shares)))
             elif group.id in frozen:
                 closed.append((Verdict.FROZEN, group, 0.0, 0.0))
             else:
-                free_usd = group.free_usd(snapshot.cluster)
-                found.append(Open(free_usd, group, rollout, train, rollout_tight, train_tight, pool_free))
+                found.append(Open(group.free_usd(snapshot.cluster), group, pool_free))
         found.sort(key=FULLEST)
         if trail is not None:
             _record(closed, member, snapshot, trail)
@@ -236,53 +243,56 @@ class RollmuxPolicy:
         return least
 
 
-def _placements(
-    member: Member, added: Widening, candidates: list[Open], room: int
-) -> Iterator[tuple[Group, Placement]]:
-    """Every way to take the job in with these new nodes, the likeliest and fullest groups first.
+def _placements(newcomer: Newcomer, added: Widening, candidates: list[Open]) -> Iterator[tuple[Group, Placement]]:
+    """Every way to take the job in with these new nodes, the likeliest and fullest groups first."""
+    later: list[Way] = []
+    for each in candidates:
+        for way in _ways(newcomer, added, each):
+            if way.tight:
+                later.append(way)
+            else:
+                yield from _places(newcomer, added, way)
+    for way in sorted(later, key=TIGHTEST_LAST):  # of the like, the fullest first
+        yield from _places(newcomer, added, way)
+
+
+def _ways(newcomer: Newcomer, added: Widening, candidate: Open) -> list[Way]:
+    """How this group could take the job in with these new nodes.
 
     A rollout that may roam over more than one node does so, and is pinned only where that is likelier by far.
     """
-    job = member.job
+    _, group, pool_free = candidate
+    job = newcomer.member.job
     old_rollout, old_train = job.rollout.nodes - len(added.rollout), job.train.nodes - len(added.train)
-    need = member.share(ROLLOUT) * job.rollout.nodes - len(added.rollout)
-    found: list[tuple[int, bool, Open]] = []
-    for each in candidates:
-        if len(each.train) < old_train:
+    tight, train = newcomer.train.nodes(group) if old_train else NONE
+    if len(train) < old_train:
+        return []
+    found: list[Way] = []
+    nodes = len(group.rollout_nodes)
+    roams = pool_free >= 0 and nodes > old_rollout
+    if roams:
+        need = newcomer.member.share(ROLLOUT) * job.rollout.nodes - len(added.rollout)
+        load = 1 - (pool_free - need) / (nodes + len(added.rollout))
+        if load <= POOL_FULL:
+            found.append(Way(max(tight, crowded(load)), group, train, None))
+    rollout_tight, rollout = newcomer.rollout.nodes(group) if old_rollout else NONE
+    if len(rollout) >= old_rollout:
+        found.append(Way(max(tight, rollout_tight) + (roams and nodes > 1), group, train, rollout))
+    return found
+
+
+def _places(newcomer: Newcomer, added: Widening, way: Way) -> Iterator[tuple[Group, Placement]]:
+    """The placements of one way."""
+    job, group = newcomer.member.job, way.group
+    old_rollout, old_train = job.rollout.nodes - len(added.rollout), job.train.nodes - len(added.train)
+    for train in choices(way.train, group.uses, old_train):
+        if way.rollout is None:
+            pool = newcomer.rollout.pool(group)[: old_rollout + job.rollout_spares]
+            if len(pool) > old_rollout:
+                yield group, Placement(added.rollout + pool, train + added.train)
             continue
-        tight = each.train_tight if old_train else 0
-        nodes = len(each.group.rollout_nodes)
-        roams = each.pool_free >= 0 and nodes > old_rollout
-        if roams:
-            load = 1 - (each.pool_free - need) / (nodes + len(added.rollout))
-            if load <= POOL_FULL:
-                found.append((max(tight, _crowded(load)), True, each))
-        if len(each.rollout) >= old_rollout:
-            pinned = max(tight, each.rollout_tight) if old_rollout else tight
-            found.append((pinned + (roams and nodes > 1), False, each))
-    for _, roams, each in sorted(found, key=itemgetter(0)):  # of the like, the fullest first
-        group, spares = each.group, job.rollout_spares
-        for train in choices(each.train, group.uses, old_train):
-            if roams:
-                pool = _pool(group, job.rollout, room)[: old_rollout + spares]
-                if len(pool) > old_rollout:
-                    yield group, Placement(added.rollout + pool, train + added.train)
-                continue
-            for rollout in choices(each.rollout, group.uses, old_rollout):
-                yield group, Placement(rollout + added.rollout, train + added.train)
-
-
-def _pool(group: Group, phase: PhaseSpec, room: int) -> tuple[str, ...]:
-    """The rollout nodes with the memory for one more phase, those with the fewest tenants first."""
-    if not (phase.resident_bytes or phase.transient_bytes):
-        return group.least_crowded
-    uses = group.uses
-    return tuple([node for node in group.least_crowded if uses[node].host_bytes_with(phase) <= room])
-
-
-def _crowded(share: float) -> int:
-    some, much = CROWDED
-    return (share > some) + (share > much)
+        for rollout in choices(way.rollout, group.uses, old_rollout):
+            yield group, Placement(rollout + added.rollout, train + added.train)
 
 
 def _most_gained(
@@ -303,33 +313,6 @@ def _most_gained(
 def _is_apart(placement: Placement) -> bool:
     """Whether no node must hold the state of both phases, so that the memory looked at is all that counts."""
     return set(placement.rollout).isdisjoint(placement.train)
-
-
-NONE: tuple[int, tuple[str, ...]] = (0, ())
-
-
-def _nodes_for(tenant: Tenant, phase: PhaseSpec, rows: tuple[NodeRow, ...], room: int) -> tuple[int, tuple[str, ...]]:
-    """The nodes that have the time and the memory for one more phase, likeliest first, and how tight that one is."""
-    _, _, phase_s, blocks_s, away_s, limit_s, own = tenant
-    need, most = phase_s / limit_s, 1 + ROUNDING
-    some, much = CROWDED
-    weighs = phase.resident_bytes or phase.transient_bytes
-    found = []
-    for node, use, share, spare, longest_s, soonest_s in rows:
-        taken = share + need
-        if taken > most or (weighs and use.host_bytes_with(phase) > room):
-            continue
-        left = own if own < spare else spare
-        if blocks_s > soonest_s or longest_s > away_s:  # somebody waits for somebody: not just the least of both
-            left = use.spare_with(tenant)
-        if left >= -ROUNDING:
-            left = left if left > 0 else 0.0
-            found.append(((taken > some) + (taken > much) + (left < TIGHT_SPARE), -left, node))
-    if not found:
-        return NONE
-    if len(found) > 1:
-        found.sort()
-    return found[0][0], tuple([node for _, _, node in found])
 
 
 @lru_cache(maxsize=1024)
