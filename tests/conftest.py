@@ -24,7 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _HERE = Path(__file__).parent
-_COVERING = (_HERE / "mux", _HERE / "packer", _HERE / "sim", _HERE / "test_checks.py")
+_COVERING = (_HERE / "mux", _HERE / "packer", _HERE / "test_checks.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -228,7 +228,7 @@ class Hand(threading.Thread):
         elif kill.blow is Blow.KILL:
             self._end(victim, signal.SIGKILL)
         elif kill.blow is Blow.WORKER:
-            begun = [each for each in descendants(victim.pid) if each.parent == victim.pid and _is_worker(each)]
+            begun = [each for each in descendants(victim.pid) if each.parent != victim.pid and _forks(each.parent)]
             if not begun:
                 return False
             send(begun[len(self.done) % len(begun)], signal.SIGKILL)
@@ -263,10 +263,10 @@ class Hand(threading.Thread):
         return found if found is not None and (found.pid, found.start) != self._hit else None
 
 
-def _is_worker(process: Process) -> bool:
-    """Begun by `multiprocessing`, and to work: not what it has for itself."""
+def _forks(pid: int) -> bool:
+    """Whether workers are forks of this process, which itself does no work."""
     try:
-        return b"spawn_main" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        return b"multiprocessing.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

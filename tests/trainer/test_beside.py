@@ -22,13 +22,11 @@ def leaves(folder: Path, **changed: Any) -> tuple[bytes, ...]:
     return left_behind(folder)
 
 
-@pytest.mark.slow
 def test_a_run_with_workers_beside_it_leaves_what_it_leaves_with_one_inside(tmp_path: Path) -> None:
     inside = leaves(tmp_path / "inside")
     assert leaves(tmp_path / "beside", rollout={"workers": 2, "place": "beside"}) == inside
 
 
-@pytest.mark.slow
 def test_a_run_whose_workers_are_killed_over_and_over_leaves_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,7 +235,6 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_a_run_that_trains_early_learns_what_one_without_learns_though_replicas_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmux.errors import InvariantViolated
-from rollmux.service.local.process_tree import Process, descendants
+from rollmux.runtime.forks import forks
+from rollmux.service.local.process_tree import Process, look
 from rollmux.trainer import replicas as module
 from rollmux.trainer.job import train
 from rollmux.trainer.learner import Learner
@@ -56,9 +57,8 @@ def test_each_sample_goes_to_one_replica_with_all_of_its_group_and_none_has_much
 
 
 def replicas_of_this() -> list[Process]:
-    """Not those that other tests have started: of a spawned process the parent is this one."""
-    mine = [each for each in descendants(os.getpid()) if each.parent == os.getpid()]
-    return [each for each in mine if b"spawn_main" in Path(f"/proc/{each.pid}/cmdline").read_bytes()]
+    mine = [look(each.pid) for each in active_children() if each.name.startswith("replica") and each.pid is not None]
+    return [each for each in mine if each is not None and each.alive]
 
 
 @contextmanager
@@ -94,9 +94,9 @@ def test_replicas_train_what_one_process_trains_though_one_is_killed_between_upd
 
 
 def test_a_replica_ends_with_its_pipe_though_nobody_ever_joins_it(tmp_path: Path) -> None:
-    here, there = module._CONTEXT.Pipe()
+    here, there = forks().Pipe()
     told = (1, 2, tmp_path / "store", 1, tiny_model(), OBJECTIVE, there)
-    process = module._CONTEXT.Process(target=module._replicate, args=told, daemon=True)
+    process = forks().Process(target=module._replicate, args=told, daemon=True)
     process.start()
     there.close()
     here.close()
@@ -177,9 +177,7 @@ def test_a_replica_has_so_many_groups_at_once_and_gets_more_when_it_has_done_the
         assert not handed
 
 
-@pytest.mark.parametrize(
-    "hindrance", ["none", "too slow", *(pytest.param(each, marks=pytest.mark.slow) for each in ("killed", "refuses"))]
-)
+@pytest.mark.parametrize("hindrance", ["none", "too slow", "killed", "refuses"])
 def test_nobody_computes_on_nodes_that_were_given_back_and_nothing_is_trained_twice(hindrance: str) -> None:
     batch = samples(DRAWN, 0.15)
     first, second, third, _ = groups(batch)
@@ -294,21 +292,20 @@ def test_a_replica_that_dies_while_it_starts_is_heard_of_at_once(monkeypatch: py
         """As one that the kernel kills for its memory while it imports."""
 
         def Pipe(self) -> Any:  # noqa: N802 - as it is called there
-            return get_context("spawn").Pipe()
+            return forks().Pipe()
 
         def Process(self, **_: Any) -> Any:  # noqa: N802
             tries.append(1)
             return get_context("fork").Process(target=os._exit, args=(1,))
 
     replicated = Replicated(tiny_model(), OBJECTIVE, 2)
-    monkeypatch.setattr(module, "_CONTEXT", Dies())
+    monkeypatch.setattr(module, "forks", Dies)
     with closing(replicated), pytest.raises((OSError, EOFError)):
         replicated.gradient(VERSION, samples(DRAWN))
     assert len(tries) == module._TRIES
     assert time.monotonic() - began < module.START_S
 
 
-@pytest.mark.slow
 def test_a_run_with_replicas_that_are_killed_in_the_middle_of_gradients_leaves_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

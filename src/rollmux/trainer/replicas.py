@@ -17,7 +17,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -26,20 +26,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from rollmux.errors import InvariantViolated, RollmuxError
+from rollmux.runtime.forks import forks
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.update import Exchange, GradientSum, Objective, Replicas, Stats
 
 # A replica that says nothing for so long within one gradient is taken for dead.
 PATIENCE_S = 600.0
-# Importing torch takes seconds, on a busy machine many.
+# The first imports torch beforehand, which takes seconds, on a busy machine many.
 START_S = 120.0
 _TRIES = 3
 _AHEAD = 2  # groups that a replica has while it draws on: one under way, and the next
 _END_S = 5.0
-_CONTEXT = mp.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Replicated:
 
     def __init__(self, model: Any, objective: Objective, replicas: int) -> None:
         self._model, self._objective, self._replicas = model, objective, replicas
-        self._others: list[tuple[SpawnProcess, Connection]] = []
+        self._others: list[tuple[ForkServerProcess, Connection]] = []
         # What came early and is with nobody yet, whose groups are with somebody, and the tokens that each is yet to do.
         self._queue = deque[Sequence[Sample]]()
         self._handed = set[str]()
@@ -179,9 +178,9 @@ class Replicated:
         with tempfile.TemporaryDirectory(prefix="rollmux-replicas-") as folder:
             store = Path(folder, "store")
             for rank in range(1, self._replicas):
-                here, there = _CONTEXT.Pipe()
+                here, there = forks().Pipe()
                 told = (rank, self._replicas, store, threads, self._model, self._objective, there)
-                process = _CONTEXT.Process(target=_replicate, args=told, name=f"replica {rank}", daemon=True)
+                process = forks().Process(target=_replicate, args=told, name=f"replica {rank}", daemon=True)
                 with closing(there):
                     process.start()
                 self._others.append((process, here))

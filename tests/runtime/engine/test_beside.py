@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +18,7 @@ from rollmux.runtime.engine import Ended, EngineClosed, FinishReason, Generation
 from rollmux.runtime.engine.beside import EngineBeside
 from rollmux.runtime.engine.errors import EngineLost
 from rollmux.runtime.engine.slots import slots
+from rollmux.service.local.process_tree import look
 from tests.runtime.engine.histories import CALLS, History, alone, some_requests
 from tests.runtime.engine.models import VOCABULARY, finished, tiny
 from tests.runtime.engine.test_histories import TIGHT
@@ -50,7 +54,6 @@ def test_requests_end_once_and_as_if_alone_whatever_is_called() -> None:
     assert all(pid is not None and gone(pid) for pid in pids)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_else_comes_of_requests_whose_processes_are_killed_again_and_again(seed: int) -> None:
     rng = Random(seed)
@@ -80,6 +83,34 @@ def test_a_process_that_is_killed_in_the_middle_of_a_response_is_replaced_and_no
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGKILL)
         assert finished(engine)["long"].response.tokens == want.tokens
+
+
+def test_what_it_is_a_fork_of_may_be_killed_with_it() -> None:
+    want = finished(slots(tiny("llama", torch.float64), TIGHT), [LONG])["long"].response
+    with beside(1) as (engine,):
+        engine.submit(LONG)
+        while not engine.step():
+            pass
+        fork = look(engine.pid or 0)
+        assert fork is not None
+        assert fork.parent != os.getpid()
+        for pid in (fork.parent, fork.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert finished(engine)["long"].response.tokens == want.tokens
+        assert engine.pid not in (None, fork.pid)
+
+
+def test_the_next_begins_in_a_small_part_of_the_time_that_importing_takes() -> None:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import transformers.models.llama.modeling_llama"], check=True)
+    importing_s = time.monotonic() - began
+    with beside(2) as engines:
+        took_s = []
+        for engine in engines:
+            began = time.monotonic()
+            engine.resume()
+            took_s.append(time.monotonic() - began)
+    assert took_s[1] < importing_s / 4
 
 
 def test_what_is_refused_is_refused_as_by_the_engine_itself_and_changes_nothing() -> None:

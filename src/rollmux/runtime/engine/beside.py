@@ -3,19 +3,17 @@
 from collections.abc import Callable
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 
 from rollmux.runtime.engine.elsewhere import Answer, EngineElsewhere, answer
 from rollmux.runtime.engine.seam import Engine
+from rollmux.runtime.forks import forks
 
 # Makes the engine, over weights of this version. It goes to another process, with a model in shared memory.
 Make = Callable[[int], Engine]
-
-_CONTEXT = mp.get_context("spawn")
 
 
 class EngineBeside(EngineElsewhere):
@@ -37,14 +35,15 @@ class _Process:
 
     def __init__(self, make: Make, threads: int) -> None:
         self._make, self._threads = make, threads
-        self.running: SpawnProcess | None = None
+        self.running: ForkServerProcess | None = None
 
     def begin(self, version: int) -> "_Pipe":
-        here, there = _CONTEXT.Pipe()
+        here, there = forks().Pipe()
         with closing(there):
             told = (self._make, version, self._threads, there)
-            self.running = _CONTEXT.Process(target=_serve, args=told, name="engine", daemon=True)
-            self.running.start()
+            process = forks().Process(target=_serve, args=told, name="engine", daemon=True)
+            process.start()
+        self.running = process
         return _Pipe(here)
 
     def end(self, patience_s: float) -> None:
