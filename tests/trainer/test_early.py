@@ -183,8 +183,8 @@ class Interrupted:
         self._resting.set()
 
     def _tell(self, told: signal.Signals) -> None:
-        for process, _ in self._replicated._others if self._replicated is not None else ():
-            os.kill(process.pid or 0, told)
+        for fork in self._replicated._others if self._replicated is not None else ():
+            os.kill(fork.pid, told)
 
     def neighbour(self, mux: Mux) -> None:
         assert self._replicated is not None
@@ -244,8 +244,7 @@ def test_a_run_that_trains_early_learns_what_one_without_learns_though_replicas_
     def gradient(of: Replicated, version: int, samples: Sequence[Sample]) -> Stats:
         handed.append(len(of._handed))
         if version in (1, 4):
-            process, _ = of._others[0]
-            process.kill()
+            os.kill(of._others[0].pid, signal.SIGKILL)
         return real(of, version, samples)
 
     train(tiny(**job), tmp_path / "plain", alone())

@@ -6,17 +6,18 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rollmux.errors import InvariantViolated
-from rollmux.runtime.forks import forks
+from rollmux.runtime.forks import begun
 from rollmux.service.local.process_tree import Process, look
 from rollmux.trainer import replicas as module
 from rollmux.trainer.job import train
@@ -93,15 +94,26 @@ def test_replicas_train_what_one_process_trains_though_one_is_killed_between_upd
     assert [each for each in replicas_of_this() if each.pid not in before and each.alive] == []
 
 
-def test_a_replica_ends_with_its_pipe_though_nobody_ever_joins_it(tmp_path: Path) -> None:
-    here, there = forks().Pipe()
-    told = (1, 2, tmp_path / "store", 1, tiny_model(), OBJECTIVE, there)
-    process = forks().Process(target=module._replicate, args=told, daemon=True)
-    process.start()
-    there.close()
-    here.close()
-    process.join(120)
-    assert process.exitcode == 0
+@pytest.mark.parametrize("has_the_model", [False, True])
+def test_a_replica_ends_with_its_pipe_though_nobody_ever_ends_it(has_the_model: bool, tmp_path: Path) -> None:
+    fork = begun(module._replicate, 1, 2, tmp_path / "store", 1, name="replica 1")
+    if has_the_model:
+        fork.pipe.send((tiny_model(), OBJECTIVE))
+        fork.pipe.recv()
+    fork.pipe.close()
+    end = time.monotonic() + 120
+    while (left := look(fork.pid)) is not None and left.alive:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_model_of_more_tensors_than_descriptors_go_along_with_a_process() -> None:
+    config = LlamaConfig(vocab_size=64, hidden_size=8, intermediate_size=8, num_hidden_layers=34, num_attention_heads=2)
+    model = LlamaForCausalLM(config)
+    assert len(list(model.parameters())) > 300
+    replicated = Replicated(model, OBJECTIVE, 2)
+    with closing(replicated):
+        assert replicated.gradient(VERSION, samples(DRAWN)).samples == len(DRAWN)
 
 
 def test_what_a_replica_refuses_is_told_as_if_it_had_come_here() -> None:
@@ -285,24 +297,25 @@ def test_what_fails_each_time_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch
     assert len(tried) == module._TRIES
 
 
+def dies(*_: Any) -> NoReturn:
+    """As one that the kernel kills for its memory while it begins."""
+    os._exit(1)
+
+
 def test_a_replica_that_dies_while_it_starts_is_heard_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    began, tries = time.monotonic(), list[int]()
+    tries = list[str]()
 
-    class Dies:
-        """As one that the kernel kills for its memory while it imports."""
-
-        def Pipe(self) -> Any:  # noqa: N802 - as it is called there
-            return forks().Pipe()
-
-        def Process(self, **_: Any) -> Any:  # noqa: N802
-            tries.append(1)
-            return get_context("fork").Process(target=os._exit, args=(1,))
+    def counted(*told: Any, name: str) -> Any:
+        tries.append(name)
+        return begun(*told, name=name)
 
     replicated = Replicated(tiny_model(), OBJECTIVE, 2)
-    monkeypatch.setattr(module, "forks", Dies)
+    monkeypatch.setattr(module, "_replicate", dies)
+    monkeypatch.setattr(module, "begun", counted)
+    began = time.monotonic()
     with closing(replicated), pytest.raises((OSError, EOFError)):
         replicated.gradient(VERSION, samples(DRAWN))
-    assert len(tries) == module._TRIES
+    assert tries == ["replica 1"] * module._TRIES
     assert time.monotonic() - began < module.START_S
 
 

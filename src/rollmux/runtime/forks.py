@@ -1,22 +1,87 @@
 """Processes beside this one that begin at once: forks of one that has already imported what they need.
 
 Importing torch and a model's code takes seconds of a core. That is done once for all processes that this one ever
-begins, in a process that does nothing else: it has no threads and has touched no device, so it is safe to fork.
+begins, in a process that does nothing else: it has no threads and has touched no device, so it is safe to fork. It is
+the fork server of `multiprocessing`. What that leaves open is closed here: a server that dies while a fork begins, and
+forks whose server is gone, or stands still, when they are to end.
 """
 
+import os
+import select
+import signal
 import sys
-from multiprocessing.context import ForkServerContext
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from threading import Lock
+from time import sleep
+from typing import Any
 
 import torch.multiprocessing as mp
 
 # What takes long to import of what engines and learners are made of.
 _HEAVY = ("torch", "torch._dynamo")
 _HEAVY_PARTS = ("transformers.models.", "rollmux.runtime.engine.", "rollmux.trainer.")
+# The server begins as if in this process's folder, where a file may be called as a module is: this puts that right.
+_FIRST = "rollmux.runtime.forks_path"
+# A server that dies refuses everything for a while before the system says that it is dead.
+_TRIES, _DYING_S = 3, 0.5
+_LOCK = Lock()  # the server is one for all threads
 
 
-def forks() -> ForkServerContext:
-    """As in `multiprocessing`. What this process has imported when it begins the first, all of them have."""
-    context = mp.get_context("forkserver")
-    assert isinstance(context, ForkServerContext)
-    context.set_forkserver_preload([name for name in sys.modules if name in _HEAVY or name.startswith(_HEAVY_PARTS)])
-    return context
+class Fork:
+    """A process that is told things through a pipe, and ends when that is closed or when it is made to."""
+
+    def __init__(self, process: ForkServerProcess, pipe: Connection) -> None:
+        assert process.pid is not None
+        self.pid, self.pipe, self._process = process.pid, pipe, process
+        try:
+            self._handle: int | None = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            self._handle = None  # it is over already
+
+    def end(self, patience_s: float) -> None:
+        """Nothing of it is at work once this returns; it has so long to end itself. Closes the pipe."""
+        self.pipe.close()
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        try:
+            # By its own handle: the server may be gone or stand still, and then tells nothing of it.
+            ended = select.poll()
+            ended.register(handle, select.POLLIN)
+            if not ended.poll(patience_s * 1000):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                ended.poll()
+        finally:
+            os.close(handle)
+        self._process.join(0.0)
+
+
+def begun(serve: Callable[..., None], *told: Any, name: str) -> Fork:
+    """A process that calls this with what it is told and then its end of a pipe. OSError or EOFError: it died at once.
+
+    What this process has imported when it begins the first, all of them have; and so it is with its environment. What
+    has many tensors goes through the pipe: only so many descriptors can go along.
+    """
+    with _LOCK:
+        context = mp.get_context("forkserver")
+        assert isinstance(context, ForkServerContext)
+        heavy = [each for each in tuple(sys.modules) if each in _HEAVY or each.startswith(_HEAVY_PARTS)]
+        context.set_forkserver_preload([_FIRST, *heavy])
+        for left in reversed(range(_TRIES)):
+            here, there = context.Pipe()
+            process = context.Process(target=serve, args=(*told, there), name=name, daemon=True)
+            try:
+                process.start()
+                return Fork(process, here)
+            except (OSError, EOFError):
+                here.close()
+                if not left:
+                    raise
+                sleep(_DYING_S)
+            finally:
+                there.close()
+    raise AssertionError("the last try returns or raises")

@@ -13,11 +13,10 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -28,13 +27,13 @@ import torch
 import torch.distributed as dist
 
 from rollmux.errors import InvariantViolated, RollmuxError
-from rollmux.runtime.forks import forks
+from rollmux.runtime.forks import Fork, begun
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.update import Exchange, GradientSum, Objective, Replicas, Stats
 
 # A replica that says nothing for so long within one gradient is taken for dead.
 PATIENCE_S = 600.0
-# The first imports torch beforehand, which takes seconds, on a busy machine many.
+# Until a replica has the model, once its process is there.
 START_S = 120.0
 _TRIES = 3
 _AHEAD = 2  # groups that a replica has while it draws on: one under way, and the next
@@ -55,7 +54,7 @@ class Replicated:
 
     def __init__(self, model: Any, objective: Objective, replicas: int) -> None:
         self._model, self._objective, self._replicas = model, objective, replicas
-        self._others: list[tuple[ForkServerProcess, Connection]] = []
+        self._others: list[Fork] = []
         # What came early and is with nobody yet, whose groups are with somebody, and the tokens that each is yet to do.
         self._queue = deque[Sequence[Sample]]()
         self._handed = set[str]()
@@ -102,7 +101,7 @@ class Replicated:
         """The others compute nothing once this returns. What takes longer than that is begun anew with the gradient."""
         end = monotonic() + within_s
         try:
-            while busy := [pipe for given, (_, pipe) in zip(self._given, self._others, strict=True) if given]:
+            while busy := [fork.pipe for given, fork in zip(self._given, self._others, strict=True) if given]:
                 if not wait(busy, max(0.0, end - monotonic())):
                     return self.close(0.0)
                 self._hear()
@@ -130,10 +129,10 @@ class Replicated:
 
     def _refusal(self) -> RollmuxError | None:
         """What a replica had against its samples, if that is why it is gone."""
-        for _, pipe in self._others:
+        for fork in self._others:
             with suppress(OSError, EOFError):
-                while pipe.poll():
-                    refusal: RollmuxError | None = pipe.recv()
+                while fork.pipe.poll():
+                    refusal: RollmuxError | None = fork.pipe.recv()
                     if refusal is not None:
                         return refusal
         return None
@@ -149,20 +148,20 @@ class Replicated:
         for place, part in enumerate(parts):
             self._send(place, version, part, is_last=True)
         stats = _gradient(self._model, self._objective, version, mine, Replicas())
-        for given, (_, pipe) in zip(self._given, self._others, strict=True):
+        for given, fork in zip(self._given, self._others, strict=True):
             for _ in given:  # all were told before the end
-                pipe.recv()
+                fork.pipe.recv()
         self._begin_anew()
         return stats
 
     def _send(self, place: int, version: int, samples: Sequence[Sample], is_last: bool) -> None:
-        self._others[place][1].send(_Part(version, samples, is_last))
+        self._others[place].pipe.send(_Part(version, samples, is_last))
 
     def _hear(self) -> None:
         """What is done of that which came early. Raises what a replica refuses."""
-        for given, (_, pipe) in zip(self._given, self._others, strict=True):
-            while pipe.poll():
-                refusal: RollmuxError | None = pipe.recv()
+        for given, fork in zip(self._given, self._others, strict=True):
+            while fork.pipe.poll():
+                refusal: RollmuxError | None = fork.pipe.recv()
                 if refusal is not None:
                     raise refusal
                 given.popleft()
@@ -178,41 +177,31 @@ class Replicated:
         with tempfile.TemporaryDirectory(prefix="rollmux-replicas-") as folder:
             store = Path(folder, "store")
             for rank in range(1, self._replicas):
-                here, there = forks().Pipe()
-                told = (rank, self._replicas, store, threads, self._model, self._objective, there)
-                process = forks().Process(target=_replicate, args=told, name=f"replica {rank}", daemon=True)
-                with closing(there):
-                    process.start()
-                self._others.append((process, here))
-            self._await_all()
+                self._others.append(begun(_replicate, rank, self._replicas, store, threads, name=f"replica {rank}"))
+                self._hand_over(self._others[-1].pipe)
             _join(0, self._replicas, store)
         self._begin_anew()
 
-    def _await_all(self) -> None:
-        """Before a group is formed, which is waited for long: whoever dies while it starts is heard of at once."""
-        coming = {pipe for _, pipe in self._others}
-        end = monotonic() + START_S
-        while coming:
-            heard = wait(list(coming), max(0.0, end - monotonic()))
-            if not heard:
-                raise TimeoutError(f"a replica has not begun within {START_S:g} s")
-            for pipe in heard:
-                assert isinstance(pipe, Connection)
-                pipe.recv()  # or it raises EOFError: the process is gone
-                coming.discard(pipe)
+    def _hand_over(self, pipe: Connection) -> None:
+        """To one at a time, for each tensor takes a descriptor on its way.
+
+        Before a group is formed, which is waited for long: whoever dies meanwhile is heard of at once.
+        """
+        pipe.send((self._model, self._objective))
+        if not pipe.poll(START_S):
+            raise TimeoutError(f"a replica has not begun within {START_S:g} s")
+        pipe.recv()
 
     def close(self, patience_s: float = _END_S) -> None:
         """Ends the others, who have so long to end themselves. Whatever comes next begins them anew."""
         others, self._others = self._others, []
         self._begin_anew()
-        for _, pipe in others:
-            pipe.close()
+        for fork in others:
+            fork.pipe.close()
         if others and dist.is_initialized():
             dist.destroy_process_group()
-        for process, _ in others:
-            process.join(patience_s)
-            process.kill()
-            process.join()
+        for fork in others:
+            fork.end(patience_s)
 
 
 def dealt(samples: Sequence[Sample], replicas: int, had: Sequence[int] = ()) -> list[list[Sample]]:
@@ -250,10 +239,12 @@ def _join(rank: int, replicas: int, store: Path) -> None:
     dist.barrier()  # who comes out of it needs the file no more, and nor does anybody else
 
 
-def _replicate(
-    rank: int, replicas: int, store: Path, threads: int, model: Any, objective: Objective, pipe: Connection
-) -> None:
+def _replicate(rank: int, replicas: int, store: Path, threads: int, pipe: Connection) -> None:
     """A replica, until its pipe is closed: by whoever has begun it, or with that process."""
+    try:
+        model, objective = pipe.recv()
+    except (OSError, EOFError):
+        return
     inbox = SimpleQueue[_Part]()
     Thread(target=_receive, args=(pipe, inbox), daemon=True).start()
     torch.set_num_threads(threads)

@@ -40,7 +40,8 @@ def beside(count: int) -> Iterator[Sequence[EngineBeside]]:
 
 
 def gone(pid: int) -> bool:
-    return not os.path.exists(f"/proc/{pid}")
+    found = look(pid)
+    return found is None or not found.alive
 
 
 def test_requests_end_once_and_as_if_alone_whatever_is_called() -> None:

@@ -1,16 +1,15 @@
 """An engine in a process of its own on this machine, over the same weights, in memory that both share."""
 
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 import torch
 
 from rollmux.runtime.engine.elsewhere import Answer, EngineElsewhere, answer
 from rollmux.runtime.engine.seam import Engine
-from rollmux.runtime.forks import forks
+from rollmux.runtime.forks import Fork, begun
 
 # Makes the engine, over weights of this version. It goes to another process, with a model in shared memory.
 Make = Callable[[int], Engine]
@@ -35,23 +34,17 @@ class _Process:
 
     def __init__(self, make: Make, threads: int) -> None:
         self._make, self._threads = make, threads
-        self.running: ForkServerProcess | None = None
+        self.running: Fork | None = None
 
     def begin(self, version: int) -> "_Pipe":
-        here, there = forks().Pipe()
-        with closing(there):
-            told = (self._make, version, self._threads, there)
-            process = forks().Process(target=_serve, args=told, name="engine", daemon=True)
-            process.start()
-        self.running = process
-        return _Pipe(here)
+        self.running = begun(_serve, self._threads, name="engine")
+        self.running.pipe.send((self._make, version))
+        return _Pipe(self.running.pipe)
 
     def end(self, patience_s: float) -> None:
-        process, self.running = self.running, None
-        if process is not None:
-            process.join(patience_s)
-            process.kill()
-            process.join()
+        fork, self.running = self.running, None
+        if fork is not None:
+            fork.end(patience_s)
 
 
 class _Pipe:
@@ -71,11 +64,12 @@ class _Pipe:
         self._pipe.close()
 
 
-def _serve(make: Make, version: int, threads: int, pipe: Connection) -> None:
+def _serve(threads: int, pipe: Connection) -> None:
     """The engine, until its pipe is closed: by its owner, or with that process."""
     torch.set_num_threads(threads)
-    engine = make(version)
     with suppress(OSError, EOFError):
+        make, version = pipe.recv()
+        engine: Engine = make(version)
         while True:
             name, told = pipe.recv()
             pipe.send(answer(engine, name, told))
