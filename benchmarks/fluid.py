@@ -93,7 +93,7 @@ def rows_of(results: Results) -> list[dict[str, object]]:
         def mean(name: str, runs: Sequence[Mapping[str, float]] = runs) -> Interval:
             return interval([run[name] for run in runs])
 
-        kept = [run["slo_attainment"] for run in runs]
+        kept, gaps = [run["slo_attainment"] for run in runs], [run["mean_gap"] for run in runs if "mean_gap" in run]
         rows.append(
             {
                 "jobs": jobs,
@@ -107,6 +107,7 @@ def rows_of(results: Results) -> list[dict[str, object]]:
                 "worst": min(kept),
                 "moves": round(fmean(run["moves"] for run in runs), 1),
                 "seeds": len(runs),
+                "gap": fmean(gaps) if gaps else None,
             }
         )
     return rows
@@ -114,9 +115,10 @@ def rows_of(results: Results) -> list[dict[str, object]]:
 
 def shown(row: Mapping[str, object]) -> dict[str, object]:
     """A row as it is printed."""
-    percent = {name: f"{value:.2%}" for name in ("SLO", "worst") if isinstance(value := row[name], float)}
+    percent = {name: f"{value:.2%}" for name in ("SLO", "worst", "gap") if isinstance(value := row[name], float)}
     means = {name: told(value) for name, value in row.items() if isinstance(value, Interval)}
-    return {name: value for name, value in {**row, **percent, **means}.items() if name != "played"}
+    unknown = {name: "-" for name, value in row.items() if value is None}
+    return {name: value for name, value in {**row, **percent, **means, **unknown}.items() if name != "played"}
 
 
 def plain(row: Mapping[str, object]) -> dict[str, object]:
@@ -192,6 +194,7 @@ def main() -> None:
         print("Cost over the whole-node limit, the fluid limit and the proven bound, at the forecast pace")
         table([shown(row) for row in rows if row["played"] == PACE])
         print("Means with 95 % confidence intervals over the seeds; SLO in the mean and in the worst seed.")
+        print("Gap: how far below the optimum's price the bound lies that is proven for its moments.")
         print("`colocated` rents other nodes than the limits speak of, and its SLOs are those of its own pace alone.")
         print("Phase by phase beside the forecast pace, on the same seeds")
         table(paces)

@@ -74,10 +74,15 @@ def test_every_policy_can_be_swept(policy: str) -> None:
 
 
 def test_a_way_to_run_that_is_no_policy_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module.SPECIAL, "special", lambda workload, settings: replay(workload, "solo", settings))
+    own: Figures = {"mean_gap": 0.5}
+    monkeypatch.setitem(module.SPECIAL, "special", lambda workload, settings: (replay(workload, "solo", settings), own))
     special = replace(SMALL, policy="special")
     require_cases([special])
-    assert run_case(special) == run_case(replace(SMALL, policy="solo"))
+    assert run_case(special) == {**run_case(replace(SMALL, policy="solo")), **own}
+
+
+def test_the_optimum_tells_how_far_it_may_be_from_the_best() -> None:
+    assert run_case(replace(SMALL, jobs=3, policy="optimal"))["mean_gap"] == 0.0
 
 
 def test_the_results_are_the_same_from_one_process_as_from_several(tmp_path: Path) -> None:
