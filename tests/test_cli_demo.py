@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from rollmux.cli import app, demo
 from rollmux.cli.woven.figures import Figures, JobFigures, Measured, NotSideBySide, figures, measured
 from rollmux.cli.woven.floor import ROLLMUX
 from rollmux.cli.woven.report import outcomes
-from rollmux.cli.woven.show import curve
+from rollmux.cli.woven.show import curve, show
 from rollmux.protocol.history import HistoryView, PoolView, SpanView, UseView
 from rollmux.service.local.process_tree import descendants
 from tests.service.local.launching import be_init, nothing_left
@@ -108,6 +109,14 @@ def test_a_curve_has_its_first_and_last_value_and_a_bar_for_each_part() -> None:
     assert curve([0.5] * 30) == f"0.50 {'▅' * 8} 0.50"
     assert curve([-1.0, 2.0]) == "-1.00 ▁█ 2.00"
     assert curve([]) == ""
+
+
+@pytest.mark.parametrize(("slowdown", "is_said"), [(0.83, True), (0.97, False), (1.1, False)])
+def test_that_the_machine_was_busy_while_they_ran_alone_is_said(slowdown: float, is_said: bool) -> None:
+    job = JobFigures("a", 1.0, slowdown, slowdown, 1.2, 1, True, (0.5,))
+    console = Console(record=True, width=120)
+    show(Figures((job,), 0.5, 0.1, None), console)
+    assert ("Run it again" in console.export_text()) == is_said
 
 
 def test_the_gain_is_the_work_of_all_jobs_for_a_node_hour() -> None:

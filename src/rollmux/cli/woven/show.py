@@ -10,6 +10,8 @@ from rich.table import Table
 from rollmux.cli.woven.figures import Figures
 
 CURVE, BARS = 8, "▁▂▃▄▅▆▇█"
+# Sharing nodes makes nobody faster. What is below this is more than chance.
+TOO_FAST = 0.95
 
 
 def show(found: Figures, console: Console) -> None:
@@ -39,6 +41,11 @@ def show(found: Figures, console: Console) -> None:
         f"{found.mean_gain:.2f} by the mean."
     )
     console.print(gain, highlight=False)
+    if any(job.slowdown < TOO_FAST for job in found.jobs):
+        console.print(
+            "Nobody is faster woven: the machine had something else to do while they ran alone. Run it again.",
+            highlight=False,
+        )
 
 
 def curve(values: Sequence[float]) -> str:
