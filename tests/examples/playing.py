@@ -76,14 +76,14 @@ class Play:
     said: Path
 
     def printed(self) -> list[str]:
-        """What it has printed, once it has ended well."""
+        """What it has printed, once it has ended well; not what the client says of waits, which depends on how long."""
         try:
             self.process.join(LIMIT_S)
             lines = self.said.read_text().splitlines()
             assert self.process.exitcode == 0, lines
         finally:
             self.process.kill()
-        return lines
+        return [line for line in lines if not line.startswith("rollmux: ")]
 
 
 def begun(script: Path, *arguments: str, said: Path, env: Mapping[str, str]) -> Play:

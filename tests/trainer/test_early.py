@@ -207,8 +207,8 @@ def test_beside_a_controller_training_begins_early_on_its_own_nodes_until_somebo
     settings: dict[str, Any] = {"steps": 9, "model": {"dtype": "float64"}, "batching": BATCHING}
     job = tiny(**settings, rollout={"workers": 2}, update={"replicas": 2, "early": 1.0})
     train(tiny(**settings), tmp_path / "plain", alone())
-    slow(monkeypatch, 0.005)
     world, moved = World(lease_s=20.0, drain_s=10.0), moves(monkeypatch)
+    slow(monkeypatch, moved, 0.005)
     seen = Interrupted(world, 5, monkeypatch)
     with world.connect(job_data("job", slo=9.0), profile=1) as mux:
         train(job, tmp_path / "woven", mux)

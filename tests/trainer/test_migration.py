@@ -47,12 +47,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def slow(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
-    """Rounds that last long enough to be told of, and progress that is told often."""
+def slow(monkeypatch: pytest.MonkeyPatch, moved: Collection[tuple[str, int]], step_s: float = 0.01) -> None:
+    """Rounds that last long enough to be told of, and progress that is told often. The first tail that is moved lasts
+    until its workers are back, or long enough for that on any machine: how fast the neighbour is must not matter."""
     real = LocalEngine.step
 
     def step(engine: LocalEngine) -> list[engines.Event]:
-        sleep(step_s if engine.unfinished else 0.0)
+        if engine.unfinished:
+            sleep(0.5 if ("in the middle", 1) in moved and ("in the middle", 2) not in moved else step_s)
         return real(engine)
 
     monkeypatch.setattr(LocalEngine, "step", step)
@@ -90,8 +92,8 @@ def test_a_rollout_that_moves_aside_and_grows_again_trains_what_it_trains_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tiny(**job(0)), tmp_path / "alone", alone())
-    slow(monkeypatch, 0.01)
     world, crowd, over, moved = World(rollout=2, lease_s=5.0), Crowd(), Event(), moves(monkeypatch)
+    slow(monkeypatch, moved)
     wants = {"rollout": WIDE, "tail": TAIL, "elastic_rollout": True}
     other = world.connect(job_data("other", **wants))
     with world.connect(job_data("job", **wants)) as mux:

@@ -221,8 +221,8 @@ def test_an_engine_whose_line_is_cut_is_begun_anew_on_its_node(
 
 def test_a_tail_moves_together_onto_one_node_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny(**elastic(0)), tmp_path / "alone", alone())
-    slow(monkeypatch, 0.01)
     world, crowd, over, moved = World(rollout=NODES, lease_s=5.0), Crowd(), Event(), moves(monkeypatch)
+    slow(monkeypatch, moved)
     wants = {"rollout": WIDE, "tail": TAIL, "elastic_rollout": True}
     other, neighbours = world.connect(job_data("other", **wants)), Crowd()
     neighbours.start(partial(elastic_neighbour, other, over))
