@@ -34,6 +34,18 @@ class Attempt:
         return self.submission.job.id, self.number
 
 
+def home_of(rank: int, processes: int, placement: Placement) -> str:
+    """Ranks are spread over the nodes of a place in blocks, rollout nodes first."""
+    nodes = placement.all_nodes
+    return nodes[rank * len(nodes) // processes]
+
+
+def seen_by(rank: int, processes: int, placement: Placement) -> tuple[str, ...]:
+    """The nodes whose devices are this rank's to see: its own, or all where some node has no rank."""
+    nodes = placement.all_nodes
+    return (home_of(rank, processes, placement),) if processes >= len(nodes) else nodes
+
+
 # Told when all processes of an attempt have ended by themselves: job, attempt, and why if its work is not done.
 OnExit = Callable[[str, int, str], Awaitable[None]]
 

@@ -74,13 +74,20 @@ def test_a_part_has_what_the_jobs_nodes_on_its_machine_have() -> None:
         "t0": Means((3,), (), 50),
     }
     place = Placement(("r0", "r1"), ("t0",))
-    first, second = Places(means).parts(place, 2, {"r0": "x", "r1": "y", "t0": "x"})
-    assert first == Part("x", {0: "r0"}, (0, 1, 3), ("0",), 150)
-    assert second == Part("y", {1: "r1"}, (2,), ("1",), 200)
+    places, at = Places(means), {"r0": "x", "r1": "y", "t0": "x"}
+    assert places.parts(place, 2, at) == (
+        Part("x", {0: "r0"}, (0, 1, 3), {0: ("0",)}, 150),
+        Part("y", {1: "r1"}, (2,), {1: ("1",)}, 200),
+    )
+    assert places.parts(place, 4, at) == (
+        Part("x", {0: "r0", 1: "r0", 3: "t0"}, (0, 1, 3), {0: ("0",), 1: ("0",), 3: ()}, 50),
+        Part("y", {2: "r1"}, (2,), {2: ("1",)}, 200),
+    )
+    assert places.parts(place, 1, at) == (Part("x", {0: "r0"}, (0, 1, 3), {0: ("0",)}, 150),)
 
 
 def test_a_plan_of_any_size_goes_through_the_environment() -> None:
-    parts = (Part("x", {0: "r0", 1: "t0"}, (1,), ("0",), 5), Part("y", {2: "t1"}))
+    parts = (Part("x", {0: "r0", 1: "t0"}, (1,), {0: ("0",), 1: ()}, 5), Part("y", {2: "t1"}))
     plan = RayPlan("id", "logs", "jöb", 2, ("sh", "x" * 300_000), "", {"A": "ü"}, 3, 9, 5.0, parts)
     env = as_env(plan)
     assert all(len(piece) < 2**17 for piece in env.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
-from rollmux.service.launcher import Attempt, LaunchFailed
+from rollmux.service.launcher import Attempt, LaunchFailed, seen_by
 from rollmux.service.local.attempt_files import AttemptFiles
 from rollmux.service.local.kept import own_env
 from rollmux.service.local.rank import Plan
@@ -52,8 +52,9 @@ def plan_for(attempt: Attempt, bounds: Bounds, files: AttemptFiles) -> Plan:
         log_bytes=max(LEAST_LOG_BYTES, bounds.log_bytes // submission.processes),
         marker=f"ROLLMUX_KEEPER={marker}",
         controller=os.getpid(),
-        cores=_union(bounds.cores or {}, attempt),
+        cores=_union(bounds.cores or {}, attempt.placement.all_nodes),
         memory_bytes=_memory(attempt, bounds),
+        devices=_devices(attempt, bounds),
     )
 
 
@@ -62,9 +63,15 @@ def _env(attempt: Attempt, bounds: Bounds) -> dict[str, str]:
     env["ROLLMUX_PROCESSES"] = str(attempt.submission.processes)
     env["ROLLMUX_ROLLOUT_NODES"] = ",".join(attempt.placement.rollout)
     env["ROLLMUX_TRAIN_NODES"] = ",".join(attempt.placement.train)
-    if bounds.devices is not None:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(_union(bounds.devices, attempt))
     return env
+
+
+def _devices(attempt: Attempt, bounds: Bounds) -> dict[str, list[str]]:
+    """By rank."""
+    of_nodes, processes = bounds.devices, attempt.submission.processes
+    if of_nodes is None:
+        return {}
+    return {str(rank): _union(of_nodes, seen_by(rank, processes, attempt.placement)) for rank in range(processes)}
 
 
 def _memory(attempt: Attempt, bounds: Bounds) -> int | None:
@@ -76,6 +83,6 @@ def _memory(attempt: Attempt, bounds: Bounds) -> int | None:
     return min(limits, default=None)
 
 
-def _union(of_nodes: Mapping[str, Sequence[T]], attempt: Attempt) -> list[T]:
-    """What the nodes of a job have, each once."""
-    return list(dict.fromkeys(each for node in attempt.placement.all_nodes for each in of_nodes.get(node, ())))
+def _union(of_nodes: Mapping[str, Sequence[T]], nodes: Sequence[str]) -> list[T]:
+    """What these nodes have, each once."""
+    return list(dict.fromkeys(each for node in nodes for each in of_nodes.get(node, ())))

@@ -18,8 +18,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Plan(NamedTuple):
     """What a keeper is told to start. `record` and `log` are beginnings of file names, for it to add to.
 
-    `nodes` are the ranks that are this keeper's, each with its node; nothing where all are. One that is `mortal` ends
-    with whoever started it, and so does all that it keeps.
+    `nodes` are the ranks that are this keeper's, each with its node; nothing where all are. `devices` are those that a
+    rank sees; nothing where it sees all. One that is `mortal` ends with whoever started it, and so does all that it
+    keeps.
     """
 
     job: str
@@ -37,14 +38,23 @@ class Plan(NamedTuple):
     memory_bytes: int | None
     nodes: dict[str, str] = {}  # noqa: RUF012  a named tuple's default, and never changed
     mortal: bool = False
+    devices: dict[str, list[str]] = {}  # noqa: RUF012  as above
 
     @property
     def ranks(self) -> list[int]:
         return [int(rank) for rank in self.nodes] or list(range(self.processes))
 
     def env_of(self, rank: int) -> dict[str, str]:
-        node = self.nodes.get(str(rank))
-        return self.env | {"ROLLMUX_RANK": str(rank)} | ({} if node is None else {"ROLLMUX_NODE": node})
+        env, node, devices = (
+            self.env | {"ROLLMUX_RANK": str(rank)},
+            self.nodes.get(str(rank)),
+            self.devices.get(str(rank)),
+        )
+        if node is not None:
+            env["ROLLMUX_NODE"] = node
+        if devices is not None:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        return env
 
 
 def pin(cores: list[int]) -> None:

@@ -100,8 +100,6 @@ def _logs() -> Path:
 def _plan(plan: RayPlan, part: Part, folder: str, files: AttemptFiles) -> Plan:
     env = {name: value for name, value in own_env().items() if name not in _OF_RAY}
     env |= {"RAY_ADDRESS": ray.get_runtime_context().gcs_address} | plan.env  # so that a rank may use Ray itself
-    if part.devices is not None:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(part.devices)
     key = plan.job, plan.attempt
     return Plan(
         job=plan.job,
@@ -119,4 +117,5 @@ def _plan(plan: RayPlan, part: Part, folder: str, files: AttemptFiles) -> Plan:
         memory_bytes=part.memory_bytes,
         nodes={str(rank): node for rank, node in part.ranks.items()},
         mortal=True,
+        devices={str(rank): list(seen) for rank, seen in part.devices.items()},
     )

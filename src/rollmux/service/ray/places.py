@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from rollmux.mux.placed import Placement
 from rollmux.protocol.node_means import Means, RayName
+from rollmux.service.launcher import home_of, seen_by
 from rollmux.service.ray.gateway import RayNode
 from rollmux.service.ray.wire import Part
 
@@ -41,15 +42,14 @@ class Places:
         return found
 
     def parts(self, placement: Placement, processes: int, at: Mapping[str, str]) -> tuple[Part, ...]:
-        """The ranks of a job, spread over its nodes in blocks, rollout nodes first. A part has all that the job's nodes
-        on its machine have."""
-        nodes = placement.all_nodes
-        homes = {rank: nodes[rank * len(nodes) // processes] for rank in range(processes)}
+        """The ranks of a job. A part has the cores and the memory of all of the job's nodes on its machine."""
+        homes = {rank: home_of(rank, processes, placement) for rank in range(processes)}
         parts = []
         for machine in dict.fromkeys(at[node] for node in homes.values()):
-            ranks = {rank: node for rank, node in homes.items() if at[node] == machine}
-            has = [self.means.get(node, Means()) for node in nodes if at[node] == machine]
-            parts.append(_part(machine, ranks, has))
+            means = {n: self.means.get(n, Means()) for n in placement.all_nodes if at[n] == machine}
+            ranks = {rank: node for rank, node in homes.items() if node in means}
+            seen = {rank: [means[n] for n in seen_by(rank, processes, placement) if n in means] for rank in ranks}
+            parts.append(_part(machine, ranks, list(means.values()), seen))
         return tuple(parts)
 
     def _name(self, node: str) -> RayName:
@@ -72,12 +72,12 @@ def _take(name: RayName, ray_node: str, free: dict[str, dict[str, float]]) -> st
     return ray_node
 
 
-def _part(machine: str, ranks: dict[int, str], has: Sequence[Means]) -> Part:
+def _part(machine: str, ranks: dict[int, str], has: Sequence[Means], seen: Mapping[int, Sequence[Means]]) -> Part:
     return Part(
         machine,
         ranks,
         tuple(dict.fromkeys(core for means in has for core in means.cores or ())),
-        None if all(means.devices is None for means in has) else _devices(has),
+        {rank: _devices(each) for rank, each in seen.items() if any(means.devices is not None for means in each)},
         None if any(means.memory_bytes is None for means in has) else _memory(has) // len(ranks),
     )
 

@@ -6,7 +6,7 @@ Without any part of Ray's, so that the controller needs none.
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
 import msgspec
@@ -33,12 +33,12 @@ STOP_S = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What runs on one node of Ray's: `ranks` with the node of ours that each is on."""
+    """What runs on one node of Ray's: `ranks` with the node of ours that each is on, and the devices that they see."""
 
     ray_node: str
     ranks: dict[int, str]
     cores: tuple[int, ...] = ()
-    devices: tuple[str, ...] | None = None  # None: whatever there is
+    devices: dict[int, tuple[str, ...]] = field(default_factory=dict)  # whoever is not in it sees whatever there is
     memory_bytes: int | None = None
 
 
@@ -123,7 +123,7 @@ def from_env(env: Mapping[str, str]) -> RayPlan:
 
 def _part(data: dict[str, Any]) -> Part:
     ranks = {int(rank): node for rank, node in data["ranks"].items()}
-    devices = None if data["devices"] is None else tuple(data["devices"])
+    devices = {int(rank): tuple(seen) for rank, seen in data["devices"].items()}
     return Part(data["ray_node"], ranks, tuple(data["cores"]), devices, data["memory_bytes"])
 
 
