@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from threading import Condition, Event, Lock
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from rollmux.runtime.engine.afar import Spoken
 from rollmux.runtime.engine.errors import EngineLost
 from rollmux.runtime.sync.channel import Channel
 from rollmux.runtime.sync.errors import Broken, Refused
+from rollmux.trainer.device import AtHome
 from rollmux.trainer.errors import RanksApart
 from rollmux.trainer.job import train
 from rollmux.trainer.learner import Learner
@@ -160,7 +162,9 @@ def test_a_node_whose_line_is_gone_ends_its_engine_before_its_process_says_that_
         def hang_up() -> None:
             served._busy = False
 
-    vars(served).update(_engine=engine, _line=Line(), _changed=Condition(), _busy=True)
+    vars(served).update(
+        _engine=engine, _line=Line(), _changed=Condition(), _busy=True, _post=SimpleNamespace(berth=AtHome())
+    )
     served.load()
     assert served._here
     engine.suspend()

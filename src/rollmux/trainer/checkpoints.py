@@ -54,7 +54,7 @@ class Checkpoints:
         try:
             if not is_zipfile(path):  # what torch reads else, it reads uncritically
                 raise BadZipFile("it is not whole")
-            content = torch.load(path, weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, OSError, BadZipFile, pickle.UnpicklingError) as error:
             remedy = "remove it to continue from the one before it"
             raise CheckpointRefused(f"{path} can't be read ({error}): {remedy}") from error

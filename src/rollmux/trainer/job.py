@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from rollmux.checks import Checks
 from rollmux.client import LeaseLost, Mux, Phase
 from rollmux.trainer.checkpoints import Checkpoints
+from rollmux.trainer.device import berth_of
 from rollmux.trainer.errors import CheckpointRefused, RunExists
 from rollmux.trainer.metrics import Metrics, Tracker, record
 from rollmux.trainer.model import export_model
@@ -58,7 +59,9 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     if not roles.leads:
         model = model_of(job, build_task(job.task, job.seed, job.model.path))
-        follow(mux, folder, roles, model, partial(engine_of, job), objective(job.objective, job.batching.responses))
+        berth = berth_of(job.model.device, "model", model, read_only=True)
+        climbed = objective(job.objective, job.batching.responses)
+        follow(mux, folder, roles, model, berth, partial(engine_of, job), climbed)
         return None
     with _alone(folder, LOCK_PATIENCE_S if mux.attached else 0.0):
         run = _Run(job, folder, mux, roles, trackers, warmed_up)
@@ -153,11 +156,11 @@ class _Run:
                 self._undo(kind, step)
 
     def _state(self, kind: str) -> object:
-        """What the phase has on its nodes. A learner without neighbours keeps them during rollouts."""
+        """What the phase has on its nodes. A learner without neighbours keeps them, and its state, during rollouts."""
         if kind == "rollout":
             return self.parts
-        begins_early = kind == "train" and self.job.update.early and not self.mux.measuring
-        return self.parts.learner if begins_early else None
+        begins_early = self.job.update.early and not self.mux.measuring
+        return self.parts.learner if kind == "train" and (begins_early or self.job.model.device != "cpu") else None
 
     def _undo(self, kind: str, step: int) -> None:
         """Brings back what the phase began with: nothing of it has changed since the last checkpoint."""
@@ -202,6 +205,9 @@ def _require_fitting(job: JobFile, mux: Mux) -> None:
     checks = Checks("job")
     if mux.attached and job.checkpoint_every != 1:
         checks.report("checkpoint_every", job.checkpoint_every, "1 beside a controller", "save every step")
+    if mux.attached and job.model.device != "cpu" and mux.kin.processes == 1:
+        limit = "cpu, where one process is for all nodes of a job"
+        checks.report("model.device", job.model.device, limit, "submit it with a process for each node")
     checks.require()
 
 

@@ -93,6 +93,8 @@ class _Read:
         if job.rollout.room_tokens < job.rollout.max_length:
             limit = f"at least {job.rollout.max_length}, one whole request"
             checks.report("rollout.room_tokens", job.rollout.room_tokens, limit, "give the engines more room")
+        if job.model.device != "cpu":
+            self._check_on_device(checks, job)
         if job.update.early and job.update.replicas == 1:
             checks.report("update.early", job.update.early, "0 without replicas", "give update.replicas, 2 or more")
         if job.task.name == "counting" and not job.model.path:
@@ -104,6 +106,14 @@ class _Read:
         self._check_objective(checks, job.objective, job.batching.responses)
         for problem in batching_problems(job.batching.terms):
             self.problems.append(Problem(f"job.{problem.path}", problem.value, problem.limit, problem.remedy))
+
+    def _check_on_device(self, checks: Checks, job: JobFile) -> None:
+        """Processes beside one another share weights in host memory alone."""
+        why = f"on {job.model.device}, which one process computes on"
+        if job.rollout.place != "inside":
+            checks.report("rollout.place", job.rollout.place, f"inside {why}", "leave it out")
+        if job.update.replicas > 1:
+            checks.report("update.replicas", job.update.replicas, f"1 {why}", "leave it out")
 
     def _check_objective(self, checks: Checks, objective: Objective, responses: int) -> None:
         if objective.algorithm == "reinforce":

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rollmux.trainer.device import Moments, berth_of, copied
 from rollmux.trainer.ranks.share import Shared
 from rollmux.trainer.replicas import Replicated
 from rollmux.trainer.sample import Sample
@@ -22,7 +23,10 @@ REST_PART, LONGEST_REST_S = 0.3, 3.0
 
 
 class Learner:
-    """A model with its optimiser. Its gradients are by so many replicas on this node, or `shared` with other nodes."""
+    """A model with its optimiser. Its gradients are by so many replicas on this node, or `shared` with other nodes.
+
+    On a device other than the processor both are there from `load` to `offload`, and in host memory otherwise.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class Learner:
         version: int = 0,
         replicas: int = 1,
         shared: Shared | None = None,
+        device: str = "cpu",
     ) -> None:
         self.model, self.version = model, version
         self.has_nodes = True  # where there is no controller all nodes are this job's
@@ -47,6 +52,7 @@ class Learner:
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
         )
+        self.berth = berth_of(device, "learner", [model, Moments(self._optimiser)])
 
     # -- the state of the train phase: while it is on its nodes, they are this job's -----------------------------------
 
@@ -58,6 +64,7 @@ class Learner:
     def load(self) -> None:
         """Replicas may compute whenever there is something to do."""
         with self._turn:
+            self.berth.load()
             self.has_nodes = True
 
     def offload(self) -> None:
@@ -65,6 +72,7 @@ class Learner:
         with self._turn:
             self.has_nodes = False
             self._replicated.rest(self._rest_s)
+            self.berth.offload()
 
     def begin_early(self) -> None:
         """A round begins: what came early for one that came to no update is forgotten."""
@@ -101,12 +109,18 @@ class Learner:
         """Ends what computes beside this process."""
         with self._turn:
             self._replicated.close()
+            self.berth.close()
 
     def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimiser": self._optimiser.state_dict(), "version": self.version}
+        """What is on a device may leave it any time: it is copied."""
+        with self.berth.still():
+            state = {"model": self.model.state_dict(), "optimiser": self._optimiser.state_dict()}
+            found: dict[str, Any] = copied(state) if self.berth.is_here else state
+        return {**found, "version": self.version}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The weights are written in place: engines over them need to be told."""
-        self.model.load_state_dict(state["model"])
-        self._optimiser.load_state_dict(state["optimiser"])
+        with self.berth.writing():
+            self.model.load_state_dict(state["model"])
+            self._optimiser.load_state_dict(state["optimiser"])
         self.version = state["version"]

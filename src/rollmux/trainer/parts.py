@@ -34,24 +34,31 @@ class Parts:
 
     `leased`: the nodes are its own in phases alone, so that its engines hold nothing before the first `load`. Else they
     always are, and training that begins early is on nodes of the rollout, which frees some of its workers for it.
-    `ranks`: asked with the model for the other processes of the job, which have the engines then.
+    `ranks`: asked with the model for the other processes of the job, which have the engines then; it reads the weights
+    while they are `still`.
     """
+
+    learner: Learner
 
     def __init__(
         self,
         job: said.JobFile,
         seats: Callable[[], Collection[int]] | None = None,
         leased: bool = False,
-        ranks: Callable[[Any], Ranks] | None = None,
+        ranks: Callable[..., Ranks] | None = None,
     ) -> None:
         self._job, self._leased = job, leased
         self._seats = seats or (lambda: range(job.rollout.workers))
         self.task = build_task(job.task, job.seed, job.model.path)
         self.model = model_of(job, self.task)
         climbed = objective(job.objective, job.batching.responses)
-        self.ranks = ranks(self.model) if ranks is not None else None
+        self.ranks = ranks(self.model, still=self._still) if ranks is not None else None
         shared = self.ranks.shared(climbed) if self.ranks is not None else None
-        self.learner = Learner(self.model, climbed, job.optimiser, replicas=job.update.replicas, shared=shared)
+        self.learner = Learner(
+            self.model, climbed, job.optimiser, replicas=job.update.replicas, shared=shared, device=job.model.device
+        )
+        if not leased:
+            self.learner.load()
         self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), 0, {}, ())
 
     def _rollout(self, batcher: TailBatcher, position: int, rewards: dict[str, Any], lengths: Sequence[int]) -> Rollout:
@@ -64,6 +71,9 @@ class Parts:
         if self._leased:
             made.suspend()
         return made
+
+    def _still(self) -> AbstractContextManager[None]:
+        return self.learner.berth.still()
 
     def _early(self) -> Early | None:
         job, batching = self._job, self._job.batching
@@ -150,7 +160,7 @@ def engine_of(job: said.JobFile, model: Any, version: int, beside: int = 1) -> E
     if rollout.place == "beside":
         threads = max(1, torch.get_num_threads() // beside)
         return EngineBeside(partial(slots, model, limits), version, threads)
-    return slots(model, limits, version)
+    return slots(model, limits, version, packed=None if job.model.device == "cpu" else False)
 
 
 def objective(settings: said.Objective, responses: int) -> Objective:

@@ -48,6 +48,7 @@ class Model:
     layers: int = _number(4, 1, 256, "give the layers")
     heads: int = _number(4, 1, 256, "give the attention heads")
     dtype: str = _choice("default", "default", "float32", "bfloat16", "float64")
+    device: str = _choice("cpu", "cpu", "cuda")  # where it computes; beside a controller in phases alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def _backward(model: Any, shown: Sequence[Shown]) -> float:
     tokens = sum(len(solution) for _, solution in shown)
     loss = 0.0
     for start in range(0, len(shown), CHUNK):
-        ids, labels = _padded(shown[start : start + CHUNK])
+        ids, labels = (each.to(model.device) for each in _padded(shown[start : start + CHUNK]))
         logits = model(input_ids=ids).logits[:, :-1]
         part = functional.cross_entropy(logits.transpose(1, 2), labels[:, 1:], ignore_index=IGNORED, reduction="sum")
         (part / tokens).backward()  # type: ignore[no-untyped-call]

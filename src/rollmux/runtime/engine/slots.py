@@ -112,8 +112,10 @@ class _Slots:
             projection.refresh()
 
     def release(self) -> None:
-        memory = self._memory or memory_of(next(self._model.parameters()).device)
-        self._memory = memory
+        device = self._anatomy.device  # weights that visit one are elsewhere in between
+        if self._memory is None or self._memory.device != device:
+            self._memory = memory_of(device)
+        memory = self._memory
         memory.expect(self.nbytes, in_one=False)
         self._forward = None
         for projection in self._anatomy.projections:

@@ -1,10 +1,11 @@
-"""The device's side of a state: its tensor objects, bound to one flat piece of memory or empty.
+"""The device's side of a state: its tensor objects, bound to one flat piece of memory, or empty, or at home elsewhere.
 
 After `vacate` nothing of the state is on the device, or NotFreed says that somebody else holds it.
 """
 
 import gc
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -78,6 +79,11 @@ class OnDevice:
                 both = f"{mine.get(name, 'missing')}, and {theirs.get(name, 'missing')} in the copy on the host"
                 raise Unfit(f"{self.name!r}: {name!r} is {both}; build the state as it was, or start cold")
 
+    def board(self, found: Sequence[Leaf], layout: Layout, flat: Tensor, *, watched: bool) -> None:
+        """These come from elsewhere: all of the state, as it is laid out in `flat`."""
+        self._tensors, self._aside, self.left_bytes = {leaf.name: leaf.tensor for leaf in found}, [], 0
+        self.bind(layout, flat, watched=watched)
+
     def bind(self, layout: Layout, flat: Tensor, *, watched: bool) -> None:
         """The state is in `flat` from now on."""
         for place in layout.places:
@@ -89,6 +95,10 @@ class OnDevice:
     def watched(self) -> bool:
         return self._guard is not None
 
+    def unwatch(self) -> None:
+        """It may change from now on."""
+        self._guard = None
+
     def require_unchanged(self) -> None:
         found = self._guard.found(self._tensors) if self._guard is not None else ""
         if not found and self._guard is not None and self.aside() != self._put_aside:
@@ -97,13 +107,18 @@ class OnDevice:
             remedy = "do not declare it read-only, or change it on the host by `update`"
             raise Changed(f"{self.name!r} is read-only, and {found}; {remedy}")
 
-    def vacate(self) -> None:
-        """Empties the tensors, and gives their memory back."""
-        in_one = self.flat is not None
+    def vacate(self, home: tuple[Layout, Tensor] | None = None) -> None:
+        """Empties the tensors, or binds them to their piece at home, and gives their memory back."""
         let_go = self._let_go()
+        in_one = self.flat is not None and len(let_go) == 1
         self.memory.expect(sum(nbytes for _, nbytes in let_go), in_one)
-        for tensor in self._tensors.values():
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        if home is None:
+            for tensor in self._tensors.values():
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        else:
+            layout, piece = home
+            for place in layout.places:
+                self._tensors[place.name].data = layout.view(place, piece)
         self.flat, self._layout, self._guard = None, None, None
         self._leaked += _held(let_go)
         if self._leaked:

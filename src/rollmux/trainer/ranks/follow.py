@@ -14,21 +14,22 @@ from typing import Any
 from rollmux.client import AlreadyCommitted, LeaseLost, Mux
 from rollmux.runtime.sync import Receiver, SyncFailed
 from rollmux.runtime.sync.channel import Channel
+from rollmux.trainer.device import Berth
 from rollmux.trainer.errors import RanksApart
 from rollmux.trainer.ranks.landing import plan_for
 from rollmux.trainer.ranks.lead import JOIN_S
 from rollmux.trainer.ranks.meeting import host_memory, reach, token
 from rollmux.trainer.ranks.orders import FOLLOW, Bye, Enter, Joined, Order, Over, hear, say
 from rollmux.trainer.ranks.roles import Roles
-from rollmux.trainer.ranks.served import EngineHere, Make, ReplicaHere, Served
+from rollmux.trainer.ranks.served import EngineHere, Make, Post, ReplicaHere, Served
 from rollmux.trainer.update import Objective
 
 log = logging.getLogger("rollmux")
 
 
-def follow(mux: Mux, folder: Path, roles: Roles, model: Any, make: Make, objective: Objective) -> None:
-    """Until the job is done. `make` makes an engine over the model, whose weights are of this version then; a replica
-    climbs the objective.
+def follow(mux: Mux, folder: Path, roles: Roles, model: Any, berth: Berth, make: Make, objective: Objective) -> None:
+    """Until the job is done. The model is in its berth in phases alone. `make` makes an engine over it, whose weights
+    are of this version then; a replica climbs the objective.
     """
     kin = mux.kin
     with ExitStack() as resources:
@@ -39,11 +40,8 @@ def follow(mux: Mux, folder: Path, roles: Roles, model: Any, make: Make, objecti
         leader = reach(folder, kin, FOLLOW, JOIN_S, Event())
         resources.callback(leader.close)
         say(leader, Joined(receiver.addresses))
-        served: Served
-        if roles.draws:
-            served = EngineHere(folder, kin, leader, receiver, model, make)
-        else:
-            served = ReplicaHere(folder, kin, leader, receiver, model, objective)
+        post = Post(folder, kin, leader, receiver, model, berth)
+        served = EngineHere(post, make) if roles.draws else ReplicaHere(post, objective)
         resources.callback(served.close)
         served.start()
         nodes = (*mux.rollout_nodes, *mux.train_nodes)

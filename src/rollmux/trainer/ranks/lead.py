@@ -5,7 +5,7 @@ Invariant: an engine begins, and is told of a version, only once the weights of 
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import BoundedSemaphore, Condition, Lock, Thread, Timer
 from time import sleep
@@ -49,7 +49,8 @@ class Ranks:
     """Made once all others have joined. `model` has the weights that land; the last so many `replicas` of those who
     follow are replicas of the learner.
 
-    `lost` tells whether the phase under way has lost its lease: then followers end their engines, and begin none.
+    `lost` tells whether the phase under way has lost its lease: then followers end their engines, and begin none. The
+    weights are read while they are `still`.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class Ranks:
         replicas: int = 0,
         join_s: float = JOIN_S,
         lost: Callable[[], object] = lambda: False,
+        still: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._model, self._followers, self._lost = model, followers, lost
+        self._model, self._followers, self._lost, self._still = model, followers, lost, still
         self._replicas = range(followers - replicas, followers)
         self._token = token(kin).encode()
         self._epoch = kin.attempt * _SYNCS
@@ -118,7 +120,8 @@ class Ranks:
     def _land(self, version: int) -> None:
         """What has landed when a connection breaks is not sent again."""
         self._landed = None
-        self._sender.publish(version, from_torch(self._plan, weights_of(self._model)))
+        with self._still():
+            self._sender.publish(version, from_torch(self._plan, weights_of(self._model)))
         addresses = [self._joined[rank][1] for rank in range(self._followers)]
         for left in reversed(range(_TRIES)):
             self._epoch += 1

@@ -5,8 +5,9 @@ Invariant: it is at work on its node only while this process has the lease of it
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Condition, Event, Thread
@@ -18,10 +19,11 @@ import msgspec
 from rollmux.client.kin import Kin
 from rollmux.runtime.engine import Begun, Engine
 from rollmux.runtime.engine.afar import serve
-from rollmux.runtime.sync import Receiver
+from rollmux.runtime.sync import Receiver, Weights
 from rollmux.runtime.sync.channel import Channel
 from rollmux.runtime.sync.errors import Broken
 from rollmux.runtime.sync.tensors import as_torch
+from rollmux.trainer.device import Berth
 from rollmux.trainer.ranks.landing import landed, put
 from rollmux.trainer.ranks.lead import JOIN_S
 from rollmux.trainer.ranks.meeting import reach
@@ -38,13 +40,25 @@ _POLL_S, _JOIN_S = 0.005, 0.1
 REST_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Post:
+    """What a follower works with: its line to the leader, what has landed on its node, and a model in its berth."""
+
+    folder: Path
+    kin: Kin
+    leader: Channel
+    receiver: Receiver
+    model: Any
+    berth: Berth
+
+
 class Served(ABC):
     """The state of a phase of this kind, for which `load` and `offload` are called."""
 
     kind: ClassVar[str]
 
-    def __init__(self, folder: Path, kin: Kin, leader: Channel) -> None:
-        self._folder, self._kin, self._leader = folder, kin, leader
+    def __init__(self, post: Post) -> None:
+        self._post = post
         self._line: Channel | None = None
         self._changed = Condition()
         self._here = self._busy = False  # the nodes are this job's; something is under way on this one
@@ -64,6 +78,7 @@ class Served(ABC):
     # -- the state of the phase --------------------------------------------------------------------------------------
 
     def load(self) -> None:
+        self._post.berth.load()
         with self._changed:
             self._here = True
             self._changed.notify_all()
@@ -78,6 +93,7 @@ class Served(ABC):
         while self._holds:
             self._hang_up()
             sleep(_POLL_S)
+        self._post.berth.offload()
 
     def leaves(self, leaves: bool) -> None:
         """The tail moves together: returns once the leader has moved it off this node, if it is to, or is done."""
@@ -90,10 +106,22 @@ class Served(ABC):
 
     def _enter(self, line: Channel) -> None:
         """Waits for the nodes: from now on something is under way."""
+        with self._on_nodes(line):
+            self._busy = True
+
+    @contextmanager
+    def _on_nodes(self, line: Channel) -> Iterator[None]:
+        """Waits for the nodes, which stay this job's meanwhile."""
         with self._changed:
             self._changed.wait_for(lambda: self._here or self._closed.is_set())
-            self._busy = True
-        self._require_wanted(line)
+            self._require_wanted(line)
+            yield
+
+    @contextmanager
+    def _landed(self, version: int) -> Iterator[Weights]:
+        """The weights of this version, which are written to the model meanwhile."""
+        with landed(self._post.receiver, version) as weights, self._post.berth.writing():
+            yield weights
 
     def _require_wanted(self, line: Channel) -> None:
         """Raises where the nodes are somebody else's by now, or the leader has given up what it asked for."""
@@ -114,7 +142,7 @@ class Served(ABC):
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
-        self._leader.hang_up()
+        self._post.leader.hang_up()
         while self._thread.is_alive():
             self._hang_up()
             self._thread.join(_JOIN_S)
@@ -125,13 +153,13 @@ class Served(ABC):
                 self._live()
         except Exception as error:
             if not self._closed.is_set():
-                log.exception("what process %d does for the job has failed", self._kin.rank)
+                log.exception("what process %d does for the job has failed", self._post.kin.rank)
                 self.failed = error
         finally:
-            self._leader.hang_up()
+            self._post.leader.hang_up()
 
     def _live(self) -> None:
-        line = self._line = reach(self._folder, self._kin, WORK, JOIN_S, self._closed)
+        line = self._line = reach(self._post.folder, self._post.kin, WORK, JOIN_S, self._closed)
         try:
             with suppress(Broken, msgspec.DecodeError):  # the leader has hung up, or is gone
                 self._work(line)
@@ -145,20 +173,20 @@ class EngineHere(Served):
 
     kind = "rollout"
 
-    def __init__(self, folder: Path, kin: Kin, leader: Channel, receiver: Receiver, model: Any, make: Make) -> None:
-        super().__init__(folder, kin, leader)
-        self._receiver, self._model, self._make = receiver, model, make
+    def __init__(self, post: Post, make: Make) -> None:
+        super().__init__(post)
+        self._make = make
         self._engine: Engine | None = None
 
     def _work(self, line: Channel) -> None:
         begin = hear(line, Begin)
         self._enter(line)
-        with landed(self._receiver, begin.version) as weights:
-            put(weights, self._model)
-        with closing(self._make(self._model, begin.version)) as engine:
+        with self._landed(begin.version) as weights:
+            put(weights, self._post.model)
+        with closing(self._make(self._post.model, begin.version)) as engine:
             self._engine = engine
             try:
-                serve(_Updated(engine, self._receiver), line)
+                serve(_Driven(engine, partial(self._on_nodes, line), self._landed), line)
             finally:
                 self._engine = None
 
@@ -172,31 +200,39 @@ class ReplicaHere(Served):
 
     kind = "train"
 
-    def __init__(
-        self, folder: Path, kin: Kin, leader: Channel, receiver: Receiver, model: Any, objective: Objective
-    ) -> None:
-        super().__init__(folder, kin, leader)
-        self._receiver, self._model, self._objective = receiver, model, objective
+    def __init__(self, post: Post, objective: Objective) -> None:
+        super().__init__(post)
+        self._objective = objective
 
     def _work(self, line: Channel) -> None:
         while True:
             part = heard(line)
             self._enter(line)
-            with landed(self._receiver, part.version) as weights:
-                put(weights, self._model)
-            take_part(self._model, self._objective, part, line, partial(self._require_wanted, line))
+            with self._landed(part.version) as weights:
+                put(weights, self._post.model)
+            take_part(self._post.model, self._objective, part, line, partial(self._require_wanted, line))
             self._busy = False
 
 
-class _Updated:
-    """An engine whose new weights are those that have landed on its node."""
+class _Driven:
+    """An engine that goes on once its nodes are this job's, and whose new weights are those that have landed there."""
 
-    def __init__(self, engine: Engine, receiver: Receiver) -> None:
-        self._engine, self._receiver = engine, receiver
+    def __init__(
+        self,
+        engine: Engine,
+        on_nodes: Callable[[], AbstractContextManager[None]],
+        landed: Callable[[int], AbstractContextManager[Weights]],
+    ) -> None:
+        self._engine, self._on_nodes, self._landed = engine, on_nodes, landed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def update(self, version: int, weights: None, begun: Begun) -> None:
-        with landed(self._receiver, version) as weights_here:
+        with self._landed(version) as weights_here:
             self._engine.update(version, as_torch(weights_here), begun)
+
+    def resume(self) -> None:
+        """The leader may have the lease already: it waits for this process to have it, too."""
+        with self._on_nodes():
+            self._engine.resume()

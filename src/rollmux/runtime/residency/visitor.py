@@ -1,0 +1,133 @@
+"""State that lives in host memory, and is on a device while somebody works there.
+
+At rest its tensors are of the host like any other, to be read and written; `Resident` is for state that outlives its
+process. Invariant: it is wholly at home or wholly on the device, and comes home with what the device made of it.
+"""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
+
+import torch
+from torch import Tensor
+
+from rollmux.runtime.residency.layout import Layout, survey
+from rollmux.runtime.residency.leaves import leaves
+from rollmux.runtime.residency.memory import Memory
+from rollmux.runtime.residency.on_device import OnDevice
+
+
+class Visitor:
+    """`state` as `Resident` takes it: of mappings, whatever they hold by then. `read_only`: on the device it changes by
+    `writing` alone, and is let go of uncopied; that it did not is watched.
+    """
+
+    def __init__(self, state: object, *, name: str, memory: Memory, read_only: bool = False) -> None:
+        self._state, self._memory, self._read_only = state, memory, read_only
+        self._device = OnDevice(state, name, memory)
+        self._layout = Layout((), ())
+        self._home = torch.empty(0, dtype=torch.uint8)
+        self._here = False
+        self._lock = RLock()
+        self._settle()
+        self._at_end = weakref.finalize(self, memory.unpin)
+
+    def load(self) -> None:
+        """Moves it onto the device. Does nothing if it is there."""
+        with self._lock:
+            if self._here:
+                return
+            self._settle()
+            flat = self._memory.allocate(self._layout.nbytes)
+            transfer = self._memory.transfer()
+            for target, source in zip(self._layout.split(flat), self._layout.split(self._home), strict=True):
+                transfer.load(target, source)
+            transfer.finish()
+            self._device.board(leaves(self._state), self._layout, flat, watched=self._read_only)
+            self._here = True
+
+    def offload(self) -> None:
+        """Moves it home and gives the device's memory back. An error but NotFreed leaves it on the device."""
+        with self._lock:
+            if not self._here:
+                self._device.require_freed()
+                return
+            if self._device.watched:
+                self._device.require_unchanged()
+            else:
+                self._bring_home()
+            self._here = False
+            self._device.vacate((self._layout, self._home))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on the device."""
+        return self._here
+
+    @property
+    def nbytes(self) -> int:
+        """What moves."""
+        return self._layout.nbytes
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """It is read meanwhile, and moves neither way."""
+        with self._lock:
+            yield
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """It is written meanwhile, wherever it is."""
+        with self._lock:
+            yield
+            self._device.unwatch()
+
+    def close(self) -> None:
+        """It stays where it is from now on."""
+        with self._lock:
+            self._at_end()
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """At rest: all of it lies in one piece, whatever has joined it since."""
+        found = leaves(self._state)
+        seen = survey(found, self._layout, self._home)
+        if seen.at_home:
+            return
+        home = _piece(seen.layout)
+        for part, source in zip(_parts(seen.layout, home), seen.sources, strict=True):
+            part.copy_(source)
+        for leaf, place in zip(found, seen.layout.places, strict=True):
+            leaf.tensor.data = seen.layout.view(place, home)
+        self._keep(seen.layout, home)
+
+    def _bring_home(self) -> None:
+        seen, flat = self._device.look(), self._device.flat
+        layout = self._layout if seen.at_home else seen.layout
+        home = self._home if seen.at_home else _piece(layout)
+        if seen.at_home and flat is not None:
+            pairs = zip(layout.split(home), layout.split(flat), strict=True)
+        else:
+            pairs = zip(_parts(layout, home), seen.sources, strict=True)
+        transfer = self._memory.transfer()
+        for target, source in pairs:
+            transfer.save(target, source)
+        transfer.finish()
+        if home is not self._home:
+            self._keep(layout, home)
+
+    def _keep(self, layout: Layout, home: Tensor) -> None:
+        self._memory.unpin()
+        self._memory.pin(home)
+        self._layout, self._home = layout, home
+
+
+def _piece(layout: Layout) -> Tensor:
+    return torch.empty(layout.nbytes, dtype=torch.uint8)
+
+
+def _parts(layout: Layout, flat: Tensor) -> Sequence[Tensor]:
+    """The units' bytes in it."""
+    return [flat[unit.at : unit.at + unit.nbytes] for unit in layout.units]

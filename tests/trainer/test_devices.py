@@ -1,0 +1,259 @@
+"""A job whose parts visit a device trains what it trains on the processor, and is nowhere while nodes are others'."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
+from pathlib import Path
+from threading import local
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rollmux.errors import InvalidSpec
+from rollmux.protocol.messages import Said
+from rollmux.runtime.engine import slots as slots_module
+from rollmux.runtime.engine.local import Limits, LocalEngine
+from rollmux.runtime.residency import CpuMemory
+from rollmux.trainer import device as device_module
+from rollmux.trainer import job as job_module
+from rollmux.trainer import learner as learner_module
+from rollmux.trainer import parts as parts_module
+from rollmux.trainer.device import AtHome
+from rollmux.trainer.job import train
+from rollmux.trainer.job_file import read_job
+from rollmux.trainer.learner import Learner
+from rollmux.trainer.metrics import Metrics
+from rollmux.trainer.parts import model_of
+from rollmux.trainer.ranks import Ranks
+from rollmux.trainer.rollout import Rollout
+from rollmux.trainer.settings import JobFile
+from tests.client.world import Crowd, Floor, World, job_data
+from tests.trainer.far import Apart, far, near, there_is_a_device
+from tests.trainer.jobs import alone, left_behind, require_equal_but_for_rounding, tiny
+from tests.trainer.test_ranks import NODES, SHARED, SPANNING, built_one_after_the_other
+from tests.trainer.test_woven import silent
+
+STEPS = 3
+SAID: dict[str, Any] = {"steps": STEPS, "rollout": {"workers": NODES}}
+JOB = tiny(**SAID, model={"dtype": "float64"})
+THERE = tiny(**SAID, model={"dtype": "float64", "device": "cuda"})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("whole")
+    train(JOB, folder, alone())
+    return left_behind(folder)
+
+
+# -- a part of this process's memory is the device ---------------------------------------------------------------------
+
+
+class Node(CpuMemory):
+    """One node's device. `held` are the nodes on whose devices something is."""
+
+    def __init__(self, node: str, held: dict[str, int]) -> None:
+        super().__init__()
+        self.node, self.held = node, held
+        self.visits = 0
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        self.held[self.node], self.visits = nbytes, self.visits + 1
+        return super().allocate(nbytes)
+
+    def release(self) -> None:
+        super().release()
+        self.held.pop(self.node, None)
+
+
+class Nodes:
+    """A job on devices, a process for each node of its place, each in a thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, trains: int = 1) -> None:
+        self.memories: dict[str, Node] = {}
+        self.held: dict[str, int] = {}
+        self._trains, self._here = trains, local()
+        monkeypatch.setattr(device_module, "memory_for", self._memory)
+        built_one_after_the_other(monkeypatch)
+
+    def _memory(self, device: str) -> Node | None:
+        if device == "cpu":
+            return None
+        node = getattr(self._here, "node", "alone")
+        return self.memories.setdefault(node, Node(node, self.held))
+
+    def start(self, crowd: Crowd, world: World, folder: Path, **more: Any) -> None:
+        data = job_data("a", **{**SPANNING, **more})
+        for rank in range(NODES + self._trains):
+            crowd.start(partial(self._process, world, folder, data, rank))
+
+    def _process(self, world: World, folder: Path, data: dict[str, Any], rank: int) -> None:
+        with world.connect(data, rank=rank, processes=NODES + self._trains) as mux:
+            self._here.node = (*mux.rollout_nodes, *mux.train_nodes)[rank]
+            try:
+                train(THERE, folder, mux, resume=True)
+            finally:
+                self.held.pop(self._here.node, None)  # a process that ends has nothing anywhere
+
+
+def test_without_a_controller_all_of_it_is_on_the_device_from_the_beginning(
+    whole: tuple[bytes, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(monkeypatch)
+    seen: list[int] = []
+    train(THERE, tmp_path, alone(), warmed_up=lambda step, loss: seen.append(len(nodes.held)))
+    assert seen == [1] * THERE.warmup.steps
+    assert nodes.memories["alone"].visits == 1
+    assert left_behind(tmp_path) == whole
+
+
+@pytest.mark.parametrize("trains", [1, 2])
+def test_nothing_is_on_a_device_while_its_node_is_somebody_elses(
+    trains: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[bytes, ...]
+) -> None:
+    nodes, more = Nodes(monkeypatch, trains), SHARED if trains == 2 else {}
+    world, crowd, floor = World(rollout=NODES, train=trains), Crowd(), Floor()
+    met: list[str] = []
+
+    class Watching(Floor):
+        def on(self, on: tuple[str, ...], job: str) -> Any:
+            met.extend(node for node in on if node in nodes.held)
+            return floor.on(on, job)
+
+    def neighbour() -> None:
+        with world.connect(job_data("b", **{**SPANNING, **more})) as mux:
+            Watching().walk(mux, "b", 30, body_s=0.02)
+
+    nodes.start(crowd, world, tmp_path, **more)
+    crowd.start(neighbour)
+    crowd.join(120.0)
+    assert not met
+    assert len(nodes.memories) == NODES + trains
+    assert all(memory.visits >= STEPS for memory in nodes.memories.values())
+    if trains == 1:
+        assert left_behind(tmp_path) == whole
+    assert world.ended("a") == world.ended("b") == "finished"
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "at"), [(Rollout, "round", 1), (Learner, "update", 1), (Metrics, "tell", 1), (Ranks, "land", 2)]
+)
+def test_a_phase_that_lost_its_lease_leaves_nothing_there_and_is_done_again(
+    owner: type,
+    method: str,
+    at: int,
+    whole: tuple[bytes, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = Nodes(monkeypatch)
+    world, crowd = World(rollout=NODES, lease_s=1.0, drain_s=10.0), Crowd()
+    silent(world, owner, method, at, monkeypatch, for_s=1.5)
+    nodes.start(crowd, world, tmp_path)
+    crowd.join(120.0)
+    assert left_behind(tmp_path) == whole
+    assert world.ended("a") == "finished"
+
+
+# -- a device that refuses what a GPU refuses --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Pool]:
+    """A process of its own: torch takes a new device only before its first gradient."""
+    with get_context("spawn").Pool(1, initializer=far) as pool:
+        yield pool
+
+
+def test_a_device_refuses_what_lies_elsewhere(elsewhere: Pool) -> None:
+    elsewhere.apply(_mixed)
+
+
+def _mixed() -> None:
+    with there_is_a_device() as device:
+        one = torch.ones(3, device=device)
+        assert near(one + torch.tensor(2.0)).tolist() == [3.0] * 3
+        with pytest.raises(Apart, match=r"cpu.*far:0"):
+            one + torch.ones(3)
+
+
+@pytest.mark.parametrize("objective", ["grpo", "reinforce"])
+def test_a_job_computes_on_its_device_all_that_it_computes(elsewhere: Pool, tmp_path: Path, objective: str) -> None:
+    """Warm-up, rollouts, updates, steps of the optimiser, checkpoints and a resumed run."""
+    job = tiny(**SAID, model={"dtype": "float64"}, objective={"algorithm": objective})
+    for name, run in (("processor", _run), ("device", _run_there)):
+        (tmp_path / name).mkdir()
+        elsewhere.apply(run, (job, tmp_path / name))
+    require_equal_but_for_rounding(left_behind(tmp_path / "processor"), left_behind(tmp_path / "device"))
+
+
+def _run(job: JobFile, folder: Path) -> None:
+    """In two goes."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(parts_module, "slots", _unpacked)
+        patched.setattr(job_module, "export_model", _exported)
+        train(replace(job, steps=STEPS - 1), folder, alone())
+        train(job, folder, alone(), resume=True)
+
+
+def _unpacked(model: Any, limits: Limits, version: int, packed: bool | None) -> LocalEngine:
+    return slots_module.slots(model, limits, version, packed=False)
+
+
+def _exported(model: Any, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    save_file({name: near(each.detach()) for name, each in model.named_parameters()}, folder / "model.safetensors")
+
+
+class There(AtHome):
+    """It is on the device to stay."""
+
+    is_here = True
+
+
+def _run_there(job: JobFile, folder: Path) -> None:
+    with there_is_a_device() as device, pytest.MonkeyPatch.context() as patched:
+
+        def built(*told: Any) -> Any:
+            model = model_of(*told).to(device)
+            model.tie_weights()  # of a tensor that is none of torch's own, each place has got one of its own
+            return model
+
+        patched.setattr(parts_module, "model_of", built)
+        patched.setattr(learner_module, "berth_of", lambda *told: There())
+        patched.setattr(slots_module, "memory_of", lambda device: CpuMemory())
+        _run(job, folder)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_a_gpu_comes_to_what_the_processor_comes_to(whole: tuple[bytes, ...], tmp_path: Path) -> None:
+    train(THERE, tmp_path, alone())
+    require_equal_but_for_rounding(whole, left_behind(tmp_path))
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_processes_beside_one_another_do_not_share_a_gpu() -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        read_job({"model": {"device": "cuda"}, "rollout": {"place": "beside"}, "update": {"replicas": 2}})
+    assert {problem.path for problem in refused.value.problems} == {"job.rollout.place", "job.update.replicas"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_machine_without_a_gpu_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec, match=r"model\.device = 'cuda'"):
+        train(THERE, tmp_path, alone())
+
+
+def test_beside_a_controller_a_process_computes_on_its_own_nodes_device(tmp_path: Path) -> None:
+    world = World()
+    with world.connect(job_data("a")) as mux, pytest.raises(InvalidSpec, match="a process for each node"):
+        train(tiny(model={"device": "cuda"}), tmp_path, mux)
+    assert not world.said("a", Said.FINISHED)
