@@ -175,8 +175,10 @@ def main() -> None:
     parser.add_argument("--dense-seeds", type=int, default=3, help="workloads of each kind with many jobs")
     parser.add_argument("--phase-seeds", type=int, default=3, help="of which played phase by phase too")
     parser.add_argument("--optimal-seeds", type=int, default=1, help="of which regrouped at the optimum; minutes each")
+    parser.add_argument("--results", type=Path, help="keep each run's figures here, and go on from what is there")
     parser.add_argument("--workers", type=int, default=cpu_count() or 1, help="processes at once")
     args = parser.parse_args()
+    known, args.results = args.results, args.results is not None  # where they are says nothing to who reads the result
     sizes = [Size(300, 580.0, WORKLOADS), Size(DENSE_JOBS, 580.0, DENSE)]
     if args.quick:
         sizes = [Size(5, 10.0, WORKLOADS), Size(10, 10.0, DENSE)]
@@ -184,9 +186,10 @@ def main() -> None:
 
     def run() -> dict[str, object]:
         todo = cases(args, sizes)
-        # Results of a sweep are known by the version of RollMux, which is too coarse here: they start afresh.
+        # Results of a sweep are known by the version of RollMux, which is too coarse here: they start afresh, unless
+        # somebody who knows that they are of this code says where they are.
         with TemporaryDirectory() as folder:
-            results = sweep(todo, Path(folder) / "results.jsonl", args.workers)
+            results = sweep(todo, known or Path(folder) / "results.jsonl", args.workers)
         workloads = list(dict.fromkeys(unplayed(case) for case in todo))
         bounds = dict(zip(workloads, spread(bound_usd, workloads, args.workers), strict=True))
         found = by_key(results, bounds)

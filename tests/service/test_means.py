@@ -46,3 +46,13 @@ def test_processes_see_all_of_the_machine_where_the_file_says_nothing(tmp_path: 
         there.submit("a", [sys.executable, "look.py"], env={"CUDA_VISIBLE_DEVICES": "7"})
         assert there.until_ended("a") == "finished"
         assert there.printed("a") == [f"{set(CORES)} 7 -1"]
+
+
+def test_each_process_of_the_example_for_gpus_sees_the_one_of_its_node(tmp_path: Path) -> None:
+    cluster = (Path(__file__).parents[2] / "examples" / "spanning" / "gpus.yaml").read_text()
+    with commanded(tmp_path / "controller", cluster) as there:
+        (tmp_path / "look.py").write_text(LOOK)
+        two = {"nodes": 2, "duration_s": 0.2}
+        there.submit("a", [sys.executable, "look.py"], processes=3, rollout=two)
+        assert there.until_ended("a") == "finished"
+        assert there.printed("a") == [f"[{gpu}] {set(CORES)} {gpu} -1" for gpu in range(3)]

@@ -14,6 +14,7 @@ from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -174,6 +175,38 @@ def test_a_node_whose_line_is_gone_ends_its_engine_before_its_process_says_that_
     served.offload()
     assert not served._busy
     assert not served._here
+
+
+def test_a_process_that_does_not_hear_of_its_lease_does_not_keep_the_leader_from_hearing_that_it_is_lost(
+    whole: tuple[bytes, ...], tmp_path: Path
+) -> None:
+    """A neighbour takes its turns, so that the engine rests when the leader tells it to go on."""
+    world, crowd, floor, since = World(rollout=NODES, lease_s=1.0, drain_s=4.0), Crowd(), Floor(), list[float]()
+    answer = world._answer
+
+    def unheard(job: str, verb: str, message: Any) -> Any:
+        """The grant of its second rollout; and nothing gets through in the seconds after it."""
+        is_it = job == "a" and getattr(message, "rank", None) == 0
+        if is_it and since and world.now - since[0] < 2.5:
+            raise httpx.ConnectError("lost")
+        answered = answer(job, verb, message)
+        if is_it and not since and verb == "ask" and (message.kind.value, message.iteration) == ("rollout", 1):
+            since.extend([world.now] if b'"epoch"' in answered.content else [])
+        if is_it and since and world.now - since[0] < 2.5:
+            raise httpx.ReadTimeout("unheard")
+        return answered
+
+    def neighbour() -> None:
+        with world.connect(job_data("b", **SPANNING)) as mux:
+            floor.walk(mux, "b", 60, body_s=0.03)
+
+    world._answer = unheard  # type: ignore[method-assign,assignment]
+    crowd.start(neighbour)
+    spanning(crowd, world, JOB, tmp_path)
+    crowd.join(45.0)
+    assert since
+    assert left_behind(tmp_path) == whole
+    assert world.ended("a") == "finished"
 
 
 @pytest.mark.parametrize("deaf", [0, NODES], ids=["who follows", "who leads"])

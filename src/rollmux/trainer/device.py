@@ -1,6 +1,7 @@
 """What a job computes on: processors, or a GPU that its parts visit while a phase works (docs/design/devices.md)."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -47,49 +48,39 @@ class AtHome:
     def close(self) -> None: ...
 
 
-def berth_of(device: str, name: str, state: object, read_only: bool = False) -> Berth:
-    """Of parts that are in host memory now. InvalidSpec if there is no such device here."""
+def berth_of(device: str, name: str, state: Callable[[], object], read_only: bool = False) -> Berth:
+    """Of parts that are in host memory now."""
     memory = memory_for(device)
     return AtHome() if memory is None else Visitor(state, name=name, memory=memory, read_only=read_only)
 
 
 def memory_for(device: str) -> Memory | None:
     """The device's; None where that is the host's own."""
+    return None if device == "cpu" else memory_of(torch.device(device))
+
+
+def check_device(checks: Checks, device: str, attached: bool) -> None:
+    """Whether a process has what it is to compute on: beside a controller one GPU, for it would take the first."""
     if device == "cpu":
-        return None
-    if not torch.cuda.is_available():
-        checks = Checks("job")
-        checks.report("model.device", device, "a device that this machine has", "write cpu, or look for the driver")
-        checks.require()
-    return memory_of(torch.device(device))
+        return
+    seen, shown = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    there = f"torch {torch.__version__} sees {seen}, CUDA_VISIBLE_DEVICES is {shown!r}"
+    if not seen:
+        checks.report("model.device", device, f"cpu where no GPU is seen ({there})", "show it one, or write cpu")
+    elif attached and seen > 1:
+        limit = f"one GPU for each process ({there})"
+        checks.report("model.device", device, limit, "name each node's GPU in the cluster file (`devices`)")
 
 
-class Moments(Mapping[str, Tensor]):
-    """What an optimiser knows of each parameter, as it is when it is looked at. Its counts of steps are not of it."""
-
-    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
-        self._optimiser = optimiser
-
-    def _known(self) -> dict[str, Tensor]:
-        parameters = (each for group in self._optimiser.param_groups for each in group["params"])
-        return {
-            f"{place}.{name}": value
-            for place, parameter in enumerate(parameters)
-            for name, value in self._optimiser.state.get(parameter, {}).items()
-            if isinstance(value, Tensor) and value.dim()
-        }
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._known()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known())
-
-    def __len__(self) -> int:
-        return len(self._known())
-
-    def items(self) -> Any:
-        return self._known().items()
+def moments(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What it knows of each parameter by now; its counts of steps, single numbers, are not of it."""
+    parameters = (each for group in optimiser.param_groups for each in group["params"])
+    return {
+        f"{place}.{name}": value
+        for place, parameter in enumerate(parameters)
+        for name, value in optimiser.state.get(parameter, {}).items()
+        if isinstance(value, Tensor) and value.dim()
+    }
 
 
 def copied(value: Any) -> Any:

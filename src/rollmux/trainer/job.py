@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from rollmux.checks import Checks
 from rollmux.client import LeaseLost, Mux, Phase
 from rollmux.trainer.checkpoints import Checkpoints
-from rollmux.trainer.device import berth_of
+from rollmux.trainer.device import berth_of, check_device
 from rollmux.trainer.errors import CheckpointRefused, RunExists
 from rollmux.trainer.metrics import Metrics, Tracker, record
 from rollmux.trainer.model import export_model
@@ -59,7 +59,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     if not roles.leads:
         model = model_of(job, build_task(job.task, job.seed, job.model.path))
-        berth = berth_of(job.model.device, "model", model, read_only=True)
+        berth = berth_of(job.model.device, "model", lambda: model, read_only=True)
         climbed = objective(job.objective, job.batching.responses)
         follow(mux, folder, roles, model, berth, partial(engine_of, job), climbed)
         return None
@@ -208,6 +208,8 @@ def _require_fitting(job: JobFile, mux: Mux) -> None:
     if mux.attached and job.model.device != "cpu" and mux.kin.processes == 1:
         limit = "cpu, where one process is for all nodes of a job"
         checks.report("model.device", job.model.device, limit, "submit it with a process for each node")
+    else:
+        check_device(checks, job.model.device, mux.attached)
     checks.require()
 
 

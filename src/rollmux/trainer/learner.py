@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rollmux.trainer.device import Moments, berth_of, copied
+from rollmux.trainer.device import berth_of, copied, moments
 from rollmux.trainer.ranks.share import Shared
 from rollmux.trainer.replicas import Replicated
 from rollmux.trainer.sample import Sample
@@ -52,7 +52,7 @@ class Learner:
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
         )
-        self.berth = berth_of(device, "learner", [model, Moments(self._optimiser)])
+        self.berth = berth_of(device, "learner", lambda: [model, moments(self._optimiser)])
 
     # -- the state of the train phase: while it is on its nodes, they are this job's -----------------------------------
 
@@ -119,8 +119,12 @@ class Learner:
         return {**found, "version": self.version}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The weights are written in place: engines over them need to be told."""
+        """The weights are written in place: engines over them need to be told. At home, for there is room."""
         with self.berth.writing():
+            was_here = self.berth.is_here
+            self.berth.offload()
             self.model.load_state_dict(state["model"])
-            self._optimiser.load_state_dict(state["optimiser"])
+            self._optimiser.load_state_dict(copied(state["optimiser"]))  # else all of what was loaded stays with it
+            if was_here:
+                self.berth.load()
         self.version = state["version"]

@@ -422,9 +422,10 @@ def test_who_takes_over_takes_over_for_how_long_it_survives_too(budget: Budget) 
     attached.offload()
     attached.close(keep=True)
     assert budget.sweep() == ()
-    again = Resident.attach({"w": torch.zeros(8)}, name="a", budget=budget, declared_bytes=1)
+    held = {"w": torch.zeros(8)}
+    again = Resident.attach(held, name="a", budget=budget, declared_bytes=1)
     again.load()
-    again.device._state["w"] = torch.ones(9)  # type: ignore[index]
+    held["w"] = torch.ones(9)
     with pytest.raises(NoRoom, match="are declared"):
         again.offload()
 

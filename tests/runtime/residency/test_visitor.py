@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
 from typing import Any
 
@@ -9,12 +10,12 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor, nn
 
 from rollmux.runtime.residency import Changed, CpuMemory, NotFreed, Visitor
 from rollmux.runtime.residency.layout import CHUNK_BYTES
-from rollmux.runtime.residency.memory import Memory
+from rollmux.runtime.residency.memory import Memory, memory_of
 from tests.runtime.residency.late import LateCopies, LateMemory
 
 MEMORIES: dict[str, Callable[[], Memory]] = {
@@ -22,6 +23,7 @@ MEMORIES: dict[str, Callable[[], Memory]] = {
     "pinned": lambda: LateMemory(LateCopies(2), buffers=False),
     "buffers": lambda: LateMemory(LateCopies(2), buffers=True),
 }
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
 
 def trained(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
@@ -48,7 +50,7 @@ def test_a_model_trains_where_it_visits_as_it_trains_at_home(memory: Callable[[]
         model["b"].bias = model["a"].bias
     state: list[Any] = [made]
     optimisers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in (made, plain)]
-    visitor = Visitor(state, name="made", memory=memory())
+    visitor = Visitor(lambda: state, name="made", memory=memory())
     assert visitor.nbytes > CHUNK_BYTES
     for _ in range(3):
         visitor.load()
@@ -62,10 +64,29 @@ def test_a_model_trains_where_it_visits_as_it_trains_at_home(memory: Callable[[]
     visitor.close()
 
 
+@needs_gpu
+def test_a_model_trains_on_a_gpu_and_leaves_it() -> None:
+    model = nn.Linear(1200, 900)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    visitor = Visitor(lambda: [model, moments(optimiser)], name="w", memory=memory_of(torch.device("cuda")))
+    plain = nn.Linear(1200, 900)
+    plain.load_state_dict(model.state_dict())
+    other = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    for _ in range(3):
+        visitor.load()
+        assert model.weight.device.type == "cuda"
+        trained(model, optimiser)
+        trained(plain, other)
+        visitor.offload()
+        assert all(parameter.device.type == "cpu" for parameter in model.parameters())
+        assert not torch.cuda.memory_allocated()
+        torch.testing.assert_close(model.weight, plain.weight)
+
+
 def test_what_is_read_only_is_let_go_of_uncopied_and_watched() -> None:
     copies = LateCopies(2)
     state = {"w": torch.arange(1000.0)}
-    visitor = Visitor(state, name="w", memory=LateMemory(copies, buffers=False), read_only=True)
+    visitor = Visitor(lambda: state, name="w", memory=LateMemory(copies, buffers=False), read_only=True)
     visitor.load()
     copies.start = None  # type: ignore[method-assign,assignment]  # nothing may be copied
     visitor.offload()
@@ -74,7 +95,7 @@ def test_what_is_read_only_is_let_go_of_uncopied_and_watched() -> None:
 
 def test_who_changes_what_is_read_only_must_say_so() -> None:
     state = {"w": torch.zeros(1000)}
-    visitor = Visitor(state, name="w", memory=CpuMemory(), read_only=True)
+    visitor = Visitor(lambda: state, name="w", memory=CpuMemory(), read_only=True)
     visitor.load()
     state["w"] += 1
     with pytest.raises(Changed, match="read-only"):
@@ -85,11 +106,30 @@ def test_who_changes_what_is_read_only_must_say_so() -> None:
     assert state["w"].eq(2).all()
     visitor.load()
     visitor.offload()  # it is watched again, and has not changed
+    visitor.load()
+    with suppress(ZeroDivisionError), visitor.writing():
+        state["w"] += 1
+        raise ZeroDivisionError
+    visitor.offload()
+    assert state["w"].eq(3).all()
+
+
+def test_what_joins_read_only_state_where_it_visits_comes_home_with_it() -> None:
+    state = {"w": torch.zeros(1000)}
+    visitor = Visitor(lambda: state, name="w", memory=CpuMemory(), read_only=True)
+    visitor.load()
+    state["new"] = torch.ones(500)
+    visitor.offload()
+    visitor.load()
+    assert visitor.nbytes >= 1500 * 4
+    assert visitor._device.look().at_home
+    visitor.offload()
+    assert state["new"].eq(1).all()
 
 
 def test_whoever_still_looks_at_what_left_is_told_of() -> None:
     state = {"w": torch.ones(3_000_000)}
-    visitor = Visitor(state, name="w", memory=CpuMemory())
+    visitor = Visitor(lambda: state, name="w", memory=CpuMemory())
     visitor.load()
     view = state["w"][:1].detach()
     with pytest.raises(NotFreed, match="others still hold"):
@@ -103,7 +143,7 @@ def test_whoever_still_looks_at_what_left_is_told_of() -> None:
 
 def test_nothing_moves_while_it_is_read() -> None:
     state = {"w": torch.ones(1000)}
-    visitor = Visitor(state, name="w", memory=CpuMemory())
+    visitor = Visitor(lambda: state, name="w", memory=CpuMemory())
     visitor.load()
     leaves = Thread(target=visitor.offload)
     with visitor.still():
@@ -116,8 +156,8 @@ def test_nothing_moves_while_it_is_read() -> None:
 
 
 def test_what_is_pinned_is_let_go_of_with_the_visitor() -> None:
-    memory = LateMemory(LateCopies(2), buffers=False)
-    visitor = Visitor({"w": torch.ones(1000)}, name="w", memory=memory)
+    memory, state = LateMemory(LateCopies(2), buffers=False), {"w": torch.ones(1000)}
+    visitor = Visitor(lambda: state, name="w", memory=memory)
     gone = weakref.ref(visitor)
     del visitor
     assert gone() is None
@@ -131,7 +171,11 @@ class Visits(RuleBasedStateMachine):
         super().__init__()
         self.state: dict[str, Tensor] = {"0": torch.zeros(5)}
         self.plain: dict[str, Tensor] = {"0": torch.zeros(5)}
-        self.visitor = Visitor(self.state, name="state", memory=LateMemory(LateCopies(2), buffers=True))
+
+    @initialize(read_only=st.booleans(), buffers=st.booleans())
+    def begin(self, read_only: bool, buffers: bool) -> None:
+        memory = LateMemory(LateCopies(2), buffers)
+        self.visitor = Visitor(lambda: self.state, name="state", memory=memory, read_only=read_only)
 
     @rule()
     def load(self) -> None:
@@ -146,8 +190,9 @@ class Visits(RuleBasedStateMachine):
     def write(self, place: int, value: int) -> None:
         """In place, wherever it is."""
         name = sorted(self.state)[place % len(self.state)]
-        for each in (self.state, self.plain):
-            each[name] += value
+        with self.visitor.writing():
+            for each in (self.state, self.plain):
+                each[name] += value
 
     @rule(size=st.integers(1, 3 * CHUNK_BYTES // 4))
     def join(self, size: int) -> None:

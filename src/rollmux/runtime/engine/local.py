@@ -143,12 +143,15 @@ class LocalEngine:
         self._version = version
 
     def suspend(self, keep: bool = False) -> None:
+        """Whoever sees that it rests sees it once nothing is held any more."""
         self._require_open()
-        self._suspended = True
-        if not keep and not self._holds_nothing:
-            self._desk.stop()
-            self._compute.release()
-            self._holds_nothing = True
+        try:
+            if not keep and not self._holds_nothing:
+                self._desk.stop()
+                self._compute.release()
+                self._holds_nothing = True
+        finally:
+            self._suspended = True
 
     def resume(self) -> None:
         self._require_open()

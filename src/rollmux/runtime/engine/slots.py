@@ -112,7 +112,7 @@ class _Slots:
             projection.refresh()
 
     def release(self) -> None:
-        device = self._anatomy.device  # weights that visit one are elsewhere in between
+        device = self._anatomy.device if self._forward is None else self._forward.keys.device
         if self._memory is None or self._memory.device != device:
             self._memory = memory_of(device)
         memory = self._memory

@@ -14,6 +14,8 @@ from rollmux.runtime.residency.transfer import Direct, Staged, Transfer
 
 log = logging.getLogger("rollmux")
 STREAMS = 2
+# Of torch's allocator: from so much on, in such steps, a block is a segment of the device's own.
+LEAST_BLOCK_BYTES, BLOCK_STEP_BYTES = 10 << 20, 2 << 20
 CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -57,8 +59,10 @@ class CudaMemory:
         return tensor.device == self.device
 
     def allocate(self, nbytes: int) -> Tensor:
-        torch.cuda.empty_cache()  # so that the piece is a block of its own, and can go back whole
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        """A block of its own, so that it can go back whole: none that torch makes others of."""
+        torch.cuda.empty_cache()
+        size = -(-max(nbytes, LEAST_BLOCK_BYTES) // BLOCK_STEP_BYTES) * BLOCK_STEP_BYTES
+        return torch.empty(size, dtype=torch.uint8, device=self.device)[:nbytes]
 
     def clear(self, part: Tensor) -> None:
         part.zero_()
@@ -71,6 +75,7 @@ class CudaMemory:
 
     def release(self) -> None:
         freed = self._before - torch.cuda.memory_allocated(self.device)
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         returned = self._reserved - torch.cuda.memory_reserved(self.device)
         what = f"of {shown(self._expected)}, {shown(freed)} were freed and {shown(returned)} given back"
@@ -84,6 +89,7 @@ class CudaMemory:
 
     def pin(self, data: Tensor) -> None:
         """What can't be pinned where it lies goes through pinned buffers."""
+        self._buffers = []
         if int(_runtime().cudaHostRegister(data.data_ptr(), data.numel(), 0)) == 0:
             self._pinned = data
             return
@@ -100,7 +106,7 @@ class CudaMemory:
 
     def transfer(self) -> Transfer:
         self._copies.follow(self.device)
-        return Staged(self._copies, self._buffers) if self._pinned is None else Direct(self._copies)
+        return Staged(self._copies, self._buffers) if self._buffers else Direct(self._copies)
 
 
 def _runtime() -> Any:

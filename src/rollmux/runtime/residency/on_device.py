@@ -1,11 +1,11 @@
-"""The device's side of a state: its tensor objects, bound to one flat piece of memory, or empty, or at home elsewhere.
+"""The device's side of a state: its tensor objects, bound to one flat piece of memory there, or not there at all.
 
 After `vacate` nothing of the state is on the device, or NotFreed says that somebody else holds it.
 """
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ class OnDevice:
     """One state. Of what lies on the host anyway, such as an optimizer's counts of steps, nothing moves: what is little
     goes with the record of each version, and what is much (`left_bytes`) ends with this process."""
 
-    def __init__(self, state: object, name: str, memory: Memory | None) -> None:
-        found = leaves(state)
+    def __init__(self, state: Callable[[], object], name: str, memory: Memory | None) -> None:
+        found = leaves(state())
         if not found:
             raise Unfit(f"the state {name!r} holds no tensor with data; give modules, optimizers or tensors")
         self.name, self.memory = name, memory if memory is not None else memory_of(found[0].tensor.device)
@@ -45,7 +45,7 @@ class OnDevice:
     def look(self) -> Survey:
         """Where the state is now. Its tensors may be others than before."""
         found, beside = list[Leaf](), list[Leaf]()
-        for leaf in leaves(self._state):
+        for leaf in leaves(self._state()):
             (found if self.memory.holds(leaf.tensor) else beside).append(leaf)
         for leaf in beside:
             if leaf.tensor.device.type != "cpu":
@@ -104,7 +104,7 @@ class OnDevice:
         if not found and self._guard is not None and self.aside() != self._put_aside:
             found = "a number of it that lies on the host was changed"
         if found:
-            remedy = "do not declare it read-only, or change it on the host by `update`"
+            remedy = "do not declare it read-only, or say so (`Resident.update`, `Visitor.writing`)"
             raise Changed(f"{self.name!r} is read-only, and {found}; {remedy}")
 
     def vacate(self, home: tuple[Layout, Tensor] | None = None) -> None:

@@ -53,7 +53,7 @@ class Resident:
         if slots not in (1, 2):
             raise Unfit(f"slots = {slots}: 2 keeps the last version while the next is written, 1 saves memory")
         self._slots, self._survive_s, self._declared_bytes, self._rebuild = slots, survive_s, declared_bytes, rebuild
-        self._open(name, budget, OnDevice(state, name, memory), read_only, shared)
+        self._open(name, budget, OnDevice(lambda: state, name, memory), read_only, shared)
         self._layout = self.device.look().layout
         self._keep(self._created(self._layout))
         self._loaded = True
@@ -76,7 +76,7 @@ class Resident:
         `state` is built like theirs; its values are of no matter, and optimizers need not have made a step. It is
         offloaded, and `load` brings the host's. It survives this process for as long as it did theirs.
         """
-        self, device = cls.__new__(cls), OnDevice(state, name, memory)
+        self, device = cls.__new__(cls), OnDevice(lambda: state, name, memory)
         kept = Kept.join(budget, name, device.memory, shared=shared)
         empty = fill(state, kept.host.layout.blanks(device.memory.device))
         try:

@@ -5,7 +5,7 @@ process. Invariant: it is wholly at home or wholly on the device, and comes home
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
 
@@ -19,16 +19,17 @@ from rollmux.runtime.residency.on_device import OnDevice
 
 
 class Visitor:
-    """`state` as `Resident` takes it: of mappings, whatever they hold by then. `read_only`: on the device it changes by
-    `writing` alone, and is let go of uncopied; that it did not is watched.
+    """`state` gives what `Resident` takes, and is asked anew at each move: what has joined comes along.
+
+    `read_only`: on the device it changes by `writing` alone, and is let go of uncopied; that it did not is watched.
     """
 
-    def __init__(self, state: object, *, name: str, memory: Memory, read_only: bool = False) -> None:
+    def __init__(self, state: Callable[[], object], *, name: str, memory: Memory, read_only: bool = False) -> None:
         self._state, self._memory, self._read_only = state, memory, read_only
         self._device = OnDevice(state, name, memory)
         self._layout = Layout((), ())
         self._home = torch.empty(0, dtype=torch.uint8)
-        self._here = False
+        self._visiting = False
         self._lock = RLock()
         self._settle()
         self._at_end = weakref.finalize(self, memory.unpin)
@@ -36,7 +37,7 @@ class Visitor:
     def load(self) -> None:
         """Moves it onto the device. Does nothing if it is there."""
         with self._lock:
-            if self._here:
+            if self._visiting:
                 return
             self._settle()
             flat = self._memory.allocate(self._layout.nbytes)
@@ -44,26 +45,25 @@ class Visitor:
             for target, source in zip(self._layout.split(flat), self._layout.split(self._home), strict=True):
                 transfer.load(target, source)
             transfer.finish()
-            self._device.board(leaves(self._state), self._layout, flat, watched=self._read_only)
-            self._here = True
+            self._device.board(leaves(self._state()), self._layout, flat, watched=self._read_only)
+            self._visiting = True
 
     def offload(self) -> None:
         """Moves it home and gives the device's memory back. An error but NotFreed leaves it on the device."""
         with self._lock:
-            if not self._here:
+            if not self._visiting:
                 self._device.require_freed()
                 return
             if self._device.watched:
                 self._device.require_unchanged()
-            else:
-                self._bring_home()
-            self._here = False
+            self._bring_home()
+            self._visiting = False
             self._device.vacate((self._layout, self._home))
 
     @property
     def is_here(self) -> bool:
         """Whether it is on the device."""
-        return self._here
+        return self._visiting
 
     @property
     def nbytes(self) -> int:
@@ -80,19 +80,20 @@ class Visitor:
     def writing(self) -> Iterator[None]:
         """It is written meanwhile, wherever it is."""
         with self._lock:
-            yield
             self._device.unwatch()
+            yield
 
     def close(self) -> None:
-        """It stays where it is from now on."""
+        """It is at home from now on, and lets go of what was pinned."""
         with self._lock:
+            self.offload()
             self._at_end()
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """At rest: all of it lies in one piece, whatever has joined it since."""
-        found = leaves(self._state)
+        found = leaves(self._state())
         seen = survey(found, self._layout, self._home)
         if seen.at_home:
             return
@@ -104,7 +105,10 @@ class Visitor:
         self._keep(seen.layout, home)
 
     def _bring_home(self) -> None:
+        """What is watched and all there is needs no copy."""
         seen, flat = self._device.look(), self._device.flat
+        if seen.at_home and self._device.watched:
+            return
         layout = self._layout if seen.at_home else seen.layout
         home = self._home if seen.at_home else _piece(layout)
         if seen.at_home and flat is not None:

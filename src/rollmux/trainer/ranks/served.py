@@ -10,18 +10,19 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Condition, Event, Thread
+from threading import Condition, Thread
+from threading import Event as Flag
 from time import monotonic, sleep
 from typing import Any, ClassVar
 
 import msgspec
 
 from rollmux.client.kin import Kin
-from rollmux.runtime.engine import Begun, Engine
+from rollmux.runtime.engine import Begun, Engine, Event
 from rollmux.runtime.engine.afar import serve
-from rollmux.runtime.sync import Receiver, Weights
+from rollmux.runtime.sync import Mark, Receiver, Weights
 from rollmux.runtime.sync.channel import Channel
-from rollmux.runtime.sync.errors import Broken
+from rollmux.runtime.sync.errors import Broken, SyncFailed
 from rollmux.runtime.sync.tensors import as_torch
 from rollmux.trainer.device import Berth
 from rollmux.trainer.ranks.landing import landed, put
@@ -36,6 +37,8 @@ log = logging.getLogger("rollmux")
 Make = Callable[[Any, int], Engine]
 
 _POLL_S, _JOIN_S = 0.005, 0.1
+# From the end of a phase's work to when the client takes it for ended, on a machine where much else runs.
+_ENDING_S = 0.2
 # The leader loses the lease when this process does, and may have to end a step first.
 REST_S = 5.0
 
@@ -62,9 +65,10 @@ class Served(ABC):
         self._line: Channel | None = None
         self._changed = Condition()
         self._here = self._busy = False  # the nodes are this job's; something is under way on this one
-        self._closed = Event()
-        self.works = Event()  # a phase is under way
+        self._closed = Flag()
+        self.works = Flag()  # a phase is under way
         self.failed: Exception | None = None
+        self._has: Mark | None = None  # the weights in the model
         self._thread = Thread(target=self._run, name="rollmux-served", daemon=True)
 
     @abstractmethod
@@ -78,7 +82,6 @@ class Served(ABC):
     # -- the state of the phase --------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        self._post.berth.load()
         with self._changed:
             self._here = True
             self._changed.notify_all()
@@ -93,11 +96,16 @@ class Served(ABC):
         while self._holds:
             self._hang_up()
             sleep(_POLL_S)
-        self._post.berth.offload()
+        self._post.berth.offload()  # it has moved already, if nothing was in its way
 
     def leaves(self, leaves: bool) -> None:
-        """The tail moves together: returns once the leader has moved it off this node, if it is to, or is done."""
-        while leaves and self.works.is_set() and self._holds:
+        """The tail moves together: returns once the leader has moved it off this node, if it is to; or once the phase
+        has surely ended, for then nobody says that the node is free before it is.
+        """
+        end = monotonic() + _ENDING_S
+        while leaves and self._holds and monotonic() < end:
+            if self.works.is_set():
+                end = monotonic() + _ENDING_S
             sleep(_POLL_S)
 
     @property
@@ -111,17 +119,25 @@ class Served(ABC):
 
     @contextmanager
     def _on_nodes(self, line: Channel) -> Iterator[None]:
-        """Waits for the nodes, which stay this job's meanwhile."""
+        """Waits for the nodes. They can't be left meanwhile: what is done must be short."""
         with self._changed:
             self._changed.wait_for(lambda: self._here or self._closed.is_set())
             self._require_wanted(line)
             yield
 
+    def _bring(self, weights: Weights) -> None:
+        """Into the model, wherever it is, if it has others."""
+        if weights.mark != self._has:
+            with self._written(weights):
+                put(weights, self._post.model)
+
     @contextmanager
-    def _landed(self, version: int) -> Iterator[Weights]:
-        """The weights of this version, which are written to the model meanwhile."""
-        with landed(self._post.receiver, version) as weights, self._post.berth.writing():
-            yield weights
+    def _written(self, weights: Weights) -> Iterator[None]:
+        """The model gets these meanwhile."""
+        self._has = None
+        with self._post.berth.writing():
+            yield
+        self._has = weights.mark
 
     def _require_wanted(self, line: Channel) -> None:
         """Raises where the nodes are somebody else's by now, or the leader has given up what it asked for."""
@@ -179,20 +195,28 @@ class EngineHere(Served):
         self._engine: Engine | None = None
 
     def _work(self, line: Channel) -> None:
-        begin = hear(line, Begin)
+        begin, berth = hear(line, Begin), self._post.berth
         self._enter(line)
-        with self._landed(begin.version) as weights:
-            put(weights, self._post.model)
-        with closing(self._make(self._post.model, begin.version)) as engine:
-            self._engine = engine
-            try:
-                serve(_Driven(engine, partial(self._on_nodes, line), self._landed), line)
-            finally:
-                self._engine = None
+        with landed(self._post.receiver, begin.version) as weights:
+            self._bring(weights)
+        berth.load()
+        try:
+            with closing(self._make(self._post.model, begin.version)) as engine:
+                self._engine = engine
+                serve(_Driven(engine, berth, partial(self._on_nodes, line), self._update), line)
+        finally:
+            self._engine = None
+            berth.offload()
+
+    def _update(self, version: int, weights: None, begun: Begun) -> None:
+        """New weights are those that have landed here."""
+        assert self._engine is not None
+        with landed(self._post.receiver, version) as here, self._written(here):
+            self._engine.update(version, as_torch(here), begun)
 
     def _rests(self) -> bool:
         engine = self._engine
-        return engine is not None and engine.is_suspended
+        return engine is not None and engine.is_suspended and not self._post.berth.is_here
 
 
 class ReplicaHere(Served):
@@ -204,35 +228,66 @@ class ReplicaHere(Served):
         super().__init__(post)
         self._objective = objective
 
+    def load(self) -> None:
+        """What has landed comes along, and need not cross to the device by itself."""
+        with suppress(SyncFailed), self._post.receiver.read() as weights:  # at first nothing has
+            self._bring(weights)
+        self._post.berth.load()
+        super().load()
+
     def _work(self, line: Channel) -> None:
         while True:
             part = heard(line)
             self._enter(line)
-            with self._landed(part.version) as weights:
-                put(weights, self._post.model)
+            with landed(self._post.receiver, part.version) as weights:
+                self._bring(weights)
             take_part(self._post.model, self._objective, part, line, partial(self._require_wanted, line))
             self._busy = False
 
 
 class _Driven:
-    """An engine that goes on once its nodes are this job's, and whose new weights are those that have landed there."""
+    """An engine whose weights are on the device while it works, and go before it is said to rest.
+
+    The leader may have the lease before this process does. It is not held up for that, since it could not hear then
+    that its lease is lost: the engine goes on with the first step that finds the nodes this job's.
+    """
 
     def __init__(
         self,
         engine: Engine,
+        berth: Berth,
         on_nodes: Callable[[], AbstractContextManager[None]],
-        landed: Callable[[int], AbstractContextManager[Weights]],
+        update: Callable[[int, None, Begun], None],
     ) -> None:
-        self._engine, self._on_nodes, self._landed = engine, on_nodes, landed
+        self._engine, self._berth, self._on_nodes, self.update = engine, berth, on_nodes, update
+        self._is_to_go_on = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def update(self, version: int, weights: None, begun: Begun) -> None:
-        with self._landed(version) as weights_here:
-            self._engine.update(version, as_torch(weights_here), begun)
+    @property
+    def is_suspended(self) -> bool:
+        return self._engine.is_suspended and not self._is_to_go_on
+
+    def suspend(self, keep: bool) -> None:
+        self._is_to_go_on = False
+        self._engine.suspend(keep)
+        self._berth.offload()
 
     def resume(self) -> None:
-        """The leader may have the lease already: it waits for this process to have it, too."""
-        with self._on_nodes():
-            self._engine.resume()
+        self._is_to_go_on = self._engine.is_suspended
+
+    def step(self) -> list[Event]:
+        self._go_on()
+        return self._engine.step()
+
+    def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+        self._go_on()
+        return self._engine.probe(prompt, count)
+
+    def _go_on(self) -> None:
+        if self._is_to_go_on:
+            with self._on_nodes():
+                self._berth.load()
+                self._engine.resume()
+            self._is_to_go_on = False
