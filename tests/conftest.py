@@ -4,8 +4,10 @@ itself with all the examples of the long properties (`thorough.py`).
 Whoever starts tests in the background may have told them to ignore Ctrl-C, and what they start would too: it is heard.
 
 The pure tiers are to be covered by their own tests. All others run untraced: tracing takes up to three times as long.
+What has been imported by the time that all tests are known is left out of later collections of garbage.
 """
 
+import gc
 import signal
 import sys
 import threading
@@ -31,6 +33,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(item.path.is_relative_to(each) for each in _COVERING):
             item.add_marker("no_cover")
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
