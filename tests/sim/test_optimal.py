@@ -17,8 +17,9 @@ from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
 from rollmux.mux.job import JobSpec
 from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import memory_problem
+from rollmux.sim import optimal
 from rollmux.sim.limits import pinned_bound, workload_bound_usd
-from rollmux.sim.optimal import SAME_USD, Optimum, Partition, SolverMissing
+from rollmux.sim.optimal import SAME_USD, Optimum, Partition, Priced, SolverMissing, solve_partition
 from rollmux.sim.optimal_run import optimal_run
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 from tests.builders import ROLLOUT_USD, SHARED_CLUSTER, TRAIN_USD, any_jobs, job, snapshot, strict_jobs
@@ -216,6 +217,30 @@ def test_a_departure_costs_no_play() -> None:
 
 def test_no_jobs_cost_nothing() -> None:
     assert Optimum(PAPER_CLUSTER).best([]) == Partition((), 0.0, 0.0, 0, 0, 0)
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(2, 9).flatmap(
+        lambda jobs: st.tuples(
+            st.lists(st.integers(1, 40), min_size=jobs, max_size=jobs),
+            st.lists(st.tuples(st.sets(st.integers(0, jobs - 1), min_size=2, max_size=5), st.integers(1, 120))),
+        )
+    )
+)
+def test_the_table_and_the_solver_choose_as_cheaply(told: tuple[list[int], list[tuple[set[int], int]]]) -> None:
+    alone, together = told
+    columns: list[Priced] = [((3 * place,), float(usd)) for place, usd in enumerate(alone)]  # places may have gaps
+    columns += [(tuple(3 * place for place in sorted(places)), float(usd)) for places, usd in together]
+    chosen, usd = solve_partition(columns, 10_000)
+    assert sorted(place for number in chosen for place in columns[number][0]) == [3 * n for n in range(len(alone))]
+    assert sum(columns[number][1] for number in chosen) == pytest.approx(usd)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(optimal, "TABLE_JOBS", 0)
+        solved, bound = solve_partition(columns, 10_000)
+        assert sum(columns[number][1] for number in solved) == pytest.approx(usd)
+        assert bound == pytest.approx(usd)
+        assert solve_partition(columns, None)[1] <= usd
 
 
 def test_a_pool_with_an_end_is_refused() -> None:
