@@ -38,6 +38,7 @@ from rollmux.trainer.ranks.served import EngineHere, Post, _Driven
 from rollmux.trainer.rollout import Rollout
 from rollmux.trainer.settings import JobFile
 from rollmux.trainer.tasks import build_task
+from rollmux.trainer.update.passes import Passes
 from tests.client.world import Crowd, Floor, World, job_data, soon
 from tests.trainer.far import Apart, far, near, there_is_a_device
 from tests.trainer.jobs import alone, left_behind, require_equal_but_for_rounding, tiny
@@ -148,6 +149,23 @@ def test_without_a_controller_all_of_it_is_on_the_device_from_the_beginning(
     assert seen == [1] * THERE.warmup.steps
     assert nodes.memories["alone"].visits == 2  # the step back to before the first one is at home
     assert left_behind(tmp_path) == whole
+
+
+@pytest.mark.usefixtures("_a_device")
+def test_an_error_in_the_middle_of_an_update_is_what_is_heard_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its traceback holds the graph, and that views of the weights."""
+
+    def backward(passes: Passes, surrogate: Any, *told: Any, **more: Any) -> Any:
+        assert surrogate.scored.now.grad_fn is not None
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(job_module, "check_device", lambda *told: None)
+    monkeypatch.setattr(Passes, "_backward", backward)
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        train(THERE, tmp_path, alone())
+    assert "others still hold" in caplog.text
 
 
 @pytest.mark.parametrize("trains", [1, 2])

@@ -5,18 +5,22 @@ version's token ends the run (`WrongVersion`) before anything has changed (I6). 
 given back.
 """
 
+import logging
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
 import torch
 
+from rollmux.runtime.residency import NotFreed
 from rollmux.trainer.device import berth_of, copied, moments
 from rollmux.trainer.ranks.share import Shared
 from rollmux.trainer.replicas import Replicated
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.settings import Optimiser
 from rollmux.trainer.update import Objective, Stats
+
+log = logging.getLogger("rollmux")
 
 # Of the time to leave nodes, replicas have this part to end what they compute before they are ended.
 REST_PART, LONGEST_REST_S = 0.3, 3.0
@@ -109,7 +113,10 @@ class Learner:
         """Ends what computes beside this process."""
         with self._turn:
             self._replicated.close()
-            self.berth.close()
+            try:
+                self.berth.close()
+            except NotFreed as held:  # by an error on its way, which is what is to be heard of
+                log.warning("%s", held)
 
     def state(self) -> dict[str, Any]:
         """What is on a device may leave it any time: it is copied."""

@@ -86,8 +86,10 @@ class Visitor:
     def close(self) -> None:
         """It is at home from now on, and lets go of what was pinned."""
         with self._lock:
-            self.offload()
-            self._at_end()
+            try:
+                self.offload()
+            finally:
+                self._at_end()
 
     # ------------------------------------------------------------------------------------------------------------------
 
