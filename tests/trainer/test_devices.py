@@ -7,7 +7,6 @@ from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
 from threading import Event, Thread, local
-from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +41,7 @@ from rollmux.trainer.update.passes import Passes
 from tests.client.world import Crowd, Floor, World, job_data, soon
 from tests.trainer.far import Apart, far, near, there_is_a_device
 from tests.trainer.jobs import alone, left_behind, require_equal_but_for_rounding, tiny
-from tests.trainer.test_migration import TAIL, WIDE, moves, slow
+from tests.trainer.test_migration import TAIL, WIDE, elastic_neighbour, moves, slow
 from tests.trainer.test_migration import job as elastic
 from tests.trainer.test_ranks import NODES, SHARED, SPANNING, built_one_after_the_other
 from tests.trainer.test_woven import silent
@@ -375,21 +374,11 @@ def test_a_tail_leaves_nothing_on_the_nodes_that_it_frees(tmp_path: Path, monkey
     wants = {"rollout": WIDE, "tail": TAIL, "elastic_rollout": True}
     other, met, given = world.connect(job_data("other", **wants)), list[str](), set[tuple[str, ...]]()
 
-    def neighbour() -> None:
-        other.runtime_hook("shrink")(lambda keep, free: None)
-        with other:
-            for _ in other.steps(1000):
-                with other.phase("rollout") as phase:
-                    given.add(phase.nodes)
-                    met.extend(node for node in phase.nodes if node in nodes.held)
-                    other.progress(9, 10)
-                    sleep(0.1)
-                with other.phase("train"):
-                    pass
-                if over.is_set():
-                    return
+    def begun(on: tuple[str, ...]) -> None:
+        given.add(on)
+        met.extend(node for node in on if node in nodes.held)
 
-    crowd.start(neighbour)
+    crowd.start(partial(elastic_neighbour, other, over, begun))
     try:
         nodes.start(crowd, world, tmp_path / "spanning", **wants)
         soon(lambda: world.ended("a") == "finished" or crowd.errors, 120.0)

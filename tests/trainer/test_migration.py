@@ -4,7 +4,7 @@ to the bytes that they come to alone."""
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -74,12 +74,13 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
     return found
 
 
-def elastic_neighbour(mux: Mux, over: Event) -> None:
+def elastic_neighbour(mux: Mux, over: Event, begun: Callable[[tuple[str, ...]], object] = lambda nodes: None) -> None:
     """Makes room where it is told to, and begins on as many nodes as there are."""
     mux.runtime_hook("shrink")(lambda keep, free: None)
     with mux:
         for _ in mux.steps(1000):
-            with mux.phase("rollout"):
+            with mux.phase("rollout") as phase:
+                begun(phase.nodes)
                 mux.progress(9, 10)
                 sleep(0.1)
             with mux.phase("train"):

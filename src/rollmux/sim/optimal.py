@@ -7,7 +7,7 @@ HiGHS where they are many. What was learnt about a set of jobs is kept, so that 
 newcomer, and a departure at none.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations, product
 from math import ceil, inf
@@ -355,11 +355,15 @@ def solve_partition(columns: Sequence[Priced], branches: int | None) -> tuple[li
     One column must hold each place alone. Where there are many jobs, without branches only the bound of the linear
     relaxation.
     """
-    alone = [i for i, (places, _) in enumerate(columns) if len(places) == 1]
-    rows = {columns[i][0][0]: row for row, i in enumerate(alone)}
+    rows = _rows(columns)
     if len(rows) <= TABLE_JOBS:
         return by_table([(sum([1 << rows[place] for place in places]), usd) for places, usd in columns], len(rows))
-    return _by_solver(columns, alone, rows, branches)
+    return by_solver(columns, branches)
+
+
+def _rows(columns: Sequence[Priced]) -> dict[int, int]:
+    """The places, numbered as the columns that hold each alone come."""
+    return {place: row for row, place in enumerate(places[0] for places, _ in columns if len(places) == 1)}
 
 
 def by_table(columns: Sequence[tuple[int, float]], jobs: int) -> tuple[list[int], float]:
@@ -401,11 +405,10 @@ def _solver() -> tuple[Any, Any]:
     return np, highspy
 
 
-def _by_solver(
-    columns: Sequence[Priced], alone: list[int], rows: Mapping[int, int], branches: int | None
-) -> tuple[list[int], float]:
-    """By HiGHS, on one thread."""
+def by_solver(columns: Sequence[Priced], branches: int | None) -> tuple[list[int], float]:
+    """The same by HiGHS, on one thread, and with a bound in place of a price."""
     _, highspy = _solver()
+    alone, rows = [i for i, (places, _) in enumerate(columns) if len(places) == 1], _rows(columns)
     model = highspy.HighsLp()
     model.num_col_, model.num_row_ = len(columns), len(rows)
     model.col_cost_ = [usd for _, usd in columns]

@@ -4,7 +4,7 @@ Invariant: `state` holds all that the next step depends on: whoever restores it 
 """
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -131,10 +131,11 @@ class Parts:
 
     def close(self) -> None:
         """Ends what was started beside this process. Harmless the second time."""
-        self.rollout.close()
-        self.learner.close()
-        if self.ranks is not None:
-            self.ranks.close()
+        with ExitStack() as ends:
+            if self.ranks is not None:
+                ends.callback(self.ranks.close)
+            ends.callback(self.learner.close)
+            ends.callback(self.rollout.close)
 
     # -- the state of the rollout phase: moved onto its nodes and off them ---------------------------------------------
 

@@ -215,6 +215,7 @@ class EngineHere(Served):
             self._engine.update(version, as_torch(here), begun)
 
     def _rests(self) -> bool:
+        """Also before the first step of an engine that is to go on: who waits for that would wait for the nodes."""
         engine = self._engine
         return engine is not None and engine.is_suspended and not self._post.berth.is_here
 
