@@ -1,29 +1,32 @@
 """How long the cheapest partition takes to choose: by a table of all sets of jobs, and by HiGHS, in turns.
 
-Groups of one to five jobs at random prices, each cheaper than its jobs apart by up to a quarter, as half of all sets
-are; the solver has so many branches at most, and may prove less. Both prices are told.
+Groups of one to five jobs: all of one, and half of the others, at a random price of whole nodes that is at most what
+its jobs cost apart. So many prices are equal, as those of real groups are. The solver has so many branches at most, and
+may prove less: both prices are told.
 """
 
 from argparse import Namespace
 from itertools import combinations
+from math import ceil
 from random import Random
 
 from benchmarks.harness import alternate, arguments, record, table
 from rollmux.sim.optimal import Priced, by_solver, by_table
 
 SIZES, QUICK_SIZES = (10, 14, 17, 20), (5, 6)
-MAX_GROUP = 5
+MAX_GROUP, NODE_USD = 5, 14.8
 
 
 def columns_of(jobs: int, seed: int) -> list[Priced]:
     """Each job alone, and half of the larger sets."""
     random = Random(f"{seed} {jobs}")
-    alone = [random.uniform(10.0, 30.0) for _ in range(jobs)]
-    columns: list[Priced] = [((job,), usd) for job, usd in enumerate(alone)]
+    alone = [random.randint(2, 8) for _ in range(jobs)]  # nodes
+    columns: list[Priced] = [((job,), NODE_USD * nodes) for job, nodes in enumerate(alone)]
     for size in range(2, MAX_GROUP + 1):
         for together in combinations(range(jobs), size):
             if random.random() < 0.5:
-                columns.append((together, sum(alone[job] for job in together) * random.uniform(0.75, 1.0)))
+                apart = sum(alone[job] for job in together)
+                columns.append((together, NODE_USD * ceil(apart * random.uniform(0.6, 1.0))))
     return columns
 
 
