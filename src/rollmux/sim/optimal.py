@@ -26,7 +26,7 @@ from rollmux.sim.limits import FORGIVEN, joined, least_node_s, pinned_bound
 SETS_LIMIT = 250_000
 PLAYS_LIMIT = 30_000
 BRANCHES_LIMIT = 10_000
-# Up to so many jobs the table is quicker than branching, whose worst moments take minutes: 0.2 s with 17, 1 s with 20.
+# Up to so many jobs the table is quicker than branching, whose worst moments take minutes (`benchmarks.optimum`).
 TABLE_JOBS = 22
 # Dollars an hour: prices are sums of node prices, and those that differ by less are equal.
 SAME_USD = 1e-4
