@@ -182,6 +182,72 @@ def test_work_that_breaks_off_because_its_lease_is_gone_raises_lease_lost() -> N
             pass
 
 
+class Slow(Engine):
+    """State that takes until it is told to break off to arrive, the first time."""
+
+    def __init__(self, world: World, raises: bool, deaf: bool) -> None:
+        super().__init__()
+        self.world, self.raises, self.deaf = world, raises, deaf
+        self.broken_off = Event()
+
+    def load(self) -> None:
+        super().load()
+        if not self.broken_off.is_set():
+            self.world.fate = lambda verb, message: "lost"
+            sleep(0.3)
+            self.world.fate = lambda verb, message: ""
+            assert self.broken_off.wait(3.0)
+            if self.raises:
+                raise EOFError("it is not waited for any more")
+
+    def break_off(self) -> None:
+        self.broken_off.set()
+        if self.deaf:
+            raise KeyError("it does not know how")
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("deaf", [False, True])
+def test_state_hears_that_its_lease_is_lost_while_it_is_moved_in(
+    raises: bool, deaf: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, lost = World(lease_s=0.2, drain_s=5.0), list[str]()
+    engine = Slow(world, raises, deaf)
+    with world.connect(job_data("a")) as mux:
+        mux.runtime_hook("lost")(lost.append)
+        rollout = mux.phase("rollout", state=engine)
+        if raises:
+            with pytest.raises(LeaseLost, match="before it began") as raised:
+                rollout.__enter__()
+            assert isinstance(raised.value.__cause__, EOFError)
+            assert engine.moves == ["load", "offload"]
+        with rollout as phase:
+            assert engine.moves == ["load", "offload", "load"]
+            assert not phase.lost
+        assert world.record("a").progress.rolled == 1
+        assert world.record("a").attempt == 1
+    assert not lost  # there was no work yet that could have been
+    soon(lambda: ("could not be told" in caplog.text) == deaf)
+
+
+def test_state_that_fails_as_it_is_moved_in_fails_the_phase_whoever_has_the_lease() -> None:
+    world = World()
+    with world.connect(job_data("a")) as mux:
+
+        class Broken(Engine):
+            def load(self) -> None:
+                super().load()
+                if len(self.moves) == 1:
+                    raise EOFError("no such weights")
+
+        rollout = mux.phase("rollout", state=Broken())
+        with pytest.raises(EOFError):
+            rollout.__enter__()
+        with rollout:
+            pass
+        assert world.record("a").progress.rolled == 1
+
+
 def test_a_lease_that_expired_before_its_holder_knew_of_it_is_given_back_and_asked_for_again() -> None:
     world = World(lease_s=0.15, drain_s=5.0)
     with world.connect(job_data("a")) as mux:

@@ -177,20 +177,21 @@ def test_a_node_whose_line_is_gone_ends_its_engine_before_its_process_says_that_
     assert not served._here
 
 
+@pytest.mark.parametrize("step", [0, 1], ids=["its engine is yet to begin", "it rests"])
 def test_a_process_that_does_not_hear_of_its_lease_does_not_keep_the_leader_from_hearing_that_it_is_lost(
-    whole: tuple[bytes, ...], tmp_path: Path
+    step: int, whole: tuple[bytes, ...], tmp_path: Path
 ) -> None:
     """A neighbour takes its turns, so that the engine rests when the leader tells it to go on."""
     world, crowd, floor, since = World(rollout=NODES, lease_s=1.0, drain_s=4.0), Crowd(), Floor(), list[float]()
     answer = world._answer
 
     def unheard(job: str, verb: str, message: Any) -> Any:
-        """The grant of its second rollout; and nothing gets through in the seconds after it."""
+        """The grant of this rollout; and nothing gets through in the seconds after it."""
         is_it = job == "a" and getattr(message, "rank", None) == 0
         if is_it and since and world.now - since[0] < 2.5:
             raise httpx.ConnectError("lost")
         answered = answer(job, verb, message)
-        if is_it and not since and verb == "ask" and (message.kind.value, message.iteration) == ("rollout", 1):
+        if is_it and not since and verb == "ask" and (message.kind.value, message.iteration) == ("rollout", step):
             since.extend([world.now] if b'"epoch"' in answered.content else [])
         if is_it and since and world.now - since[0] < 2.5:
             raise httpx.ReadTimeout("unheard")

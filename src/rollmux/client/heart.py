@@ -71,9 +71,9 @@ class Heart(Thread):
             if now is not None and now.state != "fenced":
                 heed(stint, now)
                 if now.given_up:
-                    lose(stint, now.given_up)
-            elif (now is not None or epoch in asked_of) and not stint.paused:
-                lose(stint, orders.stop or "there was no sign of life from it for too long")
+                    lose(stint, epoch, now.given_up)
+            elif (now is not None or epoch in asked_of) and (stint.arriving or not stint.paused):
+                lose(stint, epoch, orders.stop or "there was no sign of life from it for too long")
         if orders.stop:
             return  # the process is about to end, and its state with it
         kinds = {each.kind for each in orders.held}

@@ -6,9 +6,11 @@ job has no hook is left alone: the phase simply goes on to its end.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from threading import Thread
 from time import monotonic
 
+from rollmux.client.residency import break_off
 from rollmux.client.stint import Stint
 from rollmux.protocol.messages import Held, Said
 
@@ -34,14 +36,23 @@ def heed(stint: Stint, now: Held) -> None:
         _start(stint, "shrink", now, lambda: _shrink(stint, now))
 
 
-def lose(stint: Stint, reason: str) -> None:
-    """The lease is gone. The work may go on, but what it does will not count."""
+def lose(stint: Stint, epoch: int, reason: str) -> None:
+    """This lease is gone. The work may go on, but what it does will not count; state on its way need not arrive."""
     with stint.link.lock:
-        if stint.lost or not stint.working:
+        here = stint.lease is not None and stint.lease.epoch == epoch
+        if stint.lost or not here or not (stint.working or stint.arriving):
             return
-        stint.lost = reason
+        stint.lost, arriving = reason, stint.arriving
     log.warning("%s has lost its lease: %s", stint, reason)
-    Thread(target=stint.link.call_hook, args=("lost", reason), name="rollmux-lost", daemon=True).start()
+    tell = partial(_break_off, stint) if arriving else partial(stint.link.call_hook, "lost", reason)
+    Thread(target=tell, name="rollmux-lost", daemon=True).start()
+
+
+def _break_off(stint: Stint) -> None:
+    try:
+        break_off(stint.state)
+    except Exception:
+        log.exception("the state of %s could not be told that its lease is lost", stint)
 
 
 def _start(stint: Stint, name: str, now: Held, carry_out: Callable[[], None]) -> None:

@@ -1,7 +1,8 @@
 """The state of a phase, moved onto its nodes and off them. An object says how by `load()` and `offload()`, if at all,
 and how large it is by `nbytes`.
 
-They may be called from another thread than the phase's own, but never while its work goes on.
+They may be called from another thread than the phase's own, but never while its work goes on. `break_off()` is called
+in the middle of a `load()` whose lease is lost: it may raise then, and the phase raises LeaseLost.
 """
 
 from time import monotonic
@@ -24,6 +25,11 @@ def load(state: State) -> float:
 def offload(state: State) -> float:
     """Moves state off, the last that came first; returns the seconds that it took."""
     return _each(state[::-1], "offload")
+
+
+def break_off(state: State) -> None:
+    """State that is being moved in need not arrive."""
+    _each(state, "break_off")
 
 
 def size(state: State) -> int | None:

@@ -31,7 +31,8 @@ class Stint:
         self.link, self.kind, self.iteration, self.state = link, kind, iteration, state
         self.lease: Held | None = None
         self.lost = ""  # why the lease is gone, where that is known
-        self.working = False  # the body is under way: only then is there something to pause, shrink or lose
+        self.working = False  # the body is under way: only then is there something to pause or shrink
+        self.arriving = False  # the lease is there, and the state on its way onto the nodes
         self.paused = False  # its nodes are given up, or just being
         self.disturbed = False  # told to make room: its state can't stay
         self.heeding = 0  # orders that are being carried out
@@ -92,14 +93,19 @@ class Stint:
                 link.wanted.add(key)
             lease = link.lease_for(*key, self._check_abandoned, paused)
             with link.lock:
-                self.lease = lease
+                lost, self.lease, self.arriving = self.lost, lease, True
                 link.stints[self.kind] = self
                 link.wanted.discard(key)
             try:
                 self._move_in(lease)
             except BaseException as error:
+                self.arriving = False
                 self.give_up(error)
+                if self.lost and isinstance(error, Exception):
+                    raise link.lost(f"{self} lost its lease before it began") from error
                 raise
+            with link.lock:
+                self.arriving, self.lost = False, lost  # the answer to the report says whether it holds
             if link.report(Said.STARTED, lease.epoch).holds:
                 return
             self.move_off()

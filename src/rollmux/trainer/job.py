@@ -85,6 +85,7 @@ class _Run:
         # Who roams has all of its workers on whichever node it holds.
         self._seats = Seats(job.rollout.workers, () if mux.roams else mux.rollout_nodes)
         self._under_way: Phase | None = None
+        self._is_new = True  # nothing has changed the parts yet
         ranks = partial(Ranks, mux.kin, folder, roles.followers, replicas=roles.replicas, lost=self._is_lost)
         self.parts = Parts(job, self._present, leased=mux.attached, ranks=ranks if roles.followers else None)
         if self.parts.ranks is not None:
@@ -114,6 +115,7 @@ class _Run:
 
     def _warm_up(self) -> None:
         """What begins and what goes on are one thing: the run goes on from here as from any checkpoint."""
+        self._is_new = False
         warm_up(self.parts.model, self.parts.task, self.job.warmup, self.job.seed, self._warmed_up)
         self._save(0)
         self._back_to(0)
@@ -164,7 +166,9 @@ class _Run:
 
     def _undo(self, kind: str, step: int) -> None:
         """Brings back what the phase began with: nothing of it has changed since the last checkpoint."""
-        if kind == "rollout":
+        if self._is_new:
+            self.parts.restore(self.parts.state())  # but for engines that have been told to begin
+        elif kind == "rollout":
             self._back_to(step)
         elif kind == "train":
             self.parts.learner.restore(self.checkpoints.load(step, self._fixed)["learner"])
@@ -191,6 +195,7 @@ class _Run:
         self.checkpoints.save(step, self._fixed, self.parts.state())
 
     def _back_to(self, step: int) -> int:
+        self._is_new = False
         self.parts.restore(self.checkpoints.load(step, self._fixed))
         self._forget_after(step)
         return step

@@ -145,6 +145,11 @@ class Parts:
     def offload(self) -> None:
         self.rollout.suspend()
 
+    def break_off(self) -> None:
+        """Engines elsewhere may wait for processes that have not heard of this lease, and need not any more."""
+        if self.ranks is not None:
+            self.ranks.break_off()
+
 
 def model_of(job: said.JobFile, task: Task) -> Any:
     """As it is before the first step."""
