@@ -1,12 +1,16 @@
 """Where commands may write: said before the work, with what would help."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 
 from rollmux.cli.outputs import require_writable, write_text
+
+ROLLMUX = str(Path(sys.executable).with_name("rollmux"))
 
 
 @pytest.mark.parametrize("name", ["new.json", "there.json"])
@@ -47,6 +51,14 @@ def test_what_may_not_be_written_is_refused(
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # nothing is closed to root
     with pytest.raises(typer.BadParameter, match=trouble):
         require_writable("--json", tmp_path / name)
+
+
+def test_a_full_disk_behind_standard_output_is_said_too() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = [ROLLMUX, "simulate", "--workload", "burst", "--policy", "solo", "--json", "-"]
+        wrote = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert wrote.returncode == 2
+    assert "No space left on device" in wrote.stderr
 
 
 def test_what_fails_while_writing_is_said_too(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_the_optimum_has_the_keys_of_a_policy_and_its_proof(jobs: Path) -> None:
     pytest.importorskip("highspy", reason="the optimum needs the extra `solver`")
     found = figures("--workload", jobs, "--policy", "solo,optimal")["policies"]
     assert found["optimal"].keys() == found["solo"].keys() | {"optimum"}
+    assert found["optimal"]["admissions"] is None
     assert all(found["optimal"][name].keys() == keys for name, keys in PARTS.items())
     assert set(found["optimal"]["decision_latency_ms"].values()) == {None}
 
@@ -223,12 +224,66 @@ def test_jobs_for_which_there_is_no_machine_are_named(tmp_path: Path, jobs: Path
         (("--job-mtbf-h", "nan", "--node-mtbf-h", "5"), "give hours above 0"),
         (("--json", "nowhere/out.json"), "--json nowhere/out.json: must be in a folder that is there"),
         (("--report", "nowhere/out.html"), "--report nowhere/out.html: must be in a folder that is there"),
+        (("--json", "same", "--report", "./same"), "--report same: that is --json's already; name another one"),
+        (("--json", "-", "--trace", "-"), "--trace -: that is --json's already"),
+        (("--json", "n" * 300), "File name too long"),
+        (("--workload", "n" * 300), "File name too long"),
+        (("--policy", "solo,gavel", "--trace", "t.json"), "gavel plays no single phase: name another last"),
+        (("--policy", "optimal", "--cluster", EXAMPLES / "cluster-fixed.yaml"), "rents whatever nodes it needs"),
     ],
 )
 def test_what_is_wrong_is_refused_with_what_to_do(jobs: Path, wrong: tuple[str | Path, ...], hint: str) -> None:
     code, output = simulate("--workload", jobs, "--policy", "solo", *wrong)
     assert code == 2, output
     assert hint in output
+
+
+HEADER = "job,arrival_h,duration_h,rollout_s,train_s,slo"
+
+
+def test_a_job_that_fits_no_node_is_refused_for_the_optimum_before_anything_is_played(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.csv"
+    jobs.write_text(f"{HEADER},rollout_mem_gb\na,0,5,100,100,1.5,5000\n", encoding="utf-8")
+    code, output = simulate("--workload", jobs, "--policy", "solo,optimal")
+    assert code == 2, output
+    assert "give it smaller state or more nodes" in output
+    assert "per hour" not in output
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    jobs = tmp_path / "run[v2].csv"
+    jobs.write_text(f"{HEADER},rollout_mem_gb\n[/b],0,5,100,100,1.5,5000\n:key:,0,5,9,9,2,1\n", encoding="utf-8")
+    code, output = simulate("--workload", jobs, "--policy", "solo")
+    assert code == 0, output
+    assert "run[v2]: 2 jobs" in output
+    assert "1 jobs never had a place: [/b]." in output
+    jobs.write_text(f"{HEADER}\nsft[v1],0,5,100,100,1.5\n:key:,0,5,9,9,2\n", encoding="utf-8")
+    planned = CliRunner().invoke(app, ["plan", str(jobs)])
+    assert planned.exit_code == 0, planned.output
+    assert "sft[v1]" in planned.output
+    assert ":key:" in planned.output
+
+
+def test_jobs_that_fail_for_good_are_named_and_the_optimum_meets_no_faults(tmp_path: Path) -> None:
+    pytest.importorskip("highspy", reason="the optimum needs the extra `solver`")
+    jobs = tmp_path / "jobs.csv"
+    jobs.write_text(f"{HEADER}\nlong,0,5,100,100,1.5\n", encoding="utf-8")
+    words = ("--workload", jobs, "--policy", "solo,optimal", "--job-mtbf-h", "0.01")
+    code, output = simulate(*words)
+    assert code == 0, output
+    assert "solo: 1 jobs failed 1000 times and were given up: long." in output
+    assert "optimal meets no faults" in output
+    found = figures(*words)
+    assert (found["workload"]["job_mtbf_h"], found["workload"]["node_mtbf_h"]) == (0.01, None)
+    assert found["policies"]["solo"]["slo_attainment"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("more", "known"), [((), True), (("--realised", "tail"), False), (("--accounting", "lifetime"), False)]
+)
+def test_the_bound_is_of_all_the_work_at_its_bounds(jobs: Path, more: tuple[str, ...], known: bool) -> None:
+    found = figures("--workload", jobs, "--policy", "solo", *more)["workload"]["lower_bound_usd"]
+    assert (found is not None) == known
 
 
 @pytest.mark.parametrize("content", ["rollout: {}\n", "- 1\n", "rollout: {nod: 1}\n", "\x00", ": :\n", ""])

@@ -97,7 +97,7 @@ def run_packed(run: PackedRun) -> Bill:
         work_usd(workload, PhaseKind.ROLLOUT),
         work_usd(workload, PhaseKind.TRAIN),
         outcome.slo_attainment,
-        max(job.slowdown / job.slo for job in outcome.jobs),
+        max(job.over_slo for job in outcome.jobs),
         outcome.moves,
     )
 

@@ -171,6 +171,8 @@ def test_a_row_of_a_policy_that_plays_no_phase_says_so(tmp_path: Path) -> None:
         (("-o", "nowhere/results.jsonl"), "--out nowhere/results.jsonl: must be in a folder that is there"),
         (("--json", "nowhere/table.json"), "--json nowhere/table.json: must be in a folder that is there"),
         (("--json", EXAMPLES), "must be a file, this is a folder"),
+        (("-o", "same", "--json", "same"), "--json same: that is --out's already"),
+        (("--policy", "optimal", "--cluster", EXAMPLES / "cluster-fixed.yaml"), "rents whatever nodes it needs"),
         (("-o", str(EXAMPLES / "cluster.yaml")), "must be a result of a sweep"),
     ],
 )

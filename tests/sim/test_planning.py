@@ -43,6 +43,20 @@ def test_every_policy_places_the_production_jobs_within_their_slos(policy: str) 
     assert planned.dedicated_usd_per_hour == pytest.approx(570.4)
 
 
+def test_what_jobs_cost_and_take_alone_does_not_depend_on_what_a_policy_makes_of_them() -> None:
+    """`paper` trains a job on all nodes of its group."""
+    jobs = [
+        job("wide", 300.0, 200.0, slo=2.0, nodes=(1, 2)),
+        job("narrow", 100.0, 50.0, slo=2.0),
+    ]
+    plans = {name: plan_jobs(jobs, CONTENDERS[name].make(5, 0), PAPER_CLUSTER) for name in POLICIES}
+    assert len({round(planned.dedicated_usd_per_hour, 6) for planned in plans.values()}) == 1
+    for planned in plans.values():
+        for each in (one for group in planned.groups for one in group.jobs):
+            assert each.solo_s == {"wide": 500.0, "narrow": 150.0}[each.job]
+            assert each.limit_s == pytest.approx(each.slo * each.solo_s)
+
+
 @given(st.lists(any_jobs(most_nodes=(2, 2), most_gb=400), max_size=8), st.sampled_from(POLICIES), st.booleans())
 def test_every_job_is_placed_or_said_to_be_not_and_nodes_are_those_there_are(
     drawn: list[JobSpec], policy: str, shared: bool

@@ -118,5 +118,6 @@ def test_shorter_phases_hold_the_time_that_was_promised_though_not_always_the_ra
     jobs = Workload("w", tuple(replace(a, duration_s=a.duration_s / 4) for a in drawn.arrivals))
     outcome = replay(jobs, "paper", Settings(takes=durations("tail", seed), seed=seed))
     for each, arrival in zip(outcome.jobs, jobs.arrivals, strict=True):
+        assert each.iteration_s is not None
         assert each.iteration_s <= arrival.job.limit_s * 1.001
     assert outcome.slo_attainment >= 0.8

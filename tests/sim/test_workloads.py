@@ -190,6 +190,17 @@ def test_a_file_without_jobs_or_with_broken_content_is_refused(tmp_path: Path) -
     assert "UTF-8" in problems_of(tmp_path / "few.csv")[0]
 
 
+def test_parquet_that_is_damaged_inside_is_refused(tmp_path: Path) -> None:
+    import_module("pyarrow")
+    path = tmp_path / "few.parquet"
+    write_workload(GENERATORS["mixed"](0, 200, 20.0), path)
+    content = bytearray(path.read_bytes())
+    for at in range(4, len(content) // 2, 40):
+        content[at] ^= 0xFF
+    path.write_bytes(bytes(content))
+    assert "well-formed Parquet" in problems_of(path)[0]
+
+
 def test_parquet_cells_of_other_types_are_refused_in_place(tmp_path: Path) -> None:
     arrow = import_module("pyarrow")
     parquet = import_module("pyarrow.parquet")

@@ -195,4 +195,4 @@ def _virtual(policy: str, hours: float, slo: float, explain: str, as_json: bool)
     elif explain:
         typer.echo(result.explanations[explain])
     else:
-        show_virtual(result, Console())
+        show_virtual(result, console())

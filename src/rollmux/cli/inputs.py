@@ -20,11 +20,16 @@ def load_workload(name_or_path: str, seed: int) -> Workload:
     if name_or_path in GENERATORS:
         return GENERATORS[name_or_path](seed)
     path = Path(name_or_path)
-    if not path.is_file():
+    if not _is_file(path):
         choice = f"{', '.join(GENERATORS)}, or a file"
         raise typer.BadParameter(f"there is no workload or file {name_or_path!r}; choose {choice}")
     with refusals():
         return read_workload(path)
+
+
+def _is_file(path: Path) -> bool:
+    with refusals():
+        return path.is_file()
 
 
 def load_cluster(path: Path | None) -> Cluster:
@@ -45,7 +50,7 @@ def load_setup(name_or_path: str) -> Setup:
     if name_or_path in SETUPS:
         return SETUPS[name_or_path]
     path = Path(name_or_path)
-    if not path.is_file():
+    if not _is_file(path):
         choice = f"{', '.join(SETUPS)}, or a file"
         raise typer.BadParameter(f"there is no setup or file {name_or_path!r}; choose {choice}")
     with refusals():

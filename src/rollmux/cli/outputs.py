@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from rich.console import Console, RenderableType
 
+from rollmux.cli.refusals import refusals
 from rollmux.sim.policies import played_paced
 from rollmux.sim.realised import BOUND
 
@@ -18,9 +19,9 @@ PIPED_WIDTH = 120
 
 
 def console() -> Console:
-    """Standard output; wide enough for every column where it is no terminal."""
-    found = Console()
-    return found if found.is_terminal else Console(width=PIPED_WIDTH)
+    """Standard output; wide enough for every column where it is no terminal. Names are shown as they are."""
+    found = Console(markup=False, emoji=False)
+    return found if found.is_terminal else Console(width=PIPED_WIDTH, markup=False, emoji=False)
 
 
 def show(data: Any, as_json: bool, *texts: RenderableType) -> None:
@@ -32,7 +33,7 @@ def show(data: Any, as_json: bool, *texts: RenderableType) -> None:
     screen = console()
     for text in texts:
         if isinstance(text, str):
-            screen.print(text, markup=False, highlight=False, soft_wrap=True)
+            screen.print(text, highlight=False, soft_wrap=True)
         else:
             screen.print(text)
 
@@ -52,9 +53,22 @@ def require_writable(option: str, out: Path | None) -> None:
     """BadParameter unless a file can be written there; asked before the work whose result it is to hold."""
     if out is None or out == HERE:
         return
-    trouble = _trouble(out)
+    with refusals():
+        trouble = _trouble(out)
     if trouble:
         raise typer.BadParameter(f"{option} {out}: {trouble}")
+
+
+def require_apart(**outs: Path | None) -> None:
+    """BadParameter where two options name one file, of which only the last would be left."""
+    seen: dict[Path, str] = {}
+    for option, out in outs.items():
+        if out is None:
+            continue
+        place = out if out == HERE else out.resolve()
+        if place in seen:
+            raise typer.BadParameter(f"--{option} {out}: that is --{seen[place]}'s already; name another one")
+        seen[place] = option
 
 
 def _trouble(out: Path) -> str:
@@ -76,7 +90,8 @@ def _trouble(out: Path) -> str:
 def write_text(text: str, out: Path) -> None:
     """The text, which ends its last line, in a file, or on standard output where that is `-`."""
     if out == HERE:
-        typer.echo(text, nl=False)
+        with refusals():
+            typer.echo(text, nl=False)
         return
     try:
         out.write_text(text, encoding="utf-8")

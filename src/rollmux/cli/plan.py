@@ -108,7 +108,7 @@ def show(planned: PlannedCluster, console: Console) -> None:
     if planned.unplaced:
         console.print(f"{len(planned.unplaced)} of {placed + len(planned.unplaced)} jobs have no place:")
         for line in _reasons(planned):
-            console.print(f"  {line}", markup=False)
+            console.print(f"  {line}")
 
 
 def _reasons(planned: PlannedCluster) -> list[str]:

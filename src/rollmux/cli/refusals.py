@@ -23,8 +23,11 @@ def refusals() -> Iterator[None]:
             raise typer.BadParameter(str(error)) from error
         shown = str(error).splitlines()[: 1 + SHOWN_PROBLEMS]
         raise typer.BadParameter("\n".join([*shown, f"  and {more} more"])) from error
+    except BrokenPipeError:
+        raise  # who reads has enough
     except OSError as error:
-        raise typer.BadParameter(f"{error.filename}: {error.strerror}") from error
+        where = "" if error.filename is None else f"{error.filename}: "
+        raise typer.BadParameter(where + (error.strerror or str(error))) from error
 
 
 def require_name(what: str, name: str, known: tuple[str, ...]) -> None:

@@ -15,7 +15,8 @@ from rich.table import Table
 from rollmux.cli import options
 from rollmux.cli.inputs import load_cluster, load_workload
 from rollmux.cli.job_tier import JobTier, JobTierOption, SloOfOption, StaggerOption, load_job_tier
-from rollmux.cli.outputs import HERE, console, note_paced, require_writable, write_json, write_text
+from rollmux.cli.outputs import HERE, console, note_paced, require_apart, require_writable, write_json, write_text
+from rollmux.cli.refusals import refusals
 from rollmux.cli.workload import describe_workload
 from rollmux.report.page import html_report
 from rollmux.report.trace import chrome_trace
@@ -23,11 +24,11 @@ from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.faults import Faults
 from rollmux.sim.limits import workload_bound_usd
 from rollmux.sim.optimal import Optimum
-from rollmux.sim.optimal_run import OptimalRun, optimal_run
+from rollmux.sim.optimal_run import OptimalRun, optimal_run, require_optimum
 from rollmux.sim.outcome import Outcome
 from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP, played_paced
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
-from rollmux.sim.replay import Accounting, Fidelity, Settings, Told, replay
+from rollmux.sim.replay import MOST_ATTEMPTS, Accounting, Fidelity, Settings, Told, replay
 from rollmux.sim.summary import percentile, summary
 from rollmux.sim.workload import Workload
 
@@ -71,7 +72,7 @@ def simulate(
 ) -> None:
     """Replay a workload under one policy or several: what it costs, and whose SLO breaks."""
     names, files = _policies(policy), _Files(json_out, report, trace)
-    _require_played(fidelity, realised, trace)
+    _require_played(fidelity, realised, trace, names[-1])
     faults = _faults(node_mtbf_h, job_mtbf_h)
     _require_seconds(move_s, pause_s)
     note_paced(names, realised)
@@ -96,12 +97,15 @@ def simulate(
         faults=faults,
         history=files.draws,
     )
+    if OPTIMAL in names:
+        with refusals():
+            require_optimum(jobs, settings.cluster)
     runs = run_all(jobs, names, settings, Console(stderr=True))
     files.write(
         lambda: as_data(jobs, runs, settings, realised, timings, tier), jobs.name, [run.outcome for run in runs]
     )
     if json_out != HERE:
-        show(jobs, runs, console())
+        show(jobs, runs, console(), faults is not None)
         files.tell()
 
 
@@ -120,6 +124,7 @@ class _Files:
     def require_writable(self) -> None:
         for option, out in (("--json", self.json), ("--report", self.report), ("--trace", self.trace)):
             require_writable(option, out)
+        require_apart(json=self.json, report=self.report, trace=self.trace)
 
     def write(self, data: Callable[[], Any], name: str, outcomes: Sequence[Outcome]) -> None:
         """The figures, the page of all runs, and the trace of the last one."""
@@ -157,12 +162,14 @@ def _faults(node_mtbf_h: float | None, job_mtbf_h: float | None) -> Faults | Non
     return None if node_mtbf_h is None and job_mtbf_h is None else Faults(node_mtbf_h, job_mtbf_h)
 
 
-def _require_played(fidelity: Fidelity, realised: str, trace: Path | None) -> None:
+def _require_played(fidelity: Fidelity, realised: str, trace: Path | None, last: str) -> None:
     """BadParameter where phases are asked about that are not played."""
     if realised not in DISTRIBUTIONS:
         raise typer.BadParameter(f"there is no distribution {realised!r}; choose {', '.join(DISTRIBUTIONS)}")
     if fidelity is Fidelity.PACE and (realised != BOUND or trace):
         raise typer.BadParameter("--fidelity pace plays no single phase: --realised and --trace need --fidelity phase")
+    if trace and played_paced(last):
+        raise typer.BadParameter(f"--trace is of the last policy, and {last} plays no single phase: name another last")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +241,21 @@ def as_data(
         "pause_s": settings.pause_s if settings.pause_s >= 0 else None,
         "spares": settings.spares,
         "job_tier": None if tier is None else tier.as_data(),
-        "lower_bound_usd": workload_bound_usd(workload, settings.cluster, settings.max_group or None),
+        "node_mtbf_h": None if settings.faults is None else settings.faults.node_mtbf_h,
+        "job_mtbf_h": None if settings.faults is None else settings.faults.job_mtbf_h,
+        "lower_bound_usd": _bound_usd(workload, settings, realised),
     }
     return {"workload": about, "policies": policies}
 
 
-def show(workload: Workload, runs: Sequence[Run], console: Console) -> None:
+def _bound_usd(workload: Workload, settings: Settings, realised: str) -> float | None:
+    """It holds for all of the work, each phase of it at its bound."""
+    if realised != BOUND or settings.accounting is Accounting.LIFETIME:
+        return None
+    return workload_bound_usd(workload, settings.cluster, settings.max_group or None)
+
+
+def show(workload: Workload, runs: Sequence[Run], console: Console, struck: bool = False) -> None:
     """A line for each policy."""
     table = Table(box=SIMPLE, title=f"{workload.name}: {len(workload.arrivals)} jobs", title_justify="left")
     for column in (
@@ -257,7 +273,7 @@ def show(workload: Workload, runs: Sequence[Run], console: Console) -> None:
         table.add_column(column, justify="left" if column == "policy" else "right")
     for run in runs:
         outcome = run.outcome
-        worst = max((job.slowdown / job.slo for job in outcome.jobs), default=0.0)
+        worst = max((job.over_slo for job in outcome.jobs), default=0.0)
         busy = " / ".join(_per(h.busy, h.paid, "{:.0%}") for h in (outcome.rollout, outcome.train))
         p99 = percentile(outcome.decision_ms, 99)
         table.add_row(
@@ -275,17 +291,21 @@ def show(workload: Workload, runs: Sequence[Run], console: Console) -> None:
     console.print(table)
     console.print("Worst: slowdown over SLO of the unluckiest job. Busy: rollout / training nodes. Decision: p99.")
     for run in runs:
-        for note in _notes(run):
+        for note in _notes(run, struck):
             console.print(note)
 
 
-def _notes(run: Run) -> Iterator[str]:
+def _notes(run: Run, struck: bool) -> Iterator[str]:
     """What the line of a policy does not tell."""
     outcome, proof = run.outcome, run.proof
     homeless = [job.job for job in outcome.jobs if not job.group]
     if homeless:
-        some = ", ".join(homeless[:5]) + (" …" if len(homeless) > 5 else "")
-        yield f"{outcome.policy}: {len(homeless)} jobs never had a place: {some}."
+        yield f"{outcome.policy}: {len(homeless)} jobs never had a place: {_some(homeless)}."
+    failed = [job.job for job in outcome.jobs if job.failed]
+    if failed:
+        yield f"{outcome.policy}: {len(failed)} jobs failed {MOST_ATTEMPTS} times and were given up: {_some(failed)}."
+    if struck and proof is not None:
+        yield "optimal meets no faults: neither nodes nor jobs fail there."
     if outcome.restarts:
         yield f"{outcome.policy}: {outcome.restarts} restarts after faults."
     if proof is not None:
@@ -293,6 +313,10 @@ def _notes(run: Run) -> Iterator[str]:
             f"optimal regroups freely and for nothing. {proof.proven} of {proof.regroups} groupings are "
             f"proven the cheapest; the mean gap to the bound is {proof.mean_gap:.2%}."
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
 
 
 def _per(value: float, base: float, form: str) -> str:

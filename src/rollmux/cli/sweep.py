@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rollmux.cli import options
-from rollmux.cli.outputs import HERE, console, note_paced, require_writable, write_json
+from rollmux.cli.outputs import HERE, console, note_paced, require_apart, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.generate import GENERATORS
@@ -77,6 +77,7 @@ def sweep(
     note_paced(_policies(policy), realised)
     require_writable("--out", out)
     require_writable("--json", json_out)
+    require_apart(out=out, json=json_out)
     results = _run(cases, out, workers or len(os.sched_getaffinity(0)))
     found = summaries(results)
     if json_out is not None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from rollmux.cli import options
 from rollmux.cli.inputs import load_workload
-from rollmux.cli.outputs import require_writable
+from rollmux.cli.outputs import console, require_writable
 from rollmux.cli.refusals import refusals
 from rollmux.sim.generate import GENERATORS, PROFILES
 from rollmux.sim.importers import IMPORTERS, Selection, import_sia
@@ -175,7 +175,7 @@ def describe(
     if as_json:
         typer.echo(json.dumps(asdict(description), indent=1))
     else:
-        show(description, Console())
+        show(description, console())
 
 
 def show(description: Description, console: Console) -> None:

@@ -65,6 +65,7 @@ class Books:
         self.moves: Counter[str] = Counter()
         self.restarts: Counter[str] = Counter()
         self.moving: set[str] = set()  # stopped in order to move, and not launched again yet
+        self.wanted: dict[tuple[str, PhaseKind], int] = {}  # nodes
         self.levels: list[Level] = []
         self.spans: list[Span] = []
         self.decision_ms: list[float] = []
@@ -116,9 +117,17 @@ class Books:
         offload_s = min(span_s - load_s, phase.offload_s if last and not lease.keep else 0.0)
         book = self.pools[self.kinds[lease.kind]]
         book.switch_s += (load_s + offload_s) * len(nodes)
-        book.busy_s += (span_s - load_s - offload_s) * len(nodes)
+        # More nodes than a phase wants make it no faster: those are idle.
+        book.busy_s += (span_s - load_s - offload_s) * min(len(nodes), self._wanted(lease))
         if self.history:
             self._draw(lease, nodes, (start_s, start_s + load_s, end_s - offload_s, end_s))
+
+    def _wanted(self, lease: cmd.Lease) -> int:
+        wanted = self.wanted.get((lease.job_id, lease.kind))
+        if wanted is None:
+            job = self.machine.state.jobs[lease.job_id].submitted.resolve(self.machine.state.cluster)
+            wanted = self.wanted[lease.job_id, lease.kind] = job.phase(lease.kind).nodes
+        return wanted
 
     def _draw(self, lease: cmd.Lease, nodes: tuple[str, ...], times: tuple[float, float, float, float]) -> None:
         group = self.machine.state.jobs[lease.job_id].group_id

@@ -113,7 +113,8 @@ class Cast:
         self.coming = 0  # jobs that are still to be submitted
         self.started: dict[str, float] = {}  # when each job first ran
         self.active_s: dict[str, float] = {}  # in the phases of complete iterations
-        self.ended: dict[str, float] = {}  # when each job finished or was dismissed
+        self.ended: dict[str, float] = {}  # when each job finished, was dismissed or was given up
+        self.failed: set[str] = set()  # those that were given up
         self.completed: dict[str, list[float]] = {}  # when each iteration of each job was complete
         self.history: list[tuple[float, ev.Event, tuple[cmd.Command, ...]]] = []
         self.keep_history = False
@@ -161,6 +162,9 @@ class Cast:
         attempt = self.actors[job_id].attempt
         self._leave_stage(job_id)
         self.tell(ev.JobFailed(job_id, attempt, reason))
+        if job_id not in self.machine.state.jobs:
+            self.failed.add(job_id)
+            self.ended[job_id] = self.now
 
     def at(self, at_s: float, happen: Callable[[], None]) -> None:
         """Something of another kind happens then."""

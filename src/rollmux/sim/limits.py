@@ -6,7 +6,7 @@ order of phases, as long as it interrupts none. The proofs are in docs/design/li
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, floor
@@ -15,7 +15,8 @@ from rollmux.mux.hardware import Cluster, Pool
 from rollmux.mux.job import JobSpec, PhaseKind
 from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, Member, NodeUse, Placement, Tenant
-from rollmux.sim.workload import HOUR_S, Workload
+from rollmux.sim.cast import Takes, as_planned
+from rollmux.sim.workload import HOUR_S, Arrival, Workload
 
 # Shares of a node are counted in whole parts, so that a sum is the same whatever came and went before. Each is rounded
 # to the nearest part, so a sum of n shares may be n / 2 parts too high: as much is forgiven before rounding up.
@@ -28,25 +29,40 @@ SLO_ROUNDING = 1.001
 Work = tuple[JobSpec, PhaseKind]
 
 
-def fluid_usd(workload: Workload, cluster: Cluster) -> float:
-    """The price of the work itself: what every node would cost if it were never idle."""
+# How many iterations jobs have done, by their names.
+Done = Mapping[str, int]
+
+
+def fluid_usd(workload: Workload, cluster: Cluster, done: Done | None = None, takes: Takes = as_planned) -> float:
+    """The price of the work itself, or of so much of it: what every node would cost if it were never idle."""
     usd = 0.0
-    for arrival in workload.arrivals:
+    for arrival, iterations in _done(workload, done):
         job = arrival.job.resolve(cluster)
         for kind, pool in ((ROLLOUT, cluster.rollout), (TRAIN, cluster.train)):
             phase = job.phase(kind)
-            usd += arrival.iterations * phase.planned_s * phase.nodes / HOUR_S * pool.node_type.usd_per_hour
+            if takes is as_planned:
+                work_s = iterations * phase.planned_s
+            else:
+                work_s = sum(takes(job, kind, i) for i in range(iterations))
+            usd += work_s * phase.nodes / HOUR_S * pool.node_type.usd_per_hour
     return usd
 
 
-def whole_node_usd(workload: Workload, cluster: Cluster) -> float:
+def _done(workload: Workload, done: Done | None) -> Iterator[tuple[Arrival, int]]:
+    for arrival in workload.arrivals:
+        iterations = arrival.iterations if done is None else done[arrival.job.id]
+        if iterations:
+            yield arrival, iterations
+
+
+def whole_node_usd(workload: Workload, cluster: Cluster, done: Done | None = None) -> float:
     """The work of the jobs that would be active were each alone, rounded up to whole nodes of each pool at any time."""
     steps: list[tuple[float, int, tuple[int, ...]]] = []
-    for arrival in workload.arrivals:
+    for arrival, iterations in _done(workload, done):
         job = arrival.job.resolve(cluster)
         parts = tuple([sum(_parts(*work) for work in works) for works in _by_pool([job], cluster)])
         steps.append((arrival.at_s, 1, parts))
-        steps.append((arrival.at_s + arrival.iterations * job.solo_s, -1, parts))
+        steps.append((arrival.at_s + iterations * job.solo_s, -1, parts))
     steps.sort()
     prices = [pool.node_type.usd_per_hour for pool in cluster.pools]
     active, load, usd, before_s = 0, [0] * len(prices), 0.0, 0.0

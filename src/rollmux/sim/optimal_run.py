@@ -40,6 +40,13 @@ def optimal_run(
     return run.result()
 
 
+def require_optimum(workload: Workload, cluster: Cluster) -> None:
+    """InvalidSpec unless this cluster has as many nodes as it takes, and each job can run there alone."""
+    optimum = Optimum(cluster)
+    for arrival in workload.arrivals:
+        optimum.best([arrival.job])
+
+
 @dataclass(slots=True)
 class _Active:
     """A job in the system: what it has done, and its pace in its present group."""
@@ -131,7 +138,7 @@ class _Run:
     def _end(self, name: str) -> None:
         job = self.active.pop(name)
         spec, life_s = job.arrival.job, self.now_s - job.arrival.at_s
-        iteration_s = life_s / job.done if job.done else spec.solo_s
+        iteration_s = life_s / job.done if job.done else None
         self.ended.append(
             JobOutcome(
                 job=name,
@@ -141,7 +148,7 @@ class _Run:
                 iterations=round(job.done),
                 solo_s=spec.solo_s,
                 iteration_s=iteration_s,
-                slowdown=iteration_s / spec.solo_s,
+                slowdown=None if iteration_s is None else iteration_s / spec.solo_s,
                 slo=spec.slo,
                 group=job.group,
                 admission="optimal",
@@ -194,12 +201,13 @@ class _Run:
 
     def result(self) -> OptimalRun:
         rollout, train = self.books
+        done = {job.job: job.iterations for job in self.ended}
         outcome = Outcome(
             policy="optimal",
             usd_total=self.usd,
             makespan_h=self.now_s / HOUR_S,
-            fluid_usd=fluid_usd(self.workload, self.cluster),
-            whole_node_usd=whole_node_usd(self.workload, self.cluster),
+            fluid_usd=fluid_usd(self.workload, self.cluster, done),
+            whole_node_usd=whole_node_usd(self.workload, self.cluster, done),
             rollout=rollout.hours(),
             train=train.hours(),
             peak_rollout=rollout.peak,

@@ -2,32 +2,45 @@
 
 from dataclasses import dataclass
 
+from rollmux.sim.workload import HOUR_S
+
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
     """One job's life. `slowdown` is its mean iteration time over its life against its solo time.
 
-    It began again `moves` times because it was moved to another place, and `restarts` times after a fault.
+    It began again `moves` times because it was moved to another place, and `restarts` times after a fault; it `failed`
+    if it was given up in the end. What it did not come to, its start or an iteration, has no time: None.
     """
 
     job: str
     arrival_h: float
-    started_h: float
+    started_h: float | None
     ended_h: float
     iterations: int
     solo_s: float
-    iteration_s: float
-    slowdown: float
+    iteration_s: float | None
+    slowdown: float | None
     slo: float
     group: str
     admission: str  # how it was first placed: direct, rollout_scaling, train_scaling, mixed_scaling, isolated
     moves: int
     restarts: int = 0
+    failed: bool = False
+
+    @property
+    def over_slo(self) -> float:
+        """Its slowdown over its SLO. Without an iteration: as if it had ended with its first."""
+        slowdown = self.slowdown
+        if slowdown is None:
+            begin_h = self.arrival_h if self.started_h is None else self.started_h
+            slowdown = (self.ended_h - begin_h) * HOUR_S / self.solo_s
+        return slowdown / self.slo
 
     @property
     def met(self) -> bool:
         """Whether it had a place and its SLO was kept; a part in a thousand is the rounding of whole iterations."""
-        return bool(self.group) and self.slowdown <= self.slo * 1.001
+        return bool(self.group) and not self.failed and self.over_slo <= 1.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,7 @@ class PoolHours:
 class Outcome:
     """One policy on one workload. `levels` and what follows are empty where no history was asked for.
 
+    `fluid_usd` and `whole_node_usd` are limits for the work that was done; the second is 0 where it is not known.
     `moves` and `restarts` are those of all jobs.
     """
 

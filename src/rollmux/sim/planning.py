@@ -4,7 +4,7 @@ Jobs are placed one after the other, in the order given, by the same policy and 
 time passes: nobody leaves, and a job without a place is left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rollmux.errors import InvalidSpec, Problem
@@ -84,7 +84,8 @@ def plan_jobs(jobs: Sequence[JobSpec], policy: Policy, cluster: Cluster) -> Plan
     """Places these jobs on the empty cluster; InvalidSpec where one of them could not run there even alone."""
     snapshot = empty_snapshot(cluster)
     unplaced, explanations = [], {}
-    for job in _required(jobs, cluster):
+    asked = {job.id: job for job in _required(jobs, cluster)}  # a policy may keep jobs otherwise than they came
+    for job in asked.values():
         decision = policy.place(job, snapshot)
         explanations[job.id] = explain(decision)
         plan = decision.plan
@@ -93,8 +94,8 @@ def plan_jobs(jobs: Sequence[JobSpec], policy: Policy, cluster: Cluster) -> Plan
             continue
         check_plan(plan, snapshot, policy.forecaster)
         snapshot = snapshot.with_group(plan.group, plan.new_nodes)
-    groups = tuple(_planned(group, policy, cluster) for group in snapshot.groups.values())
-    placed = [member.job for group in snapshot.groups.values() for member in group.members]
+    groups = tuple(_planned(group, policy, cluster, asked) for group in snapshot.groups.values())
+    placed = [asked[member.job.id] for group in snapshot.groups.values() for member in group.members]
     return PlannedCluster(
         policy.name,
         groups,
@@ -141,12 +142,11 @@ def _required(jobs: Sequence[JobSpec], cluster: Cluster) -> list[JobSpec]:
     return [job.resolve(cluster) for job in jobs]
 
 
-def _planned(group: Group, policy: Policy, cluster: Cluster) -> PlannedGroup:
+def _planned(group: Group, policy: Policy, cluster: Cluster, asked: Mapping[str, JobSpec]) -> PlannedGroup:
     times = policy.forecaster.forecast(group).iteration_s
-    jobs = tuple(_planned_job(member, s) for member, s in zip(group.members, times, strict=True))
+    jobs = tuple(_planned_job(asked[m.job.id], m, s) for m, s in zip(group.members, times, strict=True))
     return PlannedGroup(group.id, jobs, group.rollout_nodes, group.train_nodes, group.usd_per_hour(cluster))
 
 
-def _planned_job(member: Member, iteration_s: float) -> PlannedJob:
-    job = member.job
+def _planned_job(job: JobSpec, member: Member, iteration_s: float) -> PlannedJob:
     return PlannedJob(job.id, member.placement, job.solo_s, iteration_s, member.limit_s, job.slo)

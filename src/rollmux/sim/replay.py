@@ -129,6 +129,7 @@ def _outcome(
     paced: bool,
 ) -> Outcome:
     jobs = tuple(_job_outcome(arrival, cast, books) for arrival in arrivals)
+    done, takes = {job.job: job.iterations for job in jobs}, as_planned if paced else settings.takes
     end_s = max(cast.ended.values(), default=0.0)
     for book in books.pools.values():
         book.close(end_s)
@@ -137,14 +138,16 @@ def _outcome(
             for kind, pool in books.kinds.items():
                 phase = arrival.job.phase(kind)
                 books.pools[pool].busy_s += job.iterations * phase.planned_s * phase.nodes
+        for book in books.pools.values():
+            book.busy_s = min(book.busy_s, book.paid_s)  # forecasts count whole milliseconds
     rollout, train = (books.pools[books.kinds[kind]] for kind in (PhaseKind.ROLLOUT, PhaseKind.TRAIN))
     shared = cast.machine.state.cluster.shared
     return Outcome(
         policy=policy,
         usd_total=books.usd(),
         makespan_h=end_s / HOUR_S,
-        fluid_usd=fluid_usd(workload, settings.cluster),
-        whole_node_usd=whole_node_usd(workload, settings.cluster),
+        fluid_usd=fluid_usd(workload, settings.cluster, done, takes),
+        whole_node_usd=whole_node_usd(workload, settings.cluster, done) if takes is as_planned else 0.0,
         rollout=PoolHours(0.0, 0.0, 0.0, 0.0) if shared else _hours(rollout),
         train=_hours(train),
         peak_rollout=0 if shared else rollout.peak,
@@ -161,28 +164,29 @@ def _outcome(
 
 def _job_outcome(arrival: Arrival, cast: Cast, books: Books) -> JobOutcome:
     name = arrival.job.id
-    started_s = cast.started.get(name, arrival.at_s)
+    started_s = cast.started.get(name)
     ended_s = cast.ended.get(name, arrival.at_s)  # a job that is refused is over at once
     iterations, solo_s = cast.done(name), arrival.job.solo_s
     if iterations and name in cast.active_s:
         job = arrival.job
         solo_s *= cast.active_s[name] / iterations / (job.rollout.planned_s + job.train.planned_s + job.sync_s)
-    iteration_s = cast.iteration_s(name)
+    iteration_s = cast.iteration_s(name) if iterations else None
     first = books.first.get(name)
     return JobOutcome(
         job=name,
         arrival_h=arrival.at_s / HOUR_S,
-        started_h=started_s / HOUR_S,
+        started_h=None if started_s is None else started_s / HOUR_S,
         ended_h=ended_s / HOUR_S,
         iterations=iterations,
         solo_s=solo_s,
         iteration_s=iteration_s,
-        slowdown=iteration_s / solo_s,
+        slowdown=None if iteration_s is None else iteration_s / solo_s,
         slo=arrival.job.slo,
         group=first.group if first else "",
         admission=first.strategy if first else "",
         moves=books.moves[name],
         restarts=books.restarts[name],
+        failed=name in cast.failed,
     )
 
 

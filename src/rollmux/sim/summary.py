@@ -15,13 +15,13 @@ def summary(outcome: Outcome, timings: bool = False) -> dict[str, Any]:
 
     Decision latencies are known with `timings` only: without, nothing depends on more than workload, settings and seed.
     """
-    admitted = Counter(job.admission for job in outcome.jobs)
-    decisions = outcome.decision_ms if timings else ()
+    admitted = Counter(job.admission for job in outcome.jobs if job.group)
+    decisions, names = outcome.decision_ms if timings else (), tuple(NAMES.values())
     return {
         "usd_total": outcome.usd_total,
         "usd_per_hour_mean": _ratio(outcome.usd_total, outcome.makespan_h),
         "fluid_usd": outcome.fluid_usd,
-        "whole_node_usd": outcome.whole_node_usd,
+        "whole_node_usd": outcome.whole_node_usd or None,
         "cost_over_fluid": _ratio(outcome.usd_total, outcome.fluid_usd),
         "cost_over_whole_node": _ratio(outcome.usd_total, outcome.whole_node_usd),
         "slo_attainment": outcome.slo_attainment,
@@ -34,7 +34,7 @@ def summary(outcome: Outcome, timings: bool = False) -> dict[str, Any]:
         },
         "utilisation": {"rollout": _used(outcome.rollout), "train": _used(outcome.train)},
         "peak_nodes": {"rollout": outcome.peak_rollout, "train": outcome.peak_train},
-        "admissions": {name: admitted[name] for name in NAMES.values()},
+        "admissions": {name: admitted[name] for name in names} if admitted.keys() <= set(names) else None,
         "moves": outcome.moves,
         "restarts": outcome.restarts,
         "bubbles": {"rollout": _bubbles(outcome.rollout), "train": _bubbles(outcome.train)},

@@ -28,7 +28,7 @@ from rollmux.protocol.cluster_file import read_cluster
 from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.optimal import Optimum
-from rollmux.sim.optimal_run import optimal_run
+from rollmux.sim.optimal_run import optimal_run, require_optimum
 from rollmux.sim.outcome import Outcome
 from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
@@ -205,6 +205,8 @@ def require_cases(cases: Sequence[Case]) -> None:
         _workload(case)
     for case in {c.cluster: c for c in cases}.values():
         _cluster(case)
+    for case in {(c.workload, c.jobs, c.hours, c.cluster): c for c in cases if c.policy in SPECIAL}.values():
+        require_optimum(_workload(case), _cluster(case))
 
 
 def _case_problems(case: Case) -> Iterator[Problem]:

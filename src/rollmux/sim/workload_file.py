@@ -324,7 +324,7 @@ def _read_parquet(path: Path) -> _Sheet:
     with path.open("rb") as file:
         try:
             table = parquet.ParquetFile(file).read()
-        except arrow.lib.ArrowException as error:
+        except (arrow.lib.ArrowException, OSError) as error:
             raise _unreadable(path, "Parquet", error) from error
     cells: Iterable[tuple[object, ...]] = zip(*(column.to_pylist() for column in table.columns), strict=True)
     return _Sheet(f"workload file {str(path)!r}", table.column_names, list(enumerate(cells, 1)))
