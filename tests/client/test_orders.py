@@ -1,6 +1,7 @@
 """What the controller wants in the middle of a phase, what a stopped job hears, and how several ranks make one job."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Barrier, Condition, Event
 from time import sleep
 from typing import Any
@@ -174,6 +175,42 @@ def test_a_job_that_is_cancelled_while_it_pauses_hears_that_its_work_is_lost() -
         crowd.join()
     assert work.calls == ["pause", "lost"]
     assert world.ended("long") == "cancelled"
+
+
+def test_work_that_is_lost_while_it_is_asked_to_pause_does_not_go_on_under_another_lease() -> None:
+    """It has heard that it does not count: it would have been committed half done."""
+    world, crowd, begun, resumed = World(lease_s=0.6, drain_s=5.0), Crowd(), Event(), Event()
+    lost = list[str]()
+    with world.connect(long_job()) as mux, world.connect(short_job()) as other:
+        rollout = mux.phase("rollout", state=Engine())
+
+        @mux.runtime_hook("pause")
+        def pause() -> None:
+            world.fate = lambda verb, message: "lost"
+            sleep(0.8)
+            world.fate = lambda verb, message: ""
+            soon(lambda: rollout.lost)
+
+        def hurry() -> None:
+            assert begun.wait(3.0)
+            while world.record("short").progress.rolled == 0:
+                with suppress(LeaseLost), other.phase("rollout", state=Engine()):
+                    sleep(0.02)
+
+        def roll() -> None:
+            with rollout:
+                begun.set()
+                assert resumed.wait(10.0)
+                assert rollout.lost
+
+        mux.runtime_hook("resume")(resumed.set)
+        mux.runtime_hook("lost")(lost.append)
+        crowd.start(hurry)
+        with pytest.raises(LeaseLost):
+            roll()
+        assert world.record("long").progress.rolled == 0
+        crowd.join()
+    assert len(lost) == 1
 
 
 WIDE = {"nodes": 2, "duration_s": 50.0}

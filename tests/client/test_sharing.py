@@ -182,52 +182,121 @@ def test_work_that_breaks_off_because_its_lease_is_gone_raises_lease_lost() -> N
             pass
 
 
-class Slow(Engine):
-    """State that takes until it is told to break off to arrive, the first time."""
+def silent(world: World, for_s: float = 0.3) -> None:
+    """Longer than a lease."""
+    world.fate = lambda verb, message: "lost"
+    sleep(for_s)
+    world.fate = lambda verb, message: ""
 
-    def __init__(self, world: World, raises: bool, deaf: bool) -> None:
+
+class Slow(Engine):
+    """State whose first arrival outlasts the lease, and ends when it is told to break off."""
+
+    def __init__(self, world: World, raises: bool = False) -> None:
         super().__init__()
-        self.world, self.raises, self.deaf = world, raises, deaf
-        self.broken_off = Event()
+        self.world, self.raises = world, raises
+        self.told = Event()
 
     def load(self) -> None:
         super().load()
-        if not self.broken_off.is_set():
-            self.world.fate = lambda verb, message: "lost"
-            sleep(0.3)
-            self.world.fate = lambda verb, message: ""
-            assert self.broken_off.wait(3.0)
+        if self.moves == ["load"]:
+            silent(self.world)
+            assert self.told.wait(3.0)
             if self.raises:
                 raise EOFError("it is not waited for any more")
 
     def break_off(self) -> None:
-        self.broken_off.set()
-        if self.deaf:
-            raise KeyError("it does not know how")
+        assert self.here, "only what is on its way is told"
+        self.told.set()
+
+
+class Deaf(Engine):
+    def break_off(self) -> None:
+        raise KeyError("it does not know how")
 
 
 @pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.parametrize("deaf", [False, True])
 def test_state_hears_that_its_lease_is_lost_while_it_is_moved_in(
-    raises: bool, deaf: bool, caplog: pytest.LogCaptureFixture
+    raises: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Whatever becomes of what came before it, and what comes after it is not begun."""
     world, lost = World(lease_s=0.2, drain_s=5.0), list[str]()
-    engine = Slow(world, raises, deaf)
+    deaf, slow, after = Deaf(), Slow(world, raises), Engine()
     with world.connect(job_data("a")) as mux:
         mux.runtime_hook("lost")(lost.append)
-        rollout = mux.phase("rollout", state=engine)
+        rollout = mux.phase("rollout", state=[deaf, slow, after])
         if raises:
             with pytest.raises(LeaseLost, match="before it began") as raised:
                 rollout.__enter__()
             assert isinstance(raised.value.__cause__, EOFError)
-            assert engine.moves == ["load", "offload"]
+            assert slow.moves == ["load", "offload"]
         with rollout as phase:
-            assert engine.moves == ["load", "offload", "load"]
             assert not phase.lost
         assert world.record("a").progress.rolled == 1
         assert world.record("a").attempt == 1
+    assert deaf.moves == slow.moves == ["load", "offload"] * 2
+    assert after.moves == ["load", "offload"]
     assert not lost  # there was no work yet that could have been
-    soon(lambda: ("could not be told" in caplog.text) == deaf)
+    assert "could not be told" in caplog.text
+
+
+def test_state_that_is_told_late_of_a_lost_lease_is_told_before_the_next_one() -> None:
+    class Distant(Engine):
+        """It is there before it hears that it need not come."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.told = Event()
+
+        def load(self) -> None:
+            super().load()
+            self.told.clear()
+            if self.moves == ["load"]:
+                silent(world)
+                sleep(0.2)
+            elif self.told.wait(1.0):
+                raise EOFError("told to break off")
+
+        def break_off(self) -> None:
+            sleep(0.5)
+            self.told.set()
+
+    world, distant = World(lease_s=0.2, drain_s=5.0), Distant()
+    with world.connect(job_data("a")) as mux, mux.phase("rollout", state=distant) as phase:
+        assert not phase.lost
+        assert distant.moves == ["load", "offload", "load"]
+
+
+def test_who_is_told_while_it_arrives_that_another_process_gave_up_does_not_begin() -> None:
+    world, crowd, arriving = World(lease_s=30.0, drain_s=5.0), Crowd(), Event()
+
+    class Arriving(Slow):
+        def load(self) -> None:
+            Engine.load(self)
+            arriving.set()
+            assert self.moves != ["load"] or self.told.wait(3.0)
+
+    def other() -> None:
+        with world.connect(job_data("a"), rank=1, processes=2) as mux:
+            rollout = mux.phase("rollout")
+            with pytest.raises(KeyError):
+                give_up(rollout)
+            with rollout:
+                pass
+
+    def give_up(rollout: Any) -> None:
+        with rollout:
+            assert arriving.wait(3.0)
+            raise KeyError("it is mine")
+
+    crowd.start(other)
+    state = Arriving(world)
+    with world.connect(job_data("a"), rank=0, processes=2) as mux:
+        with mux.phase("rollout", state=state) as phase:
+            assert state.moves == ["load", "offload", "load"]
+            assert not phase.lost
+        crowd.join()
+        assert world.record("a").progress.rolled == 1
 
 
 def test_state_that_fails_as_it_is_moved_in_fails_the_phase_whoever_has_the_lease() -> None:

@@ -43,6 +43,7 @@ def lose(stint: Stint, epoch: int, reason: str) -> None:
         if stint.lost or not here or not (stint.working or stint.arriving):
             return
         stint.lost, arriving = reason, stint.arriving
+        stint.telling = arriving
     log.warning("%s has lost its lease: %s", stint, reason)
     tell = partial(_break_off, stint) if arriving else partial(stint.link.call_hook, "lost", reason)
     Thread(target=tell, name="rollmux-lost", daemon=True).start()
@@ -50,9 +51,11 @@ def lose(stint: Stint, epoch: int, reason: str) -> None:
 
 def _break_off(stint: Stint) -> None:
     try:
-        break_off(stint.state)
-    except Exception:
-        log.exception("the state of %s could not be told that its lease is lost", stint)
+        break_off(stint.loaded)
+    finally:
+        with stint.link.lock:
+            stint.telling = False
+            stint.link.lock.notify_all()
 
 
 def _start(stint: Stint, name: str, now: Held, carry_out: Callable[[], None]) -> None:
@@ -93,7 +96,9 @@ def _pause(stint: Stint, now: Held) -> None:
     if not link.call_hook("pause"):
         return
     if not _stand_aside(stint):
-        link.call_hook("resume")  # the work ended meanwhile: whatever the hook has stopped must run the next time
+        link.call_hook(
+            "resume"
+        )  # the work ended meanwhile, or should: whatever the hook has stopped must run the next time
         return
     began = monotonic()
     try:
@@ -109,7 +114,7 @@ def _pause(stint: Stint, now: Held) -> None:
 
 
 def _stand_aside(stint: Stint) -> bool:
-    """False where the phase is done: then it finishes, which is as good."""
+    """False where the phase is done, which is as good, or lost: its work has heard that it does not count."""
     with stint.link.lock:
-        stint.paused = stint.working
+        stint.paused = stint.working and not stint.lost
         return stint.paused

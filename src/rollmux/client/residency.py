@@ -5,7 +5,10 @@ They may be called from another thread than the phase's own, but never while its
 in the middle of a `load()` whose lease is lost: it may raise then, and the phase raises LeaseLost.
 """
 
+import logging
 from time import monotonic
+
+log = logging.getLogger("rollmux")
 
 State = tuple[object, ...]
 
@@ -17,9 +20,9 @@ def as_state(state: object) -> State:
     return tuple(state) if isinstance(state, list | tuple) else (state,)
 
 
-def load(state: State) -> float:
-    """Moves state in; returns the seconds that it took."""
-    return _each(state, "load")
+def load(part: object) -> float:
+    """Moves a part of the state in; returns the seconds that it took."""
+    return _each((part,), "load")
 
 
 def offload(state: State) -> float:
@@ -28,8 +31,12 @@ def offload(state: State) -> float:
 
 
 def break_off(state: State) -> None:
-    """State that is being moved in need not arrive."""
-    _each(state, "break_off")
+    """State that is being moved in need not arrive. Each part hears that, whatever becomes of the others."""
+    for part in state:
+        try:
+            _each((part,), "break_off")
+        except Exception:
+            log.exception("%r could not be told that its lease is lost", part)
 
 
 def size(state: State) -> int | None:

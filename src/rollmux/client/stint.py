@@ -33,13 +33,14 @@ class Stint:
         self.lost = ""  # why the lease is gone, where that is known
         self.working = False  # the body is under way: only then is there something to pause or shrink
         self.arriving = False  # the lease is there, and the state on its way onto the nodes
+        self.telling = False  # that state is just told to break off
         self.paused = False  # its nodes are given up, or just being
         self.disturbed = False  # told to make room: its state can't stay
         self.heeding = 0  # orders that are being carried out
         self.heeded: set[tuple[int, str]] = set()  # orders seen, by lease and name
         self.away_s = 0.0  # paused
         self.abandoned = False  # nobody waits for it to begin any more
-        self._loaded: State = ()
+        self.loaded: State = ()
         self._load_s: float | None = None  # if it was moved in
         self._began = monotonic()
 
@@ -93,23 +94,34 @@ class Stint:
                 link.wanted.add(key)
             lease = link.lease_for(*key, self._check_abandoned, paused)
             with link.lock:
-                lost, self.lease, self.arriving = self.lost, lease, True
+                self.lease, self.arriving = lease, True
                 link.stints[self.kind] = self
                 link.wanted.discard(key)
             try:
                 self._move_in(lease)
             except BaseException as error:
-                self.arriving = False
+                self._arrived()
                 self.give_up(error)
                 if self.lost and isinstance(error, Exception):
                     raise link.lost(f"{self} lost its lease before it began") from error
                 raise
-            with link.lock:
-                self.arriving, self.lost = False, lost  # the answer to the report says whether it holds
-            if link.report(Said.STARTED, lease.epoch).holds:
+            self._arrived()
+            holds = link.report(Said.STARTED, lease.epoch).holds
+            if holds and not self.lost:
                 return
             self.move_off()
-            link.give_back(lease.epoch)
+            if holds:  # but others of the job have given it up
+                link.report(Said.FAILED, lease.epoch, self.lost)
+            else:
+                link.give_back(lease.epoch)
+            self.lost = ""
+
+    def _arrived(self) -> None:
+        """What its state is told reaches it before this returns."""
+        lock = self.link.lock
+        with lock:
+            self.arriving = False
+            lock.wait_for(lambda: not self.telling, HOOK_GRACE_S)
 
     def give_up(self, error: BaseException) -> None:
         """Moves off, and tells why; but where that fails, nothing that would free the nodes."""
@@ -122,10 +134,10 @@ class Stint:
                 self._report_failed(lease.epoch, f"{type(error).__name__}: {error}")
 
     def move_off(self) -> float:
-        if self.lease is None or not self._loaded:
+        if self.lease is None or not self.loaded:
             return 0.0
-        took_s = self.link.clear(self.lease.epoch, self._loaded)
-        self._loaded = ()
+        took_s = self.link.clear(self.lease.epoch, self.loaded)
+        self.loaded = ()
         return took_s
 
     def _move_in(self, lease: Held) -> None:
@@ -133,8 +145,17 @@ class Stint:
         if stayed is not None and stayed != self.state:
             self.link.clear(lease.epoch, stayed)
             stayed = None
-        self._loaded = self.state if lease.nodes else ()  # a sync holds no nodes that it could move to
-        self._load_s = load(self._loaded) if stayed is None else None
+        wanted = self.state if lease.nodes else ()  # a sync holds no nodes that it could move to
+        if stayed is not None:
+            self.loaded, self._load_s = wanted, None
+            return
+        self._load_s = 0.0
+        for part in wanted:
+            with self.link.lock:
+                if self.lost:
+                    return
+                self.loaded += (part,)
+            self._load_s += load(part)
 
     def _leave(self, lease: Held) -> float | None:
         """State stays where it may. That is noted first: the order to move it off may come before the answer.
@@ -144,7 +165,7 @@ class Stint:
         with self.link.lock:
             stays = lease.keep and not self.disturbed and not self.lost and self.link.sure_s > 0
             if stays:
-                self.link.parked[self.kind] = (lease.epoch, self._loaded)
+                self.link.parked[self.kind] = (lease.epoch, self.loaded)
         return None if stays else self.move_off()
 
     def _finish(self, lease: Held) -> bool:
