@@ -209,7 +209,8 @@ def test_hooks_and_phases_with_unknown_names_are_refused() -> None:
             mux.phase("evaluate")
 
 
-def test_a_task_that_is_cancelled_while_it_waits_gives_its_turn_to_others() -> None:
+@pytest.mark.parametrize("before", [False, True], ids=["the first time", "having been in"])
+def test_a_task_that_is_cancelled_while_it_waits_gives_its_turn_to_others(before: bool) -> None:
     world, crowd, begun, over = World(), Crowd(), Event(), Event()
     with world.connect(job_data("b")) as other, world.connect(job_data("a"), wait_s=0.05) as mux:
 
@@ -218,25 +219,33 @@ def test_a_task_that_is_cancelled_while_it_waits_gives_its_turn_to_others() -> N
                 begun.set()
                 assert over.wait(5.0)
 
+        async def work() -> None:
+            async with rollout:
+                pass
+
         async def wait() -> None:
-            async with mux.phase("rollout"):
+            async with rollout:
                 raise AssertionError("it was cancelled")
 
         async def give_up() -> None:
+            if before:
+                await work()
+                with mux.phase("train"):
+                    pass
+            crowd.start(hold)
+            assert begun.wait(3.0)
             waiting = asyncio.create_task(wait())
             await asyncio.sleep(0.1)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
 
-        crowd.start(hold)
-        assert begun.wait(3.0)
+        rollout = mux.phase("rollout")
         asyncio.run(give_up())
         over.set()
         crowd.join()
-        with mux.phase("rollout"):
-            pass
-        assert world.record("a").progress.rolled == 1
+        asyncio.run(work())
+        assert world.record("a").progress.rolled == 1 + before
 
 
 def test_phases_are_measured_and_the_longest_of_the_first_few_is_reported_once() -> None:

@@ -7,6 +7,7 @@ the nodes are given back.
 import asyncio
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from threading import Lock
 from types import TracebackType
@@ -23,6 +24,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@dataclass(slots=True)
+class _Entry:
+    """An asynchronous context is being entered: whether it is in by now, and whether its task has been cancelled."""
+
+    is_in: bool = False
+    abandoned: bool = False
+
+
 class Phase:
     """One kind of phase of the job. May be entered again and again, but not twice at once."""
 
@@ -30,7 +39,6 @@ class Phase:
         self._mux, self._kind, self._state, self._iteration = mux, kind, state, iteration
         self._stint: Stint | None = None
         self._lock = Lock()
-        self._entered = self._abandoned = False  # by an asynchronous context
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -94,29 +102,30 @@ class Phase:
             raise stint.link.lost(f"{stint} broke off without its lease") from error
 
     async def __aenter__(self) -> "Phase":
+        entry = _Entry()
         try:
-            await asyncio.shield(asyncio.to_thread(self._enter))
+            await asyncio.shield(asyncio.to_thread(self._enter, entry))
         except asyncio.CancelledError as cancelled:
-            if self._abandon():
+            if self._abandon(entry):
                 await asyncio.to_thread(self.__exit__, type(cancelled), cancelled, None)
             raise
         return self
 
-    def _enter(self) -> None:
+    def _enter(self, entry: "_Entry") -> None:
         self.__enter__()
         with self._lock:
-            self._entered = True
-        if self._abandoned:
+            entry.is_in = True
+        if entry.abandoned:
             cancelled = asyncio.CancelledError("cancelled while it waited")
             self.__exit__(type(cancelled), cancelled, None)
 
-    def _abandon(self) -> bool:
+    def _abandon(self, entry: "_Entry") -> bool:
         """The task was cancelled while it waited: True if it just had its turn, and gives it back itself."""
         with self._lock:
-            self._abandoned = not self._entered
+            entry.abandoned = not entry.is_in
             if self._stint is not None:
-                self._stint.abandoned = self._abandoned
-            return self._entered
+                self._stint.abandoned = entry.abandoned
+            return entry.is_in
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
