@@ -59,7 +59,7 @@ def test_who_would_begin_too_late_makes_a_less_urgent_phase_pause_and_that_goes_
     world.tell(ev.PhaseStarted("long", back.lease.epoch))
     world.tell(ev.PhaseFinished("long", back.lease.epoch), 500.0)
     assert world.record("long").progress.rolled == 1
-    assert world.record("long").progress.active_s == pytest.approx(10.0 + 2.0 + 500.0)
+    assert world.record("long").progress.pending_s == pytest.approx(10.0 + 2.0 + 500.0)
 
 
 def test_a_holder_may_finish_instead_of_pausing() -> None:

@@ -173,6 +173,14 @@ def test_a_bad_job_is_refused_with_all_that_is_wrong(there: Served) -> None:
     assert "without a slash" in problems
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_no_path_can_end_with_is_refused(there: Served, name: str) -> None:
+    """It would run, and nobody could look at it or cancel it."""
+    answer = there.call("POST", "/v1/jobs", job(name))
+    assert answer.status_code == 422
+    assert "a name that a path can end with" in " ".join(answer.json()["problems"])
+
+
 def test_a_key_that_is_there_twice_is_refused_by_name(there: Served) -> None:
     text = json.dumps(job("twice")).replace('"slo": 3.0', '"slo": 3.0, "slo": 4.0')
     headers = {"Authorization": f"Bearer {there.admin}"}

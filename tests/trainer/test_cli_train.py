@@ -1,7 +1,9 @@
 """`rollmux train`: what it prints, what it refuses."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.trainer.metrics import METRICS
-from tests.trainer.jobs import TINY
+from tests.trainer.jobs import TINY, left_behind
 
 runner = CliRunner()
 
@@ -34,6 +36,7 @@ def test_each_step_is_a_line_and_the_folder_has_the_rest(tmp_path: Path) -> None
     lines = done.stdout.splitlines()
     assert [line.split()[1] for line in lines[:2]] == ["1/2", "2/2"]
     assert all("reward" in line for line in lines[:2])
+    assert "[" not in done.stdout  # styles, where there is no terminal
     assert {path.name for path in out.iterdir()} >= {METRICS, "times.jsonl", "checkpoints", "model"}
 
 
@@ -65,3 +68,62 @@ def test_a_folder_that_holds_a_run_is_refused_in_one_line(tmp_path: Path) -> Non
     again = runner.invoke(app, call)
     assert again.exit_code == 1
     assert again.stderr.startswith("Error: the folder holds a run")
+
+
+def test_a_prompt_without_room_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    path = job(tmp_path, task={"largest": 1_000_000}, sampling={"max_tokens": 55}, rollout={"max_length": 60})
+    done = runner.invoke(app, ["train", path, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2, done.output
+    said = " ".join(done.output.replace("│", " ").split())
+    assert re.search(r"job.rollout.max_length = 60: must be at least 6\d: the longest prompt has \d+ tokens", said)
+    assert not list((tmp_path / "out" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("out", ["afile", "afile/sub", "/proc/nope"])
+def test_what_can_not_be_a_folder_is_refused(tmp_path: Path, out: str) -> None:
+    (tmp_path / "afile").write_text("")
+    done = runner.invoke(app, ["train", job(tmp_path), "--out", str(tmp_path / out)])
+    assert done.exit_code == 2, done.output
+    assert re.search("File exists|Not a directory|No such file", done.output)
+
+
+def test_a_checkpoint_without_room_is_told_and_the_run_goes_on_from_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ["train", job(tmp_path), "--steps", "2", "--resume", "--out"]
+    assert runner.invoke(app, [*call, str(tmp_path / "whole")]).exit_code == 0
+    real, saved = torch.save, list[int]()
+
+    def save(content: dict[str, Any], file: Any) -> None:
+        saved.append(content["step"])
+        if saved == [0, 1]:
+            file.write(b"half")
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 98496 vs 98388")
+        real(content, file)
+
+    monkeypatch.setattr("torch.save", save)
+    full = runner.invoke(app, [*call, str(tmp_path / "out")])
+    assert full.exit_code == 1, full.output
+    assert "can't be written" in full.output
+    assert "make room, and continue with --resume" in full.output
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step-000000000.pt"]
+    assert runner.invoke(app, [*call, str(tmp_path / "out")]).exit_code == 0
+    assert left_behind(tmp_path / "out") == left_behind(tmp_path / "whole")
+
+
+def test_a_line_that_is_of_no_step_is_named(tmp_path: Path) -> None:
+    call = ["train", job(tmp_path), "--out", str(tmp_path / "out"), "--resume", "--steps"]
+    assert runner.invoke(app, [*call, "1"]).exit_code == 0
+    with (tmp_path / "out" / METRICS).open("ab") as file:
+        file.write(b"garbage\n")
+    done = runner.invoke(app, [*call, "2"])
+    assert done.exit_code == 1, done.output
+    assert "metrics.jsonl holds a line that is not of a step (b'garbage" in done.output
+
+
+def test_a_model_without_a_tokenizer_can_not_talk(tmp_path: Path) -> None:
+    assert runner.invoke(app, ["train", job(tmp_path), "--out", str(tmp_path / "out"), "--steps", "1"]).exit_code == 0
+    path = job(tmp_path, model={"path": str(tmp_path / "out" / "model")}, task={"name": "counting"})
+    done = runner.invoke(app, ["train", path, "--out", str(tmp_path / "next"), "--steps", "1"])
+    assert done.exit_code == 1, done.output
+    assert "has no tokenizer" in done.output

@@ -90,6 +90,11 @@ def test_values_that_are_right_alone_and_not_together_are_told() -> None:
     }
 
 
+def test_a_head_has_an_even_number_of_numbers() -> None:
+    assert set(problems({"model": {"hidden": 9, "heads": 3}})) == {"job.model.hidden"}
+    read_job({"model": {"hidden": 12, "heads": 3}})
+
+
 @pytest.mark.parametrize("content", [None, 3, [], "steps: 3"])
 def test_a_file_that_is_no_mapping_is_refused(content: object) -> None:
     assert set(problems(content)) == {"job"}

@@ -108,7 +108,12 @@ def remote(url: str, token: str, folder: Path | None, **how: Any) -> Remote:
     found = url or _written(place / "url")
     if not found:
         raise typer.BadParameter(f"where is the controller? Give --url, or start one here: no {place / 'url'}")
-    return Remote(found.rstrip("/"), token.strip() or _written(place / "admin.token"), **how)
+    known = token.strip() or _written(place / "admin.token")
+    if not (known.isascii() and known.isprintable()):
+        raise typer.BadParameter(
+            "the token is none: they are letters, digits and signs in one line, as they were shown"
+        )
+    return Remote(found.rstrip("/"), known, **how)
 
 
 def env(

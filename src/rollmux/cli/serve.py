@@ -85,9 +85,9 @@ def serve(
     )
     try:
         running = service.Service(wanted, _launcher(launcher, place, file, ray_address), opened(journal, keep_records))
+        service.admin_token(place, running.tokens)
     except (RollmuxError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
-    service.admin_token(place, running.tokens)
     warn_if_moved(place / "url", running)
     write_private(place / "url", running.local_url.encode())
     if log_format is LogForm.TEXT:

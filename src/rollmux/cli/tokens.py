@@ -1,12 +1,15 @@
 """`rollmux token`: who may call the controller of this machine's folder, and as whom."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from rollmux.cli.outputs import show
 from rollmux.cli.remote import AsJson, Folder, folder_of
+from rollmux.errors import RollmuxError
 
 token_app = typer.Typer(no_args_is_help=True, help="Say who may call the controller: tokens for tenants and admins.")
 
@@ -24,13 +27,11 @@ def create(
     folder: Folder = None,
 ) -> None:
     """Make a token and print it, once: only its hash is kept. A running controller knows it at once."""
-    from rollmux.service.tokens import Role, TokenExists, Tokens  # noqa: PLC0415  other commands start faster without
+    from rollmux.service.tokens import Role, Tokens  # noqa: PLC0415  other commands start faster without
 
     role, whose = (Role.ADMIN, "") if admin else (Role.TENANT, tenant or name)
-    try:
+    with _refusals():
         made = Tokens(folder_of(folder), time.time).create(name, role, whose, None if days is None else days * DAY_S)
-    except (TokenExists, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
     show({"name": name, "role": role.value, "tenant": whose, "token": made}, as_json, made)
 
 
@@ -39,7 +40,8 @@ def list_tokens(as_json: AsJson = False, folder: Folder = None) -> None:
     """List the tokens' names and rights. The tokens themselves are kept nowhere."""
     from rollmux.service.tokens import Tokens  # noqa: PLC0415
 
-    found = Tokens(folder_of(folder), time.time).names()
+    with _refusals():
+        found = Tokens(folder_of(folder), time.time).names()
     show(found, as_json, *map(_described, found))
 
 
@@ -48,9 +50,19 @@ def revoke(name: Name, as_json: AsJson = False, folder: Folder = None) -> None:
     """End a token, at once."""
     from rollmux.service.tokens import Tokens  # noqa: PLC0415
 
-    if not Tokens(folder_of(folder), time.time).revoke(name):
+    with _refusals():
+        found = Tokens(folder_of(folder), time.time).revoke(name)
+    if not found:
         raise typer.BadParameter(f"there is no token {name!r}")
     show({"name": name, "ok": True}, as_json, f"Token {name} is no good any more.")
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except (RollmuxError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _described(entry: dict[str, object]) -> str:

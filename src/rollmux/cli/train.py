@@ -36,6 +36,7 @@ def train(
     """Train a model by reinforcement: roll out, update, sync, step after step, with a checkpoint after each."""
     with refusals():
         settings = read_job_file(job)
+        out.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, steps=steps or settings.steps)
     try:
         from rollmux.trainer.job import train as run  # noqa: PLC0415  torch, for whoever trains

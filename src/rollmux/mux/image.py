@@ -86,6 +86,8 @@ class ProgressImage:
     slowest_s: float
     elapsed_s: float
     synced_since_launch: bool
+    pending_s: float = 0.0
+    counted_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

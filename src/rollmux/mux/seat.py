@@ -25,27 +25,50 @@ RECENT_PART = 0.3
 
 @dataclass(slots=True)
 class Progress:
-    """What a job has committed: rollouts, trainings and syncs done, and the time that they and the waiting took."""
+    """What a job has committed: rollouts, trainings and syncs done, and the time that they and the waiting took.
+
+    Time is counted up to the latest sync, so that both sides of a slowdown are of the same iterations. What an attempt
+    did in vain, and the wait for the next one, are a part of the time and of no work.
+    """
 
     rolled: int = 0
     trained: int = 0
     synced: int = 0
-    active_s: float = 0.0
+    active_s: float = 0.0  # in the phases of complete iterations
     since: float | None = None  # when the present attempt asked for its first phase, or synced last
     recent_s: float = 0.0  # how long an iteration of this attempt takes, the latest counting most
     slowest_s: float = 0.0  # and the slowest of them
-    elapsed_s: float = 0.0  # from then to the latest sync, and the same of earlier attempts
+    elapsed_s: float = 0.0  # from the first phase that was ever asked for to the latest sync
     synced_since_launch: bool = False
+    pending_s: float = 0.0  # in phases since the latest sync
+    counted_until: float | None = None  # up to when `elapsed_s` counts
 
     def back_to_commit(self) -> None:
         """An attempt ended: what it did after its last sync is lost."""
         self.rolled = self.trained = self.synced
         self.since = None
+        self.pending_s = 0.0
         self.synced_since_launch = False
 
-    def took(self, iteration_s: float) -> None:
+    def begin(self, now: float) -> None:
+        """An iteration begins, or is under way already."""
+        if self.since is None:
+            self.since = now
+        if self.counted_until is None:
+            self.counted_until = now
+
+    def sync(self, now: float) -> None:
         """An iteration is done."""
-        self.elapsed_s += iteration_s
+        self.synced += 1
+        self.active_s, self.pending_s = self.active_s + self.pending_s, 0.0
+        if self.counted_until is not None:
+            self.elapsed_s += now - self.counted_until
+        if self.since is not None:
+            self._took(now - self.since)
+        self.since = self.counted_until = now
+        self.synced_since_launch = True
+
+    def _took(self, iteration_s: float) -> None:
         if not self.synced_since_launch:
             self.recent_s = self.slowest_s = iteration_s
         self.recent_s += RECENT_PART * (iteration_s - self.recent_s)
@@ -53,7 +76,7 @@ class Progress:
 
     @property
     def slowdown(self) -> float | None:
-        """Time taken over active time, so far: the slowdown that the SLO limits."""
+        """Time taken over active time, so far: the slowdown that the SLO limits. None before the first iteration."""
         return self.elapsed_s / self.active_s if self.active_s else None
 
 
@@ -191,17 +214,13 @@ class Seat:
     def commit(self, kind: PhaseKind, worked_s: float, now: float) -> None:
         """One phase of this kind is done."""
         progress = self.progress
-        progress.active_s += worked_s
+        progress.pending_s += worked_s
         if kind is _ROLLOUT:
             progress.rolled += 1
         elif kind is _TRAIN:
             progress.trained += 1
         else:
-            progress.synced += 1
-            if progress.since is not None:
-                progress.took(now - progress.since)
-            progress.since = now
-            progress.synced_since_launch = True
+            progress.sync(now)
             self.due_ms = next_due(self.due_ms, in_ms(now), self.aim_ms)
 
     def require_turn(self, kind: PhaseKind, iteration: int) -> None:

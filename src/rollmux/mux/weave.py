@@ -161,8 +161,7 @@ class Weave:
         seat.require_turn(kind, iteration)
         following = next_phase(state, On.REQUEST, lane)
         lane.iteration = iteration
-        if seat.progress.since is None:
-            seat.progress.since = now
+        seat.progress.begin(now)
         out: Commands = []
         if following is Phase.OFFLOADING:
             lane.wanted = True

@@ -155,6 +155,8 @@ class _Read:
         name = found.get("name")
         if isinstance(name, str) and "/" in name:
             checks.report("name", name, "a name without a slash", "use a dash or a dot")
+        if name in (".", ".."):
+            checks.report("name", name, "a name that a path can end with", "use letters or digits too")
         if not _texts(command):
             checks.report("command", command, f"a list of up to {MAX_ENTRIES} words", "write [python, train.py]")
         pairs = isinstance(env, Mapping) and _texts(list(env)) and _texts(list(env.values()))

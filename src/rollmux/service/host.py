@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from math import ceil
 from typing import TypeVar
 
@@ -287,9 +288,10 @@ class Host:
     # -- time --------------------------------------------------------------------------------------------------------
 
     async def _tick_forever(self) -> None:
-        while not self.broken:
-            await asyncio.sleep(TICK_S)
-            await self.call(self.controller.tick)
+        with suppress(Unavailable):  # it has said so
+            while not self.broken:
+                await asyncio.sleep(TICK_S)
+                await self.call(self.controller.tick)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

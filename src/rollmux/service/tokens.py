@@ -3,12 +3,14 @@
 Invariant (I12): a caller that can't be made out is nobody, and nobody may do anything.
 """
 
+import fcntl
 import hmac
 import json
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
@@ -16,12 +18,14 @@ from pathlib import Path
 
 from rollmux.errors import RollmuxError
 
+log = logging.getLogger("rollmux")
 audit = logging.getLogger("rollmux.audit")
 
 MOST_REMEMBERED = 20_000
 
 # What is known of each token, by its hash.
 Entries = dict[str, dict[str, object]]
+_FIELDS = {"name", "role", "tenant", "expires"}
 
 
 class Role(Enum):
@@ -51,13 +55,19 @@ class TokenExists(RollmuxError):
     """There is a token of this name."""
 
 
+class TokensUnreadable(RollmuxError):
+    """The file that holds them is damaged."""
+
+
 class Tokens:
     """The tokens of one controller, in its folder: other programs of the same user may add and remove some."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self.path, self._clock = folder / "tokens.json", clock
-        self._secret = _secret(folder / "secret")
+        self._secret_path = folder / "secret"
+        self._secret = _secret(self._secret_path)
         self._seen: tuple[int, int] = (0, 0)
+        self._told: tuple[int, int] = (0, 0)  # of which damaged file
         self._jobs: dict[str, Caller] = {}  # good tokens, so that not every call takes their measure anew
         self._known: Entries = {}
 
@@ -78,26 +88,33 @@ class Tokens:
 
     def create(self, name: str, role: Role, tenant: str = "", lasts_s: float | None = None) -> str:
         """A new token. It is shown once: only its hash is kept."""
-        self._refresh()
-        if any(each["name"] == name for each in self._known.values()):
-            raise TokenExists(f"there is a token {name!r}: revoke it first, or choose another name")
-        token = f"rollmux_{secrets.token_urlsafe(32)}"
-        expires = None if lasts_s is None else self._clock() + lasts_s
-        self._known[_hash(token)] = {"name": name, "role": role.value, "tenant": tenant, "expires": expires}
-        self._write()
+        with self._alone():
+            if any(each["name"] == name for each in self._known.values()):
+                raise TokenExists(f"there is a token {name!r}: revoke it first, or choose another name")
+            token = f"rollmux_{secrets.token_urlsafe(32)}"
+            expires = None if lasts_s is None else self._clock() + lasts_s
+            entry: dict[str, object] = {"name": name, "role": role.value, "tenant": tenant, "expires": expires}
+            self._write({**self._known, _hash(token): entry})
         return token
 
     def revoke(self, name: str) -> bool:
         """Whether there was a token of this name."""
-        self._refresh()
-        kept = {key: each for key, each in self._known.items() if each["name"] != name}
-        found = len(kept) < len(self._known)
-        self._known = kept
-        self._write()
+        with self._alone():
+            kept = {key: each for key, each in self._known.items() if each["name"] != name}
+            found = len(kept) < len(self._known)
+            self._write(kept)
         return found
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """What is known is what the file says, and nobody else changes that meanwhile."""
+        with self._secret_path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._refresh(strictly=True)
+            yield
+
     def names(self) -> list[dict[str, object]]:
-        self._refresh()
+        self._refresh(strictly=True)
         return list(self._known.values())
 
     def _job(self, token: str) -> Caller | None:
@@ -114,7 +131,8 @@ class Tokens:
     def _sign(self, claim: str) -> str:
         return hmac.new(self._secret, claim.encode(), sha256).hexdigest()
 
-    def _refresh(self) -> None:
+    def _refresh(self, strictly: bool = False) -> None:
+        """Takes over what the file says. Where it is damaged what was known stays, unless it is wanted strictly."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -122,13 +140,32 @@ class Tokens:
             return
         seen = (found.st_mtime_ns, found.st_ino)
         if seen != self._seen:
-            known = json.loads(self.path.read_text(encoding="utf-8"))
+            known = _entries(self.path)
+            if known is None:
+                damaged = f"{self.path} is damaged: put back what it was, or remove it and make new tokens"
+                if strictly or self._seen == (0, 0):
+                    raise TokensUnreadable(damaged)
+                if seen != self._told:
+                    log.error("%s; until then those that were known hold", damaged)
+                self._told = seen
+                return
             if self._known:  # else it is read for the first time
                 _note(self._known, known)
             self._known, self._seen = known, seen
 
-    def _write(self) -> None:
-        write_private(self.path, json.dumps(self._known, indent=1).encode())
+    def _write(self, known: Entries) -> None:
+        write_private(self.path, json.dumps(known, indent=1).encode())
+        self._known = known
+
+
+def _entries(path: Path) -> Entries | None:
+    """What a file of tokens holds; None where it is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        whole = all(each.keys() == _FIELDS and Role(each["role"]) for each in found.values())
+    except (ValueError, AttributeError, TypeError):
+        return None
+    return found if whole else None
 
 
 def _note(before: Entries, after: Entries) -> None:
@@ -158,8 +195,12 @@ def _secret(path: Path) -> bytes:
 def write_private(path: Path, content: bytes) -> None:
     """For the owner's eyes only, and all of it or nothing."""
     new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

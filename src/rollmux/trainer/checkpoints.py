@@ -37,10 +37,15 @@ class Checkpoints:
         """`step` steps are done."""
         path = self._path(step)
         unfinished = path.with_suffix(".unfinished")
-        with unfinished.open("wb") as file:
-            torch.save({"format": FORMAT, "step": step, "job": job, "state": state}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with unfinished.open("wb") as file:
+                torch.save({"format": FORMAT, "step": step, "job": job, "state": state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError) as error:  # torch's own, where it could not write all of it
+            unfinished.unlink(missing_ok=True)
+            remedy = "make room, and continue with --resume from the one before it"
+            raise CheckpointRefused(f"{path} can't be written ({error}): {remedy}") from error
         unfinished.replace(path)
         _bring_to_disk(self._folder)
         for old in self.steps()[:-KEPT]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from rollmux.checks import Checks
 from rollmux.client import LeaseLost, Mux, Phase
+from rollmux.errors import InvalidSpec, Problem
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.device import berth_of, check_device
 from rollmux.trainer.errors import CheckpointRefused, RunExists
@@ -26,7 +27,7 @@ from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.seats import Seats
 from rollmux.trainer.settings import JobFile
 from rollmux.trainer.summary import summary, write_summary
-from rollmux.trainer.tasks import build_task
+from rollmux.trainer.tasks import Pretrained, Task, build_task
 from rollmux.trainer.update import Stats
 from rollmux.trainer.warmup import warm_up
 
@@ -66,13 +67,26 @@ def train(
     with _alone(folder, LOCK_PATIENCE_S if mux.attached else 0.0):
         run = _Run(job, folder, mux, roles, trackers, warmed_up)
         with closing(run.parts):
+            _require_room(job, run.parts.task)
             for step in range(run.begin(resume), job.steps):
                 run.step(step)
             run.parts.done()
         export_model(run.parts.model, folder / MODEL)
+        if isinstance(run.parts.task.tokenizer, Pretrained):
+            run.parts.task.tokenizer.save(folder / MODEL)
         found = summary(run.parts.rollout.batcher)
         write_summary(found, folder)
         return found
+
+
+def _require_room(job: JobFile, task: Task) -> None:
+    """InvalidSpec, before anything is computed, where a prompt and its response would not fit together."""
+    longest = max(len(task.tokenizer.encode(task.prompt(number))) for number in range(len(task)))
+    needed, most = longest + job.sampling.max_tokens, job.rollout.max_length
+    if needed > most:
+        limit = f"at least {needed}: the longest prompt has {longest} tokens, and sampling.max_tokens are beside it"
+        problem = Problem("job.rollout.max_length", most, limit, "give it more room, or shorten either")
+        raise InvalidSpec(f"job {job.name!r}", (problem,))
 
 
 class _Run:

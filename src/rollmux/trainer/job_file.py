@@ -85,6 +85,9 @@ class _Read:
             checks.report(
                 "model.hidden", job.model.hidden, f"a multiple of {job.model.heads} heads", "mend one of them"
             )
+        elif job.model.hidden // job.model.heads % 2:
+            limit = f"an even multiple of {job.model.heads} heads"
+            checks.report("model.hidden", job.model.hidden, limit, "positions turn pairs of each head's numbers")
         if not job.name:
             checks.report("name", job.name, "a name", "give the run a name")
         if job.sampling.max_tokens >= job.rollout.max_length:

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from rollmux.packer import Account
+from rollmux.trainer.errors import CheckpointRefused
 from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.update import Stats
 
@@ -65,7 +66,7 @@ class Metrics:
         """Lines of later steps did not count, nor does half a line."""
         for path in self._files.values():
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            kept = [line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] < step]
+            kept = [line for line in lines if line.endswith(b"\n") and _step_of(line, path) < step]
             unfinished = path.with_suffix(".unfinished")
             unfinished.write_bytes(b"".join(kept))
             unfinished.replace(path)
@@ -84,6 +85,13 @@ class Metrics:
             os.fsync(file.fileno())
 
 
+def _step_of(line: bytes, path: Path) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointRefused(f"{path} holds a line that is not of a step ({line[:40]!r}): take it out") from error
+
+
 def on_console(console: Console, steps: int) -> Tracker:
     """A tracker that shows a line for each step."""
 
@@ -96,6 +104,7 @@ def on_console(console: Console, steps: int) -> Tracker:
             f"waiting {found['queued']:>2} "
             f"[dim]rollout {seconds['rollout']:.1f} s, train {seconds['train']:.1f} s[/dim]",
             highlight=False,
+            markup=True,
         )
 
     return show

@@ -8,6 +8,7 @@ from pathlib import Path
 from rollmux.trainer.errors import ModelMissing
 
 ROLES = ("user", "assistant")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class Pretrained:
@@ -16,7 +17,10 @@ class Pretrained:
     def __init__(self, folder: str) -> None:
         from transformers import AutoTokenizer  # noqa: PLC0415 - seconds; scoring functions are loaded without it
 
-        self._tokenizer = AutoTokenizer.from_pretrained(model_folder(folder))
+        place = model_folder(folder)
+        if not any((place / name).is_file() for name in TOKENIZER_FILES):
+            raise ModelMissing(f"the model in {folder!r} has no tokenizer, and this task is put in words")
+        self._tokenizer = AutoTokenizer.from_pretrained(place)
         self.vocabulary = len(self._tokenizer)
         self.end: str = self._tokenizer.eos_token
         self.end_tokens = (int(self._tokenizer.eos_token_id),)
@@ -26,6 +30,10 @@ class Pretrained:
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+
+    def save(self, folder: Path) -> None:
+        """Beside a model, which it then is whole with."""
+        self._tokenizer.save_pretrained(folder)
 
     def chat(self, system: str, *turns: str) -> str:
         """A conversation in which user and assistant take turns, up to where the next turn begins."""

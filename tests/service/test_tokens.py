@@ -1,0 +1,96 @@
+"""The file of tokens: changed by several at once, damaged, on a full disk."""
+
+import json
+import logging
+import os
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rollmux.cli import app
+from rollmux.service.tokens import Role, Tokens, TokensUnreadable, write_private
+
+AT_ONCE = 4
+
+
+def tokens(folder: Path) -> Tokens:
+    return Tokens(folder, lambda: 0.0)
+
+
+def _create(folder: Path, name: str, start: Barrier) -> None:
+    known = tokens(folder)
+    start.wait(30.0)
+    known.create(name, Role.TENANT, name)
+
+
+def test_tokens_that_are_made_at_once_are_all_there(tmp_path: Path) -> None:
+    tokens(tmp_path)
+    context = get_context("spawn")
+    start = context.Barrier(AT_ONCE)
+    makers = [context.Process(target=_create, args=(tmp_path, f"p{i}", start)) for i in range(AT_ONCE)]
+    for each in makers:
+        each.start()
+    for each in makers:
+        each.join(60.0)
+        assert each.exitcode == 0
+    assert sorted(str(each["name"]) for each in tokens(tmp_path).names()) == [f"p{i}" for i in range(AT_ONCE)]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": 1}', '{"a": {"name": "b"}}', "\0"])
+def test_where_the_file_is_damaged_what_was_known_holds_and_nothing_is_changed(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = tokens(tmp_path)
+    token = running.create("ann", Role.TENANT, "ann")
+    good = running.path.read_text()
+    assert running.caller(token)
+    running.path.write_text(content)
+    os.utime(running.path, ns=(1, 1))
+    with caplog.at_level(logging.ERROR, "rollmux"):
+        for _ in range(3):
+            assert running.caller(token)
+            assert running.caller("another") is None
+    assert len(caplog.records) == 1
+    assert str(running.path) in caplog.text
+    for change in (lambda: running.create("bob", Role.ADMIN), lambda: running.revoke("ann"), running.names):
+        with pytest.raises(TokensUnreadable, match=r"tokens\.json is damaged"):
+            change()
+    with pytest.raises(TokensUnreadable):
+        tokens(tmp_path).caller(token)
+    for call in (["list"], ["create", "bob"], ["revoke", "ann"]):
+        done = CliRunner().invoke(app, ["token", *call, "--folder", str(tmp_path)])
+        assert done.exit_code == 2, done.output
+        assert "is damaged" in " ".join(done.output.split())
+    running.path.write_text(good)
+    assert running.revoke("ann")
+    assert running.caller(token) is None
+    assert json.loads(running.path.read_text()) == {}
+
+
+def test_a_controller_does_not_start_with_damaged_tokens(tmp_path: Path) -> None:
+    (tmp_path / "tokens.json").write_text("{")
+    done = CliRunner().invoke(app, ["serve", "--folder", str(tmp_path), "--port", "0"])
+    assert done.exit_code == 2, done.output
+    assert "is damaged" in " ".join(done.output.split())
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_private(tmp_path / "secret", b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_private(tmp_path / "secret", b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("secret", b"old")]
+
+
+@pytest.mark.parametrize("token", ["ünicode", "two\nlines"])
+def test_what_can_be_no_token_is_told_so(tmp_path: Path, token: str) -> None:
+    done = CliRunner().invoke(app, ["status", "--url", "http://127.0.0.1:9", "--token", token])
+    assert done.exit_code == 2, done.output
+    assert "the token is none" in " ".join(done.output.split())
