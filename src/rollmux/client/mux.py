@@ -125,7 +125,7 @@ class Mux:
         """Without a controller state comes with the first phase that needs it, and stays."""
         for part in state:
             if all(part is not here for here in self._here):
-                load(part)
+                load((part,))
                 self._here.append(part)
 
     def _sync_if_due(self) -> None:

@@ -20,9 +20,9 @@ def as_state(state: object) -> State:
     return tuple(state) if isinstance(state, list | tuple) else (state,)
 
 
-def load(part: object) -> float:
-    """Moves a part of the state in; returns the seconds that it took."""
-    return _each((part,), "load")
+def load(state: State) -> float:
+    """Moves state in; returns the seconds that it took."""
+    return _each(state, "load")
 
 
 def offload(state: State) -> float:

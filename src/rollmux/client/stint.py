@@ -155,7 +155,7 @@ class Stint:
                 if self.lost:
                     return
                 self.loaded += (part,)
-            self._load_s += load(part)
+            self._load_s += load((part,))
 
     def _leave(self, lease: Held) -> float | None:
         """State stays where it may. That is noted first: the order to move it off may come before the answer.

@@ -81,6 +81,7 @@ class Service:
         wanted.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.wanted = wanted
         self.tokens = Tokens(wanted.folder, time.time)
+        self.tokens.names()  # or it raises before anything is open
         self.journal = journal(wanted.folder / "journal.db")
         _require_known(wanted)
         self._socket = _bound(wanted.host, wanted.port)
