@@ -43,7 +43,7 @@ def test_a_save_that_breaks_off_leaves_the_older_ones_as_they_were(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointRefused, match="No space left on device.*make room"):
+    with pytest.raises(CheckpointRefused, match=r"No space left on device.*make room"):
         made.save(2, JOB, state(2))
     monkeypatch.undo()
     assert Checkpoints(tmp_path).steps() == [0, 1]
