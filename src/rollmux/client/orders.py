@@ -96,9 +96,8 @@ def _pause(stint: Stint, now: Held) -> None:
     if not link.call_hook("pause"):
         return
     if not _stand_aside(stint):
-        link.call_hook(
-            "resume"
-        )  # the work ended meanwhile, or should: whatever the hook has stopped must run the next time
+        # The work ended meanwhile, or should: whatever the hook has stopped must run the next time.
+        link.call_hook("resume")
         return
     began = monotonic()
     try:
