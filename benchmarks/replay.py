@@ -1,13 +1,15 @@
 """How fast a workload is replayed on one core, decisions included, and how time and memory grow with the jobs.
 
 Mixed jobs over 580 h under `rollmux`, at the forecast pace and phase by phase, each size in a process of its own. In
-turn with each replay runs a bare heap through which as many events go: what virtual time costs by itself. The garbage
-collector is off in both, so the peak of memory holds what it would have freed: with 1,200 jobs a tenth more.
+turn with each replay runs a bare heap through which as many events go: what virtual time costs by itself. In the end
+the two run in turn, and what is compiled beside the same in Python, which must come to the same bill. The garbage
+collector is off, so the peak of memory holds what it would have freed: with 1,200 jobs a tenth more.
 """
 
 from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from multiprocessing import get_context
@@ -18,11 +20,10 @@ from unittest.mock import patch
 
 from benchmarks.figures.goals import Goal, growth, show
 from benchmarks.harness import Alternation, alternate, arguments, record, seconds, table
-from rollmux.mux import forecast
 from rollmux.mux.cluster_machine import ClusterMachine
-from rollmux.mux.commands import Command
-from rollmux.mux.compiled import fastest_play
-from rollmux.mux.events import Event
+from rollmux.mux.cluster_state import Rules
+from rollmux.mux.hardware import Cluster
+from rollmux.mux.policies import Policy
 from rollmux.mux.urgent_play import urgent_play
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.outcome import Outcome
@@ -30,8 +31,7 @@ from rollmux.sim.replay import Fidelity, Settings, replay
 from rollmux.sim.workload import Workload
 
 HOURS = 580.0
-SIZES = {Fidelity.PACE: (300, 1200, 5000, 20_000), Fidelity.PHASE: (300, 1200, 5000, 20_000)}
-LONG = {(Fidelity.PHASE, 20_000)}  # only where all is asked for
+SIZES = (300, 1200, 5000, 20_000)
 GOAL_S = {300: 2.0, 20_000: 180.0}
 ROUNDS = {300: 5}
 MB = 10**6
@@ -73,7 +73,6 @@ def measure(run: Run) -> Measured:
         outcomes[:] = [replay(workload, run.policy, settings)]
 
     if run.rounds == 1:
-        # Not counted apart: what counting adds is far below what a second replay of this size would cost.
         events, replay_s = counted(lambda: seconds(once))
         timing = Alternation((seconds(lambda: bare_heap(events, run.jobs)),), (replay_s,))
     else:
@@ -86,17 +85,17 @@ def measure(run: Run) -> Measured:
 
 
 def counted(call: Callable[[], float]) -> tuple[int, float]:
-    """How many events machines were told of during this call, and what it returned."""
-    handle, count = ClusterMachine.handle, 0
+    """How many events the machine of this replay has taken, compiled or not, and what the call returned."""
+    made: list[ClusterMachine] = []
 
-    def counting(machine: ClusterMachine, now: float, event: Event) -> tuple[Command, ...]:
-        nonlocal count
-        count += 1
-        return handle(machine, now, event)
+    def making(cluster: Cluster, policy: Policy, rules: Rules) -> ClusterMachine:
+        made.append(ClusterMachine(cluster, policy, rules))
+        return made[-1]
 
-    with patch.object(ClusterMachine, "handle", counting):
+    with patch("rollmux.sim.replay.ClusterMachine", making):
         returned = call()
-    return count, returned
+    (machine,) = made
+    return machine.state.ledger.seq, returned
 
 
 def bare_heap(events: int, waiting: int) -> None:
@@ -132,8 +131,8 @@ def runs_of(args: Namespace) -> list[Run]:
     return [
         Run(jobs, HOURS, fidelity, args.policy, args.seed, ROUNDS.get(jobs, 1))
         for fidelity in (Fidelity.PACE, Fidelity.PHASE)
-        for jobs in SIZES[fidelity]
-        if (args.full or (fidelity, jobs) not in LONG) and args.only in (None, fidelity.value)
+        for jobs in SIZES
+        if args.only in (None, fidelity.value)
     ]
 
 
@@ -178,33 +177,36 @@ def goals_of(measured: dict[Run, Measured]) -> list[Goal]:
     ]
 
 
+# What is compiled: by which fidelity it is seen, where it is used, and what stands there where there is no compiler.
+IN_PYTHON: dict[str, tuple[Fidelity, str, Callable[..., object]]] = {
+    "plays": (Fidelity.PACE, "rollmux.mux.forecast.fastest_play", urgent_play),
+    "phases": (Fidelity.PHASE, "rollmux.sim.replay.hasten", lambda cast, books: None),
+}
+
+
 def in_turn(workload: Workload, args: Namespace, rounds: int) -> dict[str, object]:
-    """Phase by phase beside the pace, in turn."""
+    """Phase by phase beside the pace, and either beside the same in Python, in turn."""
 
-    def by(fidelity: Fidelity) -> Callable[[], object]:
-        return lambda: replay(workload, args.policy, Settings(fidelity=fidelity, seed=args.seed))
+    def by(fidelity: Fidelity, in_python: str = "") -> Callable[[], object]:
+        def once() -> None:
+            with patch(*IN_PYTHON[in_python][1:]) if in_python else nullcontext():
+                bill = replay(workload, args.policy, Settings(fidelity=fidelity, seed=args.seed)).usd_total
+            assert usd.setdefault(fidelity, bill) == bill, f"the same {in_python} led to other decisions"
 
-    return alternate(by(Fidelity.PACE), by(Fidelity.PHASE), rounds).summary()
+        return once
 
-
-def in_python(workload: Workload, args: Namespace, rounds: int) -> dict[str, object]:
-    """The same replay with plays in Python beside compiled ones, in turn; both must cost the same to the last bit."""
-    usd: dict[bool, float] = {}
-
-    def played(compiled: bool) -> None:
-        with patch.object(forecast, "fastest_play", fastest_play if compiled else urgent_play):
-            outcome = replay(workload, args.policy, Settings(fidelity=Fidelity.PACE, seed=args.seed))
-        assert usd.setdefault(compiled, outcome.usd_total) == outcome.usd_total
-
-    summary = alternate(lambda: played(compiled=True), lambda: played(compiled=False), rounds).summary()
-    assert usd[True] == usd[False], f"the same plays led to other decisions: {usd}"
-    return summary
+    usd: dict[Fidelity, float] = {}
+    found = {"phase_over_pace": alternate(by(Fidelity.PACE), by(Fidelity.PHASE), rounds).summary()}
+    for name, (fidelity, *_) in IN_PYTHON.items():
+        found[f"{name}_in_python_over_here"] = alternate(by(fidelity), by(fidelity, name), rounds).summary()
+    for name, ratio in found.items():
+        print(f"{name}: {ratio['ratio_median']:.3g}, in turn on {len(workload.arrivals)} jobs")
+    return dict(found)
 
 
 def main() -> None:
     parser = arguments("replay", __doc__)
     parser.add_argument("--policy", default="rollmux", help="the policy that decides")
-    parser.add_argument("--full", action="store_true", help="20,000 jobs phase by phase too; many minutes")
     parser.add_argument("--only", choices=[each.value for each in Fidelity], help="one fidelity: half the time")
     args = parser.parse_args()
 
@@ -213,11 +215,7 @@ def main() -> None:
         rows = rows_of(measured)
         table(rows)
         jobs, hours, rounds = (4, 20.0, 2) if args.quick else (300, HOURS, 3)
-        ratio = in_turn(GENERATORS["mixed"](args.seed, jobs, hours), args, rounds)
-        print(f"Phase by phase takes {ratio['ratio_median']:.3g} times as long as at pace, in turn on {jobs} jobs.")
-        python = in_python(GENERATORS["mixed"](args.seed, jobs, hours), args, rounds)
-        print(f"With plays in Python it takes {python['ratio_median']:.3g} times as long as here, to the same cent.")
-        ratios = {"phase_over_pace": ratio, "python_over_here": python}
+        ratios = in_turn(GENERATORS["mixed"](args.seed, jobs, hours), args, rounds)
         return {"hours": hours, "rows": rows, **ratios, "goals": show(goals_of(measured))}
 
     record("replay", args, run)

@@ -86,6 +86,7 @@ class Lane(Claim):
     __slots__ = (
         "alone",
         "asked",
+        "can_pause",
         "deadline",
         "done",
         "epoch",
@@ -120,6 +121,7 @@ class Lane(Claim):
         self.worked_s = 0.0  # before its pauses
         self.resumed = False  # it has paused
         self.whole_ms = self.rest_ms = 0  # the whole phase, and from its start to the sync's end, as planned
+        self.can_pause = self.pause_of(seat.job)  # what a pause takes, where it holds its nodes beside others
         self.left_ms = 0  # how long it will hold its nodes once it has them, as planned
         self.asked = 0  # the event that put it into line
         self.granted_by = 0  # the event that led to the grant
@@ -134,11 +136,6 @@ class Lane(Claim):
         return self.state in HOLDING
 
     @property
-    def can_pause(self) -> Pause | None:
-        """What pausing the phase takes, where it holds its nodes beside others."""
-        return None if self.kind is PhaseKind.SYNC else pause_of(self.seat.job.phase(self.kind))
-
-    @property
     def pausable(self) -> bool:
         """Whether it may be told to pause now."""
         return self.pause is not None
@@ -146,6 +143,9 @@ class Lane(Claim):
     @pausable.setter
     def pausable(self, now: bool) -> None:
         self.pause = self.can_pause if now else None
+
+    def pause_of(self, job: JobSpec) -> Pause | None:
+        return None if self.kind is PhaseKind.SYNC else pause_of(job.phase(self.kind))
 
     def lease(self) -> Lease:
         seat = self.seat
@@ -210,6 +210,7 @@ class Seat:
             lane.whole_ms = to_ms(self.job.sync_s) if sync else held_ms(self.job.phase(kind), not lane.alone)
             rest_ms += lane.whole_ms
             lane.rest_ms = rest_ms
+            lane.can_pause = lane.pause_of(self.job)
 
     def commit(self, kind: PhaseKind, worked_s: float, now: float) -> None:
         """One phase of this kind is done."""

@@ -24,7 +24,7 @@ from rollmux.mux.events import (
     PhaseStarted,
 )
 from rollmux.mux.job import PhaseKind
-from rollmux.mux.order import Granted, Order, Turns, turns_for
+from rollmux.mux.order import Granted, Order, StrictTurns, Turns, turns_for
 from rollmux.mux.seat import Lane, Seat, in_ms
 from rollmux.mux.transitions import HOLDING, On, Phase, next_phase
 
@@ -50,13 +50,14 @@ class Timing:
 class Weave:
     """The running jobs of one group."""
 
-    __slots__ = ("leases", "ledger", "seats", "tails", "timing", "turns", "urgent")
+    __slots__ = ("leases", "ledger", "plain", "seats", "tails", "timing", "turns", "urgent")
 
     def __init__(self, order: Order, ledger: Ledger, timing: Timing) -> None:
         self.ledger = ledger
         self.timing = timing
         self.turns: Turns[Lane] = turns_for(order)
         self.urgent = order is Order.URGENCY
+        self.plain = False  # nothing in it grows or shrinks, and nobody waits for a turn that nobody asks for
         self.seats: dict[str, Seat] = {}
         self.leases: dict[int, Lane] = {}
         self.tails: list[Lane] = []  # rollouts whose tail may move as soon as that lets another job start
@@ -379,6 +380,8 @@ class Weave:
         pinned = Counter(node for lane in self.turns.claims for node in lane.nodes)
         for lane in self.turns.claims:
             lane.alone = all(pinned[node] == 1 for node in lane.nodes)
+        whole = all(not lane.elastic and lane.seat.job.tail is None for lane in self.turns.claims)
+        self.plain = whole and not isinstance(self.turns, StrictTurns)
         if self.urgent:
             for seat in self.seats.values():
                 seat.plan()

@@ -65,7 +65,7 @@ class Books:
         self.moves: Counter[str] = Counter()
         self.restarts: Counter[str] = Counter()
         self.moving: set[str] = set()  # stopped in order to move, and not launched again yet
-        self.wanted: dict[tuple[str, PhaseKind], int] = {}  # nodes
+        self.wanted: dict[PhaseKind, dict[str, int]] = {kind: {} for kind in self.kinds}  # nodes, by the job
         self.levels: list[Level] = []
         self.spans: list[Span] = []
         self.decision_ms: list[float] = []
@@ -123,10 +123,10 @@ class Books:
             self._draw(lease, nodes, (start_s, start_s + load_s, end_s - offload_s, end_s))
 
     def _wanted(self, lease: cmd.Lease) -> int:
-        wanted = self.wanted.get((lease.job_id, lease.kind))
+        wanted = self.wanted[lease.kind].get(lease.job_id)
         if wanted is None:
             job = self.machine.state.jobs[lease.job_id].submitted.resolve(self.machine.state.cluster)
-            wanted = self.wanted[lease.job_id, lease.kind] = job.phase(lease.kind).nodes
+            wanted = self.wanted[lease.kind][lease.job_id] = job.phase(lease.kind).nodes
         return wanted
 
     def _draw(self, lease: cmd.Lease, nodes: tuple[str, ...], times: tuple[float, float, float, float]) -> None:

@@ -8,6 +8,7 @@ would send. What happens at one instant happens in the order of submission, then
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import count
 from math import ceil, inf
 from time import perf_counter
 from typing import Protocol
@@ -92,6 +93,23 @@ class Actor:
         self.paused: dict[PhaseKind, Act] = {}
 
 
+@dataclass(slots=True, eq=False)
+class End:
+    """An act is over at this time, unless its nodes change before."""
+
+    cast: "Cast"
+    actor: Actor
+    act: Act
+    at: float
+
+    def __call__(self) -> None:
+        if self.act.ends_at == self.at and self.actor.acts.get(self.act.lease.epoch) is self.act:
+            self.cast._end(self.actor, self.act)
+
+
+EndInC = Callable[[float, Actor, Act], bool]
+
+
 class Cast:
     """Drives a machine through virtual time."""
 
@@ -118,8 +136,9 @@ class Cast:
         self.completed: dict[str, list[float]] = {}  # when each iteration of each job was complete
         self.history: list[tuple[float, ev.Event, tuple[cmd.Command, ...]]] = []
         self.keep_history = False
-        self._heap: list[tuple[float, int, int, int, Callable[[], None]]] = []
-        self._number = 0
+        self.played_in_c: EndInC | None = None  # what can end a phase faster than `_end`, where it can at all
+        self.heap: list[tuple[float, int, int, int, Callable[[], None]]] = []
+        self.numbers = count(1)
 
     def submit(self, at: float, job: JobSpec) -> None:
         """The job arrives at this time."""
@@ -187,11 +206,11 @@ class Cast:
     @property
     def to_come(self) -> int:
         """How much is still planned to happen."""
-        return len(self._heap)
+        return len(self.heap)
 
     def run(self, until: float = inf, happenings: int | None = None) -> None:
         """Lets time pass until nothing is left to happen, or a time or a number of happenings is reached."""
-        heap = self._heap
+        heap = self.heap
         while heap and heap[0][0] <= until and happenings != 0:
             self.now, _, _, _, happen = heappop(heap)
             happen()
@@ -217,8 +236,7 @@ class Cast:
                 do(self, command)
 
     def _later(self, at: float, rank: int, step: int, happen: Callable[[], None]) -> None:
-        self._number += 1
-        heappush(self._heap, (at, rank, step, self._number, happen))
+        heappush(self.heap, (at, rank, step, next(self.numbers), happen))
 
     def _provision(self, command: cmd.Provision) -> None:
         joined = ev.NodeJoined(command.node, command.pool)
@@ -307,15 +325,10 @@ class Cast:
     def _plan_end(self, actor: Actor, act: Act) -> None:
         at_work = len(act.nodes) or 1
         act.ends_at = ends_at = self.now + act.left / at_work
-
-        def end() -> None:
-            if act.ends_at == ends_at and actor.acts.get(act.lease.epoch) is act:
-                self._end(actor, act)
-
         if ends_at == self.now and act.lease.kind is _SYNC:
-            end()  # a sync that takes no time is part of the training's end
+            self._end(actor, act)  # a sync that takes no time is part of the training's end
             return
-        self._later(ends_at, actor.rank, _STEP[act.lease.kind], end)
+        self._later(ends_at, actor.rank, _STEP[act.lease.kind], End(self, actor, act, ends_at))
         if actor.job.tail is not None and act.lease.kind is _ROLLOUT and (act.left >= act.bulk or act.resumed):
             begins_at = self.now + max(0.0, act.left - act.bulk) / at_work
             self._later(begins_at, actor.rank, 3, lambda: self._tail(actor, act))
@@ -328,6 +341,8 @@ class Cast:
             self.tell(ev.PhaseProgressed(actor.job.id, act.lease.epoch, done, tail.requests))
 
     def _end(self, actor: Actor, act: Act) -> None:
+        if self.played_in_c is not None and self.played_in_c(self.now, actor, act):
+            return
         job_id, kind = actor.job.id, act.lease.kind
         del actor.acts[act.lease.epoch]
         self._used(act, last=True)

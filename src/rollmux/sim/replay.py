@@ -14,6 +14,7 @@ from rollmux.sim.abilities import PAUSE_S, SPARES, able
 from rollmux.sim.baselines import on_training_nodes, training_only
 from rollmux.sim.books import Books, PoolBook
 from rollmux.sim.cast import Cast, Delays, Takes, as_planned
+from rollmux.sim.compiled import hasten
 from rollmux.sim.faults import Faults, strike
 from rollmux.sim.limits import fluid_usd, whole_node_usd
 from rollmux.sim.outcome import JobOutcome, Outcome, PoolHours
@@ -88,6 +89,8 @@ def replay(workload: Workload, policy: str, settings: Settings | None = None, to
     delays = Delays(settings.provision_s, settings.launch_s, settings.move_s)
     takes = settings.takes if settings.packing is None else settings.packing.takes(machine)
     cast = PacedCast(machine, delays, books) if paced else Cast(machine, delays, takes, books)
+    if not paced:
+        hasten(cast, books)
     _join_machines(cast, settings)
     for number, (arrival, original) in enumerate(zip(arrivals, workload.arrivals, strict=True), 1):
         packing = None if paced else settings.packing
