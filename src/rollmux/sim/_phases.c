@@ -1,9 +1,12 @@
-/* A phase's end and what follows at once, in C: what `Cast._end` does with a machine, ten times faster.
+/* A phase's end and what follows at once, in C: what `Cast._end` does with a machine, without Python in between.
  *
- * It reads and writes the very objects of the cast and its machine, at the offsets of their slots, so that either can go
- * on after the other at any event. `end` says False, and has changed nothing, where anything is to happen that is not
- * written here; what comes later in the same instant is handed to Python piece by piece. tests/sim/test_phases.py holds
- * the outcomes of both against each other. It may be missing: an installation without a compiler plays in Python.
+ * It reads and writes the very objects of the cast and its machine, at the offsets of their slots, so that either can
+ * go on after the other at any event. `end` says False, and has changed nothing, where anything is to happen that is
+ * not written here; what comes later in the same instant is handed to Python piece by piece. tests/sim/test_phases.py
+ * holds the outcomes of both against each other. It may be missing: without a compiler all is played in Python.
+ *
+ * A number that is none leaves an error set, which whoever calls Python next, or hands something back, must look at;
+ * numbers beyond 2^63 are such errors. Where memory runs out, what was made in that instant may be lost.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -40,14 +43,14 @@
 
 /* Objects that are known by their identity, or called. */
 #define KNOWN(X)                                                                                                       \
-    X(Act) X(Actor) X(End) X(Lease) X(JobRecord) X(Progress) X(Lane) X(Weave)                                          \
+    X(Act) X(Actor) X(End) X(Lease) X(JobRecord) X(Progress) X(Lane) X(Weave) X(Ledger) X(PoolBook)                    \
     X(ROLLOUT) X(TRAIN) X(SYNC) X(RUNS) X(IDLE) X(WAITING) X(GRANTED) X(RUNNING) X(PAUSING) X(PARKED)                  \
     X(Grant) X(Pause) X(PhaseRequested) X(PhaseFinished) X(heappush) X(as_planned)
 
 /* Names of attributes and methods. */
 #define NAMES(X)                                                                                                       \
-    X(id) X(rollout) X(train) X(sync_s) X(iterations) X(staleness) X(limit_s) X(now) X(swaps) X(tell) X(used) X(watch)                 \
-    X(_ask) X(_carry_out) X(_end) X(_finish) X(_grant) X(_pause) X(_wanted)
+    X(id) X(rollout) X(train) X(sync_s) X(iterations) X(staleness) X(limit_s) X(now) X(swaps) X(tell) X(used)          \
+    X(watch) X(_ask) X(_carry_out) X(_end) X(_finish) X(_grant) X(_pause) X(_wanted)
 
 /* What one cast is played with. */
 #define PARTS(X)                                                                                                       \
@@ -74,6 +77,9 @@ typedef struct {
 typedef struct {
     PyObject *granted, *paused;
 } Answer;
+
+/* Later than that no time is played here: its milliseconds are exact. */
+#define MOST_S 1e12
 
 #define SLOT(object, slot) (*(PyObject **)((char *)(object) + at.slot))
 
@@ -186,13 +192,21 @@ is_before(PyObject *one_lane, PyObject *other)
 }
 
 static int
+missing(const char *what)
+{
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_KeyError, what);
+    return -1;
+}
+
+static int
 line_up(PyObject *turns, PyObject *lane, int urgent)
 {
     PyObject *nodes = SLOT(lane, Lane_nodes);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(nodes); i++) {
         PyObject *queue = queue_at(turns, PyTuple_GET_ITEM(nodes, i));
         if (!queue)
-            return -1;
+            return missing("a node that is pinned has no queue");
         Py_ssize_t place = PyList_GET_SIZE(queue);
         while (urgent && place && is_before(lane, PyList_GET_ITEM(queue, place - 1)))
             place--;
@@ -209,7 +223,7 @@ leave_queue(PyObject *queue, PyObject *lane)
         if (PyList_GET_ITEM(queue, i) == lane)
             return PyList_SetSlice(queue, i, i + 1, NULL);
     }
-    return -1;
+    return missing("a lane that waits is in no queue");
 }
 
 static int
@@ -580,7 +594,7 @@ used(Phases *self, PyObject *act, double now, int last)
     PyObject *record = PyDict_GetItemWithError(self->jobs, id);
     PyObject *phase = record ? phase_of(SLOT(record, JobRecord_submitted), kind) : NULL;
     if (!phase)
-        return -1;
+        return missing("nodes were used for a job that is not there");
     PyObject *pause = SLOT(phase, PhaseSpec_pause_s);
     double again_s = SLOT(lease, Lease_resumed) == Py_True && pause != Py_None ? real(pause) : 0.0;
     double load_s = fresh == Py_True && SLOT(lease, Lease_load) == Py_True
@@ -646,9 +660,11 @@ act_of(Phases *self, PyObject *actor, PyObject *lease, double now)
     PyObject *job = SLOT(actor, Actor_job), *kind = SLOT(lease, Lease_kind), *nodes = SLOT(lease, Lease_nodes);
     double held = (double)PyTuple_GET_SIZE(nodes);
     PyObject *takes = takes_s(self, job, lease), *phase = NULL, *act = NULL;
+    double takes_for_s = takes ? PyFloat_AsDouble(takes) : -1.0;
+    Py_XDECREF(takes);
+    takes = takes_for_s == -1.0 && PyErr_Occurred() ? NULL : PyFloat_FromDouble(takes_for_s);
     if (!takes)
         return NULL;
-    double takes_for_s = real(takes);
     if (kind == is.SYNC)
         act = new_act(lease, takes_for_s, nothing_s, no_nodes, now, takes, 0);
     else if (!(phase = phase_of(job, kind)))
@@ -692,7 +708,8 @@ plan_end(Phases *self, PyObject *actor, PyObject *act, double now)
     if (ends_at == now && kind == is.SYNC) /* a sync that takes no time is part of the training's end */
         return end_of(self, actor, act, now);
     PyTypeObject *type = (PyTypeObject *)is.End;
-    PyObject *end = type->tp_alloc(type, 0), *number = Py_TYPE(self->numbers)->tp_iternext(self->numbers), *entry = NULL;
+    PyObject *end = type->tp_alloc(type, 0), *entry = NULL;
+    PyObject *number = Py_TYPE(self->numbers)->tp_iternext(self->numbers);
     if (end) {
         SLOT(end, End_cast) = Py_NewRef(self->cast);
         SLOT(end, End_actor) = Py_NewRef(actor);
@@ -857,7 +874,8 @@ request(Phases *self, PyObject *weave, PyObject *lane, long long iteration, doub
     if (seq < 0 || put_whole(&SLOT(lane, Lane_iteration), iteration) ||
         (SLOT(progress, Progress_since) == Py_None && put_real(&SLOT(progress, Progress_since), now)) ||
         (SLOT(progress, Progress_counted_until) == Py_None && put_real(&SLOT(progress, Progress_counted_until), now)) ||
-        (parked && (end_lease(weave, lane) || put_whole(&SLOT(lane, Lane_rounds), whole(SLOT(lane, Lane_rounds)) + 1))) ||
+        (parked && end_lease(weave, lane)) ||
+        (parked && put_whole(&SLOT(lane, Lane_rounds), whole(SLOT(lane, Lane_rounds)) + 1)) ||
         plan(weave, lane) || (!parked && put_known(&SLOT(lane, Lane_state), is.WAITING)) ||
         put_whole(&SLOT(lane, Lane_asked), seq))
         return -1;
@@ -953,9 +971,8 @@ watch(Phases *self, PyObject *record, PyObject *lease, double now)
         event = PyObject_CallFunctionObjArgs(is.PhaseFinished, SLOT(lease, Lease_job_id), SLOT(lease, Lease_epoch),
                                              NULL);
         commands = PySequence_Tuple(out);
-        failed = event && commands
-                     ? called(PyObject_CallMethodObjArgs(self->cast, named._carry_out, event, commands, nothing_s, NULL))
-                     : -1;
+        PyObject *all_s[] = {self->cast, event, commands, nothing_s};
+        failed = event && commands ? called(PyObject_VectorcallMethod(named._carry_out, all_s, 4, NULL)) : -1;
     }
     Py_XDECREF(event);
     Py_XDECREF(commands);
@@ -980,7 +997,8 @@ count(Phases *self, PyObject *actor, PyObject *act, double now)
     PyObject *completed = PyDict_GetItemWithError(self->completed, id), *at_s = PyFloat_FromDouble(now);
     PyObject *before = PyDict_GetItemWithError(self->active_s, id);
     PyObject *total = PyFloat_FromDouble((before ? real(before) : 0.0) + active_s);
-    int failed = !completed || !at_s || !total || PyList_Append(completed, at_s) ||
+    int failed = (!completed && missing("an iteration of no job was done")) || !at_s || !total ||
+                 PyList_Append(completed, at_s) ||
                  PyDict_SetItem(self->active_s, id, total) || put_known(&SLOT(actor, Actor_active_s), nothing_s);
     Py_XDECREF(at_s);
     Py_XDECREF(total);
@@ -1050,6 +1068,7 @@ end_here(Phases *self, PyObject *actor, PyObject *act, double now)
     return failed || PyErr_Occurred() ? -1 : 1;
 }
 
+/* What is not for here `Cast._end` asks for here again, is told so again, and plays in Python. */
 static int
 end_of(Phases *self, PyObject *actor, PyObject *act, double now)
 {
@@ -1064,7 +1083,19 @@ phases_end(Phases *self, PyObject *args)
     PyObject *at_s, *actor, *act;
     if (!PyArg_ParseTuple(args, "O!OO", &PyFloat_Type, &at_s, &actor, &act))
         return NULL;
-    int ended = end_here(self, actor, act, PyFloat_AS_DOUBLE(at_s));
+    if (!self->cast) {
+        PyErr_SetString(PyExc_RuntimeError, "of no cast");
+        return NULL;
+    }
+    double now = PyFloat_AS_DOUBLE(at_s);
+    PyObject *latest = PyObject_GetAttr(self->state, named.now);
+    if (!latest)
+        return NULL;
+    int goes_on = fabs(now) < MOST_S && now >= real(latest);
+    Py_DECREF(latest);
+    if (!goes_on) /* Python says what is wrong */
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+    int ended = end_here(self, actor, act, now);
     if (ended > 0 && PyObject_SetAttr(self->state, named.now, at_s))
         ended = -1;
     return ended < 0 ? NULL : PyBool_FromLong(ended);
@@ -1118,18 +1149,32 @@ phases_init(Phases *self, PyObject *args, PyObject *words)
         return -1;
     }
 #define TAKE(name)                                                                                                     \
-    if (take_from(words, #name, &self->name))                                                                          \
-        return -1;
+    if (take_from(words, #name, &self->name)) {                                                                        \
+        phases_clear(self);                                                                                            \
+        return -1;                                                                                                     \
+    }
     PARTS(TAKE)
-    if (take_from(words, "history", &history))
+    PyObject *dicts[] = {self->jobs,     self->weaves,         self->actors,      self->completed,
+                         self->active_s, self->rollout_wanted, self->train_wanted};
+    int right = Py_TYPE(self->ledger) == (PyTypeObject *)is.Ledger && PyList_Check(self->heap) &&
+                Py_TYPE(self->rollout_book) == (PyTypeObject *)is.PoolBook &&
+                Py_TYPE(self->train_book) == (PyTypeObject *)is.PoolBook && PyIter_Check(self->numbers);
+    for (size_t i = 0; i < sizeof dicts / sizeof *dicts; i++)
+        right = right && PyDict_CheckExact(dicts[i]);
+    if (!right || take_from(words, "history", &history)) {
+        phases_clear(self);
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "these are no parts of a cast");
         return -1;
+    }
     self->history = PyObject_IsTrue(history);
     Py_DECREF(history);
     return 0;
 }
 
 static PyMethodDef phases_methods[] = {
-    {"end", (PyCFunction)phases_end, METH_VARARGS, "end(now, actor, act): False, and nothing has changed, if it is for Python."},
+    {"end", (PyCFunction)phases_end, METH_VARARGS,
+     "end(now, actor, act): False, and nothing has changed, if it is for Python."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1188,12 +1233,14 @@ bind(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"bind", bind, METH_VARARGS, "bind(known, recent_part, debt): before anything else, the classes whose slots are used."},
+    {"bind", bind, METH_VARARGS,
+     "bind(known, recent_part, debt): before anything else, the classes whose slots are used."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_phases", "Plain phases of `rollmux.sim.cast`, compiled.", -1, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_phases", "Plain phases of `rollmux.sim.cast`, compiled.", -1, methods, NULL, NULL,
+    NULL, NULL,
 };
 
 PyMODINIT_FUNC

@@ -302,7 +302,7 @@ class Cast:
         if lease.keep:
             actor.kept[kind] = lease
         self.tell(ev.PhaseStarted(job.id, epoch))
-        takes_s = self.takes(job, kind, lease.iteration)
+        takes_s = float(self.takes(job, kind, lease.iteration))
         if lease.resumed:
             phase, before = job.phase(kind), actor.paused.pop(kind)
             again_s = phase.load_s + (phase.pause_s or 0.0)
