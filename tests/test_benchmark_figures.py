@@ -227,11 +227,12 @@ def test_growth_is_told_between_sizes_of_one_fidelity_only() -> None:
     assert rows[0]["events/s"] == 1000
 
 
-def test_a_size_that_takes_long_is_left_out_unless_all_is_asked_for() -> None:
-    args = Namespace(quick=False, full=False, only=None, policy="rollmux", seed=0)
-    some, every = replay_benchmark.runs_of(args), replay_benchmark.runs_of(Namespace(**{**vars(args), "full": True}))
-    assert {(run.fidelity, run.jobs) for run in set(every) - set(some)} == {(Fidelity.PHASE, 20_000)}
+def test_each_size_is_replayed_both_ways_and_many_jobs_are_held_to_their_goal_at_the_pace() -> None:
+    args = Namespace(quick=False, only=None, policy="rollmux", seed=0)
+    every = replay_benchmark.runs_of(args)
     paced = replay_benchmark.runs_of(Namespace(**{**vars(args), "only": "pace"}))
-    assert paced == [run for run in some if run.fidelity is Fidelity.PACE]
-    goals = replay_benchmark.goals_of({some[0]: replay_benchmark.Measured(1.0, 0.1, 10.0, 0.5, 1000, 10**8, 10**7)})
-    assert [(goal.limit, goal.met) for goal in goals] == [(2.0, True)]
+    assert paced == [run for run in every if run.fidelity is Fidelity.PACE]
+    assert [run.jobs for run in every] == 2 * [run.jobs for run in paced]
+    got = replay_benchmark.Measured(100.0, 0.1, 10.0, 0.5, 1000, 10**8, 10**7)
+    goals = replay_benchmark.goals_of(dict.fromkeys(every, got))
+    assert [(goal.limit, goal.met) for goal in goals] == [(2.0, False), (180.0, True), (2.0, False)]
