@@ -22,6 +22,7 @@ from rollmux.trainer.parts import Parts
 from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.settings import JobFile
+from rollmux.trainer.tasks import MadeTask
 from rollmux.trainer.warmup import warm_up
 
 SYNC, PROMPTS, RESPONSES, BOTH = "sync", "tail, prompts race", "tail, responses race", "tail, both race"
@@ -173,6 +174,7 @@ def _step(parts: Parts) -> tuple[Step, Rolled]:
 def asked(parts: Parts, case: Case, steps: int) -> Worth:
     """The task's first prompts, each answered once by the present policy."""
     task, sampling = parts.task, case.job.sampling
+    assert isinstance(task, MadeTask)
     engine, numbers = parts.rollout.engines[0], range(min(case.asked, len(task)))
     for number in numbers:
         prompt, seed = task.tokenizer.encode(task.prompt(number)), derived(case.job.seed, "asked", number)

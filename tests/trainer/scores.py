@@ -4,8 +4,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from rollmux.runtime.rewards import FunctionTask
-from rollmux.trainer.tasks import Arithmetic
+from rollmux.runtime.rewards import FunctionTask, Kind
+from rollmux.trainer.tasks import Arithmetic, Needs
 from rollmux.trainer.tasks.arithmetic import worth
 
 Score = Callable[[int, int, str], float]
@@ -30,6 +30,8 @@ def hangs(one: int, other: int, response: str) -> float:
 
 class Scored(Arithmetic):
     """With another function of this module."""
+
+    needs = Needs([Kind.FUNCTION], [__name__])
 
     def __init__(self, by: Score, plain: Arithmetic) -> None:
         self.__dict__.update(plain.__dict__)

@@ -112,6 +112,8 @@ class _Run:
         self.metrics = Metrics(folder, trackers)
         self.checkpoints = Checkpoints(folder / CHECKPOINTS)
         self._fixed = {name: value for name, value in asdict(job).items() if name not in FREE}
+        if self.parts.task.digest:
+            self._fixed["task"]["digest"] = self.parts.task.digest
 
     def begin(self, resume: bool) -> int:
         """The first step to be made: after the controller's last, or after the newest checkpoint."""

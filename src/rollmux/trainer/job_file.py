@@ -81,13 +81,7 @@ class _Read:
     def check_together(self, job: JobFile) -> None:
         """What is right by itself and not beside the rest."""
         checks = Checks("job", self.problems)
-        if job.model.hidden % job.model.heads:
-            checks.report(
-                "model.hidden", job.model.hidden, f"a multiple of {job.model.heads} heads", "mend one of them"
-            )
-        elif job.model.hidden // job.model.heads % 2:
-            limit = f"an even multiple of {job.model.heads} heads"
-            checks.report("model.hidden", job.model.hidden, limit, "positions turn pairs of each head's numbers")
+        self._check_model(checks, job)
         if not job.name:
             checks.report("name", job.name, "a name", "give the run a name")
         if job.sampling.max_tokens >= job.rollout.max_length:
@@ -100,8 +94,8 @@ class _Read:
             self._check_on_device(checks, job)
         if job.update.early and job.update.replicas == 1:
             checks.report("update.early", job.update.early, "0 without replicas", "give update.replicas, 2 or more")
-        if job.task.name == "counting" and not job.model.path:
-            checks.report("model.path", "", "a folder with a model that can talk", "see examples/train/smollm2.yaml")
+        if job.task.name == "questions":
+            self._check_questions(checks, job)
         for name in job.rewards.allowed:
             if name.upper() not in Concern.__members__:
                 limit = f"some of {', '.join(Concern.__members__).lower()}"
@@ -110,6 +104,17 @@ class _Read:
         for problem in batching_problems(job.batching.terms):
             self.problems.append(Problem(f"job.{problem.path}", problem.value, problem.limit, problem.remedy))
 
+    def _check_model(self, checks: Checks, job: JobFile) -> None:
+        if job.task.name != "arithmetic" and not job.model.path:
+            checks.report("model.path", "", "a folder with a model that can talk", "see examples/train/smollm2.yaml")
+        if job.model.hidden % job.model.heads:
+            checks.report(
+                "model.hidden", job.model.hidden, f"a multiple of {job.model.heads} heads", "mend one of them"
+            )
+        elif job.model.hidden // job.model.heads % 2:
+            limit = f"an even multiple of {job.model.heads} heads"
+            checks.report("model.hidden", job.model.hidden, limit, "positions turn pairs of each head's numbers")
+
     def _check_on_device(self, checks: Checks, job: JobFile) -> None:
         """Processes beside one another share weights in host memory alone."""
         why = f"on {job.model.device}, which one process computes on"
@@ -117,6 +122,15 @@ class _Read:
             checks.report("rollout.place", job.rollout.place, f"inside {why}", "leave it out")
         if job.update.replicas > 1:
             checks.report("update.replicas", job.update.replicas, f"1 {why}", "leave it out")
+
+    def _check_questions(self, checks: Checks, job: JobFile) -> None:
+        """They come from elsewhere: nothing here knows an answer to show, or may run what scores one."""
+        if not job.task.path:
+            checks.report("task.path", "", "a file with questions", "see docs/questions.md")
+        if job.rewards.scorer != "pool":
+            checks.report("rewards.scorer", job.rewards.scorer, "pool with questions", "score them in processes beside")
+        if job.warmup.steps:
+            checks.report("warmup.steps", job.warmup.steps, "0 with questions", "begin with a model that can answer")
 
     def _check_objective(self, checks: Checks, objective: Objective, responses: int) -> None:
         if objective.algorithm == "reinforce":

@@ -25,7 +25,7 @@ from rollmux.trainer.pooled import open_pooled
 from rollmux.trainer.ranks import Ranks
 from rollmux.trainer.rollout import Rollout
 from rollmux.trainer.scoring import Direct, Scorer
-from rollmux.trainer.tasks import Task, build_task
+from rollmux.trainer.tasks import MadeTask, Task, build_task
 from rollmux.trainer.update import Baseline, Loss, Objective
 
 
@@ -85,7 +85,9 @@ class Parts:
 
     def _scorer(self, state: dict[str, Any]) -> Scorer:
         rewards = self._job.rewards
-        return Direct(self.task.reward) if rewards.scorer == "direct" else open_pooled(rewards, self.task, state)
+        if rewards.scorer == "direct" and isinstance(self.task, MadeTask):
+            return Direct(self.task.reward)
+        return open_pooled(rewards, self.task, state)
 
     def _engine(self, number: int) -> Engine:
         version = self.learner.version

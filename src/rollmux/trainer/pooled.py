@@ -10,17 +10,21 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
+from rollmux.errors import InvalidSpec, Problem
 from rollmux.packer import Request
 from rollmux.packer.timeouts import TimeoutPolicy, TimeoutSettings
-from rollmux.runtime.rewards import CodeTask, PoolSettings, Reward, RewardPool, Status
+from rollmux.runtime.judge.opening import open_judge
+from rollmux.runtime.rewards import CodeTask, JudgeSettings, Kind, PoolSettings, Reward, RewardPool, Status
 from rollmux.runtime.rewards import Task as Asked
 from rollmux.runtime.sandbox import Concern
 from rollmux.trainer.scoring import Scored
 from rollmux.trainer.settings import Rewards
-from rollmux.trainer.tasks import Task
+from rollmux.trainer.tasks import Needs, Task
 
 Result = TypeVar("Result")
 
@@ -158,19 +162,28 @@ class _Beside:
 def open_pooled(rewards: Rewards, task: Task, state: dict[str, Any]) -> Pooled:
     """As a job file describes it, with the limits of time that a checkpoint knows."""
     timeouts = TimeoutPolicy.from_state(TimeoutSettings(), state) if state else TimeoutPolicy()
-    pool = RewardPool(pool_settings(rewards, task), timeouts)
+    pool = RewardPool(pool_settings(rewards, task.needs), timeouts)
     return Pooled(pool, task.asked, rewards.lag, rewards.code_timeout == "zero")
 
 
-def pool_settings(rewards: Rewards, task: Task) -> PoolSettings:
-    """Turns for what the task's rewards need, and for nothing else: each kind starts processes of its own."""
+def pool_settings(rewards: Rewards, needs: Needs) -> PoolSettings:
+    """Turns for what rewards need, and for nothing else: each kind starts processes of its own."""
+    if Kind.JUDGE in needs.kinds and not rewards.judge:
+        problem = Problem(
+            "job.rewards.judge", "", "the folder of a model", "a question asks for a judge: name its model"
+        )
+        raise InvalidSpec("job", (problem,))
     standard = PoolSettings()
     cpu_s, wall_s = rewards.cap_s, rewards.cap_s * CLOCK_FACTOR
+    judge = JudgeSettings(partial(open_judge, Path(rewards.judge)), cap_s=wall_s) if rewards.judge else None
+    turns = {**standard.turns, Kind.JUDGE: 2 * judge.at_once if judge else 0}  # a pass is computed, and one waits
     return PoolSettings(
-        turns={kind: rewards.workers or standard.turns[kind] for kind in task.kinds},
+        turns={kind: rewards.workers or turns[kind] for kind in needs.kinds},
         maths=replace(standard.maths, cpu_s=cpu_s, wall_s=wall_s),
         function=replace(standard.function, cpu_s=cpu_s, wall_s=wall_s),
         async_cap_s=wall_s,
-        function_modules=[type(task).__module__],
+        judge=judge,
+        function_modules=needs.modules,
+        function_folders=needs.folders,
         allow=[Concern[name.upper()] for name in rewards.allowed],
     )

@@ -53,9 +53,14 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is learnt. The numbers shape the operands of `arithmetic`, and in `counting` where to begin and how far."""
+    """What is learnt. The numbers shape the operands of `arithmetic`, and in `counting` where to begin and how far.
 
-    name: str = _choice("arithmetic", "arithmetic", "counting")
+    `questions` are those in the file at `path`, below a system text if there is one (docs/questions.md).
+    """
+
+    name: str = _choice("arithmetic", "arithmetic", "counting", "questions")
+    path: str = _text("", "name the file with the questions")
+    system: str = _text("", "say what the model is told before each question")
     prompts: int = _number(1000, 1, 10**7, "give the prompts of an epoch")
     largest: int = _number(9, 2, 10**6, "give the largest first factor, or first number")
     median: float = _number(
@@ -137,6 +142,7 @@ class Rewards:
     lag: int = _number(16, 0, 10**6, "give tokens; 0 tells rewards as they come")
     cap_s: float = _number(30.0, 1e-3, 1e6, "give the processor seconds after which scoring an answer is given up")
     code_timeout: str = _choice("failure", "failure", "zero")  # what a program that was cut off is worth: nothing, or 0
+    judge: str = _text("", "name a folder with the model that judges where a question asks for one")
     allow: str = _text("", "name what hostile code may do on a machine that can't prevent it, as in 'disk, network'")
 
     @property

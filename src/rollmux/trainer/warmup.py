@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.settings import Warmup
-from rollmux.trainer.tasks import Task
+from rollmux.trainer.tasks import MadeTask, Task
 
 CHUNK = 8  # solutions of like lengths in one forward: little is padding
 RAMP = 20  # steps until the learning rate is whole
@@ -25,6 +25,8 @@ Shown = tuple[tuple[int, ...], tuple[int, ...]]  # a prompt and its solution
 
 def warm_up(model: Any, task: Task, settings: Warmup, seed: int, told: Callable[[int, float], None]) -> None:
     """Trains the model in place; after each step `told` hears its number and loss."""
+    if not isinstance(task, MadeTask):
+        return  # nothing to imitate: its job files have no such steps
     random = Random(derived(seed, "warm-up"))
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=0.0)
     for step in range(settings.steps):
@@ -39,7 +41,7 @@ def warm_up(model: Any, task: Task, settings: Warmup, seed: int, told: Callable[
     optimiser.zero_grad()
 
 
-def _shown(task: Task, random: Random) -> Shown:
+def _shown(task: MadeTask, random: Random) -> Shown:
     encode, number = task.tokenizer.encode, random.randrange(len(task))
     return encode(task.prompt(number)), encode(task.shown(number, random))
 

@@ -3,9 +3,20 @@
 from rollmux.runtime.rewards.judging import Judge, JudgeSettings
 from rollmux.runtime.rewards.pool import PoolSettings, RewardPool, Scoring
 from rollmux.runtime.rewards.reward import NotScored, Reward, Status
-from rollmux.runtime.rewards.tasks import AsyncTask, Case, CodeTask, FunctionTask, JudgeTask, Kind, MathsTask, Task
+from rollmux.runtime.rewards.tasks import (
+    KINDS,
+    AsyncTask,
+    Case,
+    CodeTask,
+    FunctionTask,
+    JudgeTask,
+    Kind,
+    MathsTask,
+    Task,
+)
 
 __all__ = [
+    "KINDS",
     "AsyncTask",
     "Case",
     "CodeTask",

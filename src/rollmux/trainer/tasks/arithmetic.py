@@ -14,6 +14,7 @@ from random import Random
 from rollmux.runtime.rewards import FunctionTask, Kind
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.tasks.characters import Characters
+from rollmux.trainer.tasks.task import Needs
 
 ALPHABET = "0123456789*=:,;"
 BETWEEN, END = ",", ";"
@@ -25,7 +26,7 @@ class Arithmetic:
     `careless`: the share of the answers shown in the warm-up that stop too early. A model that has learnt that
     habit can answer well, and often doesn't: what reinforcement is for."""
 
-    kinds = (Kind.FUNCTION,)
+    needs, digest = Needs([Kind.FUNCTION], [__name__]), ""
 
     def __init__(
         self, seed: int, count: int, largest: int, median: float, spread: float, longest: int, careless: float

@@ -13,6 +13,7 @@ from random import Random
 from rollmux.runtime.rewards import FunctionTask, Kind
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.tasks.pretrained import Pretrained
+from rollmux.trainer.tasks.task import Needs
 
 SYSTEM = "You count."
 EXAMPLE = (4, 7)
@@ -22,7 +23,7 @@ BETWEEN = ", "
 class Counting:
     """`count` prompts: from a number up to `largest`, on for 2 to `longest` numbers, lognormal around `median`."""
 
-    kinds = (Kind.FUNCTION,)
+    needs, digest = Needs([Kind.FUNCTION], [__name__]), ""
 
     def __init__(
         self, seed: int, count: int, largest: int, median: float, spread: float, longest: int, tokenizer: Pretrained
@@ -39,8 +40,9 @@ class Counting:
         return len(self._ranges)
 
     def prompt(self, number: int) -> str:
-        example = _question(*EXAMPLE), BETWEEN.join(_numbers(*EXAMPLE))
-        return self.tokenizer.chat(SYSTEM, *example, _question(*self._ranges[number]))
+        question, answer = _question(*EXAMPLE), BETWEEN.join(_numbers(*EXAMPLE))
+        example = ("system", SYSTEM), ("user", question), ("assistant", answer)
+        return self.tokenizer.talk([*example, ("user", _question(*self._ranges[number]))])
 
     def shown(self, number: int, random: Random) -> str:
         return _written(_numbers(*self._ranges[number]), self.tokenizer.end)

@@ -3,11 +3,11 @@
 Invariant: prompts are written by the model's own chat template, so no task knows which tokens begin or end a turn.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rollmux.trainer.errors import ModelMissing
 
-ROLES = ("user", "assistant")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -35,11 +35,19 @@ class Pretrained:
         """Beside a model, which it then is whole with."""
         self._tokenizer.save_pretrained(folder)
 
-    def chat(self, system: str, *turns: str) -> str:
-        """A conversation in which user and assistant take turns, up to where the next turn begins."""
-        said = [{"role": "system", "content": system}]
-        said += [{"role": ROLES[place % 2], "content": turn} for place, turn in enumerate(turns)]
-        return str(self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+    def talk(self, said: Sequence[tuple[str, str]]) -> str:
+        """A conversation of roles and what they say, up to where the next turn begins.
+
+        Where the model knows none, what is said stands as it is; a whole conversation has no form then.
+        """
+        if self._tokenizer.chat_template is None:
+            if len(said) > 1:
+                raise ModelMissing(
+                    "the model has no chat template: ask it without system text or turns, or take another"
+                )
+            return said[0][1]
+        turns = [{"role": role, "content": text} for role, text in said]
+        return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
 
 def model_folder(path: str) -> Path:

@@ -4,9 +4,10 @@ Invariant: a reward depends on the prompt's number and the response alone. A tas
 response is failed, never zero.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rollmux.runtime.rewards import Kind
 from rollmux.runtime.rewards import Task as Asked
@@ -27,6 +28,18 @@ class Tokenizer(Protocol):
     def decode(self, tokens: tuple[int, ...]) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a pool needs to score a task's responses.
+
+    `modules` hold the functions that score; they load without torch, and `folders` are where they are looked for first.
+    """
+
+    kinds: Collection[Kind]
+    modules: Sequence[str] = ()
+    folders: Sequence[str] = ()
+
+
 class Task(Protocol):
     """What is learnt."""
 
@@ -38,15 +51,24 @@ class Task(Protocol):
 
     def prompt(self, number: int) -> str: ...
 
+    @property
+    def needs(self) -> Needs:
+        """For what `asked` gives."""
+
+    @property
+    def digest(self) -> str:
+        """Of what decides prompts and rewards beside the settings; empty where nothing does."""
+
+    def asked(self, number: int, response: str) -> Asked:
+        """What a reward pool is asked for this response's reward."""
+
+
+@runtime_checkable
+class MadeTask(Task, Protocol):
+    """One that makes up its prompts, and so knows what is right."""
+
     def shown(self, number: int, random: Random) -> str:
         """An answer for the warm-up to imitate, good or not so good."""
 
     def reward(self, number: int, response: str) -> float:
-        """Here and now."""
-
-    @property
-    def kinds(self) -> Collection[Kind]:
-        """What a reward pool needs for what `asked` gives."""
-
-    def asked(self, number: int, response: str) -> Asked:
-        """The same reward, as a pool is asked for it. Functions are this module's, which loads without torch."""
+        """What a pool would say, here and now."""

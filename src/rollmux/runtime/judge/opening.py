@@ -1,0 +1,27 @@
+"""A judge from a folder that `save_pretrained` wrote, which computes on the processor."""
+
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rollmux.errors import InvalidSpec, Problem
+from rollmux.runtime.host.room import available_bytes
+from rollmux.runtime.judge.judge import TextJudge
+from rollmux.runtime.judge.model import ModelJudge
+from rollmux.runtime.judge.texts import encoder
+
+# Beside a processor a copy hides behind nothing, and so it is said to be: all layers stay that there is room for.
+COPIED_BYTES_PER_S, FLOPS_PER_S = 1.0, 1e15
+SHARE = 2  # of the memory that is free at the start; the rest is everybody else's
+PLENTY_BYTES = 1 << 40  # where the machine does not say what it has free
+
+
+def open_judge(folder: Path) -> TextJudge:
+    """Nothing is looked for elsewhere or downloaded."""
+    if not (folder / "config.json").is_file():
+        problem = Problem("judge", str(folder), "a folder with a model", "name what `save_pretrained` wrote")
+        raise InvalidSpec("judge", (problem,))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    room = (available_bytes() or PLENTY_BYTES) // SHARE
+    return TextJudge(ModelJudge(model, lambda: room, COPIED_BYTES_PER_S, FLOPS_PER_S), encoder(tokenizer))

@@ -1,0 +1,167 @@
+"""Questions of one's own, from a file: each line is JSON, with a prompt and with what a response to it is scored by.
+
+`docs/questions.md` says what a line may hold. Invariant: a response never decides how it is scored, and none of them,
+whatever it says, ends a run.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rollmux.errors import InvalidSpec, Problem
+from rollmux.runtime.rewards import KINDS, Case, CodeTask, FunctionTask, JudgeTask, MathsTask
+from rollmux.runtime.rewards import Task as Asked
+from rollmux.runtime.sandbox import Program
+from rollmux.trainer.tasks.pretrained import Pretrained
+from rollmux.trainer.tasks.task import Needs
+
+MOST_PROBLEMS = 10  # of a file: who reads more mends one and looks again
+YES_OR_NO: Mapping[str, float] = {"yes": 1.0, "no": 0.0}
+SCORED_BY = ("answer", "cases", "asserts", "function", "judge")
+BESIDE = {"arguments": ("function",), "fields": ("judge",), "answers": ("judge",), "group": ("cases", "asserts")}
+
+_FENCED = re.compile(r"^```[^\n`]*\n(.*?)(?:^```|\Z)", re.MULTILINE | re.DOTALL)
+
+
+class _Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class _Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    stdin: str
+    expected: str
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Of a file, as it is written."""
+
+    prompt: str | list[_Turn]
+    answer: str | int | float | None = None
+    cases: list[_Case] | None = None
+    asserts: str | None = None
+    group: str | None = None
+    function: str | None = None
+    arguments: dict[str, Any] | None = None
+    judge: str | None = None
+    fields: dict[str, str] | None = None
+    answers: dict[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and what makes of a response that which a pool scores."""
+
+    said: tuple[tuple[str, str], ...]  # roles and what they say
+    asked: Callable[[str], Asked]
+
+
+class Questions:
+    """Those of a file, put to a pretrained model."""
+
+    def __init__(self, path: Path, system: str, tokenizer: Pretrained) -> None:
+        content = _content(path)
+        self.tokenizer, self.digest = tokenizer, sha256(content).hexdigest()
+        before = (("system", system),) if system else ()
+        self._questions = [
+            Question(each.said if each.said[0][0] == "system" else (*before, *each.said), each.asked)
+            for each in read_questions(content, str(path))
+        ]
+        samples = [each.asked("") for each in self._questions]
+        functions = {each.function.partition(":")[0] for each in samples if isinstance(each, FunctionTask)}
+        self.needs = Needs({KINDS[type(each)] for each in samples}, sorted(functions), (str(path.parent.absolute()),))
+
+    def __len__(self) -> int:
+        return len(self._questions)
+
+    def prompt(self, number: int) -> str:
+        return self.tokenizer.talk(self._questions[number].said)
+
+    def asked(self, number: int, response: str) -> Asked:
+        return self._questions[number].asked(response.removesuffix(self.tokenizer.end))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        problem = Problem("job.task.path", str(path), "a file with questions", f"it can't be read: {error.strerror}")
+        raise InvalidSpec("job", (problem,)) from error
+
+
+def read_questions(content: bytes, subject: str) -> list[Question]:
+    """Of all lines that are not empty; or InvalidSpec with what is wrong with the first that are wrong."""
+    problems: list[Problem] = []
+    found = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip() and len(problems) < MOST_PROBLEMS:
+            try:
+                found.append(_question(line, f"line {number}"))
+            except InvalidSpec as error:
+                problems += [Problem(f"line {number}: {p.path}", p.value, p.limit, p.remedy) for p in error.problems]
+    if not found and not problems:
+        problems.append(Problem("lines", 0, "at least one", "write a JSON object with a prompt and an answer"))
+    if problems:
+        raise InvalidSpec(f"questions of {subject!r}", tuple(problems))
+    return found
+
+
+def _question(content: bytes, problem_name: str) -> Question:
+    try:
+        line = msgspec.json.decode(content, type=_Line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _wrong(
+            "question", content[:60].decode(errors="replace"), "as docs/questions.md says", str(error)
+        ) from None
+    _require_one_way(line)
+    said = (("user", line.prompt),) if isinstance(line.prompt, str) else tuple((t.role, t.content) for t in line.prompt)
+    if not said or said[-1][0] != "user" or not said[-1][1]:
+        raise _wrong("prompt", line.prompt, "a text, or turns of which the last is the user's", "ask something")
+    asked = _asked(line, said[-1][1], problem_name)
+    asked("")  # what is wrong with it is told here
+    return Question(said, asked)
+
+
+def _require_one_way(line: _Line) -> None:
+    ways = [name for name in SCORED_BY if getattr(line, name) is not None]
+    if len(ways) != 1:
+        raise _wrong("question", ways or None, f"one of {', '.join(SCORED_BY)}", "say how a response is scored")
+    for name, owners in BESIDE.items():
+        if getattr(line, name) is not None and ways[0] not in owners:
+            raise _wrong(name, getattr(line, name), f"beside {' or '.join(owners)}", "leave it out")
+
+
+def _asked(line: _Line, prompt: str, name: str) -> Callable[[str], Asked]:
+    if line.answer is not None:
+        gold = str(line.answer)
+        if not gold.strip():
+            raise _wrong("answer", gold, "the answer", "write what is right")
+        return lambda response: MathsTask(response, gold)
+    if line.function is not None:
+        function, arguments = line.function, line.arguments or {}
+        if "response" in arguments:
+            raise _wrong("arguments", sorted(arguments), "without 'response'", "that one is the model's: rename yours")
+        return lambda response: FunctionTask(function, {**arguments, "response": response})
+    if line.judge is not None:
+        template, answers = line.judge, line.answers or YES_OR_NO
+        fields = {"prompt": prompt, **(line.fields or {})}
+        return lambda response: JudgeTask(template, {**fields, "response": response}, answers)
+    cases = tuple(Case(each.stdin, each.expected) for each in line.cases or ())
+    asserts, group = line.asserts or "", line.group
+    return lambda response: CodeTask(name, Program(program_in(response)), cases, asserts, group)
+
+
+def program_in(response: str) -> str:
+    """The last fenced block, whole or cut off; all of it where there is none. Never empty: no source is no program."""
+    blocks = _FENCED.findall(response)
+    source = blocks[-1] if blocks else response
+    return source if source.strip() else "pass"
+
+
+def _wrong(path: str, value: object, limit: str, remedy: str) -> InvalidSpec:
+    return InvalidSpec("question", (Problem(path, value, limit, remedy),))

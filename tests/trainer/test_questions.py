@@ -1,0 +1,264 @@
+"""Questions from a file: how its lines are read, what is told of wrong ones, and that its jobs run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from rollmux.errors import InvalidSpec
+from rollmux.packer import Prompt, Request
+from rollmux.runtime.rewards import CodeTask, FunctionTask, JudgeTask, MathsTask, Reward, Status
+from rollmux.runtime.sandbox import Concern
+from rollmux.trainer.errors import CheckpointRefused, ModelMissing
+from rollmux.trainer.job import train
+from rollmux.trainer.job_file import read_job
+from rollmux.trainer.metrics import METRICS
+from rollmux.trainer.pooled import open_pooled
+from rollmux.trainer.settings import JobFile, Rewards
+from rollmux.trainer.tasks import MadeTask, Pretrained, Questions
+from rollmux.trainer.tasks.questions import MOST_PROBLEMS, program_in, read_questions
+from tests.trainer.jobs import alone
+from tests.trainer.talking import END, talking
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
+ALLOW = ", ".join(Concern.__members__)  # whatever this machine can't prevent
+FENCED = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\nDone."
+JUDGED = "<|im_start|>user\n{prompt} {response} {tone}?<|im_end|>\n<|im_start|>assistant\n"
+ONE_OF_EACH: Mapping[str, Mapping[str, Any]] = {
+    "answer": {"answer": "\\frac{1}{2}"},
+    "cases": {"cases": [{"stdin": "3", "expected": "9"}], "group": "squares"},
+    "asserts": {"asserts": "assert double(2) == 4"},
+    "function": {"function": "questions_scores:listed", "arguments": {"items": 3}},
+    "judge": {"judge": JUDGED, "fields": {"tone": "Polite"}, "answers": {"y": 2, "n": -1}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return talking(tmp_path_factory.mktemp("talking"))
+
+
+def lines(*found: Mapping[str, Any]) -> bytes:
+    return "\n".join(json.dumps({"prompt": "How many?", **each}) for each in found).encode()
+
+
+def written(path: Path, *found: Mapping[str, Any]) -> Path:
+    path.write_bytes(lines(*found))
+    return path
+
+
+def problems(content: bytes) -> dict[str, tuple[str, str]]:
+    with pytest.raises(InvalidSpec) as refused:
+        read_questions(content, "mine.jsonl")
+    return {each.path: (each.limit, each.remedy) for each in refused.value.problems}
+
+
+def test_each_sort_of_line_becomes_what_a_pool_is_asked() -> None:
+    maths, cases, asserts, function, judge = (
+        each.asked(FENCED) for each in read_questions(lines(*ONE_OF_EACH.values()), "mine")
+    )
+    assert maths == MathsTask(FENCED, "\\frac{1}{2}")
+    assert isinstance(cases, CodeTask)
+    assert (cases.problem, cases.group, cases.program.source) == ("line 2", "squares", program_in(FENCED))
+    assert isinstance(asserts, CodeTask)
+    assert (asserts.problem, asserts.asserts) == ("line 3", "assert double(2) == 4")
+    assert function == FunctionTask("questions_scores:listed", {"items": 3, "response": FENCED})
+    fields = {"prompt": "How many?", "tone": "Polite", "response": FENCED}
+    assert judge == JudgeTask(JUDGED, fields, {"y": 2.0, "n": -1.0})
+
+
+def test_a_judge_says_yes_or_no_where_nothing_else_is_said() -> None:
+    (question,) = read_questions(lines({"judge": "{response}?"}), "mine")
+    asked = question.asked("so")
+    assert isinstance(asked, JudgeTask)
+    assert asked.answers == {"yes": 1.0, "no": 0.0}
+
+
+@given(st.text(), st.sampled_from(sorted(ONE_OF_EACH)))
+def test_no_response_keeps_itself_from_being_scored(response: str, sort: str) -> None:
+    (question,) = read_questions(lines(ONE_OF_EACH[sort]), "mine")
+    question.asked(response)
+
+
+@pytest.mark.parametrize(
+    ("response", "source"),
+    [
+        (FENCED, "def double(x):\n    return 2 * x\n"),
+        ("```\none()\n```\nBetter:\n```py\ntwo()\n```", "two()\n"),
+        ("It is\n```python\ncut_off(", "cut_off("),
+        ("plain()", "plain()"),
+        ("`inline()` is no block", "`inline()` is no block"),
+        ("", "pass"),
+        ("```python\n\n```", "pass"),
+    ],
+)
+def test_the_program_is_the_last_block_or_all_of_it(response: str, source: str) -> None:
+    assert program_in(response) == source
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({}, "question"),
+        ({"answer": "1", "function": "a:b"}, "question"),
+        ({"anser": "1"}, "question"),
+        ({"answer": True}, "question"),
+        ({"answer": "1", "prompt": ""}, "prompt"),
+        ({"answer": "1", "prompt": []}, "prompt"),
+        ({"answer": "1", "prompt": [{"role": "assistant", "content": "Hello."}]}, "prompt"),
+        ({"answer": "1", "prompt": [{"role": "robot", "content": "Hello."}]}, "question"),
+        ({"answer": "1", "group": "easy"}, "group"),
+        ({"answer": " "}, "answer"),
+        ({"asserts": "assert f()", "fields": {}}, "fields"),
+        ({"cases": []}, "code_task.cases"),
+        ({"asserts": ""}, "code_task.cases"),
+        ({"function": "scores"}, "function_task.function"),
+        ({"function": "scores:listed", "arguments": {"response": 1}}, "arguments"),
+        ({"judge": "{response} {tone}"}, "judge_task.fields"),
+        ({"judge": "{response", "answers": {"yes": 1}}, "judge_task.template"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_with_its_number(line: Mapping[str, Any], told: str) -> None:
+    found = problems(lines({"answer": "1"}, line, {"answer": "2"}))
+    assert f"line 2: {told}" in found
+    assert all(path.startswith("line 2: ") for path in found)
+
+
+def test_of_a_file_that_is_wrong_throughout_the_first_lines_are_told() -> None:
+    assert list(problems(b"{\n" * 50)) == [f"line {number}: question" for number in range(1, MOST_PROBLEMS + 1)]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n  \n"])
+def test_a_file_without_a_question_is_refused(content: bytes) -> None:
+    assert list(problems(content)) == ["lines"]
+
+
+def test_bytes_that_are_no_text_are_told() -> None:
+    assert list(problems(b'{"prompt": "\xff", "answer": "1"}')) == ["line 1: question"]
+
+
+# -- behind a model ----------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_put_in_the_model_s_own_form_below_the_system_text(folder: str, tmp_path: Path) -> None:
+    turns = [
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "3?"},
+    ]
+    own = [{"role": "system", "content": "Sing."}, {"role": "user", "content": "4?"}]
+    prompts: list[object] = ["5?", turns, own]
+    path = written(tmp_path / "mine.jsonl", *({"answer": 1, "prompt": each} for each in prompts))
+    task = Questions(path, "Count.", Pretrained(folder))
+
+    def form(*said: tuple[str, str]) -> str:
+        return "".join(f"<|im_start|>{role}\n{text}{END}\n" for role, text in said) + "<|im_start|>assistant\n"
+
+    system = ("system", "Count.")
+    assert task.prompt(0) == form(system, ("user", "5?"))
+    assert task.prompt(1) == form(system, ("user", "1?"), ("assistant", "2"), ("user", "3?"))
+    assert task.prompt(2) == form(("system", "Sing."), ("user", "4?"))
+    assert Questions(path, "", Pretrained(folder)).prompt(0) == form(("user", "5?"))
+    assert not isinstance(task, MadeTask)
+    assert task.asked(0, f"6{END}") == MathsTask("6", "1")
+
+
+def test_a_model_that_was_not_taught_to_talk_reads_a_prompt_as_it_stands(folder: str, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    (tmp_path / "config.json").write_bytes((Path(folder) / "config.json").read_bytes())
+    path = written(tmp_path / "mine.jsonl", {"answer": 1, "prompt": "5? "})
+    plain = Pretrained(str(tmp_path))
+    assert Questions(path, "", plain).prompt(0) == "5? "
+    with pytest.raises(ModelMissing, match="no chat template"):
+        Questions(path, "Count.", plain).prompt(0)
+
+
+def scored(task: Questions, responses: Sequence[str], **rewards: Any) -> list[Reward]:
+    """By a pool as a job has it, each question with its response."""
+    found: dict[Request, Reward] = {}
+    with closing(open_pooled(Rewards(scorer="pool", allow=ALLOW, **rewards), task, {})) as pool:
+        for number, response in enumerate(responses):
+            pool.submit(Request(1, Prompt(0, number), 0), response)
+        while pool.pending:
+            found |= {each.request: each.reward for each in pool.collect(wait=True)}
+    return [found[Request(1, Prompt(0, number), 0)] for number in range(len(responses))]
+
+
+def test_right_and_wrong_responses_to_questions_of_each_sort(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "mine_scores.py").write_text("def length(response, most):\n    return min(most, len(response))\n")
+    sorts: list[Mapping[str, Any]] = [
+        {"answer": "0.5"},
+        {"cases": [{"stdin": "3\n", "expected": "9"}]},
+        {"asserts": "assert double(2) == 4"},
+        {"function": "mine_scores:length", "arguments": {"most": 4}},
+    ]
+    task = Questions(written(tmp_path / "mine.jsonl", *sorts, *sorts), "", Pretrained(folder))
+    right = ["It is \\boxed{\\frac{1}{2}}.", "```python\nprint(int(input()) ** 2)\n```", FENCED, "much more"]
+    wrong = ["It is 2.", "```python\nprint(8)\n```", "I can't.", "no"]
+    rewards = scored(task, [f"{each}{END}" for each in (*right, *wrong)])
+    assert [each.value for each in rewards] == [1, 1, 1, 4, 0, 0, 0, 2]
+
+
+def test_a_judge_from_a_folder_says_how_likely_it_gives_each_answer(folder: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "mine.jsonl", ONE_OF_EACH["judge"], {"judge": JUDGED, "fields": {"tone": "x" * 4000}})
+    task = Questions(path, "", Pretrained(folder))
+    judged, refused = scored(task, ["Please.", "Please."], judge=folder)
+    assert judged.status is Status.SCORE
+    assert -1 < judged.value < 2
+    assert refused.status is Status.ERROR
+    assert "tokens with the answer" in refused.detail
+    with pytest.raises(InvalidSpec, match=r"job\.rewards\.judge"):
+        scored(task, [])
+    with pytest.raises(InvalidSpec, match="a folder with a model"):
+        scored(task, ["Please."], judge=str(tmp_path / "nowhere"))
+
+
+def job(folder: str, path: Path, **changed: Any) -> JobFile:
+    """The example with a model whose tokens are characters."""
+    data = yaml.safe_load((EXAMPLES / "questions.yaml").read_text(encoding="utf-8"))
+    data["task"]["path"], data["model"] = str(path), {"path": folder}
+    data["rollout"] = {"running": 32, "room_tokens": 32768, "max_length": 512}
+    data |= {"rewards": {"scorer": "pool", "allow": ALLOW}, "checkpoint_every": 1}
+    return read_job(data | changed)
+
+
+def test_the_example_runs_and_goes_on_with_no_other_questions(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_bytes((EXAMPLES / "questions.jsonl").read_bytes())
+    (tmp_path / "questions_scores.py").write_bytes((EXAMPLES / "questions_scores.py").read_bytes())
+    settings = job(folder, path, steps=2, sampling={"max_tokens": 12})
+    train(settings, tmp_path / "run", alone())
+    steps = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    assert [(each["prompts"], each["responses"], each["failures"]) for each in steps] == [(8, 32, {})] * 2
+    path.write_bytes(path.read_bytes() + lines({"answer": 1}))
+    with pytest.raises(CheckpointRefused, match=r"job\.task\.digest"):
+        train(settings, tmp_path / "run", alone(), resume=True)
+
+
+def test_a_job_with_questions_needs_a_file_a_model_that_talks_and_a_pool(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        read_job({"task": {"name": "questions"}, "warmup": {"steps": 5}})
+    assert {each.path for each in refused.value.problems} == {
+        "job.model.path", "job.task.path", "job.rewards.scorer", "job.warmup.steps",
+    }  # fmt: skip
+
+
+def test_a_file_that_is_not_there_is_told(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec, match="No such file"):
+        Questions(tmp_path / "nowhere.jsonl", "", Pretrained(folder))
