@@ -15,9 +15,10 @@ from transformers import AutoTokenizer
 
 from rollmux.errors import InvalidSpec
 from rollmux.packer import Prompt, Request
+from rollmux.runtime.judge.opening import JudgeRefused
 from rollmux.runtime.rewards import CodeTask, FunctionTask, JudgeTask, MathsTask, Reward, Status
 from rollmux.runtime.sandbox import Concern
-from rollmux.trainer.errors import CheckpointRefused, ModelMissing
+from rollmux.trainer.errors import CheckpointRefused, NotTaught
 from rollmux.trainer.job import train
 from rollmux.trainer.job_file import read_job
 from rollmux.trainer.metrics import METRICS
@@ -62,13 +63,13 @@ def written(path: Path, *found: Mapping[str, Any]) -> Path:
 
 def problems(content: bytes) -> dict[str, tuple[str, str]]:
     with pytest.raises(InvalidSpec) as refused:
-        read_questions(content, "mine.jsonl")
+        read_questions(content, "mine.jsonl", str(EXAMPLES))
     return {each.path: (each.limit, each.remedy) for each in refused.value.problems}
 
 
 def test_each_sort_of_line_becomes_what_a_pool_is_asked() -> None:
     maths, cases, asserts, function, judge = (
-        each.asked(FENCED) for each in read_questions(lines(*ONE_OF_EACH.values()), "mine")
+        each.asked(FENCED) for each in read_questions(lines(*ONE_OF_EACH.values()), "mine", str(EXAMPLES))
     )
     assert maths == MathsTask(FENCED, "\\frac{1}{2}")
     assert isinstance(cases, CodeTask)
@@ -89,7 +90,7 @@ def test_a_judge_says_yes_or_no_where_nothing_else_is_said() -> None:
 
 @given(st.text(), st.sampled_from(sorted(ONE_OF_EACH)))
 def test_no_response_keeps_itself_from_being_scored(response: str, sort: str) -> None:
-    (question,) = read_questions(lines(ONE_OF_EACH[sort]), "mine")
+    (question,) = read_questions(lines(ONE_OF_EACH[sort]), "mine", str(EXAMPLES))
     question.asked(response)
 
 
@@ -101,6 +102,9 @@ def test_no_response_keeps_itself_from_being_scored(response: str, sort: str) ->
         ("It is\n```python\ncut_off(", "cut_off("),
         ("plain()", "plain()"),
         ("`inline()` is no block", "`inline()` is no block"),
+        ("1. So:\n   ```python\n   if x:\n       y()\n   ```\n", "if x:\n    y()\n"),
+        ("~~~\ntilde()\n~~~\n", "tilde()\n"),
+        ("````python\ntext = '\\\n```\n'\n````\n", "text = '\\\n```\n'\n"),
         ("", "pass"),
         ("```python\n\n```", "pass"),
     ],
@@ -127,7 +131,17 @@ def test_the_program_is_the_last_block_or_all_of_it(response: str, source: str) 
         ({"asserts": ""}, "code_task.cases"),
         ({"function": "scores"}, "function_task.function"),
         ({"function": "scores:listed", "arguments": {"response": 1}}, "arguments"),
+        ({"function": "nowhere_at_all:f"}, "function"),
+        ({"function": ".scores:f"}, "function"),
+        ({"function": "my scores:f"}, "function"),
+        ({"asserts": "assert (("}, "asserts"),
+        ({"asserts": "# nothing"}, "asserts"),
         ({"judge": "{response} {tone}"}, "judge_task.fields"),
+        ({"judge": "{response}", "fields": {"prompt": "another"}}, "fields"),
+        ({"judge": "{response}", "answers": {}}, "judge_task.answers"),
+        ({"judge": "{response}", "answers": {"yes": 1e10, "no": 0}}, "judge_task.answers"),
+        ({"judge": "Is it?"}, "judge"),
+        ({"judge": ""}, "judge"),
         ({"judge": "{response", "answers": {"yes": 1}}, "judge_task.template"),
     ],
 )
@@ -141,13 +155,31 @@ def test_of_a_file_that_is_wrong_throughout_the_first_lines_are_told() -> None:
     assert list(problems(b"{\n" * 50)) == [f"line {number}: question" for number in range(1, MOST_PROBLEMS + 1)]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"prompt": "\xff", "answer": "1"}',
+        b'{"prompt": "1?", "prompt": "2?", "answer": "1"}',
+        b'{"prompt": "1?", "function": "questions_scores:listed", "arguments": ' + b"[" * 100_000,
+        b'{"prompt": "1?", "answer": 1e400}',
+    ],
+)
+def test_what_is_no_object_of_its_own_is_told(content: bytes) -> None:
+    assert list(problems(content)) == ["line 1: question"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [("0.5", "0.5"), ("0.00001", "0.00001"), ("1e-7", "0.0000001"), ("1e22", "1" + "0" * 22), ("7", "7"), ('"x"', "x")],
+)
+def test_an_answer_is_compared_as_people_write_it(answer: str, gold: str) -> None:
+    (question,) = read_questions(b'{"prompt": "1?", "answer": %s}' % answer.encode(), "mine")
+    assert question.asked("so") == MathsTask("so", gold)
+
+
 @pytest.mark.parametrize("content", [b"", b"\n  \n"])
 def test_a_file_without_a_question_is_refused(content: bytes) -> None:
     assert list(problems(content)) == ["lines"]
-
-
-def test_bytes_that_are_no_text_are_told() -> None:
-    assert list(problems(b'{"prompt": "\xff", "answer": "1"}')) == ["line 1: question"]
 
 
 # -- behind a model ----------------------------------------------------------------------------------------------------
@@ -185,8 +217,27 @@ def test_a_model_that_was_not_taught_to_talk_reads_a_prompt_as_it_stands(folder:
     path = written(tmp_path / "mine.jsonl", {"answer": 1, "prompt": "5? "})
     plain = Pretrained(str(tmp_path))
     assert Questions(path, "", plain).prompt(0) == "5? "
-    with pytest.raises(ModelMissing, match="no chat template"):
+    with pytest.raises(NotTaught, match="no chat template"):
         Questions(path, "Count.", plain).prompt(0)
+    tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(NotTaught, match=r"turns of system, user: no system role"):
+        Questions(path, "Count.", Pretrained(str(tmp_path))).prompt(0)
+
+
+def test_a_file_as_windows_writes_it_is_the_same(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + lines({"answer": 1}, {"answer": 2}).replace(b"\n", b"\r\n"))
+    assert len(Questions(path, "", Pretrained(folder))) == 2
+
+
+def test_another_function_beside_the_file_is_another_task(folder: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "mine.jsonl", {"function": "beside_mine:f"})
+    digests = []
+    for value in (1, 2):
+        (tmp_path / "beside_mine.py").write_text(f"def f(response):\n    return {value}\n")
+        digests.append(Questions(path, "", Pretrained(folder)).digest)
+    assert digests[0] != digests[1]
 
 
 def scored(task: Questions, responses: Sequence[str], **rewards: Any) -> list[Reward]:
@@ -223,10 +274,14 @@ def test_a_judge_from_a_folder_says_how_likely_it_gives_each_answer(folder: str,
     assert -1 < judged.value < 2
     assert refused.status is Status.ERROR
     assert "tokens with the answer" in refused.detail
-    with pytest.raises(InvalidSpec, match=r"job\.rewards\.judge"):
-        scored(task, [])
-    with pytest.raises(InvalidSpec, match="a folder with a model"):
-        scored(task, ["Please."], judge=str(tmp_path / "nowhere"))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_text("{}")
+    with pytest.raises(JudgeRefused, match=r"Llama or Qwen model"):
+        scored(task, ["Please."], judge=str(empty))
+    for nowhere in ("", str(tmp_path / "nowhere")):
+        with pytest.raises(InvalidSpec, match=r"job\.rewards\.judge"):
+            scored(task, [], judge=nowhere)
 
 
 def job(folder: str, path: Path, **changed: Any) -> JobFile:
@@ -247,7 +302,7 @@ def test_the_example_runs_and_goes_on_with_no_other_questions(folder: str, tmp_p
     steps = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
     assert [(each["prompts"], each["responses"], each["failures"]) for each in steps] == [(8, 32, {})] * 2
     path.write_bytes(path.read_bytes() + lines({"answer": 1}))
-    with pytest.raises(CheckpointRefused, match=r"job\.task\.digest"):
+    with pytest.raises(CheckpointRefused, match=r"job\.task\.path's content .* or name another --out"):
         train(settings, tmp_path / "run", alone(), resume=True)
 
 

@@ -67,7 +67,8 @@ class Checkpoints:
             raise CheckpointRefused(f"{path} is not of format {FORMAT}: use the release that wrote it")
         changed = _changed(content["job"], job, asdict(JobFile()))
         if changed:
-            raise CheckpointRefused(f"{path} was made with other settings: {'; '.join(changed)}; restore them")
+            told = "; ".join(changed)
+            raise CheckpointRefused(f"{path} was made with other settings: {told}; restore them, or name another --out")
         state: dict[str, Any] = content["state"]
         return state
 

@@ -81,10 +81,12 @@ def train(
 
 def _require_room(job: JobFile, task: Task) -> None:
     """InvalidSpec, before anything is computed, where a prompt and its response would not fit together."""
-    longest = max(len(task.tokenizer.encode(task.prompt(number))) for number in range(len(task)))
+    lengths = [len(task.tokenizer.encode(task.prompt(number))) for number in range(len(task))]
+    longest = max(lengths)
     needed, most = longest + job.sampling.max_tokens, job.rollout.max_length
     if needed > most:
-        limit = f"at least {needed}: the longest prompt has {longest} tokens, and sampling.max_tokens are beside it"
+        which = f"the longest prompt, number {lengths.index(longest) + 1}, has {longest} tokens"
+        limit = f"at least {needed}: {which}, and sampling.max_tokens are beside it"
         problem = Problem("job.rollout.max_length", most, limit, "give it more room, or shorten either")
         raise InvalidSpec(f"job {job.name!r}", (problem,))
 
@@ -113,7 +115,7 @@ class _Run:
         self.checkpoints = Checkpoints(folder / CHECKPOINTS)
         self._fixed = {name: value for name, value in asdict(job).items() if name not in FREE}
         if self.parts.task.digest:
-            self._fixed["task"]["digest"] = self.parts.task.digest
+            self._fixed["task"][f"path's content ({job.task.path})"] = self.parts.task.digest
 
     def begin(self, resume: bool) -> int:
         """The first step to be made: after the controller's last, or after the newest checkpoint."""

@@ -31,6 +31,7 @@ Result = TypeVar("Result")
 
 # Processor seconds of a mathematical answer or a function, by the clock twice as many: what sleeps or waits for a core.
 CLOCK_FACTOR = 2.0
+JUDGE_TURNS = 2  # one is judged, and one waits: more would only use up their caps
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,21 +169,20 @@ def open_pooled(rewards: Rewards, task: Task, state: dict[str, Any]) -> Pooled:
 
 def pool_settings(rewards: Rewards, needs: Needs) -> PoolSettings:
     """Turns for what rewards need, and for nothing else: each kind starts processes of its own."""
-    if Kind.JUDGE in needs.kinds and not rewards.judge:
-        problem = Problem(
-            "job.rewards.judge", "", "the folder of a model", "a question asks for a judge: name its model"
-        )
-        raise InvalidSpec("job", (problem,))
+    asks_judge, folder = Kind.JUDGE in needs.kinds, Path(rewards.judge)
+    if asks_judge and not (rewards.judge and (folder / "config.json").is_file()):
+        limit, remedy = "a folder with a model, as `save_pretrained` writes it", "name the model that is to judge"
+        raise InvalidSpec("job", (Problem("job.rewards.judge", rewards.judge, limit, remedy),))
     standard = PoolSettings()
     cpu_s, wall_s = rewards.cap_s, rewards.cap_s * CLOCK_FACTOR
-    judge = JudgeSettings(partial(open_judge, Path(rewards.judge)), cap_s=wall_s) if rewards.judge else None
-    turns = {**standard.turns, Kind.JUDGE: 2 * judge.at_once if judge else 0}  # a pass is computed, and one waits
+    turns = {kind: rewards.workers or standard.turns[kind] for kind in needs.kinds if kind is not Kind.JUDGE}
     return PoolSettings(
-        turns={kind: rewards.workers or turns[kind] for kind in needs.kinds},
+        turns=turns | ({Kind.JUDGE: JUDGE_TURNS} if asks_judge else {}),
         maths=replace(standard.maths, cpu_s=cpu_s, wall_s=wall_s),
         function=replace(standard.function, cpu_s=cpu_s, wall_s=wall_s),
         async_cap_s=wall_s,
-        judge=judge,
+        # One to a pass: what a judge says of a response does not depend on its company, and a run repeats itself.
+        judge=JudgeSettings(partial(open_judge, folder), at_once=1, cap_s=wall_s) if asks_judge else None,
         function_modules=needs.modules,
         function_folders=needs.folders,
         allow=[Concern[name.upper()] for name in rewards.allowed],

@@ -6,8 +6,8 @@ Invariant: each token carries its log-probability under the policy that drew it,
 from dataclasses import dataclass
 
 from rollmux.checks import Checks
+from rollmux.runtime.rewards.reward import MOST
 
-MAX_REWARD = 1e9
 LOWEST = -1e9
 ROUNDING = 0.05  # an engine in bfloat16 may give the logarithm of a probability near 1 as a little more than 0
 
@@ -37,7 +37,7 @@ class Sample:
         wrong = next((value for value in self.logprobs if not LOWEST <= value <= ROUNDING), None)
         if wrong is not None:
             checks.report("logprobs", wrong, "numbers of at most 0", "give the logarithms of probabilities")
-        checks.number("reward", self.reward, -MAX_REWARD, MAX_REWARD, "leave out a response that could not be scored")
+        checks.number("reward", self.reward, -MOST, MOST, "leave out a response that could not be scored")
         if not self.group:
             checks.report("group", self.group, "a text that is not empty", "name the prompt that it answers")
         checks.require()

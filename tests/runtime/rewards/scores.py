@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from typing import Any
 
 
 def length(text: str) -> float:
@@ -31,6 +32,16 @@ def raises() -> float:
 
 def nothing() -> None:
     return None
+
+
+def too_much() -> float:
+    return -1e10
+
+
+def of_numpy(dtype: str) -> Any:
+    import numpy  # noqa: PLC0415 - as a scoring function may
+
+    return getattr(numpy, dtype)(2)
 
 
 def not_a_number() -> float:

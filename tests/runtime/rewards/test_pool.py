@@ -42,11 +42,16 @@ def test_functions_score_in_a_process_of_their_own(pooled: Pooled) -> None:
     assert pooled.score(function("environment", name="ROLLMUX_TEST_SCORE")).value == 0.5
 
 
-@pytest.mark.parametrize("name", ["raises", "nothing", "not_a_number", "dies", "no_such_function"])
+@pytest.mark.parametrize("name", ["raises", "nothing", "not_a_number", "too_much", "dies", "no_such_function"])
 def test_a_function_without_a_score_is_an_error(pooled: Pooled, name: str) -> None:
     reward = pooled.score(function(name))
     assert (reward.status, reward.score) == (Status.ERROR, None)
     assert reward.detail
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32", "float64"])
+def test_a_number_of_numpy_s_is_a_number(pooled: Pooled, dtype: str) -> None:
+    assert pooled.score(function("of_numpy", dtype=dtype)).value == 2.0
 
 
 def test_a_task_that_can_not_be_asked_is_an_error_of_its_own(pooled: Pooled) -> None:

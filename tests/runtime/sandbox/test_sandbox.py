@@ -361,6 +361,19 @@ def test_an_environment_is_for_its_runs_and_shown_to_nobody_else() -> None:
     assert b"secret" not in command
 
 
+def test_one_whose_imports_never_end_is_given_up_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "endless.py").write_text("import time\ntime.sleep(1000)\n")
+    monkeypatch.setattr("rollmux.runtime.sandbox.sandbox._START_S", 2.0)
+    sandbox = Sandbox(list(Concern), list(Mechanism), warm=["endless"], path=[str(tmp_path)])
+
+    async def started() -> None:
+        with pytest.raises(SandboxError, match="did not start within 2 s"):
+            await sandbox.start()
+        assert not Path(f"/proc/{sandbox.pid}").exists()
+
+    asyncio.run(asyncio.wait_for(started(), 30.0))
+
+
 def test_a_sandbox_that_can_not_start_says_so() -> None:
     with pytest.raises(SandboxError, match="instead of starting"):
         asyncio.run(Sandbox(list(Concern), warm=["no_such_module_at_all"]).start())

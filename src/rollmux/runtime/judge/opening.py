@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rollmux.errors import InvalidSpec, Problem
+from rollmux.errors import RollmuxError
 from rollmux.runtime.host.room import available_bytes
 from rollmux.runtime.judge.judge import TextJudge
 from rollmux.runtime.judge.model import ModelJudge
@@ -16,12 +16,17 @@ SHARE = 2  # of the memory that is free at the start; the rest is everybody else
 PLENTY_BYTES = 1 << 40  # where the machine does not say what it has free
 
 
+class JudgeRefused(RollmuxError):
+    """What is in the folder can't judge."""
+
+
 def open_judge(folder: Path) -> TextJudge:
     """Nothing is looked for elsewhere or downloaded."""
-    if not (folder / "config.json").is_file():
-        problem = Problem("judge", str(folder), "a folder with a model", "name what `save_pretrained` wrote")
-        raise InvalidSpec("judge", (problem,))
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    room = (available_bytes() or PLENTY_BYTES) // SHARE
-    return TextJudge(ModelJudge(model, lambda: room, COPIED_BYTES_PER_S, FLOPS_PER_S), encoder(tokenizer))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        room = (available_bytes() or PLENTY_BYTES) // SHARE
+        return TextJudge(ModelJudge(model, lambda: room, COPIED_BYTES_PER_S, FLOPS_PER_S), encoder(tokenizer))
+    except Exception as error:
+        remedy = "name a folder with a Llama or Qwen model and its tokenizer"
+        raise JudgeRefused(f"no judge in {str(folder)!r} ({type(error).__name__}: {error}): {remedy}") from error

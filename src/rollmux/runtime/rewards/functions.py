@@ -6,12 +6,12 @@ Invariant: a function that hangs costs its cap and nothing else; only a finite n
 import asyncio
 import inspect
 import json
-import math
 import socket
 from importlib import import_module
+from numbers import Real
 from typing import Any
 
-from rollmux.runtime.rewards.reward import Reward, Status
+from rollmux.runtime.rewards.reward import MOST, Reward, Status
 from rollmux.runtime.rewards.tasks import AsyncTask, FunctionTask
 from rollmux.runtime.sandbox import Cause, Ended, Program, RunLimits, Sandbox, frames
 
@@ -72,9 +72,11 @@ async def _value(task: AsyncTask) -> object:
 
 
 def scored(value: object, cpu_s: float, wall_s: float) -> Reward:
-    if isinstance(value, (int, float)) and math.isfinite(value):
+    """Numbers of other libraries are numbers too."""
+    if isinstance(value, Real) and -MOST <= float(value) <= MOST:
         return Reward(Status.SCORE, float(value), "", cpu_s, wall_s)
-    return Reward(Status.ERROR, None, f"{value!r} is no score: return a finite number", cpu_s, wall_s)
+    told = f"{value!r} is no score: return a number from {-MOST:g} to {MOST:g}"
+    return Reward(Status.ERROR, None, told, cpu_s, wall_s)
 
 
 def call(function: str, arguments: str) -> None:
@@ -83,7 +85,7 @@ def call(function: str, arguments: str) -> None:
     value: Any = getattr(import_module(module), name)(**json.loads(arguments))
     if inspect.iscoroutine(value):
         value = asyncio.run(value)
-    told = value if isinstance(value, (int, float)) else repr(value)[:200]
+    told = float(value) if isinstance(value, Real) else repr(value)[:200]
     with socket.socket(fileno=_CHANNEL) as connection:
         connection.sendall(frames.packed({"score": told}))
 

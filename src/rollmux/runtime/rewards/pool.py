@@ -42,7 +42,7 @@ class PoolSettings:
     async_cap_s: float = 60.0
     judge: JudgeSettings | None = None  # needed with turns for a judge
     function_modules: Sequence[str] = ()
-    function_folders: Sequence[str] = ()  # where they are looked for first
+    function_folders: Sequence[str] = ()  # where they are looked for too, last
     allow: Collection[Concern] = ()
 
     def __post_init__(self) -> None:
@@ -200,7 +200,7 @@ def _sandboxes(settings: PoolSettings) -> dict[Kind, Sandbox]:
             without=list(Mechanism),
             warm=["rollmux.runtime.rewards.functions", *settings.function_modules],
             environment=dict(os.environ),
-            path=[*settings.function_folders, *(each for each in sys.path if each)],
+            path=[*(each for each in sys.path if each), *settings.function_folders],
             folder=os.getcwd(),
         ),
     }

@@ -8,6 +8,8 @@ from enum import Enum
 
 from rollmux.errors import RollmuxError
 
+MOST = 1e9  # either way; what is larger is a mistake, and would be all that is learnt
+
 
 class Status(Enum):
     """How scoring ended."""

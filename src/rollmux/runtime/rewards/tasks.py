@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from math import isfinite
 from string import Formatter
 from typing import Any
 
 from rollmux.errors import InvalidSpec, Problem
+from rollmux.runtime.rewards.reward import MOST
 from rollmux.runtime.sandbox import Program
 
 
@@ -102,9 +102,13 @@ class JudgeTask:
             )
         if missing := sorted(names - set(self.fields)):
             problems.append(Problem("judge_task.fields", missing, "all that the template names", "give their texts"))
-        if len(self.answers) < 2 or not all(map(isfinite, self.answers.values())) or "" in self.answers:
-            remedy = "give two answers or more, each with what it is worth"
-            problems.append(Problem("judge_task.answers", dict(self.answers), "texts and finite numbers", remedy))
+        if (
+            len(self.answers) < 2
+            or not all(-MOST <= each <= MOST for each in self.answers.values())
+            or "" in self.answers
+        ):
+            limit, remedy = f"texts and numbers up to {MOST:g}", "give two answers or more, each with what it is worth"
+            problems.append(Problem("judge_task.answers", dict(self.answers), limit, remedy))
         if problems:
             raise InvalidSpec("judge_task", tuple(problems))
 

@@ -115,6 +115,7 @@ class Sandbox:
                 start_new_session=True,
             )
         with ExitStack() as unless_ready:
+            unless_ready.callback(self._process.kill)  # it may be amid an import that never ends
             unless_ready.enter_context(ours)
             try:
                 async with asyncio.timeout(_START_S):

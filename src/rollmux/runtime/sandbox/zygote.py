@@ -30,6 +30,7 @@ from rollmux.runtime.sandbox.protections import Mechanism, Protections
 
 _NO_PROCESS_S = 0.05  # between attempts to make a spare keeper where no process is to be had
 _AGAIN_S = 0.005  # between two attempts to end what is left
+_WARM_S = 90  # all imports; whoever waits for them gives up before
 _LOOK_S = 0.5  # how often the dead are buried and the owner is looked for
 # What most programs import: whatever is loaded here need not be loaded, or even be there, in a run.
 _WARM = (
@@ -79,11 +80,13 @@ class Zygote:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         kernel.adopt_orphans()
         os.environ.update(self._setup.environment)
+        signal.alarm(_WARM_S)  # an import that never ends would not hear that nobody waits for it any more
         for name in (*_WARM, *self._setup.warm):
             module, _, function = name.partition(":")
             loaded = import_module(module)
             if function:
                 getattr(loaded, function)()
+        signal.alarm(0)
         self._leave_root()
         self._protections = probe.probe(self._without)
         if Mechanism.CPU_COUNTER in self._protections.active:

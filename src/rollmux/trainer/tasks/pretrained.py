@@ -6,7 +6,9 @@ Invariant: prompts are written by the model's own chat template, so no task know
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollmux.trainer.errors import ModelMissing
+from jinja2 import TemplateError
+
+from rollmux.trainer.errors import ModelMissing, NotTaught
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -42,12 +44,14 @@ class Pretrained:
         """
         if self._tokenizer.chat_template is None:
             if len(said) > 1:
-                raise ModelMissing(
-                    "the model has no chat template: ask it without system text or turns, or take another"
-                )
+                raise NotTaught("the model has no chat template: ask it without system text or turns, or take another")
             return said[0][1]
         turns = [{"role": role, "content": text} for role, text in said]
-        return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        try:
+            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:
+            roles = ", ".join(role for role, _ in said)
+            raise NotTaught(f"the model's chat template refuses turns of {roles}: {error}") from error
 
 
 def model_folder(path: str) -> Path:

@@ -4,16 +4,23 @@
 whatever it says, ends a run.
 """
 
+import ast
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from hashlib import sha256
+from importlib.machinery import PathFinder
 from pathlib import Path
+from string import Formatter
+from textwrap import dedent
 from typing import Any, Literal
 
 import msgspec
 
 from rollmux.errors import InvalidSpec, Problem
+from rollmux.protocol.plain_json import read_object
 from rollmux.runtime.rewards import KINDS, Case, CodeTask, FunctionTask, JudgeTask, MathsTask
 from rollmux.runtime.rewards import Task as Asked
 from rollmux.runtime.sandbox import Program
@@ -25,7 +32,10 @@ YES_OR_NO: Mapping[str, float] = {"yes": 1.0, "no": 0.0}
 SCORED_BY = ("answer", "cases", "asserts", "function", "judge")
 BESIDE = {"arguments": ("function",), "fields": ("judge",), "answers": ("judge",), "group": ("cases", "asserts")}
 
-_FENCED = re.compile(r"^```[^\n`]*\n(.*?)(?:^```|\Z)", re.MULTILINE | re.DOTALL)
+# A fence may be indented, as within a list, and be longer than three; who was cut off has not closed it.
+_FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_BOM = b"\xef\xbb\xbf"
 
 
 class _Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,16 +75,17 @@ class Questions:
     """Those of a file, put to a pretrained model."""
 
     def __init__(self, path: Path, system: str, tokenizer: Pretrained) -> None:
-        content = _content(path)
-        self.tokenizer, self.digest = tokenizer, sha256(content).hexdigest()
+        content, folder = _content(path), str(path.parent.absolute())
+        self.tokenizer = tokenizer
         before = (("system", system),) if system else ()
         self._questions = [
             Question(each.said if each.said[0][0] == "system" else (*before, *each.said), each.asked)
-            for each in read_questions(content, str(path))
+            for each in read_questions(content, str(path), folder)
         ]
         samples = [each.asked("") for each in self._questions]
-        functions = {each.function.partition(":")[0] for each in samples if isinstance(each, FunctionTask)}
-        self.needs = Needs({KINDS[type(each)] for each in samples}, sorted(functions), (str(path.parent.absolute()),))
+        modules = sorted({_module(each) for each in samples if isinstance(each, FunctionTask)})
+        self.needs = Needs({KINDS[type(each)] for each in samples}, modules, (folder,))
+        self.digest = sha256(b"".join([content, *_beside(modules, path.parent)])).hexdigest()
 
     def __len__(self) -> int:
         return len(self._questions)
@@ -88,20 +99,33 @@ class Questions:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return path.read_bytes().removeprefix(_BOM)
     except OSError as error:
         problem = Problem("job.task.path", str(path), "a file with questions", f"it can't be read: {error.strerror}")
         raise InvalidSpec("job", (problem,)) from error
 
 
-def read_questions(content: bytes, subject: str) -> list[Question]:
-    """Of all lines that are not empty; or InvalidSpec with what is wrong with the first that are wrong."""
+def _module(task: FunctionTask) -> str:
+    return task.function.partition(":")[0]
+
+
+def _beside(modules: Sequence[str], folder: Path) -> list[bytes]:
+    """The text of those that lie beside the file: another function is another reward."""
+    files = [folder / f"{module.replace('.', '/')}.py" for module in modules]
+    return [file.read_bytes() for file in files if file.is_file()]
+
+
+def read_questions(content: bytes, subject: str, folder: str = "") -> list[Question]:
+    """Of all lines that are not empty; or InvalidSpec with what is wrong with the first that are wrong.
+
+    Functions may be in `folder`.
+    """
     problems: list[Problem] = []
     found = []
     for number, line in enumerate(content.splitlines(), 1):
         if line.strip() and len(problems) < MOST_PROBLEMS:
             try:
-                found.append(_question(line, f"line {number}"))
+                found.append(_question(line, f"line {number}", folder))
             except InvalidSpec as error:
                 problems += [Problem(f"line {number}: {p.path}", p.value, p.limit, p.remedy) for p in error.problems]
     if not found and not problems:
@@ -111,20 +135,38 @@ def read_questions(content: bytes, subject: str) -> list[Question]:
     return found
 
 
-def _question(content: bytes, problem_name: str) -> Question:
+def _question(content: bytes, problem_name: str, folder: str) -> Question:
     try:
-        line = msgspec.json.decode(content, type=_Line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _wrong(
-            "question", content[:60].decode(errors="replace"), "as docs/questions.md says", str(error)
-        ) from None
+        line = msgspec.convert(read_object(content), _Line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        limit = f"an object with a prompt and one of {', '.join(SCORED_BY)}"
+        raise _wrong("question", content[:60].decode(errors="replace"), limit, str(error)) from None
     _require_one_way(line)
     said = (("user", line.prompt),) if isinstance(line.prompt, str) else tuple((t.role, t.content) for t in line.prompt)
     if not said or said[-1][0] != "user" or not said[-1][1]:
         raise _wrong("prompt", line.prompt, "a text, or turns of which the last is the user's", "ask something")
     asked = _asked(line, said[-1][1], problem_name)
-    asked("")  # what is wrong with it is told here
+    _require_askable(asked(""), folder)
     return Question(said, asked)
+
+
+def _require_askable(task: Asked, folder: str) -> None:
+    """As far as it can be seen without running anything; what a task refuses by itself it has refused by now."""
+    match task:
+        case CodeTask(asserts=asserts) if asserts:
+            try:
+                says_nothing = not ast.parse(asserts).body
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                raise _wrong("asserts", asserts, "lines of Python", str(error)) from None
+            if says_nothing:
+                raise _wrong("asserts", asserts, "at least one assert", "say what must hold")
+        case FunctionTask(function=function):
+            module = _module(task)
+            if not _MODULE.fullmatch(module) or PathFinder.find_spec(module.split(".")[0], [*sys.path, folder]) is None:
+                raise _wrong("function", function, "a module that can be found", f"put {module}.py beside the file")
+        case JudgeTask(template=template):
+            if "response" not in {name for _, name, _, _ in Formatter().parse(template)}:
+                raise _wrong("judge", template, "a text with {response}", "show the judge what it judges")
 
 
 def _require_one_way(line: _Line) -> None:
@@ -138,7 +180,8 @@ def _require_one_way(line: _Line) -> None:
 
 def _asked(line: _Line, prompt: str, name: str) -> Callable[[str], Asked]:
     if line.answer is not None:
-        gold = str(line.answer)
+        # As people write it: 1e-05 is read as something else by those who compare.
+        gold = format(Decimal(repr(line.answer)), "f") if isinstance(line.answer, float) else str(line.answer)
         if not gold.strip():
             raise _wrong("answer", gold, "the answer", "write what is right")
         return lambda response: MathsTask(response, gold)
@@ -148,7 +191,9 @@ def _asked(line: _Line, prompt: str, name: str) -> Callable[[str], Asked]:
             raise _wrong("arguments", sorted(arguments), "without 'response'", "that one is the model's: rename yours")
         return lambda response: FunctionTask(function, {**arguments, "response": response})
     if line.judge is not None:
-        template, answers = line.judge, line.answers or YES_OR_NO
+        template, answers = line.judge, YES_OR_NO if line.answers is None else line.answers
+        if taken := sorted({"prompt", "response"} & set(line.fields or ())):
+            raise _wrong("fields", taken, "other names", "these two are the question's: rename yours")
         fields = {"prompt": prompt, **(line.fields or {})}
         return lambda response: JudgeTask(template, {**fields, "response": response}, answers)
     cases = tuple(Case(each.stdin, each.expected) for each in line.cases or ())
@@ -158,8 +203,8 @@ def _asked(line: _Line, prompt: str, name: str) -> Callable[[str], Asked]:
 
 def program_in(response: str) -> str:
     """The last fenced block, whole or cut off; all of it where there is none. Never empty: no source is no program."""
-    blocks = _FENCED.findall(response)
-    source = blocks[-1] if blocks else response
+    blocks = [block for _, block in _FENCED.findall(response)]
+    source = dedent(blocks[-1]) if blocks else response
     return source if source.strip() else "pass"
 
 
