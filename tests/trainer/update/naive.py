@@ -1,17 +1,19 @@
 """The synchronous update as a textbook has it: the whole batch, one graph, one backward. And small batches to try."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rollmux.trainer.sample import Sample
-from rollmux.trainer.update import Baseline, GradientSum, Loss, Objective
+from rollmux.trainer.update import Baseline, GradientSum, Loss, Objective, scorer
 
 VOCABULARY = 11
 VERSION = 3
@@ -66,10 +68,15 @@ class Drawn:
 
 
 def samples(drawn: Iterable[Drawn], off: float = 0.0, seed: int = 0) -> list[Sample]:
-    """Random tokens; the drawing policy's log-probabilities are `off` by so much, times a normal variate."""
+    """Random tokens, a prompt for each group; the drawing policy's log-probabilities are `off` by so much, times a
+    normal variate.
+    """
     model, source, made = _original(torch.float64), torch.Generator().manual_seed(seed), []
+    prompts: dict[int, Tensor] = {}
     for each in drawn:
-        prompt = torch.randint(0, VOCABULARY, (each.prompt_length,), generator=source)
+        if each.group not in prompts:
+            prompts[each.group] = torch.randint(0, VOCABULARY, (each.prompt_length,), generator=source)
+        prompt = prompts[each.group]
         tokens = torch.randint(0, VOCABULARY, (each.length,), generator=source)
         zero, version = (-1.0,) * each.length, (VERSION,) * each.length
         bare = Sample(tuple(prompt.tolist()), tuple(tokens.tolist()), zero, version, each.reward, str(each.group))
@@ -139,6 +146,11 @@ def synchronous(objective: Objective, batch: Sequence[Sample], dtype: torch.dtyp
 
 def gradients(model: Any) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def sharing() -> AbstractContextManager[object]:
+    """Of models that are new to the trainer, all samples of a prompt share a row, whatever it costs."""
+    return patch.object(scorer, "PAIR_IS_DEARER", 1e-9)
 
 
 def streamed(objective: Objective, batch: Sequence[Sample]) -> list[Tensor]:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from tests.trainer.update.naive import (
     furthest,
     gradients,
     samples,
+    sharing,
     synchronous,
     synchronous_loss,
     tiny,
@@ -68,6 +69,7 @@ class Arrival:
     calls: tuple[int, ...]
     budget: int
     whole_batch: WholeBatch
+    shares: bool  # samples of a prompt share its row
 
     def of(self, batch: Sequence[Sample], replica: int) -> list[list[Sample]]:
         mine = [batch[place] for n, place in enumerate(self.order) if self.replica(n) == replica]
@@ -89,6 +91,7 @@ def arrivals(draw: st.DrawFn, count: int) -> Arrival:
         calls=tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=5))),
         budget=draw(st.sampled_from([1, 16, 1024])),
         whole_batch=draw(st.sampled_from(WholeBatch)),
+        shares=draw(st.booleans()),
     )
 
 
@@ -166,7 +169,9 @@ def test_replicas_that_exchange_are_left_with_the_synchronous_gradient(
     arrival = data.draw(arrivals(len(batch)))
     told = replace(objective, group_size=sum(s.group == "0" for s in batch) if size_known else None)
     wanted = synchronous(objective, batch)
-    for found, stats in exchanged(told, batch, arrival):
+    with sharing() if arrival.shares else nullcontext():
+        exchange = exchanged(told, batch, arrival)
+    for found, stats in exchange:
         assert furthest(found, wanted) < DOUBLE
         assert stats.is_empty == (not wanted)
         assert stats.streamed + stats.late == stats.samples
@@ -179,10 +184,11 @@ def test_sums_that_are_merged_hold_the_synchronous_gradient_and_loss(
 ) -> None:
     arrival = data.draw(arrivals(len(batch)))
     told = replace(objective, group_size=sum(s.group == "0" for s in batch) if size_known else None)
-    model, first = filled(told, batch, arrival, 0)
-    for replica in range(1, arrival.replicas):
-        first.merge(filled(told, batch, arrival, replica)[1])
-    stats = first.finish()
+    with sharing() if arrival.shares else nullcontext():
+        model, first = filled(told, batch, arrival, 0)
+        for replica in range(1, arrival.replicas):
+            first.merge(filled(told, batch, arrival, replica)[1])
+        stats = first.finish()
     assert furthest(gradients(model), synchronous(objective, batch)) < DOUBLE
     loss = synchronous_loss(tiny(), objective, batch)
     assert abs(stats.loss - (0.0 if loss is None else loss.item())) < 1e-6

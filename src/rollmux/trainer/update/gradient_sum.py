@@ -17,7 +17,7 @@ from rollmux.trainer.sample import Sample
 from rollmux.trainer.update.errors import WrongVersion
 from rollmux.trainer.update.exchange import Alone, Exchange
 from rollmux.trainer.update.ledger import Entry, Ledger, Whole
-from rollmux.trainer.update.micro_batches import micro_batches
+from rollmux.trainer.update.micro_batches import micro_batches, shared_rows
 from rollmux.trainer.update.objective import Objective
 from rollmux.trainer.update.passes import Passes
 from rollmux.trainer.update.stats import Measured, Stats
@@ -136,23 +136,23 @@ class GradientSum:
         kept = self._drop(self._ledger, known)
         if self.objective.needs_batch and self._whole_batch is WholeBatch.DEFER:
             return
-        for numbers in self._micro_batches(kept):
-            samples = [self._waiting[number] for number in numbers]
-            advantages = self._ledger.own_advantages([_entry(sample) for sample in samples])
+        for rows in self._micro_batches(kept):
+            numbers = [number for row in rows for number in row]
+            advantages = self._ledger.own_advantages([_entry(self._waiting[number]) for number in numbers])
             if self.objective.needs_batch:
-                measured, trained = self._passes.linear(samples, advantages)
+                measured, trained = self._passes.linear(self._of(rows), advantages)
             else:
-                measured, trained = self._passes.final(samples, advantages), [True] * len(samples)
+                measured, trained = self._passes.final(self._of(rows), advantages), [True] * len(numbers)
             self._bound.update(number for number, done in zip(numbers, trained, strict=True) if not done)
             done = [number for number in numbers if number not in self._bound]
             self._trained(done, measured + Measured(streamed=len(done)))
 
     def _train_rest(self, ledger: Ledger, whole: Whole) -> None:
         kept = self._drop(ledger, list(self._waiting))
-        for numbers in self._micro_batches(kept):
-            samples = [self._waiting[number] for number in numbers]
-            own = ledger.own_advantages([_entry(sample) for sample in samples])
-            measured = self._passes.final(samples, [whole.affine.of(advantage) for advantage in own])
+        for rows in self._micro_batches(kept):
+            numbers = [number for row in rows for number in row]
+            own = ledger.own_advantages([_entry(self._waiting[number]) for number in numbers])
+            measured = self._passes.final(self._of(rows), [whole.affine.of(advantage) for advantage in own])
             self._trained(numbers, measured + Measured(late=len(numbers)))
 
     def _drop(self, ledger: Ledger, numbers: Sequence[int]) -> list[int]:
@@ -162,9 +162,18 @@ class GradientSum:
             del self._waiting[number]
         return [number for number in numbers if number not in dropped]
 
-    def _micro_batches(self, numbers: Sequence[int]) -> list[list[int]]:
-        widths = [self._waiting[number].length for number in numbers]
-        return [[numbers[place] for place in places] for places in micro_batches(widths, self._budget)]
+    def _micro_batches(self, numbers: Sequence[int]) -> list[list[list[int]]]:
+        """Rows of samples' numbers. Those of single samples need no mask, and are apart from the others."""
+        samples = [self._waiting[number] for number in numbers]
+        rows = shared_rows(samples, self._budget, self._passes.pairs_per_token)
+        batches = []
+        for alike in ([row for row in rows if len(row) == 1], [row for row in rows if len(row) > 1]):
+            widths = [len(samples[row[0]].prompt) + sum(len(samples[place].tokens) for place in row) for row in alike]
+            batches += [[alike[place] for place in places] for places in micro_batches(widths, self._budget)]
+        return [[[numbers[place] for place in row] for row in batch] for batch in batches]
+
+    def _of(self, rows: Sequence[Sequence[int]]) -> list[list[Sample]]:
+        return [[self._waiting[number] for number in row] for row in rows]
 
     def _trained(self, numbers: Sequence[int], measured: Measured) -> None:
         for number in numbers:

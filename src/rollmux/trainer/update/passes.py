@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rollmux.trainer.sample import Sample
 from rollmux.trainer.update.objective import Objective
-from rollmux.trainer.update.scorer import Scorer
+from rollmux.trainer.update.scorer import Rows, Scorer
 from rollmux.trainer.update.stats import Measured
 from rollmux.trainer.update.sums import Gradient, Sums
 from rollmux.trainer.update.surrogate import Surrogate
@@ -29,20 +28,24 @@ class Passes:
     def vocabulary(self) -> int:
         return self._scorer.vocabulary
 
-    def final(self, samples: Sequence[Sample], advantages: Sequence[float]) -> Measured:
+    @property
+    def pairs_per_token(self) -> float:
+        return self._scorer.pairs_per_token
+
+    def final(self, rows: Rows, advantages: Sequence[float]) -> Measured:
         """Whose advantages won't change any more."""
-        surrogate = self._surrogate(samples)
+        surrogate = self._surrogate(rows)
         weights = surrogate.weights(torch.tensor(advantages, dtype=torch.float64))
         self.sums.add(self._backward(surrogate, weights.tokens), weights.value)
-        return surrogate.measured(torch.ones(len(samples), dtype=torch.bool), weights.clipped)
+        return surrogate.measured(torch.ones(len(advantages), dtype=torch.bool), weights.clipped)
 
-    def linear(self, samples: Sequence[Sample], advantages: Sequence[float]) -> tuple[Measured, list[bool]]:
+    def linear(self, rows: Rows, advantages: Sequence[float]) -> tuple[Measured, list[bool]]:
         """Whose advantages the whole batch will shift and scale; also tells which of them are in the sums.
 
         One forward and two backwards. Samples that a clip could bind, on one side or the other, are left out: which
         side binds depends on the sign of what is not known yet.
         """
-        surrogate = self._surrogate(samples)
+        surrogate = self._surrogate(rows)
         free = surrogate.free().cpu()
         if bool(free.any()):
             pivot = advantages[0] if self.sums.pivot is None else self.sums.pivot
@@ -53,10 +56,10 @@ class Passes:
             self.sums.add_linear((gradient, main.value), (plain_gradient, plain.value), pivot)
         return surrogate.measured(free, 0), free.tolist()
 
-    def _surrogate(self, samples: Sequence[Sample]) -> Surrogate:
+    def _surrogate(self, rows: Rows) -> Surrogate:
         with torch.enable_grad():
-            scored = self._scorer(samples)
-        return Surrogate.of(self._objective, scored, samples)
+            scored = self._scorer(rows)
+        return Surrogate.of(self._objective, scored, [sample for row in rows for sample in row])
 
     def _backward(self, surrogate: Surrogate, weights: Tensor, keep: bool = False) -> Gradient:
         now = surrogate.scored.now

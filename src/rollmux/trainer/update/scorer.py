@@ -1,13 +1,15 @@
 """The log-probabilities of responses under the model as it is, with their graph.
 
 Invariant: what a sample scores does not depend on the samples beside it. Rows are padded on the right, which a causal
-model cannot see, and the head is computed for response tokens only.
+model cannot see, and the head is computed for response tokens only. Samples that share a row share its prompt: their
+responses stand behind it one after the other, each in the places that it would have alone, and see no other.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,11 @@ from rollmux.trainer.sample import Sample
 from rollmux.trainer.update.errors import UntrainableModel
 
 PROBE_TOKENS = 8
-_proved: WeakSet[nn.Module] = WeakSet()
+# A pair's products are a few, and a token's many: so many times less is done of them in the same time.
+PAIR_IS_DEARER = 2.0
+_proved: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()  # with `pairs_per_token`
+
+Rows = Sequence[Sequence[Sample]]  # samples of a row have the same prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +36,75 @@ class Scored:
 
 
 class Scorer:
-    """Scores samples with a Hugging Face causal model."""
+    """Scores samples with a Hugging Face causal model.
+
+    `pairs_per_token`: how many pairs of attention cost as much as a token's other work; 0 where it can share no row.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         _refuse_dropout(model)
         if model not in _proved:
             _prove_parts(model)
-            _proved.add(model)
+            _proved[model] = _pairs_per_token(model) if _shares(model) else 0.0
+        self.pairs_per_token = _proved[model]
         self._body, self._head = _parts(model)
         self.vocabulary: int = self._head.weight.shape[0]
         self.device: torch.device = self._head.weight.device
 
-    def __call__(self, samples: Sequence[Sample]) -> Scored:
-        width = max(sample.length for sample in samples) - 1  # nothing follows the last token
-        rows = [(*sample.prompt, *sample.tokens[:-1]) for sample in samples]
-        ids = torch.tensor([(*row, *(0,) * (width - len(row))) for row in rows])
-        places = [n * width + len(s.prompt) - 1 + t for n, s in enumerate(samples) for t in range(len(s.tokens))]
+    def __call__(self, rows: Rows) -> Scored:
+        samples = [sample for row in rows for sample in row]
         lengths = torch.tensor([len(sample.tokens) for sample in samples])
-        hidden = self._body(input_ids=ids.to(self.device), use_cache=False).last_hidden_state
-        chosen = hidden.reshape(-1, hidden.shape[-1])[torch.tensor(places, device=self.device)]
-        now = _logprobs(self._head(chosen), self._tokens(samples))
+        hidden = _hidden(self._body, rows, self.device, self._head.weight.dtype)
+        now = _logprobs(self._head(hidden), self._tokens(samples))
         drawn = torch.tensor([value for sample in samples for value in sample.logprobs], dtype=now.dtype)
         row = torch.repeat_interleave(torch.arange(len(samples)), lengths)
         return Scored(now, drawn.to(self.device), row.to(self.device), lengths.to(self.device))
 
     def _tokens(self, samples: Sequence[Sample]) -> Tensor:
         return torch.tensor([token for sample in samples for token in sample.tokens], device=self.device)
+
+
+def _hidden(body: nn.Module, rows: Rows, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Where each response token is foretold, in the order of rows and samples."""
+    starts = [_starts(row) for row in rows]
+    width = max(each[-1] for each in starts)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    chosen = []
+    for number, row in enumerate(rows):
+        prompt = len(row[0].prompt)
+        ids[number, :prompt] = torch.tensor(row[0].prompt)
+        for sample, start in zip(row, starts[number], strict=False):
+            count = len(sample.tokens) - 1  # nothing follows the last token
+            ids[number, start : start + count] = torch.tensor(sample.tokens[:-1], dtype=torch.long)
+            chosen += [number * width + place for place in (prompt - 1, *range(start, start + count))]
+    shape: dict[str, Tensor] = {}
+    if any(len(row) > 1 for row in rows):
+        places, mask = _apart(rows, starts, width, dtype)
+        shape = {"position_ids": places.to(device), "attention_mask": mask.to(device)}
+    hidden = body(input_ids=ids.to(device), use_cache=False, **shape).last_hidden_state
+    found: Tensor = hidden.reshape(-1, hidden.shape[-1])[torch.tensor(chosen, device=device)]
+    return found
+
+
+def _starts(row: Sequence[Sample]) -> list[int]:
+    """Where each response begins in its row, and where the last one ends."""
+    return list(accumulate((len(sample.tokens) - 1 for sample in row), initial=len(row[0].prompt)))
+
+
+def _apart(rows: Rows, starts: Sequence[Sequence[int]], width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Each token's place in its own sample, and what it sees: the prompt, and its own response up to itself."""
+    places = torch.arange(width).repeat(len(rows), 1)
+    whose = torch.full((len(rows), width), -1)  # of what pads
+    for number, row in enumerate(rows):
+        prompt = len(row[0].prompt)
+        whose[number, :prompt] = 0
+        for owner, (start, end) in enumerate(zip(starts[number], starts[number][1:], strict=False), 1):
+            whose[number, start:end] = owner
+            places[number, start:end] -= start - prompt
+    sees = (whose[:, None, :] == whose[:, :, None]) | (whose[:, None, :] == 0)
+    sees &= torch.ones(width, width, dtype=torch.bool).tril()
+    mask = torch.zeros(sees.shape, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
+    return places, mask[:, None]
 
 
 def _logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -87,3 +136,33 @@ def _prove_parts(model: Any) -> None:
         whole = model(input_ids=ids, use_cache=False).logits
     if not torch.allclose(apart.float(), whole.float(), rtol=1e-3, atol=1e-3, equal_nan=True):
         raise UntrainableModel(f"{type(model).__name__} changes its logits after its head: no such model is known")
+
+
+def _shares(model: Any) -> bool:
+    """Whether rows of several samples come to the same: not where attention has a form of its own, or takes no mask."""
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
+    if set(kinds) != {"full_attention"} or getattr(model.config, "sliding_window", None):
+        return False
+    body, head = _parts(model)
+    prompt, nothing = tuple(number % head.weight.shape[0] for number in range(PROBE_TOKENS)), (0.0, 0.0, 0.0)
+    samples = [Sample(prompt, prompt[at : at + 3], nothing, (0, 0, 0), 0.0, "probe") for at in (1, 4)]
+    try:
+        with torch.no_grad():
+            together, apart = (
+                _hidden(body, rows, head.weight.device, head.weight.dtype)
+                for rows in ([samples], [[s] for s in samples])
+            )
+    except (TypeError, ValueError, RuntimeError):  # what takes no such mask or places
+        return False
+    return torch.allclose(together.float(), apart.float(), rtol=1e-3, atol=1e-3)
+
+
+def _pairs_per_token(model: Any) -> float:
+    """By the products that each takes; 0 where the model does not say its shape."""
+    config, embeddings = model.config, model.get_input_embeddings()
+    layers, hidden = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
+    if not layers or not hidden:
+        return 0.0
+    body, _ = _parts(model)
+    weights = sum(each.numel() for each in body.parameters()) - embeddings.weight.numel()
+    return float(weights / (2 * layers * hidden * PAIR_IS_DEARER))
