@@ -74,6 +74,11 @@ def test_responses_that_share_a_row_score_what_they_score_alone(name: str, atten
     assert torch.equal(together.lengths, apart.lengths)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_models_of_other_precisions_share_rows_too(dtype: torch.dtype) -> None:
+    assert Scorer(made("llama", hidden_size=64, num_hidden_layers=8).to(dtype)).pairs_per_token > 0
+
+
 def update(name: str, groups: Sequence[Sequence[Sample]], **more: Any) -> list[torch.Tensor]:
     model = made(name, **more).to(torch.float64)
     whole = GradientSum(model, Objective.reinforce())
