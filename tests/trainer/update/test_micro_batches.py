@@ -23,12 +23,13 @@ def test_equal_widths_fill_the_budget() -> None:
     assert [len(batch) for batch in micro_batches([10] * 25, 100)] == [10, 10, 5]
 
 
-def sample(prompt: int, length: int, name: int = 0) -> Sample:
+def sample(prompt: int, length: int, name: int = 0, group: str = "one") -> Sample:
     """A prompt of so many tokens, one for each name."""
-    return Sample((name,) * prompt, (1,) * length, (0.0,) * length, (0,) * length, 0.0, "group")
+    return Sample((name,) * prompt, (1,) * length, (0.0,) * length, (0,) * length, 0.0, group)
 
 
-SAMPLES = st.lists(st.builds(sample, st.integers(1, 40), st.integers(1, 60), st.integers(0, 2)), max_size=30)
+GROUPS = st.sampled_from(["one", "two"])
+SAMPLES = st.lists(st.builds(sample, st.integers(1, 40), st.integers(1, 60), st.integers(0, 2), GROUPS), max_size=30)
 
 
 @given(SAMPLES, st.integers(1, 300), st.sampled_from([0.0, 3.0, 1000.0, 1e12]))
@@ -37,8 +38,12 @@ def test_each_sample_is_in_one_row_of_its_prompt_within_the_budget(
 ) -> None:
     rows = shared_rows(samples, budget, pairs_per_token)
     assert sorted(place for row in rows for place in row) == list(range(len(samples)))
+    for group in ("one", "two"):
+        mine = [place for place, each in enumerate(samples) if each.group == group]
+        alone = shared_rows([samples[place] for place in mine], budget, pairs_per_token)
+        assert [[mine[place] for place in row] for row in alone] == [row for row in rows if row[0] in mine]
     for row in rows:
-        (prompt,) = {samples[place].prompt for place in row}
+        ((prompt, _),) = {(samples[place].prompt, samples[place].group) for place in row}
         assert len(row) == 1 or len(prompt) + sum(len(samples[place].tokens) for place in row) <= budget
         assert len(row) == 1 or pairs_per_token > 0
 

@@ -12,16 +12,17 @@ PASS_TOKENS = 128  # a pass costs about as much as so many more tokens: so much 
 
 
 def shared_rows(samples: Sequence[Sample], budget: int, pairs_per_token: float) -> list[list[int]]:
-    """The samples' places, those together that compute their prompt once, where that is less work.
+    """The samples' places, those of a group together that compute their prompt once, where that is less work.
 
+    Groups stay apart even where they ask the same: what is rounded how is then no matter of who else is here.
     A token that is not computed again saves as much as `pairs_per_token` pairs of attention cost, of which a row has
     those between its samples too, masked; with 0 nobody shares.
     """
-    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for place, sample in enumerate(samples):
-        by_prompt.setdefault(sample.prompt, []).append(place)
+        groups.setdefault((sample.group, sample.prompt), []).append(place)
     rows = []
-    for prompt, places in by_prompt.items():
+    for (_, prompt), places in groups.items():
         for row in _cut(places, [len(samples[place].tokens) for place in places], budget - len(prompt)):
             saves = _saves(len(prompt), [len(samples[place].tokens) for place in row], pairs_per_token)
             rows += [row] if saves else [[place] for place in row]
