@@ -6,8 +6,6 @@ Invariant: prompts are written by the model's own chat template, so no task know
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import TemplateError
-
 from rollmux.trainer.errors import ModelMissing, NotTaught
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -46,6 +44,8 @@ class Pretrained:
             if len(said) > 1:
                 raise NotTaught("the model has no chat template: ask it without system text or turns, or take another")
             return said[0][1]
+        from jinja2 import TemplateError  # noqa: PLC0415 - comes with transformers, without which scoring is loaded
+
         turns = [{"role": role, "content": text} for role, text in said]
         try:
             return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))

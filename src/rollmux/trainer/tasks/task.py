@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 class Needs:
     """What a pool needs to score a task's responses.
 
-    `modules` hold the functions that score; they load without torch, and `folders` are where they are looked for first.
+    `modules` hold the functions that score; they load without torch, and `folders` are where they are looked for too.
     """
 
     kinds: Collection[Kind]

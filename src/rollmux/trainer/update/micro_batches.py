@@ -30,7 +30,7 @@ def shared_rows(samples: Sequence[Sample], budget: int, pairs_per_token: float) 
 
 
 def _cut(places: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """In this order, into as few parts as the budget allows."""
+    """In this order, each part as long as the budget allows."""
     parts: list[list[int]] = []
     room = 0
     for place, length in zip(places, lengths, strict=True):
