@@ -70,7 +70,7 @@ def test_responses_that_share_a_row_score_what_they_score_alone(name: str, atten
     alone = [[sample] for group in GROUPS for sample in group]
     together, apart = scorer(GROUPS), scorer(alone)
     torch.testing.assert_close(together.now, apart.now, rtol=1e-4, atol=1e-5)
-    assert torch.equal(together.row, apart.row)
+    assert torch.equal(together.owner, apart.owner)
     assert torch.equal(together.lengths, apart.lengths)
 
 

@@ -31,7 +31,7 @@ class Scored:
 
     now: Tensor
     drawn: Tensor
-    row: Tensor
+    owner: Tensor
     lengths: Tensor
 
 
@@ -57,8 +57,8 @@ class Scorer:
         hidden = _hidden(self._body, rows, self.device, self._head.weight.dtype)
         now = _logprobs(self._head(hidden), self._tokens(samples))
         drawn = torch.tensor([value for sample in samples for value in sample.logprobs], dtype=now.dtype)
-        row = torch.repeat_interleave(torch.arange(len(samples)), lengths)
-        return Scored(now, drawn.to(self.device), row.to(self.device), lengths.to(self.device))
+        owner = torch.repeat_interleave(torch.arange(len(samples)), lengths)
+        return Scored(now, drawn.to(self.device), owner.to(self.device), lengths.to(self.device))
 
     def _tokens(self, samples: Sequence[Sample]) -> Tensor:
         return torch.tensor([token for sample in samples for token in sample.tokens], device=self.device)

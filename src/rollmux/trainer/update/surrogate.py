@@ -54,7 +54,7 @@ class Surrogate:
             raise NotANumber(f"a log-probability or ratio in groups {names} is not finite: look at weights and engine")
         share = torch.ones_like(ratio)
         if objective.loss is Loss.SAMPLE_MEAN:
-            share = share / scored.lengths[scored.row]
+            share = share / scored.lengths[scored.owner]
         low = -inf if objective.clip_low is None else 1 - objective.clip_low
         high = inf if objective.clip_high is None else 1 + objective.clip_high
         return cls(scored, log_ratio, ratio, scored.now.detach() if unclipped else ratio, share, low, high)
@@ -62,7 +62,7 @@ class Surrogate:
     def free(self) -> Tensor:
         """For each sample, whether no clip can bind."""
         outside = ((self.ratio < self.low) | (self.ratio > self.high)).long()
-        return torch.zeros_like(self.scored.lengths).index_add(0, self.scored.row, outside) == 0
+        return torch.zeros_like(self.scored.lengths).index_add(0, self.scored.owner, outside) == 0
 
     def weights(self, advantages: Tensor) -> Weights:
         """For final advantages, one for each sample: a clip binds on the side that the advantage pulls to."""
@@ -86,7 +86,7 @@ class Surrogate:
         return Measured(clipped, len(log_ratio), divergence, furthest)
 
     def _of_tokens(self, of_samples: Tensor) -> Tensor:
-        return of_samples.to(self.ratio)[self.scored.row]
+        return of_samples.to(self.ratio)[self.scored.owner]
 
 
 def _total(values: Tensor) -> float:
