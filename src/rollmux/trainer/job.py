@@ -115,7 +115,7 @@ class _Run:
         self.checkpoints = Checkpoints(folder / CHECKPOINTS)
         self._fixed = {name: value for name, value in asdict(job).items() if name not in FREE}
         if self.parts.task.digest:
-            self._fixed["task"][f"path's content ({job.task.path})"] = self.parts.task.digest
+            self._fixed["task"]["path's content"] = self.parts.task.digest
 
     def begin(self, resume: bool) -> int:
         """The first step to be made: after the controller's last, or after the newest checkpoint."""
