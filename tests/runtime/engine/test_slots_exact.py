@@ -44,9 +44,16 @@ def requests(temperature: float = 0.0) -> list[GenerationRequest]:
     ]
 
 
-@pytest.mark.parametrize("packed", [None, False], ids=["packed where it can be", "referenced"])
+@pytest.mark.parametrize(
+    ("packed", "blocked_weights"),
+    [(None, 0), (None, 2**62), (False, 0)],
+    ids=["blocked where it can be", "copied", "referenced"],
+)
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_are_those_of_generate_and_logprobs_those_of_a_forward(name: str, packed: bool | None) -> None:
+def test_greedy_tokens_are_those_of_generate_and_logprobs_those_of_a_forward(
+    name: str, packed: bool | None, blocked_weights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projections, "BLOCKED_WEIGHTS", blocked_weights)
     family, changed = MODELS[name]
     model = tiny(family, **changed)
     engine = slots(model, SMALL, packed=packed)
@@ -106,9 +113,11 @@ def test_a_stop_token_ends_a_response_and_is_its_last_token() -> None:
     assert ended.reason.value == "stop"
 
 
-def test_both_ways_to_multiply_agree() -> None:
+@pytest.mark.parametrize("blocked_weights", [0, 2**62], ids=["blocked", "copied"])
+def test_all_ways_to_multiply_agree(blocked_weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if packed_dtype(torch.device("cpu"), torch.float32) is None:
         pytest.skip("oneDNN is not there")
+    monkeypatch.setattr(projections, "BLOCKED_WEIGHTS", blocked_weights)
     model = tiny("qwen2")
     for packed, referenced in zip(
         *(finished(slots(model, SMALL, packed=way), requests()).values() for way in (True, False)), strict=True

@@ -118,11 +118,13 @@ class Desk:
 
     def _admit(self) -> None:
         """Lets in whom there is room for, beside a step of everybody who runs."""
+        if not self.waiting:
+            return
         room = self.room
+        growing = sum(room.needed(each.length) > len(each.pages) for each in self.running)
         while self.waiting and len(self.running) < self.max_running:
             live = self.waiting[0]
             need = room.needed(live.length)
-            growing = sum(room.needed(each.length) > len(each.pages) for each in self.running)
             if need + growing > room.free:
                 break
             room.take(live.pages, need)

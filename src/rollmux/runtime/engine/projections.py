@@ -3,7 +3,8 @@
 `Referenced` multiplies with the parameters where they are and sees every change. `Packed` keeps a copy in the blocked
 form that oneDNN computes with, made anew at each update: on a CPU that is up to 2.5 times as fast for the few rows that
 a decode step has, and costs the weights' memory a second time. Where a processor has no products in half precision the
-copy is in single precision, and costs it a third time.
+copy is in single precision, and costs it a third time. A small matrix is copied as it is: a call of oneDNN costs more
+than its product, and more again for each number of rows that it has not met lately.
 """
 
 import platform
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 ROWS = 64  # the batch that the blocked form is chosen for; measured to be good for fewer rows, too
+BLOCKED_WEIGHTS = 2**17  # so many are worth the blocked form; with half of them 1 to 4 rows take twice as long in it
 
 
 class Projection(Protocol):
@@ -50,22 +52,27 @@ class Referenced:
 
 
 class Packed:
-    """A blocked copy, in what it computes in."""
+    """A copy in what it computes in, blocked unless it is small."""
 
     def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype) -> None:
         self._linears, self._dtype = linears, dtype
+        weights = sum(linear.weight.numel() for linear in linears)
+        self._is_blocked = dtype is not torch.float32 or weights >= BLOCKED_WEIGHTS
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
         self.nbytes = 0
         self.refresh()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
+        if self._is_blocked:
+            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
+        assert self._weight is not None, "refreshed before it is called"
+        return functional.linear(x, self._weight, self._bias)
 
     def refresh(self) -> None:
         with torch.no_grad():
             weight = torch.cat([linear.weight.detach().to(self._dtype) for linear in self._linears])
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS) if self._is_blocked else weight
             self._bias = self._biases()
         self.nbytes = weight.nbytes
 

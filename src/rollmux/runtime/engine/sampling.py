@@ -51,6 +51,8 @@ def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
 def _inverse(probabilities: Tensor, numbers: Tensor) -> Tensor:
     """The token at which the cumulated probabilities reach this share of their sum."""
     rows, vocabulary = probabilities.shape
+    if vocabulary <= BLOCK:
+        return _reached(probabilities, numbers)[0]
     blocks = functional.pad(probabilities, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
     block, within = _reached(blocks.sum(-1), numbers)
     inside = blocks[torch.arange(rows, device=block.device), block]
