@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from rollmux.runtime.engine import GenerationRequest
 from rollmux.runtime.engine.desk import Live, Work
-from rollmux.runtime.engine.paged import decode, decoding
+from rollmux.runtime.engine.paged import Held, decode, decoding
 
 PAGE, WIDTH, HEADS, KV_HEADS, USED = 4, 8, 6, 2, 12
 LENGTHS = (1, 9, 4, 12)  # one page that is all but empty, three of which the last is, one that is full, three full ones
@@ -52,7 +52,7 @@ def plainly(query: Tensor, keys: Tensor, values: Tensor, work: Sequence[Work]) -
 def test_a_decode_step_is_plain_attention_of_each_request(dtype: torch.dtype, near: float) -> None:
     query, keys, values = room(dtype)
     work = requests()
-    found = decode(query, keys, values, decoding(work, USED, PAGE, KV_HEADS, dtype))
+    found = decode(query, keys, values, decoding(Held.by(work, PAGE), USED, KV_HEADS, dtype))
     torch.testing.assert_close(found.double(), plainly(query, keys, values, work), atol=near, rtol=near)
 
 
@@ -62,14 +62,14 @@ def test_scores_far_from_zero_neither_vanish_nor_overflow(far: float) -> None:
     query, keys, values = room(torch.float64)
     query[..., 0], keys[..., 0] = far, 1.0
     work = requests()
-    found = decode(query, keys, values, decoding(work, USED, PAGE, KV_HEADS, torch.float64))
+    found = decode(query, keys, values, decoding(Held.by(work, PAGE), USED, KV_HEADS, torch.float64))
     torch.testing.assert_close(found, plainly(query, keys, values, work), atol=1e-9, rtol=1e-9)
 
 
 def test_what_is_not_a_number_stays_with_its_request() -> None:
     query, keys, values = room(torch.float32)
     work = requests()
-    step = decoding(work, USED, PAGE, KV_HEADS, torch.float32)
+    step = decoding(Held.by(work, PAGE), USED, KV_HEADS, torch.float32)
     sound = decode(query, keys, values, step)
     held = {page for live, _ in work for page in live.pages}
     bad = [next(page for page in range(USED) if page not in held), work[0][0].pages[0]]

@@ -10,8 +10,10 @@ from rollmux.runtime.engine.room import Room
 PAGES = 9
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30))
-def test_pages_in_use_are_the_first_and_what_lies_in_them_follows_its_holder(orders: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans()), max_size=30))
+def test_once_settled_pages_in_use_are_the_first_and_what_lies_in_them_follows_its_holder(
+    orders: list[tuple[int, int, bool]],
+) -> None:
     memory: list[object] = [None] * PAGES
 
     def move(sources: list[int], targets: list[int]) -> None:
@@ -20,7 +22,7 @@ def test_pages_in_use_are_the_first_and_what_lies_in_them_follows_its_holder(ord
 
     room = Room(PAGES, 4, move)
     held: list[list[int]] = [[] for _ in range(4)]
-    for holder, count in orders:
+    for holder, count, settles in orders:
         if count == 0:
             room.give(held[holder])
         elif count <= room.free:
@@ -28,7 +30,10 @@ def test_pages_in_use_are_the_first_and_what_lies_in_them_follows_its_holder(ord
             room.take(held[holder], count)
             for place in range(had, len(held[holder])):
                 memory[held[holder][place]] = (holder, place)
-        assert sorted(page for pages in held for page in pages) == list(range(room.used))
+        if settles:
+            room.settle()
+            assert sorted(page for pages in held for page in pages) == list(range(room.used))
+        assert room.used == sum(map(len, held)) == PAGES - room.free
         for name, pages in enumerate(held):
             assert [memory[page] for page in pages] == [(name, place) for place in range(len(pages))]
 

@@ -9,13 +9,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rollmux.runtime.engine.anatomy import Anatomy, Layer
-from rollmux.runtime.engine.desk import Work
-from rollmux.runtime.engine.paged import Decoding, Prefilling, decode, decoding, prefill, prefilling
+from rollmux.runtime.engine.desk import Live, Work
+from rollmux.runtime.engine.paged import (
+    Continued,
+    Decoding,
+    Held,
+    Numbers,
+    Prompts,
+    decode,
+    decoding,
+    go_on,
+    prefill,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +38,8 @@ class Layout:
     places: Tensor
     drawing: Tensor | None  # rows whose next token is due; None: all of them
     decoding: Decoding | None
-    prefilling: tuple[Prefilling, ...]
+    prompts: tuple[Prompts, ...]
+    continued: tuple[Continued, ...]
 
 
 class Forward:
@@ -43,49 +55,47 @@ class Forward:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in (self.keys, self.values, self.cosines, self.sines))
 
-    def layout(self, work: Sequence[Work], used_pages: int) -> Layout:
-        """Where each token stands. `work` that decodes comes first."""
-        single = [each for each in work if each[1] == 1]
-        tokens: list[int] = []
-        positions: list[int] = []
-        places: list[int] = []
-        drawing: list[int] = []
-        prefills: list[Prefilling] = []
-        for live, count in work:
-            if count > 1:
-                prefills.append(self._on_device(prefilling((live, count), len(tokens))))
-            tokens += live.following(count)
-            where = range(live.cached, live.cached + count)
-            positions += where
-            places += [live.pages[p // self.page_tokens] * self.page_tokens + p % self.page_tokens for p in where]
-            if live.owed == count:
-                drawing.append(len(tokens) - 1)
+    def layout(self, work: Sequence[Work], due: Sequence[int], used_pages: int) -> Layout:
+        """Where each token stands. `work` is `ordered`; `due`: those of it whose next token is to be drawn."""
         a = self.anatomy
-        step = decoding(single, used_pages, self.page_tokens, a.kv_heads, a.dtype) if single else None
+        counts = np.array([count for _, count in work])
+        held = Held.by(work, self.page_tokens)
+        stops = counts.cumsum()
+        of = np.arange(len(work)).repeat(counts)
+        positions = np.arange(len(of)) + (held.lengths - stops)[of]
+        single = int((counts == 1).sum())
+        decode = decoding(held.first(single), used_pages, a.kv_heads, a.dtype).to(a.device) if single else None
+        prompts, continued = self._prefilling(work[single:], single)
         return Layout(
-            self._tensor(tokens),
+            self._tensor(np.array([token for live, count in work for token in live.following(count)])),
             self._tensor(positions),
-            self._spread(places),
-            None if len(drawing) == len(tokens) else self._tensor(drawing),
-            step and step.to(a.device),
-            tuple(prefills),
+            self._tensor(held.rows(of, positions, a.kv_heads)),
+            None if len(due) == len(of) else self._tensor(stops[due] - 1),
+            decode,
+            prompts,
+            continued,
         )
 
-    def _tensor(self, numbers: list[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.long, device=self.anatomy.device)
+    def _tensor(self, numbers: Numbers) -> Tensor:
+        return torch.from_numpy(numbers).to(self.anatomy.device)
 
-    def _on_device(self, step: Prefilling) -> Prefilling:
-        device = self.anatomy.device
-        mask = None if step.mask is None else step.mask.to(device)
-        return Prefilling(step.start, step.stop, step.before, step.pages.to(device), mask)
+    def _prefilling(self, work: Sequence[Work], row: int) -> tuple[tuple[Prompts, ...], tuple[Continued, ...]]:
+        prompts: list[Prompts] = []
+        continued: list[Continued] = []
+        for live, count in work:
+            if live.cached:
+                continued.append(self._continued(live, row, row + count))
+            elif prompts and prompts[-1].length == count:
+                prompts[-1] = Prompts(prompts[-1].start, row + count, count)
+            else:
+                prompts.append(Prompts(row, row + count, count))
+            row += count
+        return tuple(prompts), tuple(continued)
 
-    def _spread(self, places: list[int]) -> Tensor:
-        """The row of each token and head among all rows of a layer's keys."""
-        heads, tokens = self.anatomy.kv_heads, self.page_tokens
-        at = self._tensor(places)
-        page, offset = at // tokens, at % tokens
-        heads_at = torch.arange(heads, device=at.device)
-        return ((page.unsqueeze(1) * heads + heads_at) * tokens + offset.unsqueeze(1)).flatten()
+    def _continued(self, live: Live, start: int, stop: int) -> Continued:
+        device, count = self.anatomy.device, stop - start
+        mask = torch.ones(count, live.cached + count, dtype=torch.bool, device=device).tril(live.cached)
+        return Continued(start, stop, torch.tensor(live.pages, device=device), mask)
 
     def __call__(self, layout: Layout) -> Tensor:
         """The logits of the rows whose next token is due."""
@@ -115,8 +125,23 @@ class Forward:
         found = []
         if layout.decoding is not None:
             found.append(decode(query[: layout.decoding.rows], keys, values, layout.decoding))
-        found += [prefill(query[step.start : step.stop], keys, values, step) for step in layout.prefilling]
+        for step in layout.prompts:
+            rows = slice(step.start, step.stop)
+            found.append(prefill(query[rows], key[rows], value[rows], step.length))
+        found += [go_on(query[step.start : step.stop], keys, values, step) for step in layout.continued]
         return (found[0] if len(found) == 1 else torch.cat(found)).reshape(len(x), -1)
+
+
+def ordered(work: Sequence[Work]) -> list[int]:
+    """As a forward takes them: what decodes, then prompts, the equally long beside each other, then what goes on."""
+    if all(count == 1 for _, count in work):
+        return list(range(len(work)))
+
+    def kind(place: int) -> tuple[int, int]:
+        live, count = work[place]
+        return 0 if count == 1 else 2 if live.cached else 1, count
+
+    return sorted(range(len(work)), key=kind)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -166,13 +166,16 @@ class LocalEngine:
         if desk.events:  # what was cancelled is told without waiting for the others' next token
             return desk.told()
         if not self._suspended and (work := desk.plan()):
-            drawn = self._compute.run(work, desk.room.used)
-            for live, count in work:
+            for (live, count), token in zip(work, self._run(work), strict=True):
                 desk.done(live, count)
-            for (live, _), token in zip(work, drawn, strict=True):
                 if token is not None:
                     self._grow(live, *token)
         return desk.told()
+
+    def _run(self, work: Sequence[Work]) -> list[Drawn | None]:
+        room = self._desk.room
+        room.settle()
+        return self._compute.run(work, room.used)
 
     def _grow(self, live: Live, token: int, logprob: float) -> None:
         if math.isfinite(logprob):
@@ -204,7 +207,7 @@ class LocalEngine:
     def _probed(self, live: Live) -> int:
         """The next token of a probe; -1, which no model says, where its output is not a number."""
         owed = live.owed
-        drawn = self._compute.run([(live, owed)], self._desk.room.used)[0]
+        drawn = self._run([(live, owed)])[0]
         assert drawn is not None
         live.cached += owed
         if math.isfinite(drawn[1]):

@@ -11,10 +11,13 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from rollmux.runtime.engine.desk import Work
+
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,35 +43,73 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilling:
-    """Some tokens of one request, in these rows; `before` tokens of it are in its pages already."""
+class Prompts:
+    """In these rows, prompts of which nothing was computed before; each has `length` of them."""
 
     start: int
     stop: int
-    before: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """In these rows, some tokens of one request; what stands before them lies in its pages already."""
+
+    start: int
+    stop: int
     pages: Tensor
-    mask: Tensor | None  # None: nothing before, so it is the plain triangle
+    mask: Tensor
 
 
-def decoding(work: Sequence[Work], used_pages: int, page_tokens: int, kv_heads: int, dtype: torch.dtype) -> Decoding:
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where the tokens of some requests lie once a step is done; on the CPU.
+
+    `pages`: those of the first request, then those of the second, and so on. What is held for later does not count.
+    """
+
+    page_tokens: int
+    lengths: Numbers
+    counts: Numbers
+    starts: Numbers  # where each request's begin in `pages`
+    pages: Numbers
+
+    @classmethod
+    def by(cls, work: Sequence[Work], page_tokens: int) -> "Held":
+        lengths = np.array([live.cached + count for live, count in work])
+        counts = (lengths - 1) // page_tokens + 1
+        counted = zip(work, counts.tolist(), strict=True)
+        pages = np.array([page for (live, _), count in counted for page in live.pages[:count]])
+        return cls(page_tokens, lengths, counts, counts.cumsum() - counts, pages)
+
+    def first(self, requests: int) -> "Held":
+        """What so many requests hold."""
+        if requests == len(self.lengths):
+            return self
+        lengths, counts, starts = (each[:requests] for each in (self.lengths, self.counts, self.starts))
+        return Held(self.page_tokens, lengths, counts, starts, self.pages[: self.starts[requests]])
+
+    def rows(self, requests: Numbers, positions: Numbers, heads: int) -> Numbers:
+        """Where these tokens lie among all rows of a layer's keys, head by head."""
+        page, offset = np.divmod(positions, self.page_tokens)
+        first = self.pages[self.starts[requests] + page] * heads
+        return ((first[:, None] + np.arange(heads)) * self.page_tokens + offset[:, None]).ravel()
+
+
+def decoding(held: Held, used_pages: int, kv_heads: int, dtype: torch.dtype) -> Decoding:
     """Lays out a decode step; on the CPU."""
-    lengths = np.array([live.cached + 1 for live, _ in work])
-    counts = (lengths - 1) // page_tokens + 1  # of pages; what is held for later does not count
-    held = np.array(
-        [page for (live, _), count in zip(work, counts.tolist(), strict=True) for page in live.pages[:count]]
-    )
-    starts = counts.cumsum() - counts
-    rows, most = len(work), int(counts.max())
+    page_tokens, counts, starts, pages = held.page_tokens, held.counts, held.starts, held.pages
+    rows, most = len(counts), int(counts.max())
     row = np.arange(rows).repeat(counts)
-    place = row * most + np.arange(len(held)) - starts[row]
-    pages_of_rows = held[starts].repeat(most)
-    pages_of_rows[place] = held
+    place = row * most + np.arange(len(pages)) - starts[row]
+    pages_of_rows = pages[starts].repeat(most)
+    pages_of_rows[place] = pages
     absent = np.full(rows * most, -np.inf)
     absent[place] = 0
     row_of_page, place_of_page = np.zeros((2, used_pages), np.int64)
-    row_of_page[held], place_of_page[held] = row, place
+    row_of_page[pages], place_of_page[pages] = row, place
     filled = np.full(used_pages, page_tokens)
-    filled[held[starts + counts - 1]] = (lengths - 1) % page_tokens + 1
+    filled[pages[starts + counts - 1]] = (held.lengths - 1) % page_tokens + 1
     mask = np.where(filled[:, None] > np.arange(page_tokens), 0.0, -np.inf)
     return Decoding(
         rows,
@@ -78,7 +119,7 @@ def decoding(work: Sequence[Work], used_pages: int, page_tokens: int, kv_heads: 
         torch.from_numpy(pages_of_rows),
         torch.from_numpy(absent).to(at_least_single(dtype)).view(rows, most, 1),
         torch.from_numpy(place_of_page),
-        torch.from_numpy(held),
+        torch.from_numpy(pages),
         torch.from_numpy(starts),
     )
 
@@ -86,15 +127,6 @@ def decoding(work: Sequence[Work], used_pages: int, page_tokens: int, kv_heads: 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
     """What is summed is summed in single precision at least."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def prefilling(work: Work, start: int) -> Prefilling:
-    """Lays out tokens of one request; on the CPU."""
-    live, count = work
-    mask = None
-    if live.cached:
-        mask = torch.ones(count, live.cached + count, dtype=torch.bool).tril(live.cached)
-    return Prefilling(start, start + count, live.cached, torch.tensor(live.pages), mask)
 
 
 def decode(query: Tensor, keys: Tensor, values: Tensor, step: Decoding) -> Tensor:
@@ -119,19 +151,21 @@ def decode(query: Tensor, keys: Tensor, values: Tensor, step: Decoding) -> Tenso
     return summed.view(rows, heads, width).to(query.dtype)
 
 
-def prefill(query: Tensor, keys: Tensor, values: Tensor, step: Prefilling) -> Tensor:
+def prefill(query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor:
+    """Plain attention of prompts that are equally long: tokens, heads or kv heads, width."""
+    query, key, value = (side.reshape(-1, length, *side.shape[1:]).transpose(1, 2) for side in (query, key, value))
+    key, value = (side.repeat_interleave(query.shape[1] // side.shape[1], 1) for side in (key, value))
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(0, 1)
+
+
+def go_on(query: Tensor, keys: Tensor, values: Tensor, step: Continued) -> Tensor:
     """As `decode`, for tokens of one request whose own keys and values are in the pages by now."""
-    length = step.before + step.stop - step.start
     group = query.shape[1] // keys.shape[1]
     key, value = (
-        side.index_select(0, step.pages).transpose(0, 1).flatten(1, 2)[:, :length].repeat_interleave(group, 0)
+        side.index_select(0, step.pages).transpose(0, 1).flatten(1, 2)[:, : step.mask.shape[1]]
         for side in (keys, values)
     )
-    found = functional.scaled_dot_product_attention(
-        query.transpose(0, 1).unsqueeze(0),
-        key.unsqueeze(0),
-        value.unsqueeze(0),
-        attn_mask=step.mask,
-        is_causal=step.mask is None,
-    )
+    key, value = (side.repeat_interleave(group, 0).unsqueeze(0) for side in (key, value))
+    query = query.transpose(0, 1).unsqueeze(0)
+    found = functional.scaled_dot_product_attention(query, key, value, attn_mask=step.mask)
     return found.squeeze(0).transpose(0, 1)

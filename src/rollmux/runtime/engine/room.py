@@ -1,7 +1,7 @@
 """Who holds which page of the room for keys and values.
 
-Invariant: the pages in use are the first ones, without a gap, so that attention reads the room as one piece. A page
-that is given back is filled by the last one in use, and its holder is told its new place.
+Invariant: once `settle` is called, the pages in use are the first ones, without a gap, so that attention reads the room
+as one piece. A gap is filled by whoever takes a page, else by the last one in use, whose holder is told its new place.
 """
 
 from collections.abc import Callable
@@ -14,20 +14,21 @@ Move = Callable[[list[int], list[int]], None]
 class Room:
     """So many pages of so many tokens each."""
 
-    __slots__ = ("_holders", "_move", "page_tokens", "pages")
+    __slots__ = ("_gaps", "_holders", "_move", "page_tokens", "pages")
 
     def __init__(self, pages: int, page_tokens: int, move: Move) -> None:
         self.pages, self.page_tokens = pages, page_tokens
         self._move = move
         self._holders: list[tuple[list[int], int]] = []  # of each page in use: the list that names it, and where
+        self._gaps: list[int] = []  # pages given back since this was settled
 
     @property
     def used(self) -> int:
-        return len(self._holders)
+        return len(self._holders) - len(self._gaps)
 
     @property
     def free(self) -> int:
-        return self.pages - len(self._holders)
+        return self.pages - self.used
 
     def needed(self, tokens: int) -> int:
         """Pages that so many tokens take."""
@@ -38,20 +39,31 @@ class Room:
         if count > self.free:
             raise InvariantViolated("KV room", f"{count} pages wanted, {self.free} of {self.pages} are free")
         for _ in range(count):
-            self._holders.append((held, len(held)))
-            held.append(len(self._holders) - 1)
+            holder = (held, len(held))
+            if self._gaps:
+                held.append(self._gaps.pop())
+                self._holders[held[-1]] = holder
+            else:
+                held.append(len(self._holders))
+                self._holders.append(holder)
 
     def give(self, held: list[int]) -> None:
-        """Takes back all pages held; their content is lost, and others may move into their places."""
-        given = set(held)
-        left = len(self._holders) - len(given)
-        into = sorted(page for page in given if page < left)
-        out = [page for page in range(left, len(self._holders)) if page not in given]
+        """Takes back all pages held; their content is lost."""
+        self._gaps += held
+        held.clear()
+
+    def settle(self) -> None:
+        """Others move into the pages that were given back."""
+        if not self._gaps:
+            return
+        gaps, used = set(self._gaps), self.used
+        into = sorted(page for page in gaps if page < used)
+        out = [page for page in range(used, len(self._holders)) if page not in gaps]
         for source, target in zip(out, into, strict=True):
             holder, place = self._holders[source]
             holder[place] = target
             self._holders[target] = (holder, place)
-        del self._holders[left:]
-        held.clear()
+        del self._holders[used:]
+        self._gaps.clear()
         if into:
             self._move(out, into)

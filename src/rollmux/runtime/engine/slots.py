@@ -14,7 +14,7 @@ from rollmux.checks import Checks
 from rollmux.errors import InvariantViolated
 from rollmux.runtime.engine.anatomy import anatomy
 from rollmux.runtime.engine.desk import Work
-from rollmux.runtime.engine.forward import Forward
+from rollmux.runtime.engine.forward import Forward, ordered
 from rollmux.runtime.engine.local import Drawn, Limits, LocalEngine
 from rollmux.runtime.engine.sampling import sample
 from rollmux.runtime.residency.memory import Memory, memory_of
@@ -59,15 +59,16 @@ class _Slots:
     @torch.inference_mode()
     def run(self, work: Sequence[Work], used_pages: int) -> list[Drawn | None]:
         forward = self._require()
-        order = sorted(range(len(work)), key=lambda place: work[place][1] > 1)
-        ordered = [work[place] for place in order]
-        due = [place for place in order if work[place][0].owed == work[place][1]]
-        logits = forward(forward.layout(ordered, used_pages))
+        order = ordered(work)
+        taken = [work[place] for place in order]
+        due = [row for row, (live, count) in enumerate(taken) if live.owed == count]
+        logits = forward(forward.layout(taken, due, used_pages))
         drawn: list[Drawn | None] = [None] * len(work)
         if due:
-            lives = [work[place][0] for place in due]
-            for place, token in zip(due, sample(logits, [(x.request, len(x.tokens)) for x in lives]), strict=True):
-                drawn[place] = token
+            lives = [taken[row][0] for row in due]
+            tokens = sample(logits, [(live.request, len(live.tokens)) for live in lives])
+            for row, token in zip(due, tokens, strict=True):
+                drawn[order[row]] = token
         return drawn
 
     def _require(self) -> Forward:
