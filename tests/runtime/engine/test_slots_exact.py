@@ -67,6 +67,20 @@ def test_greedy_tokens_are_those_of_generate_and_logprobs_those_of_a_forward(
     assert len(said) > 4, "a model that says little shows little"
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_prompts_that_are_computed_as_one_do_not_see_each_other(kv_heads: int) -> None:
+    """Some are equally long, one is a single token, and of one only the first part fits into the step's budget."""
+    model = tiny(num_key_value_heads=kv_heads)
+    limits = Limits(room_tokens=512, max_running=8, prefill_tokens=50, page_tokens=8)
+    lengths = (5, 9, 1, 5, 9, 5, 30)
+    asked = [GenerationRequest(f"r{n}", prompt(n, length), 9, temperature=0.0) for n, length in enumerate(lengths)]
+    ends = finished(slots(model, limits), asked)
+    for request in asked:
+        response = ends[request.id].response
+        assert list(response.tokens) == generated(model, request)
+        assert response.logprobs == pytest.approx(forward_logprobs(model, request, response), abs=2e-5)
+
+
 def test_sampled_tokens_have_the_logprobs_of_a_forward_at_temperature_one() -> None:
     model = tiny()
     asked = requests(temperature=0.7)

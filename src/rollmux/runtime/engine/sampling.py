@@ -21,11 +21,14 @@ Due = tuple[GenerationRequest, int]  # a request and the place of the token to b
 def sample(logits: Tensor, due: Sequence[Due]) -> list[tuple[int, float]]:
     """A token for each row, with its log-probability under the model at temperature 1."""
     logprobs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
-    tokens = logprobs.argmax(-1)
     drawn = [row for row, (request, _) in enumerate(due) if request.temperature > 0]
-    if drawn:
-        rows = torch.tensor(drawn, device=logits.device)
-        tokens[rows] = _draw(logprobs.index_select(0, rows), [due[row] for row in drawn])
+    if len(drawn) == len(due):
+        tokens = _draw(logprobs, due)
+    else:
+        tokens = logprobs.argmax(-1)
+        if drawn:
+            rows = torch.tensor(drawn, device=logits.device)
+            tokens[rows] = _draw(logprobs.index_select(0, rows), [due[row] for row in drawn])
     chosen = logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     return list(zip(tokens.tolist(), chosen.tolist(), strict=True))
 
