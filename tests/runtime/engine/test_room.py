@@ -45,3 +45,24 @@ def test_more_than_is_free_is_refused() -> None:
         room.take(held, 3)
     assert held == []
     assert [room.needed(tokens) for tokens in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
+def test_a_move_that_fails_can_be_tried_again() -> None:
+    fails = [True]
+
+    def move(sources: list[int], targets: list[int]) -> None:
+        if fails.pop():
+            raise MemoryError
+
+    room = Room(3, 4, move)
+    first: list[int] = []
+    second: list[int] = []
+    room.take(first, 1)
+    room.take(second, 2)
+    room.give(first)
+    with pytest.raises(MemoryError):
+        room.settle()
+    assert (second, room.used) == ([1, 2], 2)
+    fails.append(False)
+    room.settle()
+    assert (second, room.used) == ([1, 0], 2)

@@ -166,9 +166,10 @@ class Desk:
     def done(self, live: Live, count: int) -> None:
         """So many tokens of a request have been computed."""
         self.computed += count
-        self.recomputed += max(0, min(live.known, live.cached + count) - live.cached)
-        live.cached += count
-        live.known = max(live.known, live.cached)
+        until = live.cached + count
+        if live.known > live.cached:
+            self.recomputed += min(live.known, until) - live.cached
+        live.cached, live.known = until, max(live.known, until)
 
     def grow(self, live: Live, token: int, logprob: float, version: int) -> None:
         """A request has its next token, which may be its last."""

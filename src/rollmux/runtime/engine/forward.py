@@ -36,7 +36,7 @@ class Layout:
     tokens: Tensor
     positions: Tensor
     places: Tensor
-    drawing: Tensor | None  # rows whose next token is due; None: all of them
+    wanted: Tensor | None  # the rows that logits are wanted of; None: all of them
     decoding: Decoding | None
     prompts: tuple[Prompts, ...]
     continued: tuple[Continued, ...]
@@ -55,14 +55,13 @@ class Forward:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in (self.keys, self.values, self.cosines, self.sines))
 
-    def layout(self, work: Sequence[Work], due: Sequence[int], used_pages: int) -> Layout:
-        """Where each token stands. `work` is `ordered`; `due`: those of it whose next token is to be drawn."""
+    def layout(self, work: Sequence[Work], wanted: Sequence[int], used_pages: int) -> Layout:
+        """Where each token stands. `work` is `ordered`; `wanted`: the rows that logits are wanted of."""
         a = self.anatomy
         counts = np.array([count for _, count in work])
         held = Held.by(work, self.page_tokens)
-        stops = counts.cumsum()
         of = np.arange(len(work)).repeat(counts)
-        positions = np.arange(len(of)) + (held.lengths - stops)[of]
+        positions = np.arange(len(of)) + (held.lengths - counts.cumsum())[of]
         single = int((counts == 1).sum())
         decode = decoding(held.first(single), used_pages, a.kv_heads, a.dtype).to(a.device) if single else None
         prompts, continued = self._prefilling(work[single:], single)
@@ -70,7 +69,7 @@ class Forward:
             self._tensor(np.array([token for live, count in work for token in live.following(count)])),
             self._tensor(positions),
             self._tensor(held.rows(of, positions, a.kv_heads)),
-            None if len(due) == len(of) else self._tensor(stops[due] - 1),
+            None if len(wanted) == len(of) else self._tensor(np.array(wanted, np.int64)),
             decode,
             prompts,
             continued,
@@ -98,7 +97,7 @@ class Forward:
         return Continued(start, stop, torch.tensor(live.pages, device=device), mask)
 
     def __call__(self, layout: Layout) -> Tensor:
-        """The logits of the rows whose next token is due."""
+        """The logits that are wanted."""
         a = self.anatomy
         x = functional.embedding(layout.tokens, a.embedding).to(a.dtype)
         cosines = self.cosines.index_select(0, layout.positions).unsqueeze(1)
@@ -106,8 +105,8 @@ class Forward:
         for number, layer in enumerate(a.layers):
             x = x + layer.output(self._attend(number, layer, layer.attention_norm(x), cosines, sines, layout))
             x = x + layer.down(_gated(layer.gate_up(layer.mlp_norm(x))))
-        if layout.drawing is not None:
-            x = x.index_select(0, layout.drawing)
+        if layout.wanted is not None:
+            x = x.index_select(0, layout.wanted)
         return a.head(a.norm(x)) if len(x) else x
 
     def _attend(self, number: int, layer: Layer, x: Tensor, cosines: Tensor, sines: Tensor, layout: Layout) -> Tensor:

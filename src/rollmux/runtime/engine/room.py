@@ -59,11 +59,11 @@ class Room:
         gaps, used = set(self._gaps), self.used
         into = sorted(page for page in gaps if page < used)
         out = [page for page in range(used, len(self._holders)) if page not in gaps]
+        if into:
+            self._move(out, into)  # what raises here has changed no page that is held
         for source, target in zip(out, into, strict=True):
             holder, place = self._holders[source]
             holder[place] = target
             self._holders[target] = (holder, place)
         del self._holders[used:]
         self._gaps.clear()
-        if into:
-            self._move(out, into)

@@ -5,6 +5,7 @@ version, and is not seen where the engine computes with a packed copy (`projecti
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -61,14 +62,15 @@ class _Slots:
         forward = self._require()
         order = ordered(work)
         taken = [work[place] for place in order]
-        due = [row for row, (live, count) in enumerate(taken) if live.owed == count]
-        logits = forward(forward.layout(taken, due, used_pages))
+        due = [number for number, (live, count) in enumerate(taken) if live.owed == count]
+        stops = list(accumulate(count for _, count in taken))
+        logits = forward(forward.layout(taken, [stops[number] - 1 for number in due], used_pages))
         drawn: list[Drawn | None] = [None] * len(work)
         if due:
-            lives = [taken[row][0] for row in due]
+            lives = [taken[number][0] for number in due]
             tokens = sample(logits, [(live.request, len(live.tokens)) for live in lives])
-            for row, token in zip(due, tokens, strict=True):
-                drawn[order[row]] = token
+            for number, token in zip(due, tokens, strict=True):
+                drawn[order[number]] = token
         return drawn
 
     def _require(self) -> Forward:

@@ -114,10 +114,9 @@ class ModelJudge:
                 wanted[question.prompt + answer[:-1]].update(range(first, first + len(answer)))
         work, pages = self._work(texts)
         forward = Forward(self._anatomy, pages, self._page_tokens, max(map(len, texts)))
-        layout = forward.layout(work, pages)
         starts = [sum(map(len, texts[:number])) for number in range(len(texts))]
         rows = [start + place for start, text in zip(starts, texts, strict=True) for place in sorted(wanted[text])]
-        logits = forward(replace(layout, drawing=torch.tensor(rows, device=self._device)))
+        logits = forward(forward.layout(work, rows, pages))
         logprobs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1).cpu()
         taken = iter(logprobs)
         return [{place: next(taken) for place in sorted(wanted[text])} for text in texts]
