@@ -94,27 +94,6 @@ def test_a_group_is_trained_when_it_is_complete_and_waits_till_then() -> None:
     assert whole.finish().streamed == 6
 
 
-@pytest.mark.parametrize("loss", [Loss.SAMPLE_MEAN, Loss.TOKEN_MEAN])
-def test_samples_whose_advantage_is_zero_count_and_are_not_computed(loss: Loss) -> None:
-    """All of one group, and those of another that lie on its mean."""
-    rewards = ((0, 1.0), (0, 1.0), (0, 1.0), (1, 0.0), (1, 0.5), (1, 1.0))
-    batch = samples([Drawn(group, reward, 2, 1 + place) for place, (group, reward) in enumerate(rewards)])
-    model, computed = tiny(), 0
-    objective = Objective(loss=loss, group_size=3)
-    gradient_sum = GradientSum(model, objective, version=VERSION)
-
-    def seen(module: Any, inputs: Any, outputs: Any) -> None:
-        nonlocal computed
-        computed += len(inputs[0])
-
-    model.get_output_embeddings().register_forward_hook(seen)
-    gradient_sum.add(batch)
-    stats = gradient_sum.finish()
-    assert computed == len(batch[3].tokens) + len(batch[5].tokens)
-    assert (stats.samples, stats.tokens, stats.streamed, stats.dropped_groups) == (6, 21, 6, 0)
-    assert furthest(gradients(model), synchronous(objective, batch)) < DOUBLE
-
-
 @pytest.mark.parametrize("off", [0.0, 0.3])
 def test_with_whitening_only_what_a_clip_could_bind_waits_for_the_whole_batch(off: float) -> None:
     model, batch = tiny(), samples(SIX, off)

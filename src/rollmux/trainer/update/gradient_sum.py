@@ -134,34 +134,26 @@ class GradientSum:
         """All whose advantages are known but for what the whole batch does to them."""
         known = [n for n, s in self._waiting.items() if n not in self._bound and self._ledger.is_known(s.group)]
         kept = self._drop(self._ledger, known)
-        if not self.objective.needs_batch:
-            self._train(kept, self._own(self._ledger, kept), late=False)
-        elif self._whole_batch is WholeBatch.LINEAR:
-            self._train_linear(kept)
-
-    def _train_linear(self, numbers: Sequence[int]) -> None:
-        for rows in self._micro_batches(numbers):
-            batch = [number for row in rows for number in row]
-            measured, trained = self._passes.linear(self._of(rows), self._own(self._ledger, batch))
-            self._bound.update(number for number, done in zip(batch, trained, strict=True) if not done)
-            done = [number for number in batch if number not in self._bound]
-            self._trained(done, measured, late=False)
+        if self.objective.needs_batch and self._whole_batch is WholeBatch.DEFER:
+            return
+        for rows in self._micro_batches(kept):
+            numbers = [number for row in rows for number in row]
+            advantages = self._ledger.own_advantages([_entry(self._waiting[number]) for number in numbers])
+            if self.objective.needs_batch:
+                measured, trained = self._passes.linear(self._of(rows), advantages)
+            else:
+                measured, trained = self._passes.final(self._of(rows), advantages), [True] * len(numbers)
+            self._bound.update(number for number, done in zip(numbers, trained, strict=True) if not done)
+            done = [number for number in numbers if number not in self._bound]
+            self._trained(done, measured + Measured(streamed=len(done)))
 
     def _train_rest(self, ledger: Ledger, whole: Whole) -> None:
         kept = self._drop(ledger, list(self._waiting))
-        self._train(kept, [whole.affine.of(own) for own in self._own(ledger, kept)], late=True)
-
-    def _train(self, numbers: Sequence[int], advantages: Sequence[float], late: bool) -> None:
-        """Advantages are final. A sample whose own is 0 has no part in the gradient, and is not computed."""
-        final = dict(zip(numbers, advantages, strict=True))
-        self._trained([number for number in numbers if not final[number]], Measured(), late)
-        for rows in self._micro_batches([number for number in numbers if final[number]]):
-            batch = [number for row in rows for number in row]
-            measured = self._passes.final(self._of(rows), [final[number] for number in batch])
-            self._trained(batch, measured, late)
-
-    def _own(self, ledger: Ledger, numbers: Sequence[int]) -> list[float]:
-        return ledger.own_advantages([_entry(self._waiting[number]) for number in numbers])
+        for rows in self._micro_batches(kept):
+            numbers = [number for row in rows for number in row]
+            own = ledger.own_advantages([_entry(self._waiting[number]) for number in numbers])
+            measured = self._passes.final(self._of(rows), [whole.affine.of(advantage) for advantage in own])
+            self._trained(numbers, measured + Measured(late=len(numbers)))
 
     def _drop(self, ledger: Ledger, numbers: Sequence[int]) -> list[int]:
         """Forgets those of groups that the objective leaves out, and gives the others."""
@@ -183,11 +175,10 @@ class GradientSum:
     def _of(self, rows: Sequence[Sequence[int]]) -> list[list[Sample]]:
         return [[self._waiting[number] for number in row] for row in rows]
 
-    def _trained(self, numbers: Sequence[int], measured: Measured, late: bool) -> None:
+    def _trained(self, numbers: Sequence[int], measured: Measured) -> None:
         for number in numbers:
             del self._waiting[number]
-        count = len(numbers)
-        self._measured += measured + (Measured(late=count) if late else Measured(streamed=count))
+        self._measured += measured
 
     def _leave(self, gradient: Accumulator, total: Count | None) -> None:
         """The loss is the objective's negative; without samples nothing is left that an optimizer would act on."""

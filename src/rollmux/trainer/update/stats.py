@@ -30,7 +30,7 @@ class Stats:
     """One update, over all replicas. `samples` and `tokens` are those trained; dropped groups are not among them.
 
     `divergence` estimates KL(drawn, now) a token and should be near 0 on-policy: it shows an engine that computes
-    otherwise than the trainer. It, `clipped_part` and `furthest_log_ratio` are of the samples that have a gradient.
+    otherwise than the trainer.
     """
 
     samples: int
