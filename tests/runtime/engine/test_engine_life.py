@@ -243,6 +243,54 @@ def test_output_that_is_no_number_fails_its_request_and_harms_no_other() -> None
     assert FinishReason.FAILED not in {end.reason for end in finished(engine, again).values()}
 
 
+def test_what_is_no_number_harms_nobody_where_it_has_moved_from() -> None:
+    """The first to end leaves a gap, into which the last page of the sick one moves before it draws."""
+    model = tiny()
+    engine = slots(model, Limits(room_tokens=64, max_running=4, prefill_tokens=8, page_tokens=8))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[60] = math.nan
+    first = GenerationRequest("first", (1, 2, 3), 2, temperature=0)
+    sick = GenerationRequest("sick", (60,) * 15, 4, temperature=0)
+    assert finished(engine, [first, sick])["sick"].reason is FinishReason.FAILED
+    again = [GenerationRequest(f"w{n}", (1, 2, 3), 3, temperature=0) for n in range(4)]
+    assert FinishReason.FAILED not in {end.reason for end in finished(engine, again).values()}
+
+
+def test_what_could_not_be_wiped_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny()
+    engine = slots(model, LIMITS)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[60] = math.nan
+    compute: Any = engine._compute
+
+    def fails(pages: list[int]) -> None:
+        raise MemoryError
+
+    asked = [GenerationRequest(f"r{n}", (token, 1), 3, temperature=0) for n, token in enumerate((2, 60, 3))]
+    for each in asked:
+        engine.submit(each)
+    with monkeypatch.context() as patched:
+        patched.setattr(compute, "wipe", fails)
+        with pytest.raises(MemoryError):
+            engine.step()
+    ends = finished(engine)
+    assert [ends[each.id].reason is FinishReason.FAILED for each in asked] == [False, True, False]
+
+
+def test_many_pages_move_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_module, "MOVED_AT_ONCE", 2)
+    model = tiny(dtype=torch.float64)
+    asked = [GenerationRequest(f"r{n}", prompt(n, 20), 12, temperature=0) for n in range(8)]
+    engine = slots(model, Limits(room_tokens=256, max_running=8, prefill_tokens=256, page_tokens=4))
+    for each in asked:
+        engine.submit(each)
+    engine.step()
+    engine.export([each.id for each in asked[:4]])
+    ends = finished(engine)
+    for each in asked[4:]:
+        assert list(ends[each.id].response.tokens) == generated(model, each)
+
+
 def test_the_canary_lives_through_sleep_and_dies_of_damage() -> None:
     model = tiny()
     engine = slots(model, LIMITS)

@@ -22,6 +22,7 @@ def test_once_settled_pages_in_use_are_the_first_and_what_lies_in_them_follows_i
 
     room = Room(PAGES, 4, move)
     held: list[list[int]] = [[] for _ in range(4)]
+    touched = set[int]()
     for holder, count, settles in orders:
         if count == 0:
             room.give(held[holder])
@@ -34,6 +35,8 @@ def test_once_settled_pages_in_use_are_the_first_and_what_lies_in_them_follows_i
             room.settle()
             assert sorted(page for pages in held for page in pages) == list(range(room.used))
         assert room.used == sum(map(len, held)) == PAGES - room.free
+        touched |= {page for pages in held for page in pages}
+        assert sorted(room.left) == sorted(touched - {page for pages in held for page in pages})
         for name, pages in enumerate(held):
             assert [memory[page] for page in pages] == [(name, place) for place in range(len(pages))]
 

@@ -31,7 +31,7 @@ from rollmux.runtime.engine.paged import (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The rows of one forward: first those that decode, then prompts. `places`: where keys and values are written."""
+    """The rows of one forward, in the order of `ordered`. `places`: where keys and values are written."""
 
     tokens: Tensor
     positions: Tensor
@@ -61,16 +61,16 @@ class Forward:
         counts = np.array([count for _, count in work])
         held = Held.by(work, self.page_tokens)
         of = np.arange(len(work)).repeat(counts)
-        positions = np.arange(len(of)) + (held.lengths - counts.cumsum())[of]
+        positions = np.arange(len(of)) + (held.lengths - counts.cumsum())[of]  # a request's last row has its last place
         single = int((counts == 1).sum())
-        decode = decoding(held.first(single), used_pages, a.kv_heads, a.dtype).to(a.device) if single else None
+        step = decoding(held.first(single), used_pages, a.kv_heads, a.dtype).to(a.device) if single else None
         prompts, continued = self._prefilling(work[single:], single)
         return Layout(
             self._tensor(np.array([token for live, count in work for token in live.following(count)])),
             self._tensor(positions),
             self._tensor(held.rows(of, positions, a.kv_heads)),
             None if len(wanted) == len(of) else self._tensor(np.array(wanted, np.int64)),
-            decode,
+            step,
             prompts,
             continued,
         )

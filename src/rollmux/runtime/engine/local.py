@@ -167,9 +167,7 @@ class LocalEngine:
             return desk.told()
         if not self._suspended and (work := desk.plan()):
             for (live, count), token in zip(work, self._run(work), strict=True):
-                desk.done(live, count)
-                if token is not None:
-                    self._grow(live, *token)
+                self._told(live, count, token)
         return desk.told()
 
     def _run(self, work: Sequence[Work]) -> list[Drawn | None]:
@@ -177,13 +175,21 @@ class LocalEngine:
         room.settle()
         return self._compute.run(work, room.used)
 
-    def _grow(self, live: Live, token: int, logprob: float) -> None:
-        if math.isfinite(logprob):
-            self._desk.grow(live, token, logprob, self._version)
-            return
-        self._compute.wipe(live.pages)
-        why = f"the model's output at token {len(live.tokens)} is not a number: its weights or memory are damaged"
-        self._desk.end(live, FinishReason.FAILED, why)
+    def _told(self, live: Live, count: int, token: Drawn | None) -> None:
+        """What a computation has come to for a request."""
+        is_sound = token is None or math.isfinite(token[1])
+        if not is_sound:
+            self._wipe(live)
+        self._desk.done(live, count)
+        if not is_sound:
+            why = f"the model's output at token {len(live.tokens)} is not a number: its weights or memory are damaged"
+            self._desk.end(live, FinishReason.FAILED, why)
+        elif token is not None:
+            self._desk.grow(live, *token, self._version)
+
+    def _wipe(self, live: Live) -> None:
+        """What is no number may lie in a request's pages, and in those that they have moved from."""
+        self._compute.wipe([*live.pages, *self._desk.room.left])
 
     def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
         self._require_open()
@@ -212,7 +218,7 @@ class LocalEngine:
         live.cached += owed
         if math.isfinite(drawn[1]):
             return drawn[0]
-        self._compute.wipe(live.pages)
+        self._wipe(live)
         return -1
 
     def gauges(self) -> Gauges:

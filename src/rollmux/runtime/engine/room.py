@@ -14,13 +14,14 @@ Move = Callable[[list[int], list[int]], None]
 class Room:
     """So many pages of so many tokens each."""
 
-    __slots__ = ("_gaps", "_holders", "_move", "page_tokens", "pages")
+    __slots__ = ("_gaps", "_holders", "_move", "_touched", "page_tokens", "pages")
 
     def __init__(self, pages: int, page_tokens: int, move: Move) -> None:
         self.pages, self.page_tokens = pages, page_tokens
         self._move = move
-        self._holders: list[tuple[list[int], int]] = []  # of each page in use: the list that names it, and where
+        self._holders: list[tuple[list[int], int]] = []  # of each page, gaps too: the list that names it, and where
         self._gaps: list[int] = []  # pages given back since this was settled
+        self._touched = 0  # so many were held at some time
 
     @property
     def used(self) -> int:
@@ -29,6 +30,11 @@ class Room:
     @property
     def free(self) -> int:
         return self.pages - self.used
+
+    @property
+    def left(self) -> list[int]:
+        """Pages that nobody holds any more, with what was in them."""
+        return [*self._gaps, *range(len(self._holders), self._touched)]
 
     def needed(self, tokens: int) -> int:
         """Pages that so many tokens take."""
@@ -46,11 +52,15 @@ class Room:
             else:
                 held.append(len(self._holders))
                 self._holders.append(holder)
+        self._touched = max(self._touched, len(self._holders))
 
     def give(self, held: list[int]) -> None:
         """Takes back all pages held; their content is lost."""
         self._gaps += held
         held.clear()
+        if not self.used:
+            self._holders.clear()
+            self._gaps.clear()
 
     def settle(self) -> None:
         """Others move into the pages that were given back."""

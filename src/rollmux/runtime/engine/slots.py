@@ -20,6 +20,8 @@ from rollmux.runtime.engine.local import Drawn, Limits, LocalEngine
 from rollmux.runtime.engine.sampling import sample
 from rollmux.runtime.residency.memory import Memory, memory_of
 
+MOVED_AT_ONCE = 16  # pages; so many are held twice meanwhile
+
 
 def slots(model: Any, limits: Limits, version: int = 0, packed: bool | None = None) -> LocalEngine:
     """An engine over a model's own parameters. `packed`: keep a copy that a CPU computes faster with."""
@@ -81,8 +83,10 @@ class _Slots:
     @torch.inference_mode()
     def move(self, sources: list[int], targets: list[int]) -> None:
         forward = self._require()
-        for side in (forward.keys, forward.values):
-            side[:, targets] = side[:, sources]
+        for start in range(0, len(sources), MOVED_AT_ONCE):
+            piece = slice(start, start + MOVED_AT_ONCE)
+            for side in (forward.keys, forward.values):
+                side[:, targets[piece]] = side[:, sources[piece]]
 
     @torch.inference_mode()
     def wipe(self, pages: list[int]) -> None:

@@ -83,7 +83,7 @@ class ModelJudge:
     @torch.no_grad()
     def judge(self, questions: Sequence[Question]) -> list[list[float]]:
         """For each question the log-probability of each of its answers."""
-        texts = sorted({text for question in questions for text in question.texts}, key=len)  # one token each first
+        texts = sorted({text for question in questions for text in question.texts}, key=len)  # as a forward takes them
         if not texts:
             return []
         self._make_room(max(map(len, texts)), len(texts))
