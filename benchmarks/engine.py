@@ -15,7 +15,7 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from random import Random
 from statistics import median
@@ -47,11 +47,11 @@ class Size:
     prompts: int = 64
     longest: int = 256
 
-    def model(self, seed: int) -> Any:
+    def model(self, seed: int, device: str) -> Any:
         torch.manual_seed(seed)
         config = LlamaConfig(max_position_embeddings=2048, eos_token_id=None, bos_token_id=None, **self.shape)
         model: Any = LlamaForCausalLM(config)
-        return model.to(self.dtype).eval()
+        return model.to(device, self.dtype).eval()
 
 
 SIZES = (
@@ -153,8 +153,8 @@ def with_generate(model: Any, work: Workload, batch: int) -> Run:
         for start in range(0, len(work.prompts), batch):
             prompts, lengths = work.prompts[start : start + batch], work.lengths[start : start + batch]
             width = max(map(len, prompts))
-            ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-            mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+            ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
+            mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
             config = greedy(max_new_tokens=max(lengths))
             made = model.generate(ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
             tokens += [row[:length] for row, length in zip(made, lengths, strict=True)]
@@ -326,8 +326,8 @@ def measure(args: Namespace) -> dict[str, object]:
     for size in SIZES[:1] if args.quick else [size for size in SIZES if size.name in args.sizes.split(",")]:
         count, longest, rounds = (6, 16, 1) if args.quick else (size.prompts, size.longest, args.rounds)
         work = Workload.drawn(Random(args.seed), size, count, longest)
-        with cores(size.threads):
-            model = size.model(args.seed)
+        with cores(size.threads) if args.device == "cpu" else nullcontext():
+            model = size.model(args.seed, args.device)
             engine = slots(model, Limits(room_tokens=work.room_tokens + 128 * count, page_tokens=PAGE))
             found = compared(size, work, model, engine, rounds)
             delays.append(latencies(size, work, engine, rounds))
@@ -345,6 +345,7 @@ def measure(args: Namespace) -> dict[str, object]:
 def main() -> None:
     parser = arguments("engine", (__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", type=int, default=3, help="how often each engine runs")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda: where all engines compute")
     parser.add_argument("--sizes", default=",".join(size.name for size in SIZES), help="models, by name")
     args = parser.parse_args()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -60,18 +60,18 @@ def measure(args: Namespace) -> dict[str, object]:
     disable_progress_bar()  # type: ignore[no-untyped-call]
     shape, small = (TINY, TINY) if args.quick else (SMOLLM2, SMALL)
     rounds, count, turns = (2, 1, 3) if args.quick else (args.rounds, args.starts, args.rotations)
-    kinds = processors() + gpus()
+    kinds = [*([] if args.gpu_only else processors()), *gpus()]
     with places() as (budget, folder):
         sides = [(told, make, train) for told, make in kinds for train in (False, True)]
         moved = [row for told, make, train in sides for row in moves(budget, shape, train, make(), told, rounds)]
         show_all(moved)
-        begun = starts(budget, shape, written(shape, folder), [(told, make()) for told, make in processors()], count)
+        begun = starts(budget, shape, written(shape, folder), [(told, make()) for told, make in kinds], count)
         show_all(begun)
-        devices = [kinds[0], *gpus()]
+        devices = [*([] if args.gpu_only else processors()[:1]), *gpus()]
         turned = [rotation(budget, small, [make() for _ in range(ENGINES)], turns, told) for told, make in devices]
         show_all(turned)
     if not gpus():
-        print("there is no GPU here: moves to and from one, and turns on it, were left out")
+        print("there is no GPU here: moves to and from one, starts and turns on it, were left out")
     found = show([*copy_goals(moved), *start_goals(begun), *rotation_goals(turned, turns if args.quick else 200)])
     return {"threads": args.threads, "rows": moved, "starts": begun, "rotations": turned, "goals": found}
 
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="turns of bare copies and moves")
     parser.add_argument("--starts", type=int, default=3, help="cold starts of each kind")
     parser.add_argument("--rotations", type=int, default=GOAL_ROTATIONS)
+    parser.add_argument("--gpu-only", action="store_true", help="leave the processor's working memory out")
     parser.add_argument("--threads", type=int, default=1, help="of a copy; a phase here has a core of its own")
     args = parser.parse_args()
     record("switch", args, lambda: measure(args))

@@ -66,9 +66,10 @@ def written(shape: Shape, folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.is_file()]
 
 
-def taken_up(folder: Path, train: bool) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+def taken_up(folder: Path, train: bool, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer | None]:
     """What was written, all of it in memory."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    nn.Module.to(model, device)
     optimizer = None
     if train:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)

@@ -34,24 +34,25 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks.figures.switch_jobs import step, taken_up
 disable_progress_bar()
 torch.set_num_threads(int(sys.argv[3]))
-model, optimizer = taken_up(Path(sys.argv[1]), sys.argv[2] == "train")
+model, optimizer = taken_up(Path(sys.argv[1]), sys.argv[2] == "train", torch.device(sys.argv[5]))
 print("ready", flush=True)
-step(model, optimizer)
+step(model, optimizer).item()
 print("stepped", flush=True)
 """
 Times = tuple[float, float]  # until the state is there, and until the first step is done
 
 
-def cold(folder: Path, kind: str) -> Times:
+def cold(folder: Path, kind: str, device: torch.device) -> Times:
     """Of a new process."""
-    command = [sys.executable, "-c", COLD, str(folder), kind, str(torch.get_num_threads()), str(ROOT)]
+    told = (folder, kind, torch.get_num_threads(), ROOT, device.type)
+    command = [sys.executable, "-c", COLD, *map(str, told)]
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = [(line.strip(), time.perf_counter() - began) for line in process.stdout]
-    if [word for word, _ in told] != ["ready", "stepped"] or process.returncode:
+        heard = [(line.strip(), time.perf_counter() - began) for line in process.stdout]
+    if [word for word, _ in heard] != ["ready", "stepped"] or process.returncode:
         raise RuntimeError(f"the cold start of {kind} ended with {process.returncode}; it is told above why")
-    return told[0][1], told[1][1]
+    return heard[0][1], heard[1][1]
 
 
 def forgotten(files: Sequence[Path]) -> None:
@@ -73,7 +74,7 @@ def warm(resident: Resident, model: nn.Module, optimizer: torch.optim.Optimizer 
     began = time.perf_counter()
     resident.load()
     ready_s = time.perf_counter() - began
-    step(model, optimizer)
+    step(model, optimizer).item()
     return ready_s, time.perf_counter() - began
 
 
@@ -81,23 +82,24 @@ def starts(
     budget: Budget, shape: Shape, files: Sequence[Path], memories: Sequence[tuple[str, Memory]], count: int
 ) -> list[Row]:
     """A row for each state, each way to let go of memory, and where a cold start has its files from."""
-    colds = {kind: colds_of(files, kind, count) for kind in ("rollout", "train")}
+    devices = dict.fromkeys(memory.device for _, memory in memories)
+    colds = {(each, kind): colds_of(files, kind, each, count) for each in devices for kind in ("rollout", "train")}
     rows: list[Row] = []
     for state in ("rollout", "train", "train, gradients kept"):
         kind = state.split(",")[0]
         for told, memory in memories:
             taken = warms(budget, shape, state, memory, WARM * count)
-            rows += compared(state, told, colds[kind], taken)
+            rows += compared(state, told, colds[memory.device, kind], taken)
     return rows
 
 
-def colds_of(files: Sequence[Path], kind: str, count: int) -> dict[str, list[Times]]:
+def colds_of(files: Sequence[Path], kind: str, device: torch.device, count: int) -> dict[str, list[Times]]:
     """From the disk and from the kernel's cache, in turn."""
     taken: dict[str, list[Times]] = {"disk": [], "cache": []}
     for _ in range(count):
         forgotten(files)
-        taken["disk"].append(cold(files[0].parent, kind))
-        taken["cache"].append(cold(files[0].parent, kind))
+        taken["disk"].append(cold(files[0].parent, kind, device))
+        taken["cache"].append(cold(files[0].parent, kind, device))
     return taken
 
 

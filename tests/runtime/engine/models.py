@@ -1,8 +1,13 @@
-"""Tiny models with random weights, large enough that their answers differ, and plain ways to ask them."""
+"""Tiny models with random weights, large enough that their answers differ, and plain ways to ask them.
 
+They are on the processor, or where ROLLMUX_TEST_DEVICE says: with `cuda` the same tests try the engine on a GPU.
+"""
+
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     LlamaConfig,
@@ -16,6 +21,8 @@ from transformers import (
 from rollmux.runtime.engine import Ended, Engine, Generated, GenerationRequest, stream
 
 VOCABULARY = 61
+DEVICE = torch.device(os.environ.get("ROLLMUX_TEST_DEVICE", "cpu"))
+on_processors = pytest.mark.skipif(DEVICE.type != "cpu", reason="how processors do it")
 KINDS: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config),
@@ -37,7 +44,7 @@ def tiny(family: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.15)
-    return model.to(dtype)
+    return model.to(DEVICE, dtype)
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:
@@ -53,7 +60,7 @@ def finished(engine: Engine, requests: Iterable[GenerationRequest] = ()) -> Mapp
 
 def generated(model: Any, request: GenerationRequest) -> list[int]:
     """What `generate` says greedily."""
-    ids = torch.tensor([request.prompt])
+    ids = torch.tensor([request.prompt], device=model.device)
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.max_tokens, do_sample=False, pad_token_id=0
     )
@@ -64,7 +71,7 @@ def generated(model: Any, request: GenerationRequest) -> list[int]:
 def forward_logprobs(model: Any, request: GenerationRequest, response: Generated) -> list[float]:
     """The log-probabilities of a response, from one forward over all of it."""
     with torch.no_grad():
-        logits = model(torch.tensor([request.prompt + response.tokens])).logits[0]
+        logits = model(torch.tensor([request.prompt + response.tokens], device=model.device)).logits[0]
     table = torch.log_softmax(logits.float(), -1)
     start = len(request.prompt) - 1
     return [table[start + place, token].item() for place, token in enumerate(response.tokens)]

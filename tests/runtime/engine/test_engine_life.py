@@ -28,7 +28,7 @@ from rollmux.runtime.engine import (
 from rollmux.runtime.engine import slots as slots_module
 from rollmux.runtime.engine.slots import slots
 from rollmux.runtime.residency import CpuMemory, NotFreed
-from tests.runtime.engine.models import finished, forward_logprobs, generated, prompt, tiny
+from tests.runtime.engine.models import finished, forward_logprobs, generated, on_processors, prompt, tiny
 
 LIMITS = Limits(room_tokens=320, max_running=4, page_tokens=8)
 
@@ -396,6 +396,7 @@ def test_memory_comes_and_goes_with_sleep_and_does_not_grow() -> None:
     assert tensors_there() <= tensors
 
 
+@on_processors
 def test_a_room_takes_memory_as_it_is_used_and_gives_it_back() -> None:
     limits = Limits(room_tokens=2**20, max_running=4, page_tokens=8)
     before = resident_bytes()

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rollmux.runtime.engine import GenerationRequest, Limits, UnsupportedModel, projections
 from rollmux.runtime.engine.projections import packed_dtype
 from rollmux.runtime.engine.slots import slots
-from tests.runtime.engine.models import finished, forward_logprobs, generated, prompt, tiny
+from tests.runtime.engine.models import finished, forward_logprobs, generated, on_processors, prompt, tiny
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -100,6 +100,7 @@ def test_bfloat16_is_as_near_to_single_precision_as_the_models_own_code() -> Non
         assert (ours - want).abs().mean() < 2 * (own - want).abs().mean() + 0.02
 
 
+@on_processors
 def test_without_products_in_bfloat16_its_weights_are_computed_with_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projections, "has_bfloat16", lambda: False)
     model, device = tiny("qwen2", dtype=torch.bfloat16), torch.device("cpu")
@@ -127,6 +128,7 @@ def test_a_stop_token_ends_a_response_and_is_its_last_token() -> None:
     assert ended.reason.value == "stop"
 
 
+@on_processors
 @pytest.mark.parametrize("blocked_weights", [0, 2**62], ids=["blocked", "copied"])
 def test_all_ways_to_multiply_agree(blocked_weights: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if packed_dtype(torch.device("cpu"), torch.float32) is None:

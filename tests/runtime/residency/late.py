@@ -17,10 +17,11 @@ class LateCopies:
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
         self.open: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(lanes)]
-        self.most_at_once = 0
+        self.most_at_once = self.moved_bytes = 0
 
     def start(self, lane: int, target: Tensor, source: Tensor) -> None:
         self.open[lane].append((target, source))
+        self.moved_bytes += source.nbytes
         self.most_at_once = max(self.most_at_once, sum(map(bool, self.open)))
 
     def wait(self, lane: int) -> None:

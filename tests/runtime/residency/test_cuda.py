@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollmux.runtime.residency import Budget, NoRoom, NotFreed, Resident, Unfit, cuda
+from rollmux.runtime.residency.checksum import checksum
 from rollmux.runtime.residency.cuda import STREAMS, CudaMemory
 from rollmux.runtime.residency.layout import CHUNK_BYTES
 from tests.runtime.residency.late import LateCopies
@@ -40,6 +41,13 @@ def test_a_view_that_outlives_the_phase_is_noticed(budget: Budget) -> None:
     resident.offload()
 
 
+@needs_gpu
+def test_a_gpu_sums_as_the_processor_does() -> None:
+    data = torch.arange(CHUNK_BYTES, dtype=torch.int64).view(torch.uint8)
+    for each in (data, torch.zeros_like(data)):
+        assert checksum(each.cuda()) == checksum(each)
+
+
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_an_allocator_that_would_keep_freed_memory_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "expandable_segments:True")
@@ -62,8 +70,10 @@ class Gpu:
             current_device=lambda: 0,
             synchronize=lambda _: None,
             empty_cache=self._empty_cache,
-            memory_allocated=lambda _: self._allocated(),
-            memory_reserved=lambda _: self.reserved,
+            memory_stats_as_nested_dict=lambda _: {
+                f"{which}_bytes": {"all": {"current": nbytes}}
+                for which, nbytes in (("allocated", self.allocated()), ("reserved", self.reserved))
+            },
             cudart=lambda: SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self.pinned.remove),
         )
 
@@ -82,11 +92,11 @@ class Gpu:
         self._empty_cache()
         return state
 
-    def _allocated(self) -> int:
+    def allocated(self) -> int:
         return sum(nbytes for storage, nbytes in self._there if storage() is not None)
 
     def _empty_cache(self) -> None:
-        self.reserved = self._allocated() + self.keeps_bytes
+        self.reserved = self.allocated() + self.keeps_bytes
 
     def _register(self, address: int, nbytes: int, flags: int) -> int:
         if not self.register:
@@ -125,7 +135,7 @@ def test_state_comes_and_goes_whether_it_can_be_pinned_where_it_lies_or_not(
     resident = Resident(state, name="a", budget=budget, memory=CudaMemory(torch.device("cuda")), survive_s=60)
     for value in (2, 3, 4):
         resident.offload()
-        assert gpu.cuda.memory_allocated(0) == gpu.reserved == 0
+        assert gpu.allocated() == gpu.reserved == 0
         assert len(gpu.pinned) == (register == 0)
         resident.load()
         assert state["w"].eq(value - 1).all()

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from rollmux.runtime.host import Budget
-from rollmux.runtime.residency import Resident
+from rollmux.runtime.residency import Resident, Unfit
 from rollmux.runtime.residency.layout import CHUNK_BYTES
+from rollmux.runtime.residency.moves import AHEAD
 from rollmux.runtime.residency.transfer import Direct, Staged
 from tests.runtime.residency.late import LateCopies, LateMemory
 
@@ -60,3 +61,87 @@ def test_a_late_device_loads_and_saves_the_same_values(budget: Budget, buffers: 
     resident.offload()
     resident.close()
     assert memory.pins == ["pin", "unpin", "pin", "unpin"]
+
+
+CHUNKS = 2 * (AHEAD + 2)  # of which so many windows are copied whatever they hold
+
+
+def many(budget: Budget, copies: LateCopies) -> tuple[dict[str, Tensor], Resident]:
+    """State on a late device that has been on the host already."""
+    state = {"w": torch.arange(CHUNKS * CHUNK_BYTES // 8)}
+    resident = Resident(state, name="many", budget=budget, memory=LateMemory(copies, buffers=False))
+    for _ in range(2):  # a version in each slot
+        resident.offload()
+        resident.load()
+        state["w"].add_(1)
+    resident.offload()
+    resident.load()
+    return state, resident
+
+
+def test_what_is_copied_before_it_is_compared_counts_only_if_it_has_changed(budget: Budget) -> None:
+    copies = LateCopies(2)
+    state, resident = many(budget, copies)
+    version, before = resident.version, state["w"].clone()
+    moved = copies.moved_bytes
+    resident.offload()
+    assert (resident.version, copies.moved_bytes - moved) == (version, 2 * AHEAD * CHUNK_BYTES)
+    resident.load()
+    assert torch.equal(state["w"], before)
+    state["w"][-1] = state["w"][0] = -7
+    moved = copies.moved_bytes
+    resident.offload()
+    assert (resident.version, copies.moved_bytes - moved) == (version + 1, (2 * AHEAD + 1) * CHUNK_BYTES)
+    resident.load()
+    before[-1] = before[0] = -7
+    assert torch.equal(state["w"], before)
+
+
+def test_tensors_that_were_replaced_are_found_while_others_are_under_way(budget: Budget) -> None:
+    state, resident = many(budget, LateCopies(2))
+    kept = resident.kept
+    state["w"] = torch.full_like(state["w"], 5)
+    resident.offload()
+    assert resident.kept is kept
+    resident.load()
+    assert state["w"].eq(5).all()
+
+
+@pytest.mark.parametrize("at", ["while it is looked at", "while it is copied"])
+def test_what_can_not_leave_is_where_it_was(budget: Budget, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    copies = LateCopies(2)
+    state, resident = many(budget, copies)
+    before, version = state["w"].clone(), resident.version
+    state["w"][3] = before[3] = -1
+    with monkeypatch.context() as patched:
+        if at == "while it is looked at":
+            state["more"] = object()  # type: ignore[assignment]
+        else:
+            patched.setattr(copies, "wait", broken)
+        with pytest.raises(Unfit if "more" in state else RuntimeError):
+            resident.offload()
+    state.pop("more", None)
+    assert resident.version == version
+    assert torch.equal(state["w"], before)
+    resident.offload()
+    resident.load()
+    assert resident.version == version + 1
+    assert torch.equal(state["w"], before)
+
+
+def test_a_load_that_breaks_off_leaves_nothing_on_the_device(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = LateCopies(2)
+    state, resident = many(budget, copies)
+    before = state["w"].clone()
+    resident.offload()
+    with monkeypatch.context() as patched:
+        patched.setattr(copies, "wait", broken)
+        with pytest.raises(RuntimeError, match="no copies"):
+            resident.load()
+    assert not state["w"].numel()
+    resident.load()
+    assert torch.equal(state["w"], before)
+
+
+def broken(lane: int) -> None:
+    raise RuntimeError("no copies today")

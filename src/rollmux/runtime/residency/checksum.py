@@ -6,6 +6,7 @@ What is zero from end to end has a checksum of its own: that says all there is t
 summed.
 """
 
+from collections.abc import Callable
 from hashlib import blake2b
 
 import torch
@@ -27,13 +28,30 @@ def row_sums(data: Tensor) -> Tensor:
     return rows_of(data).sum(1)
 
 
+def on_host(sums: Tensor) -> Callable[[], Tensor]:
+    """They are on their way to the host, into memory that torch keeps pinned; the call waits for them."""
+    if sums.device.type == "cpu":
+        return lambda: sums
+    host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+    host.copy_(sums, non_blocking=True)
+    there = torch.Event(sums.device)
+    there.record()
+
+    def arrived() -> Tensor:
+        there.synchronize()
+        return host
+
+    return arrived
+
+
 def digest(sums: Tensor, data: Tensor) -> bytes:
-    """The checksum of these data, whose rows have these sums."""
-    if not bool(sums.any()) and not bool(data.any()):
+    """The checksum of these data, whose rows have these sums, which are on the host."""
+    numbers = sums.numpy()
+    if not numbers.any() and not bool(data.any()):
         return ZEROS
-    return blake2b(sums.cpu().numpy().data, digest_size=SUM_BYTES).digest()
+    return blake2b(numbers.data, digest_size=SUM_BYTES).digest()
 
 
 def checksum(data: Tensor) -> bytes:
-    """Of whole rows of bytes."""
-    return digest(row_sums(data), data)
+    """Of whole rows of bytes, on whatever device they are."""
+    return digest(on_host(row_sums(data))(), data)

@@ -51,7 +51,7 @@ class HostCopy:
         self._head, self._mapped = head, mapped
         self._under_way: Path | None = None  # where it stands until it has a version
         self.data = torch.frombuffer(mapped, dtype=torch.uint8, offset=head.data_at, count=head.slots * layout.nbytes)
-        self._chunks = [layout.split(each) for each in self.data.view(head.slots, -1)]
+        self._slots = self.data.view(head.slots, -1).unbind()
 
     @classmethod
     def create(cls, path: Path, layout: Layout, slots: int) -> Self:
@@ -115,8 +115,9 @@ class HostCopy:
         both = [records.unpacked(self._area(number), self._head.stamp) for number in (0, 1)]
         return max((each for each in both if each is not None), key=lambda each: each.version, default=None)
 
-    def view(self, chunk: int, slot: int) -> Tensor:
-        return self._chunks[slot][chunk]
+    def view(self, chunk: int, slot: int, count: int = 1) -> Tensor:
+        """A chunk, and neighbours behind it."""
+        return self._slots[slot][chunk * CHUNK_BYTES : (chunk + count) * CHUNK_BYTES]
 
     def spoil(self) -> None:
         """With one slot: from here to the next commit there is no version."""

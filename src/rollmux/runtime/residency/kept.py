@@ -92,8 +92,13 @@ class Kept:
         self.record = found
         return found
 
-    def current(self, chunk: int) -> Tensor:
-        return self.host.view(chunk, self._slot(chunk))
+    def current(self, chunk: int, count: int = 1) -> Tensor:
+        """Of neighbours that are in one place."""
+        return self.host.view(chunk, self._slot(chunk), count)
+
+    def place(self, chunk: int) -> int | None:
+        """The slot that holds it; None: it is zeros, and in none."""
+        return None if self.is_zero(chunk) else self._slot(chunk)
 
     def sum_of(self, chunk: int) -> bytes | None:
         return self.record.sum_of(chunk) if self.record is not None and self.whole else None
@@ -149,12 +154,12 @@ class Kept:
             self.record = replace(self.record, stamp=0)  # its number goes on, though nothing of it is here
         self._spoilt = False
 
-    def target(self, chunk: int) -> Tensor:
-        """Where the next version of a chunk goes."""
+    def target(self, chunk: int, count: int = 1) -> Tensor:
+        """Where the next version of a chunk goes, and of neighbours that have the same `next_slot`."""
         if self.host.slots == 1 and not self._spoilt:
             self.host.spoil()
             self._spoilt = True
-        return self.host.view(chunk, self._next_slot(chunk))
+        return self.host.view(chunk, self.next_slot(chunk), count)
 
     def take_over(self, chunk: int) -> None:
         """Begins the next version of a chunk with what it holds now."""
@@ -163,17 +168,20 @@ class Kept:
         elif self.host.slots == 2:
             self.target(chunk).copy_(self.current(chunk))
 
-    def commit(self, changed: Mapping[int, bytes], notes: bytes | None = None, aside: bytes | None = None) -> None:
-        """The chunks in `changed` were written to their targets, or are zeros; these are their checksums."""
+    def drafted(self, changed: Mapping[int, bytes], notes: bytes | None = None, aside: bytes | None = None) -> Record:
+        """The next version: the chunks in `changed` go to their targets, or are zeros; these are their checksums."""
         notes = notes if notes is not None else self.record.notes if self.record is not None else b""
         aside = aside if aside is not None else self.aside
         if len(notes) > NOTES_BYTES:
             raise Unfit(f"the notes take {shown(len(notes))}: at most {shown(NOTES_BYTES)}; keep a file, and its name")
         chunks = range(self.host.layout.chunks)
-        slots = bytes(self._next_slot(each) if each in changed else self._slot(each) for each in chunks)
+        slots = bytes(self.next_slot(each) if each in changed else self._slot(each) for each in chunks)
         sums = [found for each in chunks if (found := changed.get(each) or self.sum_of(each)) is not None]
         assert len(sums) == len(chunks)  # of all that was written or held
-        record = Record(self.version + 1, self.host.stamp, slots, b"".join(sums), notes, aside)
+        return Record(self.version + 1, self.host.stamp, slots, b"".join(sums), notes, aside)
+
+    def commit(self, record: Record) -> None:
+        """What it names was written."""
         self.host.commit(record)
         self.record = record
         if self._before is not None:
@@ -183,7 +191,7 @@ class Kept:
     def _slot(self, chunk: int) -> int:
         return self.record.slots[chunk] if self.record is not None and self.whole else 0
 
-    def _next_slot(self, chunk: int) -> int:
+    def next_slot(self, chunk: int) -> int:
         return 1 - self._slot(chunk) if self.host.slots == 2 and self.whole else 0
 
     def _grow(self, layout: Layout) -> None:

@@ -24,7 +24,7 @@ class Memory(Protocol):
     """One device."""
 
     device: torch.device
-    window: int  # chunks whose checksums the device makes at once, before any is copied; 1: they are made in passing
+    window: int  # chunks that are copied as one at most; 1: by the processor, which makes checksums in passing
     staging_bytes: int  # of host memory that the device needs for itself
 
     def holds(self, tensor: Tensor) -> bool:

@@ -1,30 +1,38 @@
 """The two ways between a flat piece of device memory and what is kept on the host, and changes on the host alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import Unfit
-from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum, digest, row_sums
+from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum, digest, on_host, row_sums
 from rollmux.runtime.residency.kept import Kept
-from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
+from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.passing import copy, copy_summed, in_threads, is_zero, same
+from rollmux.runtime.residency.record import Record
+
+ROWS = CHUNK_BYTES // ROW_BYTES
+AHEAD = 3  # windows whose copies begin before it is known whether they have changed
 
 
-def bring(kept: Kept, flat: Tensor, memory: Memory) -> int:
-    """Loads the newest version; returns its number."""
+def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], object]) -> int:
+    """Loads the newest version; returns its number. `meanwhile` is done while copies are under way."""
     clear: Callable[[Tensor], object] = memory.clear
     while True:
         record = kept.refresh()
         transfer = memory.transfer()
-        for chunk, target in enumerate(kept.host.layout.split(flat)):
-            if kept.is_zero(chunk):
-                clear(target)
-            else:
-                transfer.load(target, kept.current(chunk))
-        transfer.finish()
+        try:
+            for run in _runs(range(kept.host.layout.chunks), kept.place, memory.window):
+                target = _stretch(flat, run)
+                if kept.is_zero(run.start):
+                    clear(target)
+                else:
+                    transfer.load(target, kept.current(run.start, len(run)))
+            meanwhile()
+        finally:
+            transfer.finish()
         # Who writes two versions meanwhile writes over what was just read: then once more.
         if kept.refresh().version == record.version:
             return record.version
@@ -41,25 +49,114 @@ def save(
         elif memory.window == 1:
             changed = _in_passing(kept, flat)
         else:
-            changed = _by_windows(kept, flat, memory)
-        if changed or notes is not None or aside != kept.aside or not kept.whole:
-            kept.commit(changed, notes, aside)
+            sending = _Sending(kept, flat, memory, ahead=False)
+            sending.finish()
+            changed = sending.changed
+        _commit(kept, _drafted(kept, changed, notes, aside))
 
 
-def _by_windows(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
-    """Chunks whose checksum is another one, which the device makes first: that costs it little."""
-    sources, changed = kept.host.layout.split(flat), dict[int, bytes]()
-    transfer = memory.transfer()
-    for first in range(0, len(sources), memory.window):
-        sums = [row_sums(source) for source in sources[first : first + memory.window]]
-        for chunk, each in enumerate(sums, first):
-            found = digest(each, sources[chunk])
-            if found != kept.sum_of(chunk):
-                changed[chunk] = found
-                if found != ZEROS:
-                    transfer.save(kept.target(chunk), sources[chunk])
-    transfer.finish()
-    return changed
+def save_early(
+    kept: Kept,
+    flat: Tensor,
+    memory: Memory,
+    notes: bytes | None,
+    look: Callable[[], tuple[Survey, bytes]],
+    leave: Callable[[], object],
+) -> bool:
+    """The same as `save`, with all that the processor has to do done while copies are under way: it looks where the
+    state is, and if it is in `flat` its tensors leave. False: it is elsewhere, and nothing is written.
+
+    Needs a version in one of two slots, which holds until the end.
+    """
+    with kept.writing():
+        sending = _Sending(kept, flat, memory, ahead=True)
+        try:
+            seen, aside = look()
+            draft = _drafted(kept, sending.changed, notes, aside)
+            if seen.at_home:
+                leave()
+        finally:
+            sending.finish()
+        if seen.at_home:
+            _commit(kept, draft)
+    return seen.at_home
+
+
+class _Sending:
+    """Copies chunks whose checksum is another one, which the device makes first: that costs it little.
+
+    While the sums are on their way the device has other windows to copy, and one more while the first of them are
+    compared. Of what has not changed, what was written so is in no version.
+    """
+
+    def __init__(self, kept: Kept, flat: Tensor, memory: Memory, ahead: bool) -> None:
+        self.changed = dict[int, bytes]()
+        self._kept, self._flat, self._window = kept, flat, memory.window
+        chunks = range(kept.host.layout.chunks)
+        windows = [chunks[first : first + self._window] for first in range(0, len(chunks), self._window)]
+        # Before any copy: what sums need of memory may have to come from the device, which is slow while it copies.
+        on_the_way = on_host(row_sums(flat))
+        self._transfer = memory.transfer()
+        try:
+            begun, later = (windows[:AHEAD], windows[AHEAD:]) if ahead else ([], windows)
+            for window in begun[:-1]:
+                self._start(window)
+            self._sums = torch.split(on_the_way(), ROWS)
+            for window in begun[-1:]:
+                self._start(window)
+            for window in later:
+                self._compare(window)
+                self._start(chunk for chunk in window if self.changed.get(chunk, ZEROS) != ZEROS)
+            for window in begun:
+                self._compare(window)
+        except BaseException:
+            self.finish()
+            raise
+
+    def _start(self, chunks: Iterable[int]) -> None:
+        for run in _runs(chunks, self._kept.next_slot, self._window):
+            self._transfer.save(self._kept.target(run.start, len(run)), _stretch(self._flat, run))
+
+    def _compare(self, window: range) -> None:
+        for chunk in window:
+            found = digest(self._sums[chunk], _stretch(self._flat, range(chunk, chunk + 1)))
+            if found != self._kept.sum_of(chunk):
+                self.changed[chunk] = found
+
+    def finish(self) -> None:
+        self._transfer.finish()
+
+
+def _drafted(kept: Kept, changed: Mapping[int, bytes], notes: bytes | None, aside: bytes) -> Record | None:
+    """The next version, if anything differs."""
+    if changed or notes is not None or aside != kept.aside or not kept.whole:
+        return kept.drafted(changed, notes, aside)
+    return None
+
+
+def _commit(kept: Kept, draft: Record | None) -> None:
+    if draft is not None:
+        kept.commit(draft)
+
+
+def _stretch(flat: Tensor, run: range) -> Tensor:
+    """So many chunks of it."""
+    return flat[run.start * CHUNK_BYTES : run.stop * CHUNK_BYTES]
+
+
+def _runs(chunks: Iterable[int], place: Callable[[int], object], longest: int) -> Iterator[range]:
+    """Neighbours that are in one place, at most so many together."""
+    run, where = range(0), object()
+    for chunk in chunks:
+        found = place(chunk)
+        if run and chunk == run.stop and found == where and len(run) < longest:
+            run = range(run.start, chunk + 1)
+            continue
+        if run:
+            yield run
+        run, where = range(chunk, chunk + 1), found
+    if run:
+        yield run
 
 
 def _in_passing(kept: Kept, flat: Tensor) -> dict[int, bytes]:
@@ -115,7 +212,7 @@ def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None) -> Non
             kept.take_over(chunk)
         for name, value in values.items():
             _write(kept, places[name], value)
-        kept.commit({chunk: _told(kept, chunk) for chunk in sorted(touched)}, notes)
+        kept.commit(kept.drafted({chunk: _told(kept, chunk) for chunk in sorted(touched)}, notes))
 
 
 def _write(kept: Kept, place: Place, value: Tensor) -> None:

@@ -39,6 +39,8 @@ class OnDevice:
         self._put_aside = b""
         self.left_bytes = 0
         self._guard: Guard | None = None
+        self._settled = False  # at the last look all of it was in `flat`
+        self._left = False
         self._leaked: Storages = []
         self.look()
 
@@ -55,7 +57,9 @@ class OnDevice:
         self.left_bytes = nbytes if nbytes > ASIDE_BYTES else 0
         self._aside = [] if self.left_bytes else [leaf.tensor for leaf in beside]
         self._tensors = {leaf.name: leaf.tensor for leaf in found}
-        return survey(found, self._layout, self.flat, [] if self.left_bytes else beside)
+        seen = survey(found, self._layout, self.flat, [] if self.left_bytes else beside)
+        self._settled = seen.at_home
+        return seen
 
     def aside(self) -> bytes:
         """What was on the host at the last look, as it is now."""
@@ -82,14 +86,52 @@ class OnDevice:
     def board(self, found: Sequence[Leaf], layout: Layout, flat: Tensor, *, watched: bool) -> None:
         """These come from elsewhere: all of the state, as it is laid out in `flat`."""
         self._tensors, self._aside, self.left_bytes = {leaf.name: leaf.tensor for leaf in found}, [], 0
-        self.bind(layout, flat, watched=watched)
+        self.bind(layout, flat)
+        if watched:
+            self.watch()
 
-    def bind(self, layout: Layout, flat: Tensor, *, watched: bool) -> None:
-        """The state is in `flat` from now on."""
+    def bind(self, layout: Layout, flat: Tensor) -> None:
+        """The state is in `flat` from now on, where its values may still be on their way to."""
         for place in layout.places:
             self._tensors[place.name].data = layout.view(place, flat)
-        self.flat, self._layout = flat, layout
-        self._guard = Guard(self._tensors, flat) if watched else None
+        self.flat, self._layout, self._guard, self._settled = flat, layout, None, True
+        self._left = False
+
+    def leave(self) -> None:
+        """Empties the tensors, of which all are in `flat`; what they were is still there."""
+        self._empty()
+        self._left = True
+        self._expect(self._let_go())
+
+    def _expect(self, let_go: Storages) -> None:
+        in_one = self.flat is not None and len(let_go) == 1
+        self.memory.expect(sum(nbytes for _, nbytes in let_go), in_one)
+
+    def _empty(self) -> None:
+        blanks: dict[torch.dtype, Tensor] = {}
+        for tensor in self._tensors.values():
+            if tensor.dtype not in blanks:
+                blanks[tensor.dtype] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            tensor.data = blanks[tensor.dtype]
+
+    def come_back(self) -> None:
+        """They did not leave after all."""
+        if self._left and self.flat is not None and self._layout is not None:
+            self.bind(self._layout, self.flat)
+
+    def unbind(self) -> None:
+        """It is nowhere; whoever holds its memory still does."""
+        if not self._left:
+            self._empty()
+        self._gone()
+
+    def _gone(self) -> None:
+        self.flat, self._layout, self._guard, self._left = None, None, None, False
+
+    def watch(self) -> None:
+        """From now on it is noticed if it changes."""
+        assert self.flat is not None
+        self._guard = Guard(self._tensors, self.flat)
 
     @property
     def watched(self) -> bool:
@@ -110,16 +152,15 @@ class OnDevice:
     def vacate(self, home: tuple[Layout, Tensor] | None = None) -> None:
         """Empties the tensors, or binds them to their piece at home, and gives their memory back."""
         let_go = self._let_go()
-        in_one = self.flat is not None and len(let_go) == 1
-        self.memory.expect(sum(nbytes for _, nbytes in let_go), in_one)
-        if home is None:
-            for tensor in self._tensors.values():
-                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        else:
+        if not self._left:
+            self._expect(let_go)
+        if home is not None:
             layout, piece = home
             for place in layout.places:
                 self._tensors[place.name].data = layout.view(place, piece)
-        self.flat, self._layout, self._guard = None, None, None
+            self._gone()
+        else:
+            self.unbind()
         self._leaked += _held(let_go)
         if self._leaked:
             self._leaked = _held(self._leaked)
@@ -130,6 +171,9 @@ class OnDevice:
 
     def _let_go(self) -> Storages:
         """Each piece of memory once, with its size."""
+        if self.flat is not None and self._settled:
+            storage = self.flat.untyped_storage()
+            return [(weakref.ref(storage), storage.nbytes())]
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in self._tensors.values()}
         return [(weakref.ref(storage), storage.nbytes()) for storage in storages.values()]
 

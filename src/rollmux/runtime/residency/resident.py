@@ -7,6 +7,7 @@ with what is not there. The host's copy is the last version that was written who
 import logging
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import RLock
 
 from torch import Tensor
@@ -16,10 +17,10 @@ from rollmux.runtime.host.errors import NoRoom, Unfit, shown
 from rollmux.runtime.residency.errors import BadCopy
 from rollmux.runtime.residency.host_copy import HostCopy
 from rollmux.runtime.residency.kept import Kept
-from rollmux.runtime.residency.layout import Layout
+from rollmux.runtime.residency.layout import Layout, Survey
 from rollmux.runtime.residency.leaves import fill
 from rollmux.runtime.residency.memory import Memory
-from rollmux.runtime.residency.moves import bring, change, save
+from rollmux.runtime.residency.moves import bring, change, save, save_early
 from rollmux.runtime.residency.on_device import OnDevice
 
 log = logging.getLogger("rollmux")
@@ -122,15 +123,24 @@ class Resident:
 
     def _fill(self, flat: Tensor) -> None:
         if self.kept is not None and self.kept.whole:
-            self._loaded_version = bring(self.kept, flat, self.device.memory)
-            self.device.bind(self._layout, flat, watched=self.read_only)
-            self.device.put_aside(self.kept.aside)
+            try:
+                self._loaded_version = bring(self.kept, flat, self.device.memory, partial(self._board, flat))
+            except BaseException:
+                self.device.unbind()
+                raise
+            if self.read_only:
+                self.device.watch()
         elif self._rebuild is not None:
-            self.device.bind(self._layout, flat, watched=False)
+            self.device.bind(self._layout, flat)
             del flat  # so that an error on its way holds no memory
             self._rebuild()
         else:
             raise BadCopy(f"{self.name!r} has no copy on the host, and no `rebuild` was given; start cold")
+
+    def _board(self, flat: Tensor) -> None:
+        self.device.bind(self._layout, flat)
+        assert self.kept is not None
+        self.device.put_aside(self.kept.aside)
 
     def offload(self, notes: bytes | None = None) -> None:
         """Moves the state to the host and gives the device's memory back; `notes` go with the version.
@@ -194,6 +204,24 @@ class Resident:
     # -- the host's side ---------------------------------------------------------------------------------------------
 
     def _save(self, notes: bytes | None) -> None:
+        if not self._saved_early(notes):
+            self._save_seen(notes)
+
+    def _saved_early(self, notes: bytes | None) -> bool:
+        """A device that copies by itself begins at once, and all else is done meanwhile."""
+        kept, flat, device = self.kept, self.device.flat, self.device
+        if device.memory.window == 1 or flat is None or kept is None or not kept.whole or kept.host.slots == 1:
+            return False
+        try:
+            return save_early(kept, flat, device.memory, notes, self._looked, device.leave)
+        except BaseException:
+            device.come_back()
+            raise
+
+    def _looked(self) -> tuple[Survey, bytes]:
+        return self.device.look(), self.device.aside()
+
+    def _save_seen(self, notes: bytes | None) -> None:
         seen = self.device.look()
         try:
             self._require_room(seen.layout)
