@@ -1,11 +1,14 @@
 """Copies in lanes beside each other: a device that is as late as it may be finds every mistake in their order."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 from rollmux.runtime.host import Budget
-from rollmux.runtime.residency import Resident, Unfit
+from rollmux.runtime.host.budget import Claim
+from rollmux.runtime.residency import Changed, Resident, Unfit, moves
 from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.moves import AHEAD
 from rollmux.runtime.residency.transfer import Direct, Staged
@@ -129,6 +132,85 @@ def test_what_can_not_leave_is_where_it_was(budget: Budget, monkeypatch: pytest.
     assert torch.equal(state["w"], before)
 
 
+def test_read_only_state_that_could_not_leave_is_still_watched(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, state = LateCopies(2), {"w": torch.arange(1000.0)}
+    memory = LateMemory(copies, buffers=False)
+    resident = Resident(state, name="watched", budget=budget, memory=memory, read_only=True)
+    for _ in range(2):
+        resident.offload()
+        resident.load()
+    with monkeypatch.context() as patched:
+        patched.setattr(copies, "wait", broken)
+        with pytest.raises(RuntimeError, match="no copies"):
+            resident.offload(notes=b"new")
+    for lane in copies.open:
+        lane.clear()  # which hold what they were to copy
+    state["w"].add_(1)
+    with pytest.raises(Changed):
+        resident.offload()
+    assert resident.version == 1
+
+
+def test_tensors_that_have_left_by_half_come_back(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    state: dict[str, Tensor] = {name: torch.arange(1000.0) for name in "abc"}
+    resident = Resident(state, name="half", budget=budget, memory=LateMemory(LateCopies(2), buffers=False))
+    for _ in range(2):
+        resident.offload()
+        resident.load()
+    with monkeypatch.context() as patched:
+        patched.setattr(resident.device, "_empty", partial(half_empty, state))
+        with pytest.raises(KeyboardInterrupt):
+            resident.offload()
+    assert all(torch.equal(tensor, torch.arange(1000.0)) for tensor in state.values())
+    resident.offload()
+    resident.load()
+    assert all(torch.equal(tensor, torch.arange(1000.0)) for tensor in state.values())
+
+
+def half_empty(state: dict[str, Tensor]) -> None:
+    state["a"].data = torch.empty(0)
+    raise KeyboardInterrupt
+
+
+def test_an_offload_that_failed_once_it_was_committed_can_be_done_again(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"w": torch.arange(1000.0)}
+    resident = Resident(state, name="grown", budget=budget, memory=LateMemory(LateCopies(2), buffers=False))
+    for _ in range(2):
+        resident.offload()
+        resident.load()
+    state["more"] = torch.ones(CHUNK_BYTES)
+    real, calls = Claim.resize, list[int]()
+
+    def resize(claim: Claim, nbytes: int) -> None:
+        calls.append(nbytes)
+        if len(calls) == 2:  # the first makes room for both layouts, the second gives that of the old one back
+            raise RuntimeError("no copies today")
+        real(claim, nbytes)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Claim, "resize", resize)
+        with pytest.raises(RuntimeError, match="no copies"):
+            resident.offload()
+    for _ in range(2):
+        resident.offload()
+        resident.load()
+        assert torch.equal(state["w"], torch.arange(1000.0))
+        assert state["more"].eq(1).all()
+
+
+def test_of_a_large_state_a_span_is_summed_at_a_time(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "SPAN", 2)
+    state, resident = many(budget, LateCopies(2))
+    for place in (0, -1, len(state["w"]) // 2, 3 * CHUNK_BYTES // 8):
+        before = state["w"].clone()
+        state["w"][place] = before[place] = -9
+        resident.offload()
+        resident.load()
+        assert torch.equal(state["w"], before)
+
+
 def test_a_load_that_breaks_off_leaves_nothing_on_the_device(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = LateCopies(2)
     state, resident = many(budget, copies)
@@ -143,5 +225,5 @@ def test_a_load_that_breaks_off_leaves_nothing_on_the_device(budget: Budget, mon
     assert torch.equal(state["w"], before)
 
 
-def broken(lane: int) -> None:
+def broken(*_: object) -> None:
     raise RuntimeError("no copies today")

@@ -29,13 +29,15 @@ def row_sums(data: Tensor) -> Tensor:
 
 
 def on_host(sums: Tensor) -> Callable[[], Tensor]:
-    """They are on their way to the host, into memory that torch keeps pinned; the call waits for them."""
-    if sums.device.type == "cpu":
-        return lambda: sums
-    host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+    """They are on their way to the host, if they can be; the call waits for them."""
+    try:
+        host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
+    except RuntimeError:  # nothing can be pinned
+        return sums.cpu
+    if not sums.is_cuda:
+        return sums.cpu
     host.copy_(sums, non_blocking=True)
-    there = torch.Event(sums.device)
-    there.record()
+    there = torch.cuda.current_stream(sums.device).record_event()  # of this device, whichever is the current one
 
     def arrived() -> Tensor:
         there.synchronize()

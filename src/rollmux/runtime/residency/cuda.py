@@ -14,6 +14,8 @@ from rollmux.runtime.residency.transfer import Direct, Staged, Transfer
 
 log = logging.getLogger("rollmux")
 STREAMS = 2
+# Of host memory that torch pins for sums: of two spans, each at most that of SPAN windows (`moves.py`).
+SUMS_BYTES = 8 << 20
 # Of torch's allocator: from so much on, in such steps, a block is a segment of the device's own.
 LEAST_BLOCK_BYTES, BLOCK_STEP_BYTES = 10 << 20, 2 << 20
 CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -42,7 +44,7 @@ class CudaMemory:
     """One GPU."""
 
     window = 16  # copies of 64 MiB run at full speed
-    staging_bytes = STREAMS * CHUNK_BYTES
+    staging_bytes = STREAMS * CHUNK_BYTES + SUMS_BYTES
 
     def __init__(self, device: torch.device) -> None:
         if any("expandable_segments:true" in os.environ.get(name, "").lower() for name in CONFIGURATIONS):
@@ -73,10 +75,10 @@ class CudaMemory:
         self._expected, self._in_one = nbytes, in_one
 
     def release(self) -> None:
+        freed = self._before - self._books()[0]  # before others' workspaces go, which would count as well
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-        allocated, reserved = self._books()
-        freed, returned = self._before - allocated, self._reserved - reserved
+        returned = self._reserved - self._books()[1]
         what = f"of {shown(self._expected)}, {shown(freed)} were freed and {shown(returned)} given back"
         if freed < self._expected or (self._in_one and returned < self._expected):
             raise NotFreed(f"{self.device}: {what}; look for who else allocates meanwhile")
@@ -101,7 +103,7 @@ class CudaMemory:
             self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(STREAMS)]
         except RuntimeError as error:
             remedy = "raise the limit on locked memory (ulimit -l), or hold less"
-            raise NoRoom(f"not even {shown(self.staging_bytes)} can be pinned: {error}; {remedy}") from error
+            raise NoRoom(f"not even {shown(STREAMS * CHUNK_BYTES)} can be pinned: {error}; {remedy}") from error
 
     def unpin(self) -> None:
         pinned, self._pinned = self._pinned, None

@@ -1,6 +1,7 @@
 """The two ways between a flat piece of device memory and what is kept on the host, and changes on the host alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from rollmux.runtime.residency.record import Record
 
 ROWS = CHUNK_BYTES // ROW_BYTES
 AHEAD = 3  # windows whose copies begin before it is known whether they have changed
+SPAN = 32  # windows that are summed at once
 
 
 def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], object]) -> int:
@@ -49,8 +51,11 @@ def save(
         elif memory.window == 1:
             changed = _in_passing(kept, flat)
         else:
-            sending = _Sending(kept, flat, memory, ahead=False)
-            sending.finish()
+            sending = _Sending(kept, flat, memory)
+            try:
+                sending.begin(0)
+            finally:
+                sending.finish()
             changed = sending.changed
         _commit(kept, _drafted(kept, changed, notes, aside))
 
@@ -69,8 +74,9 @@ def save_early(
     Needs a version in one of two slots, which holds until the end.
     """
     with kept.writing():
-        sending = _Sending(kept, flat, memory, ahead=True)
+        sending = _Sending(kept, flat, memory)
         try:
+            sending.begin(AHEAD)
             seen, aside = look()
             draft = _drafted(kept, sending.changed, notes, aside)
             if seen.at_home:
@@ -89,42 +95,55 @@ class _Sending:
     compared. Of what has not changed, what was written so is in no version.
     """
 
-    def __init__(self, kept: Kept, flat: Tensor, memory: Memory, ahead: bool) -> None:
+    def __init__(self, kept: Kept, flat: Tensor, memory: Memory) -> None:
         self.changed = dict[int, bytes]()
         self._kept, self._flat, self._window = kept, flat, memory.window
-        chunks = range(kept.host.layout.chunks)
-        windows = [chunks[first : first + self._window] for first in range(0, len(chunks), self._window)]
+        self._windows = list(_cut(range(kept.host.layout.chunks), memory.window))
         # Before any copy: what sums need of memory may have to come from the device, which is slow while it copies.
-        on_the_way = on_host(row_sums(flat))
+        self._on_the_way = self._summed(0)
         self._transfer = memory.transfer()
-        try:
-            begun, later = (windows[:AHEAD], windows[AHEAD:]) if ahead else ([], windows)
+
+    def begin(self, ahead: int) -> None:
+        """`ahead`: so many windows are copied before they are compared."""
+        for first in range(0, len(self._windows), SPAN):
+            span = self._windows[first : first + SPAN]
+            begun, later = (span[:ahead], span[ahead:]) if first == 0 else ([], span)
             for window in begun[:-1]:
                 self._start(window)
-            self._sums = torch.split(on_the_way(), ROWS)
+            sums = torch.split(self._on_the_way(), ROWS)
             for window in begun[-1:]:
                 self._start(window)
+            self._on_the_way = self._summed(first + SPAN)
             for window in later:
-                self._compare(window)
+                self._compare(window, sums[window.start - span[0].start :])
                 self._start(chunk for chunk in window if self.changed.get(chunk, ZEROS) != ZEROS)
             for window in begun:
-                self._compare(window)
-        except BaseException:
-            self.finish()
-            raise
+                self._compare(window, sums[window.start - span[0].start :])
+
+    def finish(self) -> None:
+        self._transfer.finish()
+
+    def _summed(self, first: int) -> Callable[[], Tensor]:
+        """Of a span at a time: what sums need is little, however large the state."""
+        span = self._windows[first : first + SPAN]
+        if not span:
+            return partial(torch.empty, 0)
+        return on_host(row_sums(_stretch(self._flat, range(span[0].start, span[-1].stop))))
 
     def _start(self, chunks: Iterable[int]) -> None:
         for run in _runs(chunks, self._kept.next_slot, self._window):
             self._transfer.save(self._kept.target(run.start, len(run)), _stretch(self._flat, run))
 
-    def _compare(self, window: range) -> None:
-        for chunk in window:
-            found = digest(self._sums[chunk], _stretch(self._flat, range(chunk, chunk + 1)))
+    def _compare(self, window: range, sums: Sequence[Tensor]) -> None:
+        for chunk, each in zip(window, sums, strict=False):
+            found = digest(each, _stretch(self._flat, range(chunk, chunk + 1)))
             if found != self._kept.sum_of(chunk):
                 self.changed[chunk] = found
 
-    def finish(self) -> None:
-        self._transfer.finish()
+
+def _cut(chunks: range, length: int) -> Iterator[range]:
+    for first in range(0, len(chunks), length):
+        yield chunks[first : first + length]
 
 
 def _drafted(kept: Kept, changed: Mapping[int, bytes], notes: bytes | None, aside: bytes) -> Record | None:

@@ -99,8 +99,8 @@ class OnDevice:
 
     def leave(self) -> None:
         """Empties the tensors, of which all are in `flat`; what they were is still there."""
-        self._empty()
         self._left = True
+        self._empty()
         self._expect(self._let_go())
 
     def _expect(self, let_go: Storages) -> None:
@@ -116,8 +116,10 @@ class OnDevice:
 
     def come_back(self) -> None:
         """They did not leave after all."""
+        guard = self._guard
         if self._left and self.flat is not None and self._layout is not None:
             self.bind(self._layout, self.flat)
+            self._guard = guard
 
     def unbind(self) -> None:
         """It is nowhere; whoever holds its memory still does."""

@@ -212,14 +212,24 @@ class Resident:
         kept, flat, device = self.kept, self.device.flat, self.device
         if device.memory.window == 1 or flat is None or kept is None or not kept.whole or kept.host.slots == 1:
             return False
+        if kept.host.layout != self._layout:  # an offload that failed has grown it
+            return False
         try:
-            return save_early(kept, flat, device.memory, notes, self._looked, device.leave)
+            return save_early(kept, flat, device.memory, notes, self._looked, self._leave)
         except BaseException:
             device.come_back()
+            self._loaded = True
             raise
 
+    def _leave(self) -> None:
+        self._loaded = False
+        self.device.leave()
+
     def _looked(self) -> tuple[Survey, bytes]:
-        return self.device.look(), self.device.aside()
+        seen = self.device.look()
+        if seen.at_home:
+            self._require_room(seen.layout)
+        return seen, self.device.aside()
 
     def _save_seen(self, notes: bytes | None) -> None:
         seen = self.device.look()
