@@ -99,9 +99,9 @@ class _Sending:
         self.changed = dict[int, bytes]()
         self._kept, self._flat, self._window = kept, flat, memory.window
         self._windows = list(_cut(range(kept.host.layout.chunks), memory.window))
+        self._transfer = memory.transfer()  # waits for what the device has been asked so far, and so not for sums
         # Before any copy: what sums need of memory may have to come from the device, which is slow while it copies.
         self._on_the_way = self._summed(0)
-        self._transfer = memory.transfer()
 
     def begin(self, ahead: int) -> None:
         """`ahead`: so many windows are copied before they are compared."""
