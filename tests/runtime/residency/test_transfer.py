@@ -200,6 +200,24 @@ def test_an_offload_that_failed_once_it_was_committed_can_be_done_again(
         assert state["more"].eq(1).all()
 
 
+class BesideIt(LateMemory):
+    """Small whole numbers lie on the host."""
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.dtype != torch.int16
+
+
+def test_what_is_to_survive_may_not_come_to_lie_on_the_host(budget: Budget) -> None:
+    state, memory = {"w": torch.arange(1000.0)}, BesideIt(LateCopies(2), buffers=False)
+    resident = Resident(state, name="lasting", budget=budget, memory=memory, survive_s=60)
+    resident.offload()
+    resident.load()
+    state["beside"] = torch.ones(1 << 20, dtype=torch.int16)
+    with pytest.raises(Unfit, match="is to survive"):
+        resident.offload()
+    assert torch.equal(state["w"], torch.arange(1000.0))
+
+
 def test_of_a_large_state_a_span_is_summed_at_a_time(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "SPAN", 2)
     state, resident = many(budget, LateCopies(2))
