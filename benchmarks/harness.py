@@ -25,6 +25,7 @@ from rich.table import Table
 from rollmux.mux.compiled import IS_COMPILED
 
 ROOT = Path(__file__).resolve().parent.parent
+COMPUTING = ("torch", "transformers", "vllm", "sglang")
 Row = Mapping[str, object]
 
 
@@ -71,14 +72,21 @@ def machine() -> dict[str, object]:
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "gpus": gpus(),
     }
 
 
+def gpus() -> list[str]:
+    """By name, if the benchmark could have used any."""
+    torch = sys.modules.get("torch")
+    return [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())] if torch else []
+
+
 def packages() -> dict[str, str]:
-    """Versions of RollMux and of the packages that its core needs."""
+    """Versions of RollMux, of the packages that its core needs, and of those that compute, where they are in use."""
     core = [line for line in metadata.requires("rollmux") or () if "extra ==" not in line]
     names = ["rollmux", *(re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in core)]
-    return {name: metadata.version(name) for name in names}
+    return {name: metadata.version(name) for name in [*names, *(each for each in COMPUTING if each in sys.modules)]}
 
 
 def git_state() -> dict[str, object] | None:

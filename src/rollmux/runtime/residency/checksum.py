@@ -14,18 +14,23 @@ from torch import Tensor
 
 from rollmux.runtime.residency.layout import ROW_BYTES
 
-SUM_BYTES = 16
+SUM_BYTES, WORD_BYTES = 16, 8
 ZEROS, UNSUMMED = bytes(SUM_BYTES), b"\xff" * SUM_BYTES
 
 
 def rows_of(data: Tensor) -> Tensor:
     """The words of each row."""
-    return data.view(torch.int64).view(-1, ROW_BYTES // 8)
+    return data.view(torch.int64).view(-1, ROW_BYTES // WORD_BYTES)
 
 
-def row_sums(data: Tensor) -> Tensor:
+def row_sums(data: Tensor, into: Tensor | None = None) -> Tensor:
     """One number for each row of bytes, on the device where they are."""
-    return rows_of(data).sum(1)
+    return torch.sum(rows_of(data), 1, out=into)
+
+
+def sums_bytes(nbytes: int) -> int:
+    """What the sums of so many bytes take."""
+    return nbytes // ROW_BYTES * WORD_BYTES
 
 
 def on_host(sums: Tensor) -> Callable[[], Tensor]:

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import NoRoom, Unfit, shown
+from rollmux.runtime.residency.checksum import sums_bytes
 from rollmux.runtime.residency.errors import NotFreed
 from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.transfer import Direct, Staged, Transfer
 
 log = logging.getLogger("rollmux")
 STREAMS = 2
-# Of host memory that torch pins for sums: of two spans, each at most that of SPAN windows (`moves.py`).
-SUMS_BYTES = 8 << 20
+# Of sums of two spans, each at most that of SPAN windows (`moves.py`), on the device and in memory that torch pins.
+SUMS_BYTES = 2 << 20
 # Of torch's allocator: from so much on, in such steps, a block is a segment of the device's own.
 LEAST_BLOCK_BYTES, BLOCK_STEP_BYTES = 10 << 20, 2 << 20
 CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -61,24 +62,25 @@ class CudaMemory:
         return tensor.device == self.device
 
     def allocate(self, nbytes: int) -> Tensor:
-        """A block of its own, so that it can go back whole: none that torch makes others of."""
+        """A block of its own, so that it can go back whole: none that torch makes others of. Behind the piece it has
+        room for sums, so that no memory has to be asked for in the middle of an offload."""
         torch.cuda.empty_cache()
-        size = -(-max(nbytes, LEAST_BLOCK_BYTES) // BLOCK_STEP_BYTES) * BLOCK_STEP_BYTES
+        with_sums = nbytes + min(sums_bytes(nbytes), SUMS_BYTES)
+        size = -(-max(with_sums, LEAST_BLOCK_BYTES) // BLOCK_STEP_BYTES) * BLOCK_STEP_BYTES
         return torch.empty(size, dtype=torch.uint8, device=self.device)[:nbytes]
 
     def clear(self, part: Tensor) -> None:
         part.zero_()
 
     def expect(self, nbytes: int, in_one: bool) -> None:
-        torch.cuda.synchronize(self.device)
+        torch._C._cuda_clearCublasWorkspaces()  # which are nobody's state
         self._before, self._reserved = self._books()
         self._expected, self._in_one = nbytes, in_one
 
     def release(self) -> None:
-        freed = self._before - self._books()[0]  # before others' workspaces go, which would count as well
-        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-        returned = self._reserved - self._books()[1]
+        allocated, reserved = self._books()
+        freed, returned = self._before - allocated, self._reserved - reserved
         what = f"of {shown(self._expected)}, {shown(freed)} were freed and {shown(returned)} given back"
         if freed < self._expected or (self._in_one and returned < self._expected):
             raise NotFreed(f"{self.device}: {what}; look for who else allocates meanwhile")

@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import Unfit
-from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum, digest, on_host, row_sums
+from rollmux.runtime.residency.checksum import (
+    UNSUMMED,
+    WORD_BYTES,
+    ZEROS,
+    checksum,
+    digest,
+    on_host,
+    row_sums,
+    sums_bytes,
+)
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
@@ -16,7 +25,7 @@ from rollmux.runtime.residency.record import Record
 
 ROWS = CHUNK_BYTES // ROW_BYTES
 AHEAD = 3  # windows whose copies begin before it is known whether they have changed
-SPAN = 32  # windows that are summed at once
+SPAN = 8  # windows that are summed at once: in less time than one of them is copied in
 
 
 def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], object]) -> int:
@@ -100,35 +109,35 @@ class _Sending:
         self._kept, self._flat, self._window = kept, flat, memory.window
         self._windows = list(_cut(range(kept.host.layout.chunks), memory.window))
         self._transfer = memory.transfer()  # waits for what the device has been asked so far, and so not for sums
-        # Before any copy: what sums need of memory may have to come from the device, which is slow while it copies.
-        self._on_the_way = self._summed(0)
 
     def begin(self, ahead: int) -> None:
-        """`ahead`: so many windows are copied before they are compared."""
+        """`ahead`: so many windows are copied before they are compared, and the first before sums are asked for."""
+        begun = self._windows[:ahead]
+        for window in begun[:1]:
+            self._start(window)
+        on_the_way = self._summed(0)
+        for window in begun[1:]:
+            self._start(window)
         for first in range(0, len(self._windows), SPAN):
             span = self._windows[first : first + SPAN]
-            begun, later = (span[:ahead], span[ahead:]) if first == 0 else ([], span)
-            for window in begun[:-1]:
-                self._start(window)
-            sums = torch.split(self._on_the_way(), ROWS)
-            for window in begun[-1:]:
-                self._start(window)
-            self._on_the_way = self._summed(first + SPAN)
-            for window in later:
+            sums = torch.split(on_the_way(), ROWS)
+            on_the_way = self._summed(first + SPAN)
+            for window in sorted(span, key=begun.__contains__):
                 self._compare(window, sums[window.start - span[0].start :])
-                self._start(chunk for chunk in window if self.changed.get(chunk, ZEROS) != ZEROS)
-            for window in begun:
-                self._compare(window, sums[window.start - span[0].start :])
+                if window not in begun:
+                    self._start(chunk for chunk in window if self.changed.get(chunk, ZEROS) != ZEROS)
 
     def finish(self) -> None:
         self._transfer.finish()
 
     def _summed(self, first: int) -> Callable[[], Tensor]:
-        """Of a span at a time: what sums need is little, however large the state."""
+        """Of the span that begins with this window: what sums need is little, however large the state."""
         span = self._windows[first : first + SPAN]
         if not span:
             return partial(torch.empty, 0)
-        return on_host(row_sums(_stretch(self._flat, range(span[0].start, span[-1].stop))))
+        data = _stretch(self._flat, range(span[0].start, span[-1].stop))
+        before = first // SPAN % 2 * sums_bytes(SPAN * self._window * CHUNK_BYTES)
+        return on_host(row_sums(data, _room_behind(self._flat, before, sums_bytes(data.nbytes))))
 
     def _start(self, chunks: Iterable[int]) -> None:
         for run in _runs(chunks, self._kept.next_slot, self._window):
@@ -139,6 +148,15 @@ class _Sending:
             found = digest(each, _stretch(self._flat, range(chunk, chunk + 1)))
             if found != self._kept.sum_of(chunk):
                 self.changed[chunk] = found
+
+
+def _room_behind(flat: Tensor, before: int, nbytes: int) -> Tensor | None:
+    """Words in the rest of its block, if that is so large."""
+    storage, at = flat.untyped_storage(), flat.storage_offset() + flat.nbytes + before
+    if storage.nbytes() < at + nbytes:
+        return None
+    empty = torch.empty(0, dtype=torch.int64, device=flat.device)
+    return empty.set_(storage, at // WORD_BYTES, (nbytes // WORD_BYTES,), (1,))
 
 
 def _cut(chunks: range, length: int) -> Iterator[range]:

@@ -242,7 +242,7 @@ class Resident:
                 raise
             log.warning("%s; the next load starts cold", str(refused))  # which holds none of the state
             self.drop()
-        self._layout = seen.layout
+        self._layout = self.kept.host.layout if self.kept is not None else seen.layout  # one object is soon compared
 
     def _require_room(self, layout: Layout) -> None:
         """What the job has declared and shared binds it."""
