@@ -1,4 +1,5 @@
-"""What a judge says is what the model says, however few of its layers stay on the device."""
+"""What a judge says is what the model says, however few of its layers stay on the device: the processor, or where
+ROLLMUX_TEST_DEVICE says."""
 
 import gc
 import weakref
@@ -15,8 +16,9 @@ from rollmux.runtime.judge import model as judge_model
 from rollmux.runtime.judge.judge import TextJudge
 from rollmux.runtime.judge.model import JudgeHasNoRoom, ModelJudge, Question
 from rollmux.runtime.residency import CpuMemory
+from rollmux.runtime.residency.memory import memory_of
 from rollmux.runtime.rewards.tasks import JudgeTask
-from tests.runtime.engine.models import prompt, tiny
+from tests.runtime.engine.models import DEVICE, on_processors, prompt, tiny
 from tests.runtime.residency.keeping import a_budget
 
 LAYERS = 5
@@ -86,8 +88,12 @@ class _Late:
             device.copy_(host)
 
 
-def model(seed: int = 0) -> Any:
-    return tiny(num_hidden_layers=LAYERS, seed=seed)
+def model() -> Any:
+    return tiny(num_hidden_layers=LAYERS)
+
+
+def judging(free: Free, host_bytes_per_s: float = 1e9, flops_per_s: float = 1e9, **more: Any) -> ModelJudge:
+    return ModelJudge(model(), free, host_bytes_per_s, flops_per_s, DEVICE, **more)
 
 
 def told(model: Any, question: Question) -> list[float]:
@@ -95,7 +101,7 @@ def told(model: Any, question: Question) -> list[float]:
     said = []
     for answer in question.answers:
         with torch.no_grad():
-            table = torch.log_softmax(model(torch.tensor([question.prompt + answer])).logits[0], -1)
+            table = torch.log_softmax(model(torch.tensor([question.prompt + answer], device=DEVICE)).logits[0], -1)
         first = len(question.prompt) - 1
         said.append(sum(table[first + step, token].item() for step, token in enumerate(answer)))
     return said
@@ -103,7 +109,7 @@ def told(model: Any, question: Question) -> list[float]:
 
 @pytest.fixture
 def judge() -> Iterator[ModelJudge]:
-    made = ModelJudge(model(), Free(), 1e9, 1e9)
+    made = judging(Free())
     yield made
     made.close()
 
@@ -117,14 +123,14 @@ def test_a_judge_says_what_a_plain_forward_says(judge: ModelJudge) -> None:
 
 
 @pytest.mark.parametrize("resident", range(LAYERS + 1))
-@pytest.mark.parametrize("memory", [CpuMemory, LateMemory])
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=on_processors)])
 def test_it_says_the_same_with_any_number_of_layers_on_the_device(
-    resident: int, memory: type[CpuMemory], monkeypatch: pytest.MonkeyPatch
+    resident: int, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = memory()
+    made = LateMemory() if late else memory_of(DEVICE)
     monkeypatch.setattr(judge_model, "memory_of", lambda _: made)
     free = Free()
-    judge = ModelJudge(model(), free, host_bytes_per_s=1.0, flops_per_s=1e15)  # so slow a link that all it can stays
+    judge = judging(free, host_bytes_per_s=1.0, flops_per_s=1e15)  # so slow a link that all it can stays
     everything = judge.judge(QUESTIONS)
     assert judge.plan is not None
     assert judge.plan.resident == LAYERS
@@ -145,7 +151,7 @@ def test_it_says_the_same_with_any_number_of_layers_on_the_device(
 
 def test_a_pass_that_was_broken_off_does_not_spoil_the_next() -> None:
     free = Free()
-    judge = ModelJudge(model(), free, 1.0, 1e15)
+    judge = judging(free, 1.0, 1e15)
     everything = judge.judge(QUESTIONS)
     assert judge.plan is not None
     free.nbytes = judge.plan.device_bytes - 2 * (judge.device_bytes_of_layers // LAYERS)
@@ -158,7 +164,7 @@ def test_a_pass_that_was_broken_off_does_not_spoil_the_next() -> None:
 
 def test_where_not_even_two_layers_fit_nothing_is_judged_until_they_do() -> None:
     free = Free(1000)
-    judge = ModelJudge(model(), free, 1e9, 1e9)
+    judge = judging(free)
     with pytest.raises(JudgeHasNoRoom, match="1000 are free"):
         judge.judge(QUESTIONS)
     free.nbytes = PLENTY
@@ -169,7 +175,7 @@ def test_where_not_even_two_layers_fit_nothing_is_judged_until_they_do() -> None
 
 def test_tasks_that_have_no_room_together_are_judged_in_several_passes() -> None:
     free = Free()
-    judge = ModelJudge(model(), free, 1e9, 1e9)
+    judge = judging(free)
     texts = {"short": 3, "longer": 9, "long": 50}
 
     def encode(text: str, special: bool) -> list[int]:
@@ -188,28 +194,30 @@ def test_tasks_that_have_no_room_together_are_judged_in_several_passes() -> None
     judge.close()
 
 
+@on_processors
 def test_a_judge_that_nobody_closes_gives_its_pins_back(monkeypatch: pytest.MonkeyPatch) -> None:
     made = LateMemory()
     monkeypatch.setattr(judge_model, "memory_of", lambda _: made)
-    judge = ModelJudge(model(), Free(), 1e9, 1e9)
+    judge = judging(Free())
     assert made.pinned
     del judge
     gc.collect()
     assert not made.pinned
 
 
+@on_processors
 def test_the_host_memory_of_all_layers_is_claimed_for_as_long_as_the_judge_lives() -> None:
     with a_budget() as budget:
-        judge = ModelJudge(model(), Free(), 1e9, 1e9, claim=partial(budget.claim, "judge"))
+        judge = judging(Free(), claim=partial(budget.claim, "judge"))
         assert [(each.name, each.nbytes) for each in budget.holdings()] == [
             ("judge", LAYERS * judge.layers.layer_bytes)
         ]
         judge.close()
         judge.close()
         assert budget.holdings() == ()
-        forgotten = ModelJudge(model(), Free(), 1e9, 1e9, claim=partial(budget.claim, "judge"))
+        forgotten = judging(Free(), claim=partial(budget.claim, "judge"))
         del forgotten
         gc.collect()
         assert budget.holdings() == ()
     with a_budget(1000) as budget, pytest.raises(NoRoom, match="'judge' needs"):
-        ModelJudge(model(), Free(), 1e9, 1e9, claim=partial(budget.claim, "judge"))
+        judging(Free(), claim=partial(budget.claim, "judge"))
