@@ -33,6 +33,8 @@ from rollmux.runtime.engine.slots import slots
 
 GOAL = 1.3
 PAGE = 32
+# Older versions of transformers call it by the other name.
+PAGE_WORD = "page_size" if "page_size" in ContinuousBatchingConfig.__dataclass_fields__ else "block_size"
 Tokens = Sequence[Sequence[int]]
 
 
@@ -167,8 +169,9 @@ def greedy(**more: int) -> GenerationConfig:
 
 def with_continuous(model: Any, work: Workload) -> Run:
     """The manager is made and warm before the clock starts."""
+    paged: dict[str, Any] = {PAGE_WORD: PAGE}
     batching = ContinuousBatchingConfig(
-        page_size=PAGE,
+        **paged,
         num_blocks=work.room_tokens // PAGE + len(work.prompts),
         max_batch_tokens=512,
         max_requests_per_batch=64,

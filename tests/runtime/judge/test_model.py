@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rollmux.packer.judge import BUFFERS
 from rollmux.runtime.host import NoRoom
 from rollmux.runtime.judge import model as judge_model
 from rollmux.runtime.judge.judge import TextJudge
@@ -159,6 +160,20 @@ def test_a_pass_that_was_broken_off_does_not_spoil_the_next() -> None:
         for _ in zip(range(layers), judge.layers, strict=False):
             pass  # whoever asked for the layers has failed here
         assert judge.judge(QUESTIONS) == everything
+    judge.close()
+
+
+def test_a_layer_that_is_not_on_the_device_is_nowhere() -> None:
+    made = model()
+    judge = ModelJudge(made, Free(), 1e9, 1e9, DEVICE)
+    judge.layers.arrange([1, 2, 3, 4])
+    for number, _ in enumerate(judge.layers):
+        there = {place for place, each in enumerate(made.model.layers) if all(p.numel() for p in each.parameters())}
+        nowhere = {
+            place for place, each in enumerate(made.model.layers) if not any(p.numel() for p in each.parameters())
+        }
+        assert {0, number} <= there
+        assert (len(there), len(nowhere)) == (1 + BUFFERS, LAYERS - 1 - BUFFERS)
     judge.close()
 
 

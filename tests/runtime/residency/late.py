@@ -6,7 +6,6 @@ It stands in for a GPU, which has lanes too.
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.checksum import sums_bytes
 from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.memory import CpuMemory
 from rollmux.runtime.residency.transfer import Direct, Staged, Transfer
@@ -34,7 +33,7 @@ class LateCopies:
 class LateMemory(CpuMemory):
     """A device like a GPU: copies in two lanes, checksums of several chunks at once; pinned host memory or buffers."""
 
-    window = 2
+    window, span = 2, 64
 
     def __init__(self, copies: LateCopies, buffers: bool, single_numbers: bool = True) -> None:
         super().__init__()
@@ -45,10 +44,6 @@ class LateMemory(CpuMemory):
     def holds(self, tensor: Tensor) -> bool:
         """Single numbers lie on the host, as an optimizer's count of steps does, unless this device has them too."""
         return tensor.dim() > 0 or self.single_numbers
-
-    def allocate(self, nbytes: int) -> Tensor:
-        """With room for sums behind it."""
-        return super().allocate(nbytes + sums_bytes(nbytes))[:nbytes]
 
     def pin(self, data: Tensor) -> None:
         self.pins.append("pin")

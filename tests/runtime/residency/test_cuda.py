@@ -55,20 +55,20 @@ def test_an_allocator_that_would_keep_freed_memory_is_refused(monkeypatch: pytes
         CudaMemory(torch.device("cuda"))
 
 
-class Gpu:
+class Gpu(SimpleNamespace):
     """As much of torch and the driver as the memory of a GPU asks for, over host memory that counts as the device's."""
 
-    device, uint8 = torch.device, torch.uint8
-
     def __init__(self, register: int, buffers: bool) -> None:
+        super().__init__(device=torch.device, uint8=torch.uint8, int64=torch.int64, bool=torch.bool, split=torch.split)
         self.register, self.buffers = register, buffers
         self.pinned: set[int] = set()
+        self._taken: dict[int, Tensor] = {}
         self.keeps_bytes = self.reserved = 0
         self._there: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
         self._C = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: None)
         self.cuda = SimpleNamespace(
             current_device=lambda: 0,
-            synchronize=lambda _: None,
+            current_stream=lambda _: SimpleNamespace(record_event=lambda: SimpleNamespace(synchronize=lambda: None)),
             empty_cache=self._empty_cache,
             memory_stats_as_nested_dict=lambda _: {
                 f"{which}_bytes": {"all": {"current": nbytes}}
@@ -81,10 +81,16 @@ class Gpu:
         if pin_memory and not self.buffers:
             raise RuntimeError("CUDA error: out of memory")
         made = torch.full((size,), 0xEE, dtype=dtype)
-        if not pin_memory:
+        if pin_memory:
+            self._taken[made.data_ptr()] = made
+        else:
             self._there.append((weakref.ref(made.untyped_storage()), size))
             self.reserved += size
         return made
+
+    def as_tensor(self, data: Any, *, device: object) -> Tensor:
+        """The device has the host's memory at the same address."""
+        return self._taken[data.__cuda_array_interface__["data"][0]]
 
     def put(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """What was made elsewhere counts as made here."""
@@ -147,7 +153,9 @@ def test_state_comes_and_goes_whether_it_can_be_pinned_where_it_lies_or_not(
 def test_where_nothing_can_be_pinned_nothing_is_taken(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_fake(monkeypatch, register=1, buffers=False)
     state = some(1)
-    with pytest.raises(NoRoom, match=r"not even 8\.39 MB can be pinned: CUDA error: out of memory; raise the limit on"):
+    with pytest.raises(
+        NoRoom, match=r"not even 10\.75 MB can be pinned: CUDA error: out of memory; raise the limit on"
+    ):
         Resident(state, name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
     assert budget.holdings() == ()
     assert state["w"].eq(1).all()
@@ -168,7 +176,7 @@ def test_memory_that_the_allocator_does_not_give_back_is_not_free(
 def test_a_piece_is_a_block_that_torch_cuts_nothing_else_from(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = on_a_fake(monkeypatch)
     memory = CudaMemory(torch.device("cuda"))
-    for nbytes, block in ((1, 10 << 20), (9 << 20, 10 << 20), (10 << 20, 12 << 20)):
+    for nbytes, block in ((1, 10 << 20), (10 << 20, 10 << 20), ((10 << 20) + 1, 12 << 20)):
         piece = memory.allocate(nbytes)
         assert (piece.numel(), piece.untyped_storage().nbytes(), gpu.reserved) == (nbytes, block, block)
         del piece

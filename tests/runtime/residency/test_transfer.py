@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rollmux.runtime.host import Budget
 from rollmux.runtime.host.budget import Claim
-from rollmux.runtime.residency import Changed, Resident, Unfit, moves
+from rollmux.runtime.residency import Changed, Resident, Unfit
 from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.moves import AHEAD
 from rollmux.runtime.residency.transfer import Direct, Staged
@@ -219,7 +219,7 @@ def test_what_is_to_survive_may_not_come_to_lie_on_the_host(budget: Budget) -> N
 
 
 def test_of_a_large_state_a_span_is_summed_at_a_time(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "SPAN", 2)
+    monkeypatch.setattr(LateMemory, "span", 4)
     state, resident = many(budget, LateCopies(2))
     for place in (0, -1, len(state["w"]) // 2, 3 * CHUNK_BYTES // 8):
         before = state["w"].clone()
@@ -227,6 +227,18 @@ def test_of_a_large_state_a_span_is_summed_at_a_time(budget: Budget, monkeypatch
         resident.offload()
         resident.load()
         assert torch.equal(state["w"], before)
+
+
+def test_what_sums_to_nothing_is_not_nothing(budget: Budget) -> None:
+    state, resident = many(budget, LateCopies(2))
+    state["w"].zero_()
+    resident.offload()
+    resident.load()
+    assert not state["w"].any()
+    state["w"].view(-1, 2).copy_(torch.tensor([1, -1]))
+    resident.offload()
+    resident.load()
+    assert state["w"].view(-1, 2).eq(torch.tensor([1, -1])).all()
 
 
 def test_a_load_that_breaks_off_leaves_nothing_on_the_device(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:

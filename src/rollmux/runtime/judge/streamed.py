@@ -1,7 +1,8 @@
 """The layers of a model, of which some stay on the device and the others pass through two buffers.
 
-All layers lie in host memory for good. Invariant: a layer that is handed out for computing is whole in device memory,
-and its buffer is not written again before what was computed with it is done.
+All layers lie in host memory for good; parameters are empty while their layer is not on the device. Invariant: a layer
+that is handed out for computing is whole in device memory, and its buffer is not written again before what was computed
+with it is done.
 """
 
 import weakref
@@ -90,9 +91,8 @@ class StreamedLayers:
         while self._coming:  # and nothing looks at the piece any more
             self._coming.popitem()[1].finish()
         self._memory.expect(self._device.nbytes, in_one=True)
-        for parameters in self._parameters:
-            for parameter in parameters:
-                parameter.data = torch.empty(0, dtype=self._dtype, device=self._memory.device)
+        for number in range(len(self)):
+            self._empty(number)
         self._held, self._streamed, self._device = [], None, None
         self._memory.release()
 
@@ -129,6 +129,7 @@ class StreamedLayers:
         replaced = self._coming.pop(self._held[buffer], None)
         if replaced is not None:
             replaced.finish()
+        self._empty(self._held[buffer])
         transfer = self._memory.transfer()
         transfer.load(self._piece(buffer), self._on_host(number))
         self._held[buffer] = number
@@ -141,7 +142,11 @@ class StreamedLayers:
             piece = self._on_host(number)
             for parameter, view in zip(self._parameters[number], self._views(piece), strict=True):
                 view.copy_(parameter.detach())
-                parameter.data = view
+            self._empty(number)
+
+    def _empty(self, number: int) -> None:
+        for parameter in self._parameters[number]:
+            parameter.data = torch.empty(0, dtype=self._dtype, device=self._memory.device)
 
     def _bind(self, number: int, place: int) -> None:
         for parameter, view in zip(self._parameters[number], self._views(self._piece(place)), strict=True):

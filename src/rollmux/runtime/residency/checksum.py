@@ -6,7 +6,6 @@ What is zero from end to end has a checksum of its own: that says all there is t
 summed.
 """
 
-from collections.abc import Callable
 from hashlib import blake2b
 
 import torch
@@ -14,51 +13,38 @@ from torch import Tensor
 
 from rollmux.runtime.residency.layout import ROW_BYTES
 
-SUM_BYTES, WORD_BYTES = 16, 8
+SUM_BYTES, NUMBER_BYTES = 16, 8  # of a chunk, and of a row
 ZEROS, UNSUMMED = bytes(SUM_BYTES), b"\xff" * SUM_BYTES
 
 
 def rows_of(data: Tensor) -> Tensor:
     """The words of each row."""
-    return data.view(torch.int64).view(-1, ROW_BYTES // WORD_BYTES)
+    return data.view(torch.int64).view(-1, ROW_BYTES // NUMBER_BYTES)
 
 
-def row_sums(data: Tensor, into: Tensor | None = None) -> Tensor:
+def row_sums(data: Tensor) -> Tensor:
     """One number for each row of bytes, on the device where they are."""
-    return torch.sum(rows_of(data), 1, out=into)
+    return rows_of(data).sum(1)
 
 
-def sums_bytes(nbytes: int) -> int:
-    """What the sums of so many bytes take."""
-    return nbytes // ROW_BYTES * WORD_BYTES
+Sums = tuple[Tensor, Tensor]  # of each row its sum, and whether there is anything in it
 
 
-def on_host(sums: Tensor) -> Callable[[], Tensor]:
-    """They are on their way to the host, if they can be; the call waits for them."""
-    try:
-        host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
-    except RuntimeError:  # nothing can be pinned
-        return sums.cpu
-    if not sums.is_cuda:
-        return sums.cpu
-    host.copy_(sums, non_blocking=True)
-    there = torch.cuda.current_stream(sums.device).record_event()  # of this device, whichever is the current one
-
-    def arrived() -> Tensor:
-        there.synchronize()
-        return host
-
-    return arrived
+def sums_of(data: Tensor, into: Sums | None = None) -> Sums:
+    """What it takes to tell the checksum of any part of the data without looking at them again."""
+    sums, filled = into if into is not None else (None, None)
+    rows = rows_of(data)
+    return torch.sum(rows, 1, out=sums), torch.any(rows, 1, out=filled)
 
 
-def digest(sums: Tensor, data: Tensor) -> bytes:
-    """The checksum of these data, whose rows have these sums, which are on the host."""
+def digest(sums: Tensor, filled: Tensor) -> bytes:
+    """The checksum of what has these sums, which are on the host. `filled` has anything in it if the data have."""
     numbers = sums.numpy()
-    if not numbers.any() and not bool(data.any()):
+    if not numbers.any() and not bool(filled.any()):
         return ZEROS
     return blake2b(numbers.data, digest_size=SUM_BYTES).digest()
 
 
 def checksum(data: Tensor) -> bytes:
     """Of whole rows of bytes, on whatever device they are."""
-    return digest(on_host(row_sums(data))(), data)
+    return digest(row_sums(data).cpu(), data)

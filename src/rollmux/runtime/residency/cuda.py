@@ -2,21 +2,20 @@
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import NoRoom, Unfit, shown
-from rollmux.runtime.residency.checksum import sums_bytes
+from rollmux.runtime.residency.checksum import NUMBER_BYTES, Sums, sums_of
 from rollmux.runtime.residency.errors import NotFreed
-from rollmux.runtime.residency.layout import CHUNK_BYTES
+from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
 from rollmux.runtime.residency.transfer import Direct, Staged, Transfer
 
 log = logging.getLogger("rollmux")
 STREAMS = 2
-# Of sums of two spans, each at most that of SPAN windows (`moves.py`), on the device and in memory that torch pins.
-SUMS_BYTES = 2 << 20
 # Of torch's allocator: from so much on, in such steps, a block is a segment of the device's own.
 LEAST_BLOCK_BYTES, BLOCK_STEP_BYTES = 10 << 20, 2 << 20
 CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -41,11 +40,49 @@ class CudaCopies:
         self._streams[lane].synchronize()
 
 
+class Sheet:
+    """Pinned memory where a GPU writes sums by itself: copies of them would wait behind those that are under way."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        """For so many bytes of data."""
+        self.rows = nbytes // ROW_BYTES
+        self._host = torch.empty(Sheet.nbytes(nbytes), dtype=torch.uint8, pin_memory=True)
+        self._device = torch.as_tensor(_Mapped(self._host), device=device)
+
+    @staticmethod
+    def nbytes(nbytes: int) -> int:
+        return nbytes // ROW_BYTES * (NUMBER_BYTES + 1)
+
+    def host(self, rows: int) -> Sums:
+        return self._parts(self._host, rows)
+
+    def device(self, rows: int) -> Sums:
+        return self._parts(self._device, rows)
+
+    def _parts(self, sheet: Tensor, rows: int) -> Sums:
+        sums, filled = torch.split(sheet, [self.rows * NUMBER_BYTES, self.rows])
+        return sums.view(torch.int64)[:rows], filled.view(torch.bool)[:rows]
+
+
+class _Mapped:
+    """Pinned memory, as whoever asks for memory of the GPU sees it: both have one address."""
+
+    def __init__(self, host: Tensor) -> None:
+        self.host = host
+        self.__cuda_array_interface__ = {
+            "shape": (host.numel(),),
+            "typestr": "|u1",
+            "data": (host.data_ptr(), False),
+            "version": 3,
+        }
+
+
 class CudaMemory:
     """One GPU."""
 
     window = 16  # copies of 64 MiB run at full speed
-    staging_bytes = STREAMS * CHUNK_BYTES + SUMS_BYTES
+    span = 8 * window  # summed in less time than one of its windows is copied in
+    staging_bytes = STREAMS * CHUNK_BYTES + 2 * Sheet.nbytes(span * CHUNK_BYTES)
 
     def __init__(self, device: torch.device) -> None:
         if any("expandable_segments:true" in os.environ.get(name, "").lower() for name in CONFIGURATIONS):
@@ -55,6 +92,7 @@ class CudaMemory:
         self._copies = CudaCopies(self.device)
         self._pinned: Tensor | None = None
         self._buffers: list[Tensor] = []
+        self._sheets: list[Sheet] = []
         self._before = self._reserved = self._expected = 0
         self._in_one = False
 
@@ -62,11 +100,9 @@ class CudaMemory:
         return tensor.device == self.device
 
     def allocate(self, nbytes: int) -> Tensor:
-        """A block of its own, so that it can go back whole: none that torch makes others of. Behind the piece it has
-        room for sums, so that no memory has to be asked for in the middle of an offload."""
+        """A block of its own, so that it can go back whole: none that torch makes others of."""
         torch.cuda.empty_cache()
-        with_sums = nbytes + min(sums_bytes(nbytes), SUMS_BYTES)
-        size = -(-max(with_sums, LEAST_BLOCK_BYTES) // BLOCK_STEP_BYTES) * BLOCK_STEP_BYTES
+        size = -(-max(nbytes, LEAST_BLOCK_BYTES) // BLOCK_STEP_BYTES) * BLOCK_STEP_BYTES
         return torch.empty(size, dtype=torch.uint8, device=self.device)[:nbytes]
 
     def clear(self, part: Tensor) -> None:
@@ -97,24 +133,38 @@ class CudaMemory:
 
     def pin(self, data: Tensor) -> None:
         """What can't be pinned where it lies goes through pinned buffers."""
-        self._buffers = []
         if int(_runtime().cudaHostRegister(data.data_ptr(), data.numel(), 0)) == 0:
             self._pinned = data
-            return
         try:
-            self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(STREAMS)]
+            self._sheets = [Sheet(self.span * CHUNK_BYTES, self.device) for _ in range(2)]
+            if self._pinned is None:
+                self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(STREAMS)]
         except RuntimeError as error:
+            self.unpin()
             remedy = "raise the limit on locked memory (ulimit -l), or hold less"
-            raise NoRoom(f"not even {shown(STREAMS * CHUNK_BYTES)} can be pinned: {error}; {remedy}") from error
+            raise NoRoom(f"not even {shown(self.staging_bytes)} can be pinned: {error}; {remedy}") from error
 
     def unpin(self) -> None:
-        pinned, self._pinned = self._pinned, None
+        pinned, self._pinned, self._buffers, self._sheets = self._pinned, None, [], []
         if pinned is not None:
             _runtime().cudaHostUnregister(pinned.data_ptr())
 
     def transfer(self) -> Transfer:
         self._copies.follow(self.device)
         return Staged(self._copies, self._buffers) if self._buffers else Direct(self._copies)
+
+    def sums(self, data: Tensor) -> Callable[[], Sums]:
+        rows = data.nbytes // ROW_BYTES
+        self._sheets.reverse()
+        sheet = self._sheets[0]
+        sums_of(data, into=sheet.device(rows))
+        there = torch.cuda.current_stream(self.device).record_event()
+
+        def arrived() -> Sums:
+            there.synchronize()
+            return sheet.host(rows)
+
+        return arrived
 
 
 def _runtime() -> Any:

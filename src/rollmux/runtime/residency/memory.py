@@ -5,12 +5,15 @@ What `release` returns from is free: it has asked those who keep the books, not 
 
 import mmap
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import Unfit, shown
+from rollmux.runtime.residency.checksum import Sums, sums_of
 from rollmux.runtime.residency.errors import NotFreed
 from rollmux.runtime.residency.pages import MADV_FREE, PAGE_BYTES, Piece
 from rollmux.runtime.residency.passing import InThreads
@@ -25,6 +28,7 @@ class Memory(Protocol):
 
     device: torch.device
     window: int  # chunks that are copied as one at most; 1: by the processor, which makes checksums in passing
+    span: int  # chunks that are summed as one at most; whole windows
     staging_bytes: int  # of host memory that the device needs for itself
 
     def holds(self, tensor: Tensor) -> bool:
@@ -52,6 +56,9 @@ class Memory(Protocol):
 
     def transfer(self) -> Transfer: ...
 
+    def sums(self, data: Tensor) -> Callable[[], Sums]:
+        """Asks for the sums of at most a span; the call waits for them. They hold until others were asked for twice."""
+
 
 class CpuMemory:
     """This process's working memory, in huge pages where the kernel gives them.
@@ -61,7 +68,7 @@ class CpuMemory:
     """
 
     device = torch.device("cpu")
-    window = 1
+    window = span = 1
     staging_bytes = 0
 
     def __init__(self, *, lazy: bool = False) -> None:
@@ -113,6 +120,9 @@ class CpuMemory:
 
     def transfer(self) -> Transfer:
         return InThreads(torch.get_num_threads())
+
+    def sums(self, data: Tensor) -> Callable[[], Sums]:
+        return partial(sums_of, data)
 
 
 def memory_of(device: torch.device) -> Memory:

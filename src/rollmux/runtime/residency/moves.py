@@ -1,22 +1,12 @@
 """The two ways between a flat piece of device memory and what is kept on the host, and changes on the host alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import Unfit
-from rollmux.runtime.residency.checksum import (
-    UNSUMMED,
-    WORD_BYTES,
-    ZEROS,
-    checksum,
-    digest,
-    on_host,
-    row_sums,
-    sums_bytes,
-)
+from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, Sums, checksum, digest
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
@@ -25,7 +15,6 @@ from rollmux.runtime.residency.record import Record
 
 ROWS = CHUNK_BYTES // ROW_BYTES
 AHEAD = 3  # windows whose copies begin before it is known whether they have changed
-SPAN = 8  # windows that are summed at once: in less time than one of them is copied in
 
 
 def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], object]) -> int:
@@ -98,65 +87,55 @@ def save_early(
 
 
 class _Sending:
-    """Copies chunks whose checksum is another one, which the device makes first: that costs it little.
+    """Copies chunks whose checksum is another one; the device makes the sums meanwhile.
 
-    While the sums are on their way the device has other windows to copy, and one more while the first of them are
-    compared. Of what has not changed, what was written so is in no version.
+    Of the windows that it copies before it knows, what has not changed is in no version.
     """
 
     def __init__(self, kept: Kept, flat: Tensor, memory: Memory) -> None:
         self.changed = dict[int, bytes]()
-        self._kept, self._flat, self._window = kept, flat, memory.window
-        self._windows = list(_cut(range(kept.host.layout.chunks), memory.window))
+        self._kept, self._flat, self._memory = kept, flat, memory
+        self._asked: list[Callable[[], Sums]] = []  # sums that nobody has waited for yet
         self._transfer = memory.transfer()  # waits for what the device has been asked so far, and so not for sums
 
     def begin(self, ahead: int) -> None:
         """`ahead`: so many windows are copied before they are compared, and the first before sums are asked for."""
-        begun = self._windows[:ahead]
+        chunks = range(self._kept.host.layout.chunks)
+        begun = [*_cut(chunks, self._memory.window)][:ahead]
         for window in begun[:1]:
             self._start(window)
-        on_the_way = self._summed(0)
+        spans = [*_cut(chunks, self._memory.span)]
+        self._ask(spans[0])
         for window in begun[1:]:
             self._start(window)
-        for first in range(0, len(self._windows), SPAN):
-            span = self._windows[first : first + SPAN]
-            sums = torch.split(on_the_way(), ROWS)
-            on_the_way = self._summed(first + SPAN)
-            for window in sorted(span, key=begun.__contains__):
-                self._compare(window, sums[window.start - span[0].start :])
+        for number, span in enumerate(spans, 1):
+            sums, filled = (torch.split(each, ROWS) for each in self._asked.pop()())
+            found = dict(zip(span, zip(sums, filled, strict=True), strict=True))
+            if number < len(spans):
+                self._ask(spans[number])
+            for window in sorted(_cut(span, self._memory.window), key=begun.__contains__):
+                self._compare(window, found)
                 if window not in begun:
                     self._start(chunk for chunk in window if self.changed.get(chunk, ZEROS) != ZEROS)
 
     def finish(self) -> None:
+        """Nothing is under way any more, even if not all was begun."""
         self._transfer.finish()
+        for asked in self._asked:
+            asked()
 
-    def _summed(self, first: int) -> Callable[[], Tensor]:
-        """Of the span that begins with this window: what sums need is little, however large the state."""
-        span = self._windows[first : first + SPAN]
-        if not span:
-            return partial(torch.empty, 0)
-        data = _stretch(self._flat, range(span[0].start, span[-1].stop))
-        before = first // SPAN % 2 * sums_bytes(SPAN * self._window * CHUNK_BYTES)
-        return on_host(row_sums(data, _room_behind(self._flat, before, sums_bytes(data.nbytes))))
+    def _ask(self, span: range) -> None:
+        self._asked.append(self._memory.sums(_stretch(self._flat, span)))
 
     def _start(self, chunks: Iterable[int]) -> None:
-        for run in _runs(chunks, self._kept.next_slot, self._window):
+        for run in _runs(chunks, self._kept.next_slot, self._memory.window):
             self._transfer.save(self._kept.target(run.start, len(run)), _stretch(self._flat, run))
 
-    def _compare(self, window: range, sums: Sequence[Tensor]) -> None:
-        for chunk, each in zip(window, sums, strict=False):
-            found = digest(each, _stretch(self._flat, range(chunk, chunk + 1)))
+    def _compare(self, window: range, sums: Mapping[int, Sums]) -> None:
+        for chunk in window:
+            found = digest(*sums[chunk])
             if found != self._kept.sum_of(chunk):
                 self.changed[chunk] = found
-
-
-def _room_behind(flat: Tensor, before: int, nbytes: int) -> Tensor | None:
-    """Words in the rest of its block, if that is so large."""
-    storage, at = flat.untyped_storage(), flat.storage_offset() + flat.nbytes + before
-    if storage.nbytes() < at + nbytes:
-        return None
-    empty = torch.empty(0, dtype=torch.int64, device=flat.device)
-    return empty.set_(storage, at // WORD_BYTES, (nbytes // WORD_BYTES,), (1,))
 
 
 def _cut(chunks: range, length: int) -> Iterator[range]:
