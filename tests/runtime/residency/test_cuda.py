@@ -1,6 +1,7 @@
 """The same residency on a GPU; where there is none, a fake of torch's books and of the driver's pins stands in."""
 
 import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,10 +65,12 @@ class Gpu(SimpleNamespace):
         self.pinned: set[int] = set()
         self._taken: dict[int, Tensor] = {}
         self.keeps_bytes = self.reserved = 0
+        self.copies_what_it_maps = False
         self._there: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
         self._C = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: None)
         self.cuda = SimpleNamespace(
             current_device=lambda: 0,
+            device=lambda _: nullcontext(),
             current_stream=lambda _: SimpleNamespace(record_event=lambda: SimpleNamespace(synchronize=lambda: None)),
             empty_cache=self._empty_cache,
             memory_stats_as_nested_dict=lambda _: {
@@ -90,7 +93,8 @@ class Gpu(SimpleNamespace):
 
     def as_tensor(self, data: Any, *, device: object) -> Tensor:
         """The device has the host's memory at the same address."""
-        return self._taken[data.__cuda_array_interface__["data"][0]]
+        seen = self._taken[data.__cuda_array_interface__["data"][0]]
+        return seen.clone() if self.copies_what_it_maps else seen
 
     def put(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """What was made elsewhere counts as made here."""
@@ -150,12 +154,27 @@ def test_state_comes_and_goes_whether_it_can_be_pinned_where_it_lies_or_not(
     assert not gpu.pinned
 
 
+@pytest.mark.parametrize("why", ["it is another device's", "it can't be pinned"])
+def test_where_the_device_can_not_write_its_sums_they_are_copied(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    gpu = on_a_fake(monkeypatch, buffers=why != "it can't be pinned")
+    gpu.copies_what_it_maps = True
+    state = gpu.put(some(1))
+    resident = Resident(state, name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
+    for value in (2, 3, 4):
+        resident.offload()
+        resident.load()
+        assert state["w"].eq(value - 1).all()
+        state["w"].fill_(value)
+    resident.close()
+    assert "sums are copied to the host" in caplog.text
+
+
 def test_where_nothing_can_be_pinned_nothing_is_taken(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_fake(monkeypatch, register=1, buffers=False)
     state = some(1)
-    with pytest.raises(
-        NoRoom, match=r"not even 10\.75 MB can be pinned: CUDA error: out of memory; raise the limit on"
-    ):
+    with pytest.raises(NoRoom, match=r"not even 8\.39 MB can be pinned: CUDA error: out of memory; raise the limit on"):
         Resident(state, name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
     assert budget.holdings() == ()
     assert state["w"].eq(1).all()

@@ -46,8 +46,11 @@ class Sheet:
     def __init__(self, nbytes: int, device: torch.device) -> None:
         """For so many bytes of data."""
         self.rows = nbytes // ROW_BYTES
-        self._host = torch.empty(Sheet.nbytes(nbytes), dtype=torch.uint8, pin_memory=True)
-        self._device = torch.as_tensor(_Mapped(self._host), device=device)
+        with torch.cuda.device(device):  # whose memory pinned memory then is, too
+            self._host = torch.empty(Sheet.nbytes(nbytes), dtype=torch.uint8, pin_memory=True)
+            self._device = torch.as_tensor(_Mapped(self._host), device=device)
+        if self._device.data_ptr() != self._host.data_ptr():
+            raise ValueError("torch made a copy: to it this memory is another device's")
 
     @staticmethod
     def nbytes(nbytes: int) -> int:
@@ -62,6 +65,15 @@ class Sheet:
     def _parts(self, sheet: Tensor, rows: int) -> Sums:
         sums, filled = torch.split(sheet, [self.rows * NUMBER_BYTES, self.rows])
         return sums.view(torch.int64)[:rows], filled.view(torch.bool)[:rows]
+
+
+def _sheets(nbytes: int, device: torch.device) -> list[Sheet]:
+    """One for sums that are being read, and one for those that come; none where there can't be any."""
+    try:
+        return [Sheet(nbytes, device) for _ in range(2)]
+    except (RuntimeError, TypeError, ValueError) as error:
+        log.warning("%s: sums are copied to the host, which makes offloads slower: %s", device, error)
+        return []
 
 
 class _Mapped:
@@ -135,14 +147,9 @@ class CudaMemory:
         """What can't be pinned where it lies goes through pinned buffers."""
         if int(_runtime().cudaHostRegister(data.data_ptr(), data.numel(), 0)) == 0:
             self._pinned = data
-        try:
-            self._sheets = [Sheet(self.span * CHUNK_BYTES, self.device) for _ in range(2)]
-            if self._pinned is None:
-                self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(STREAMS)]
-        except RuntimeError as error:
-            self.unpin()
-            remedy = "raise the limit on locked memory (ulimit -l), or hold less"
-            raise NoRoom(f"not even {shown(self.staging_bytes)} can be pinned: {error}; {remedy}") from error
+        else:
+            self._buffers = _buffers()
+        self._sheets = _sheets(self.span * CHUNK_BYTES, self.device)
 
     def unpin(self) -> None:
         pinned, self._pinned, self._buffers, self._sheets = self._pinned, None, [], []
@@ -155,6 +162,9 @@ class CudaMemory:
 
     def sums(self, data: Tensor) -> Callable[[], Sums]:
         rows = data.nbytes // ROW_BYTES
+        if not self._sheets:
+            sums, filled = sums_of(data)
+            return lambda: (sums.cpu(), filled.cpu())
         self._sheets.reverse()
         sheet = self._sheets[0]
         sums_of(data, into=sheet.device(rows))
@@ -165,6 +175,14 @@ class CudaMemory:
             return sheet.host(rows)
 
         return arrived
+
+
+def _buffers() -> list[Tensor]:
+    try:
+        return [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(STREAMS)]
+    except RuntimeError as error:
+        remedy = "raise the limit on locked memory (ulimit -l), or hold less"
+        raise NoRoom(f"not even {shown(STREAMS * CHUNK_BYTES)} can be pinned: {error}; {remedy}") from error
 
 
 def _runtime() -> Any:
