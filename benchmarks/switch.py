@@ -36,7 +36,7 @@ Kinds = list[tuple[str, Callable[[], Memory]]]
 
 def processors() -> Kinds:
     """How working memory is let go of."""
-    return [("given back", CpuMemory), ("reclaimable", lambda: CpuMemory(lazy=True))]
+    return [("reclaimable", lambda: CpuMemory(lazy=True)), ("given back", CpuMemory)]
 
 
 def gpus() -> Kinds:

@@ -33,7 +33,7 @@ class LateCopies:
 class LateMemory(CpuMemory):
     """A device like a GPU: copies in two lanes, checksums of several chunks at once; pinned host memory or buffers."""
 
-    window, span = 2, 64
+    copies_itself, window, span = True, 2, 64
 
     def __init__(self, copies: LateCopies, buffers: bool, single_numbers: bool = True) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ def test_what_a_fused_optimizer_changes_past_the_counters_is_copied_back(budget:
 
 
 def test_after_offload_the_kernel_keeps_none_of_it(budget: Budget) -> None:
-    resident = Resident({"w": torch.ones(BIG)}, name="a", budget=budget)
+    resident = Resident({"w": torch.ones(BIG)}, name="a", budget=budget, memory=CpuMemory())
     for _ in range(3):
         resident.offload()
         resident.load()

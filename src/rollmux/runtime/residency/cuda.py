@@ -92,6 +92,7 @@ class _Mapped:
 class CudaMemory:
     """One GPU."""
 
+    copies_itself = True
     window = 16  # copies of 64 MiB run at full speed
     span = 8 * window  # summed in less time than one of its windows is copied in
     staging_bytes = STREAMS * CHUNK_BYTES + 2 * Sheet.nbytes(span * CHUNK_BYTES)

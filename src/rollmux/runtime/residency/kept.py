@@ -32,7 +32,7 @@ class Kept:
         self._claim, self._memory, self._pid = claim, memory, os.getpid()
         self._before: HostCopy | None = None  # holds until the new file, of another layout, has a version
         self._spoilt = False
-        self.sums = shared or claim.entry.survive_s > 0 or memory.window > 1
+        self.sums = shared or claim.entry.survive_s > 0 or memory.copies_itself
         memory.pin(host.data)
 
     @classmethod

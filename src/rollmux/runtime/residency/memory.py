@@ -5,6 +5,7 @@ What `release` returns from is free: it has asked those who keep the books, not 
 
 import mmap
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -15,10 +16,12 @@ from torch import Tensor
 from rollmux.runtime.host.errors import Unfit, shown
 from rollmux.runtime.residency.checksum import Sums, sums_of
 from rollmux.runtime.residency.errors import NotFreed
+from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.pages import MADV_FREE, PAGE_BYTES, Piece
 from rollmux.runtime.residency.passing import InThreads
 from rollmux.runtime.residency.transfer import Transfer
 
+ALL = sys.maxsize  # chunks: as many as lie together
 # Pages that each core may have on its list before the kernel's books show them as its own to take (PAGEVEC_SIZE, 31).
 PENDING_BYTES = 31 * PAGE_BYTES
 
@@ -27,7 +30,8 @@ class Memory(Protocol):
     """One device."""
 
     device: torch.device
-    window: int  # chunks that are copied as one at most; 1: by the processor, which makes checksums in passing
+    copies_itself: bool  # else the processor does, which looks in passing at what it copies
+    window: int  # chunks that are copied as one at most
     span: int  # chunks that are summed as one at most; whole windows
     staging_bytes: int  # of host memory that the device needs for itself
 
@@ -68,7 +72,8 @@ class CpuMemory:
     """
 
     device = torch.device("cpu")
-    window = span = 1
+    copies_itself = False
+    window = span = ALL
     staging_bytes = 0
 
     def __init__(self, *, lazy: bool = False) -> None:
@@ -86,8 +91,9 @@ class CpuMemory:
         return self._piece.tensor()
 
     def clear(self, part: Tensor) -> None:
-        if not self._zero:
-            part.zero_()
+        """By the kernel, once somebody needs it."""
+        if not self._zero and self._piece is not None:
+            self._piece.empty(part)
 
     def expect(self, nbytes: int, in_one: bool) -> None:
         """The kernel is asked afterwards."""
@@ -119,7 +125,9 @@ class CpuMemory:
     def unpin(self) -> None: ...
 
     def transfer(self) -> Transfer:
-        return InThreads(torch.get_num_threads())
+        """What is new from the kernel is written while it is in the core's cache, where the kernel has cleared it; all
+        else past the cache."""
+        return InThreads(torch.get_num_threads(), CHUNK_BYTES if self._zero else None)
 
     def sums(self, data: Tensor) -> Callable[[], Sums]:
         return partial(sums_of, data)
@@ -128,7 +136,7 @@ class CpuMemory:
 def memory_of(device: torch.device) -> Memory:
     """What moves state to such a device."""
     if device.type == "cpu":
-        return CpuMemory()
+        return CpuMemory(lazy=True)
     if device.type == "cuda":
         from rollmux.runtime.residency.cuda import CudaMemory  # noqa: PLC0415 - only where there is one
 

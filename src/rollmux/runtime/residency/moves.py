@@ -10,7 +10,7 @@ from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, Sums, checksum, 
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
-from rollmux.runtime.residency.passing import copy, copy_summed, in_threads, is_zero, same
+from rollmux.runtime.residency.passing import copy_summed, in_threads, is_zero, same
 from rollmux.runtime.residency.record import Record
 
 ROWS = CHUNK_BYTES // ROW_BYTES
@@ -46,8 +46,8 @@ def save(
     with kept.writing(seen.layout):
         if not seen.at_home or flat is None:
             changed = _gathered(kept, seen, memory)
-        elif memory.window == 1:
-            changed = _in_passing(kept, flat)
+        elif not memory.copies_itself:
+            changed = _in_passing(kept, flat, memory)
         else:
             sending = _Sending(kept, flat, memory)
             try:
@@ -175,7 +175,7 @@ def _runs(chunks: Iterable[int], place: Callable[[int], object], longest: int) -
         yield run
 
 
-def _in_passing(kept: Kept, flat: Tensor) -> dict[int, bytes]:
+def _in_passing(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
     """Chunks that are not what the host has. Where sums are wanted they are made while a chunk is copied."""
     sources = kept.host.layout.split(flat)
 
@@ -185,13 +185,15 @@ def _in_passing(kept: Kept, flat: Tensor) -> dict[int, bytes]:
             return ZEROS if known != ZEROS else None
         if known not in (None, ZEROS) and same(source, kept.current(chunk)):
             return None
-        if kept.sums:
-            return copy_summed(kept.target(chunk), source)
-        copy(kept.target(chunk), source)
-        return UNSUMMED
+        return copy_summed(kept.target(chunk), source) if kept.sums else UNSUMMED
 
     found = in_threads(passed, range(len(sources)), torch.get_num_threads())
-    return {chunk: each for chunk, each in enumerate(found) if each is not None}
+    changed = {chunk: each for chunk, each in enumerate(found) if each is not None}
+    transfer = memory.transfer()
+    for run in _runs((chunk for chunk, each in changed.items() if each == UNSUMMED), kept.next_slot, memory.window):
+        transfer.save(kept.target(run.start, len(run)), _stretch(flat, run))
+    transfer.finish()
+    return changed
 
 
 def _gathered(kept: Kept, seen: Survey, memory: Memory) -> dict[int, bytes]:

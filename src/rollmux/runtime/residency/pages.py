@@ -54,6 +54,10 @@ class Piece:
     def advise(self, advice: int) -> None:
         _called(_libc.madvise, self.start, self._length, advice)
 
+    def empty(self, part: Tensor) -> None:
+        """Whole pages of it: the kernel takes them back, and gives zeros for them."""
+        _called(_libc.madvise, part.data_ptr(), part.nbytes, mmap.MADV_DONTNEED)
+
     def resident_bytes(self) -> int:
         """How much of it is in memory."""
         pages = torch.zeros(self._length // PAGE_BYTES, dtype=torch.uint8)

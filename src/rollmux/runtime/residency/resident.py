@@ -210,7 +210,7 @@ class Resident:
     def _saved_early(self, notes: bytes | None) -> bool:
         """A device that copies by itself begins at once, and all else is done meanwhile."""
         kept, flat, device = self.kept, self.device.flat, self.device
-        if device.memory.window == 1 or flat is None or kept is None or not kept.whole or kept.host.slots == 1:
+        if not device.memory.copies_itself or flat is None or kept is None or not kept.whole or kept.host.slots == 1:
             return False
         if kept.host.layout != self._layout:  # an offload that failed has grown it
             return False
