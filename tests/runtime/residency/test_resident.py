@@ -1,6 +1,9 @@
 """Residency as a phase uses it: what moves, what does not, what is refused, and that the memory is really free."""
 
+import errno
 import gc
+import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from rollmux.runtime.residency import (
     Resident,
     Unfit,
 )
+from rollmux.runtime.residency.pages import MADV_FREE, Piece
 from tests.runtime.residency.keeping import MB
 from tests.runtime.residency.late import LateCopies, LateMemory
 
@@ -99,6 +103,51 @@ def test_after_offload_the_kernel_keeps_none_of_it(budget: Budget) -> None:
     resident.offload()
     assert mapped_bytes(resident) == 0
     assert resident.leaked_bytes == 0
+
+
+@pytest.mark.parametrize("kernel", ["does not know that", "takes none of it"])
+def test_memory_that_the_kernel_will_not_take_is_given_back(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    if kernel == "does not know that":
+        monkeypatch.setattr(Piece, "advise", refusing(MADV_FREE))
+    else:
+        monkeypatch.setattr(Piece, "unreclaimable_bytes", lambda piece: piece.nbytes)
+    state = {"w": torch.ones(BIG)}
+    resident = Resident(state, name="a", budget=budget)
+    for _ in range(3):
+        resident.offload()
+        assert mapped_bytes(resident) == 0
+        resident.load()
+        assert torch.equal(state["w"], torch.ones(BIG))
+
+
+def test_memory_that_can_not_be_given_back_is_not_free(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"w": torch.ones(BIG), "then zeros": torch.ones(BIG)}
+    resident = Resident(state, name="a", budget=budget)
+    resident.offload()
+    resident.load()
+    with monkeypatch.context() as patched:
+        patched.setattr(Piece, "advise", refusing(MADV_FREE, mmap.MADV_DONTNEED))
+        with pytest.raises(NotFreed, match=r"can't be given back \(Invalid argument\); do not lock them"):
+            resident.offload()
+    resident.update({"then zeros": torch.zeros(BIG)})
+    resident.load()
+    assert torch.equal(state["w"], torch.ones(BIG))
+    assert not state["then zeros"].any()
+    resident.offload()
+
+
+def refusing(*refused: int) -> Callable[[Piece, int], None]:
+    """As the kernel does for memory that is locked, or for what it does not know."""
+    real = Piece.advise
+
+    def advise(piece: Piece, advice: int) -> None:
+        if advice in refused:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(piece, advice)
+
+    return advise
 
 
 def test_an_offload_that_frees_nothing_fails_and_says_what_is_held(budget: Budget) -> None:

@@ -102,14 +102,26 @@ class CpuMemory:
         piece = self._piece
         if piece is None:
             return
+        if not (self.lazy and self._left_to_the_kernel(piece)):
+            self._give_back(piece)
+            self._untouched = True
+
+    def _left_to_the_kernel(self, piece: Piece) -> bool:
+        """Whether its books say that it can take all of it: not each kernel does this, nor for all memory."""
         try:
-            piece.advise(MADV_FREE if self.lazy else mmap.MADV_DONTNEED)
+            piece.advise(MADV_FREE)
+        except OSError:
+            return False
+        return piece.unreclaimable_bytes() <= (os.cpu_count() or 1) * PENDING_BYTES
+
+    def _give_back(self, piece: Piece) -> None:
+        try:
+            piece.advise(mmap.MADV_DONTNEED)
         except OSError as error:
             raise NotFreed(f"{shown(piece.nbytes)} can't be given back ({error.strerror}); do not lock them") from error
-        left = piece.unreclaimable_bytes() if self.lazy else piece.resident_bytes()
-        if left > (os.cpu_count() or 1) * PENDING_BYTES * self.lazy:
+        left = piece.resident_bytes()
+        if left:
             raise NotFreed(f"the kernel still keeps {shown(left)} of {shown(piece.nbytes)}; look for who shares them")
-        self._untouched = not self.lazy
 
     def abandon(self) -> None:
         """Somebody else looks at the last piece: it stays theirs."""
