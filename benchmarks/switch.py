@@ -69,8 +69,7 @@ def measure(args: Namespace) -> dict[str, object]:
         show_all(moved)
         begun = starts(budget, shape, written(shape, folder), [(told, make()) for told, make in kinds], count)
         show_all(begun)
-        devices = [*([] if args.gpu_only else processors()[:1]), *gpus()]
-        turned = [rotation(budget, small, [make() for _ in range(ENGINES)], turns, told) for told, make in devices]
+        turned = [rotation(budget, small, [make() for _ in range(ENGINES)], turns, told) for told, make in kinds]
         show_all(turned)
     if not gpus():
         print("there is no GPU here: moves to and from one, starts and turns on it, were left out")
@@ -102,7 +101,7 @@ def start_goals(rows: Sequence[Row]) -> Iterator[Goal]:
 
 def rotation_goals(rows: Sequence[Row], rotations: int) -> Iterator[Goal]:
     for row in rows:
-        device = "GPU" if row["device"] == "GPU" else "processor"
+        device = row["device"]
         turns, held = number(row, "turns"), number(row, "MB of each") * 1e6 * ENGINES
         yield Goal(f"rotations of three engines ({device})", number(row, "rotations"), rotations, False)
         for name, wrong in (("weights", "turns with other weights"), ("answers", "turns with another answer")):

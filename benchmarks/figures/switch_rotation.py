@@ -94,8 +94,12 @@ class Held:
         """In the words of the kernel, and of the GPU's driver."""
         on_gpu = {tenant.memory.device for tenant in tenants if isinstance(tenant.memory, CudaMemory)}
         free = [torch.cuda.mem_get_info(device) for device in on_gpu]
-        here = sum(tenant.memory.resident_bytes() for tenant in tenants if isinstance(tenant.memory, CpuMemory))
+        here = sum(used(tenant.memory) for tenant in tenants if isinstance(tenant.memory, CpuMemory))
         return cls(here + sum(total - left for left, total in free), private_bytes())
+
+
+def used(memory: CpuMemory) -> int:
+    return memory.used_bytes() if memory.lazy else memory.resident_bytes()
 
 
 def private_bytes() -> int:

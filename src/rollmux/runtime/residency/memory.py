@@ -112,7 +112,7 @@ class CpuMemory:
             piece.advise(MADV_FREE)
         except OSError:
             return False
-        return piece.unreclaimable_bytes() <= (os.cpu_count() or 1) * PENDING_BYTES
+        return not _not_the_kernels(piece)
 
     def _give_back(self, piece: Piece) -> None:
         try:
@@ -131,6 +131,10 @@ class CpuMemory:
         """What the kernel keeps of the last piece."""
         return 0 if self._piece is None else self._piece.resident_bytes()
 
+    def used_bytes(self) -> int:
+        """What of it is not the kernel's to take."""
+        return 0 if self._piece is None else _not_the_kernels(self._piece)
+
     def pin(self, data: Tensor) -> None:
         """Host memory is what it is."""
 
@@ -143,6 +147,11 @@ class CpuMemory:
 
     def sums(self, data: Tensor) -> Callable[[], Sums]:
         return partial(sums_of, data)
+
+
+def _not_the_kernels(piece: Piece) -> int:
+    left = piece.unreclaimable_bytes()
+    return left if left > (os.cpu_count() or 1) * PENDING_BYTES else 0
 
 
 def memory_of(device: torch.device) -> Memory:
