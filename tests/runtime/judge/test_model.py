@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rollmux.packer.judge import BUFFERS
+from rollmux.runtime.engine import UnsupportedModel
 from rollmux.runtime.host import NoRoom
 from rollmux.runtime.judge import model as judge_model
 from rollmux.runtime.judge.judge import TextJudge
@@ -175,6 +176,39 @@ def test_a_layer_that_is_not_on_the_device_is_nowhere() -> None:
         assert {0, number} <= there
         assert (len(there), len(nowhere)) == (1 + BUFFERS, LAYERS - 1 - BUFFERS)
     judge.close()
+
+
+def test_a_fetch_that_was_broken_off_does_not_spoil_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = Free()
+    judge = judging(free, 1.0, 1e15)
+    everything = judge.judge(QUESTIONS)
+    assert judge.plan is not None
+    free.nbytes = judge.plan.device_bytes - 2 * (judge.device_bytes_of_layers // LAYERS)
+    assert judge.judge(QUESTIONS) == everything
+    with monkeypatch.context() as patched:
+        patched.setattr(judge.layers._memory, "transfer", failing)
+        with pytest.raises(RuntimeError, match="no copies today"):
+            judge.judge(QUESTIONS)
+    assert judge.judge(QUESTIONS) == everything
+    judge.close()
+
+
+@pytest.mark.parametrize("why", ["pins", "copies", "another layer"])
+def test_a_model_that_can_not_judge_keeps_its_layers(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    made, memory = model(), LateMemory()
+    monkeypatch.setattr(judge_model, "memory_of", lambda _: memory)
+    if why == "another layer":
+        made.model.layers[2].mlp.double()
+    else:
+        monkeypatch.setattr(memory, "pin" if why == "pins" else "transfer", failing)
+    before = {name: parameter.clone() for name, parameter in made.named_parameters()}
+    with pytest.raises(UnsupportedModel if why == "another layer" else RuntimeError):
+        ModelJudge(made, Free(), 1e9, 1e9)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in made.named_parameters())
+
+
+def failing(*_: object) -> None:
+    raise RuntimeError("no copies today")
 
 
 def test_where_not_even_two_layers_fit_nothing_is_judged_until_they_do() -> None:

@@ -192,6 +192,52 @@ def test_memory_that_the_allocator_does_not_give_back_is_not_free(
         resident.offload()
 
 
+def test_what_others_take_while_copies_are_under_way_is_theirs(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = on_a_fake(monkeypatch)
+    resident = Resident(gpu.put(some(1)), name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
+    resident.offload()
+    resident.load()
+    real, others = Copies.wait, list[Tensor]()
+
+    def wait(copies: Copies, lane: int) -> None:
+        others.append(gpu.empty(64 << 10, dtype=torch.uint8))
+        real(copies, lane)
+
+    monkeypatch.setattr(Copies, "wait", wait)
+    resident.offload()
+    assert gpu.allocated() == sum(each.nbytes for each in others) > 0
+    resident.close()
+
+
+def test_sums_of_one_span_are_read_while_those_of_the_next_come(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = on_a_fake(monkeypatch)
+    monkeypatch.setattr(CudaMemory, "window", 1)
+    monkeypatch.setattr(CudaMemory, "span", 2)
+    state = gpu.put({"w": torch.arange(8 * CHUNK_BYTES // 8)})
+    resident = Resident(state, name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
+    for place in (0, -1, 3 * CHUNK_BYTES // 8, 5 * CHUNK_BYTES // 8):
+        resident.offload()
+        resident.load()
+        before = state["w"].clone()
+        state["w"][place] = before[place] = -9
+        resident.offload()
+        resident.load()
+        assert torch.equal(state["w"], before)
+    resident.close()
+
+
+def test_two_states_may_not_share_one_memory(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = on_a_fake(monkeypatch)
+    memory, states = CudaMemory(torch.device("cuda")), [gpu.put(some(value)) for value in (1, 2)]
+    resident = Resident(states[0], name="a", budget=budget, memory=memory)
+    with pytest.raises(Unfit, match="give each its own"):
+        Resident(states[1], name="b", budget=budget, memory=memory)
+    assert [each.name for each in budget.holdings()] == ["a"]
+    resident.close()
+
+
 def test_a_piece_is_a_block_that_torch_cuts_nothing_else_from(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = on_a_fake(monkeypatch)
     memory = CudaMemory(torch.device("cuda"))

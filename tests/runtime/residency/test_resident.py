@@ -4,6 +4,7 @@ import errno
 import gc
 import mmap
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rollmux.runtime.residency import (
     NotFreed,
     Resident,
     Unfit,
+    pages,
 )
 from rollmux.runtime.residency.pages import MADV_FREE, Piece
 from tests.runtime.residency.keeping import MB
@@ -105,14 +107,16 @@ def test_after_offload_the_kernel_keeps_none_of_it(budget: Budget) -> None:
     assert resident.leaked_bytes == 0
 
 
-@pytest.mark.parametrize("kernel", ["does not know that", "takes none of it"])
+@pytest.mark.parametrize("kernel", ["does not know that", "takes none of it", "keeps no books"])
 def test_memory_that_the_kernel_will_not_take_is_given_back(
     budget: Budget, monkeypatch: pytest.MonkeyPatch, kernel: str
 ) -> None:
     if kernel == "does not know that":
         monkeypatch.setattr(Piece, "advise", refusing(MADV_FREE))
+    elif kernel == "takes none of it":
+        monkeypatch.setattr(Piece, "unreclaimable_bytes", lambda piece: 1 << 40)
     else:
-        monkeypatch.setattr(Piece, "unreclaimable_bytes", lambda piece: piece.nbytes)
+        monkeypatch.setattr(pages, "SMAPS", Path("/proc/self/nowhere"))
     state = {"w": torch.ones(BIG)}
     resident = Resident(state, name="a", budget=budget)
     for _ in range(3):
@@ -131,8 +135,8 @@ def test_memory_that_can_not_be_given_back_is_not_free(budget: Budget, monkeypat
         patched.setattr(Piece, "advise", refusing(MADV_FREE, mmap.MADV_DONTNEED))
         with pytest.raises(NotFreed, match=r"can't be given back \(Invalid argument\); do not lock them"):
             resident.offload()
-    resident.update({"then zeros": torch.zeros(BIG)})
-    resident.load()
+        resident.update({"then zeros": torch.zeros(BIG)})
+        resident.load()
     assert torch.equal(state["w"], torch.ones(BIG))
     assert not state["then zeros"].any()
     resident.offload()
@@ -142,12 +146,60 @@ def refusing(*refused: int) -> Callable[[Piece, int], None]:
     """As the kernel does for memory that is locked, or for what it does not know."""
     real = Piece.advise
 
-    def advise(piece: Piece, advice: int) -> None:
+    def advise(piece: Piece, advice: int, part: Tensor | None = None) -> None:
         if advice in refused:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        real(piece, advice)
+        real(piece, advice, part)
 
     return advise
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_memory_that_a_child_holds_is_not_free(budget: Budget, lazy: bool) -> None:
+    state = {"w": torch.ones(BIG)}
+    resident = Resident(state, name="a", budget=budget, memory=CpuMemory(lazy=lazy))
+    resident.offload()
+    resident.load()
+    child = os.fork()
+    if not child:
+        signal.pause()
+    try:
+        with pytest.raises(NotFreed, match="look for who shares them"):
+            resident.offload()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    resident.load()
+    assert torch.equal(state["w"], torch.ones(BIG))
+    resident.offload()
+
+
+def test_two_states_in_one_memory_do_each_other_no_harm(budget: Budget) -> None:
+    memory = CpuMemory(lazy=True)
+    states = [{"w": torch.full((BIG,), value)} for value in (1.0, 2.0)]
+    residents = [Resident(state, name=str(number), budget=budget, memory=memory) for number, state in enumerate(states)]
+    for resident in residents:
+        resident.offload()
+    for resident in residents:
+        resident.load()
+    with pytest.raises(NotFreed, match="and give each state a memory of its own"):
+        residents[0].offload()
+    assert torch.equal(states[1]["w"], torch.full((BIG,), 2.0))
+
+
+def test_a_tensor_that_was_replaced_and_is_still_held_keeps_its_memory(budget: Budget) -> None:
+    state = {"w": torch.ones(BIG)}
+    resident = Resident(state, name="a", budget=budget)
+    resident.offload()
+    resident.load()
+    old, state["w"] = state["w"], torch.full((BIG,), 2.0)
+    with pytest.raises(NotFreed, match="others still hold"):
+        resident.offload()
+    resident.load()
+    assert (old[0].item(), state["w"][0].item()) == (1.0, 2.0)
+    del old
+    resident.offload()
+    assert resident.leaked_bytes == 0
 
 
 def test_an_offload_that_frees_nothing_fails_and_says_what_is_held(budget: Budget) -> None:

@@ -246,11 +246,23 @@ def test_a_load_that_breaks_off_leaves_nothing_on_the_device(budget: Budget, mon
     state, resident = many(budget, copies)
     before = state["w"].clone()
     resident.offload()
+    real = copies.wait
+
+    def wait(lane: int) -> None:
+        real(lane)
+        broken()
+
     with monkeypatch.context() as patched:
-        patched.setattr(copies, "wait", broken)
+        patched.setattr(copies, "wait", wait)
         with pytest.raises(RuntimeError, match="no copies"):
             resident.load()
     assert not state["w"].numel()
+    for lane in copies.open:
+        lane.clear()  # which hold what they were to copy
+    resident.offload()
+    memory = resident.device.memory
+    assert isinstance(memory, LateMemory)
+    assert memory.resident_bytes() == 0
     resident.load()
     assert torch.equal(state["w"], before)
 

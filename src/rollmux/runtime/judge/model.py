@@ -61,10 +61,14 @@ class ModelJudge:
         self._device, self._free_bytes, self._page_tokens = torch.device(device), free_bytes, page_tokens
         body = model.model
         self.layers = StreamedLayers(body.layers[: model.config.num_hidden_layers], memory_of(self._device), claim)
-        for module in (body.embed_tokens, body.norm, body.rotary_emb, model.lm_head):
-            module.to(self._device)
-        self.layers.arrange(range(len(self.layers)))
-        parts = anatomy(model, packed=False)
+        try:
+            for module in (body.embed_tokens, body.norm, body.rotary_emb, model.lm_head):
+                module.to(self._device)
+            self.layers.arrange(range(len(self.layers)))
+            parts = anatomy(model, packed=False)
+        except BaseException:
+            self.layers.undo()
+            raise
         self.layers.show(tuple(parts.layers))
         self._anatomy = replace(parts, layers=self.layers)
         shape = judge_model(model.config, self._anatomy, self.layers.layer_bytes)

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from rollmux.packer.judge import BUFFERS
 from rollmux.runtime.engine.anatomy import Layer
+from rollmux.runtime.engine.errors import UnsupportedModel
 from rollmux.runtime.host import Claim
 from rollmux.runtime.residency import Memory
 from rollmux.runtime.residency.transfer import Transfer
 
 _ALIGN_BYTES = 512
+NONE = -1  # instead of a layer's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class StreamedLayers:
         self._parameters = [list(module.parameters()) for module in weights]
         self._dtype = self._parameters[0][0].dtype
         self._slots = _slots(self._parameters[0])
+        for number in range(len(self)):
+            self._require_alike(number)
         self.layer_bytes = self._slots[-1].at + _aligned(self._slots[-1].nbytes)
         self._memory = memory
         self._layers: Sequence[Layer] = ()
@@ -51,8 +55,8 @@ class StreamedLayers:
         self._claim = claim(nbytes + memory.staging_bytes) if claim is not None else None
         self._at_end = weakref.finalize(self, _forsake, memory, self._claim)
         self._host = torch.empty(nbytes, dtype=torch.uint8)
-        self._take()
         memory.pin(self._host)
+        self._take()
         self._device: Tensor | None = None
         self._streamed: tuple[int, ...] | None = None
         self._held: list[int] = []  # which layer each buffer has, or is getting
@@ -96,6 +100,15 @@ class StreamedLayers:
         self._held, self._streamed, self._device = [], None, None
         self._memory.release()
 
+    def undo(self) -> None:
+        """The layers are whole again, in host memory."""
+        self.release()
+        host = self._host
+        self.close()
+        self._host = host
+        for number in range(len(self)):
+            self._bind_to(number, self._on_host(number))
+
     def close(self) -> None:
         """Gives host memory back too; the layers are of no use any more."""
         self.release()
@@ -129,7 +142,9 @@ class StreamedLayers:
         replaced = self._coming.pop(self._held[buffer], None)
         if replaced is not None:
             replaced.finish()
-        self._empty(self._held[buffer])
+        if self._held[buffer] != NONE:
+            self._empty(self._held[buffer])
+        self._held[buffer] = NONE
         transfer = self._memory.transfer()
         transfer.load(self._piece(buffer), self._on_host(number))
         self._held[buffer] = number
@@ -149,8 +164,18 @@ class StreamedLayers:
             parameter.data = torch.empty(0, dtype=self._dtype, device=self._memory.device)
 
     def _bind(self, number: int, place: int) -> None:
-        for parameter, view in zip(self._parameters[number], self._views(self._piece(place)), strict=True):
+        self._bind_to(number, self._piece(place))
+
+    def _bind_to(self, number: int, piece: Tensor) -> None:
+        for parameter, view in zip(self._parameters[number], self._views(piece), strict=True):
             parameter.data = view
+
+    def _require_alike(self, number: int) -> None:
+        parameters = self._parameters[number]
+        if _slots(parameters) != self._slots or any(each.dtype != self._dtype for each in parameters):
+            raise UnsupportedModel(
+                f"layer {number} is not like the first: all of a judge's are to have one form and type"
+            )
 
     def _views(self, piece: Tensor) -> list[Tensor]:
         return [piece[slot.at : slot.at + slot.nbytes].view(self._dtype).view(slot.shape) for slot in self._slots]

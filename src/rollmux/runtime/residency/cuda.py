@@ -47,14 +47,16 @@ class Sheet:
         """For so many bytes of data."""
         self.rows = nbytes // ROW_BYTES
         with torch.cuda.device(device):  # whose memory pinned memory then is, too
-            self._host = torch.empty(Sheet.nbytes(nbytes), dtype=torch.uint8, pin_memory=True)
+            self._host = torch.empty(Sheet.size(nbytes), dtype=torch.uint8, pin_memory=True)
             self._device = torch.as_tensor(_Mapped(self._host), device=device)
         if self._device.data_ptr() != self._host.data_ptr():
             raise ValueError("torch made a copy: to it this memory is another device's")
 
     @staticmethod
-    def nbytes(nbytes: int) -> int:
-        return nbytes // ROW_BYTES * (NUMBER_BYTES + 1)
+    def size(nbytes: int) -> int:
+        """What it takes: torch pins powers of two."""
+        needed = nbytes // ROW_BYTES * (NUMBER_BYTES + 1)
+        return int(1 << (needed - 1).bit_length())
 
     def host(self, rows: int) -> Sums:
         return self._parts(self._host, rows)
@@ -63,8 +65,8 @@ class Sheet:
         return self._parts(self._device, rows)
 
     def _parts(self, sheet: Tensor, rows: int) -> Sums:
-        sums, filled = torch.split(sheet, [self.rows * NUMBER_BYTES, self.rows])
-        return sums.view(torch.int64)[:rows], filled.view(torch.bool)[:rows]
+        sums, filled = sheet[: rows * NUMBER_BYTES], sheet[self.rows * NUMBER_BYTES :][:rows]
+        return sums.view(torch.int64), filled.view(torch.bool)
 
 
 def _sheets(nbytes: int, device: torch.device) -> list[Sheet]:
@@ -95,7 +97,7 @@ class CudaMemory:
     copies_itself = True
     window = 16  # copies of 64 MiB run at full speed
     span = 8 * window  # summed in less time than one of its windows is copied in
-    staging_bytes = STREAMS * CHUNK_BYTES + 2 * Sheet.nbytes(span * CHUNK_BYTES)
+    staging_bytes = STREAMS * CHUNK_BYTES + 2 * Sheet.size(span * CHUNK_BYTES)
 
     def __init__(self, device: torch.device) -> None:
         if any("expandable_segments:true" in os.environ.get(name, "").lower() for name in CONFIGURATIONS):
@@ -146,6 +148,8 @@ class CudaMemory:
 
     def pin(self, data: Tensor) -> None:
         """What can't be pinned where it lies goes through pinned buffers."""
+        if self._pinned is not None or self._buffers:
+            raise Unfit(f"this memory of {self.device} has another state already: give each its own")
         if int(_runtime().cudaHostRegister(data.data_ptr(), data.numel(), 0)) == 0:
             self._pinned = data
         else:

@@ -53,9 +53,13 @@ class Kept:
             raise BadCopy(f"{error}; start cold") from error
         try:
             kept = cls(claim, HostCopy.open(budget.state_path(name)), memory, shared)
-            kept.verify()
         except BaseException:
             claim.leave()
+            raise
+        try:
+            kept.verify()
+        except BaseException:
+            kept.leave()
             raise
         return kept
 

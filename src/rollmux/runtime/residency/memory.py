@@ -6,7 +6,9 @@ What `release` returns from is free: it has asked those who keep the books, not 
 import mmap
 import os
 import sys
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -27,7 +29,7 @@ PENDING_BYTES = 31 * PAGE_BYTES
 
 
 class Memory(Protocol):
-    """One device."""
+    """One device, for one state: each has its own, whose moves come one after the other."""
 
     device: torch.device
     copies_itself: bool  # else the processor does, which looks in passing at what it copies
@@ -78,22 +80,30 @@ class CpuMemory:
 
     def __init__(self, *, lazy: bool = False) -> None:
         self.lazy = lazy
-        self._piece: Piece | None = None
-        self._untouched = self._zero = False  # what the kernel is known to give next; what it has given
+        self._piece: Piece | None = None  # kept for the next state of this size
+        self._given: weakref.ref[torch.UntypedStorage] | None = None  # whoever looks at the piece
+        self._given_back = True  # the piece is as the kernel gives it, zero
+        self._zero = False  # it was when it was last taken
 
     def holds(self, tensor: Tensor) -> bool:
         return tensor.device == self.device
 
     def allocate(self, nbytes: int) -> Tensor:
-        if self._piece is None or nbytes != self._piece.nbytes:
-            self._piece, self._untouched = Piece(nbytes), True
-        self._zero, self._untouched = self._untouched, False
-        return self._piece.tensor()
+        if self._piece is None or nbytes != self._piece.nbytes or self._is_in_use():
+            self._piece, self._given_back = Piece(nbytes), True
+        self._zero, self._given_back = self._given_back, False
+        made = self._piece.tensor()
+        self._given = weakref.ref(made.untyped_storage())
+        return made
 
     def clear(self, part: Tensor) -> None:
         """By the kernel, once somebody needs it."""
-        if not self._zero and self._piece is not None:
-            self._piece.empty(part)
+        if self._zero or self._piece is None:
+            return
+        try:
+            self._piece.advise(mmap.MADV_DONTNEED, part)
+        except OSError:  # as for memory that is locked
+            part.zero_()
 
     def expect(self, nbytes: int, in_one: bool) -> None:
         """The kernel is asked afterwards."""
@@ -102,30 +112,20 @@ class CpuMemory:
         piece = self._piece
         if piece is None:
             return
-        if not (self.lazy and self._left_to_the_kernel(piece)):
-            self._give_back(piece)
-            self._untouched = True
-
-    def _left_to_the_kernel(self, piece: Piece) -> bool:
-        """Whether its books say that it can take all of it: not each kernel does this, nor for all memory."""
-        try:
-            piece.advise(MADV_FREE)
-        except OSError:
-            return False
-        return not _not_the_kernels(piece)
-
-    def _give_back(self, piece: Piece) -> None:
-        try:
-            piece.advise(mmap.MADV_DONTNEED)
-        except OSError as error:
-            raise NotFreed(f"{shown(piece.nbytes)} can't be given back ({error.strerror}); do not lock them") from error
-        left = piece.resident_bytes()
-        if left:
-            raise NotFreed(f"the kernel still keeps {shown(left)} of {shown(piece.nbytes)}; look for who shares them")
+        if self._is_in_use():
+            raise NotFreed(
+                f"{shown(piece.nbytes)} are in use: drop what looks at them, and give each state a memory of its own"
+            )
+        if not (self.lazy and _left_to_the_kernel(piece)):
+            _give_back(piece)
+            self._given_back = True
 
     def abandon(self) -> None:
         """Somebody else looks at the last piece: it stays theirs."""
         self._piece = None
+
+    def _is_in_use(self) -> bool:
+        return self._given is not None and self._given() is not None
 
     def resident_bytes(self) -> int:
         """What the kernel keeps of the last piece."""
@@ -133,7 +133,7 @@ class CpuMemory:
 
     def used_bytes(self) -> int:
         """What of it is not the kernel's to take."""
-        return 0 if self._piece is None else _not_the_kernels(self._piece)
+        return 0 if self._piece is None else _used(self._piece)
 
     def pin(self, data: Tensor) -> None:
         """Host memory is what it is."""
@@ -149,9 +149,37 @@ class CpuMemory:
         return partial(sums_of, data)
 
 
-def _not_the_kernels(piece: Piece) -> int:
+def _left_to_the_kernel(piece: Piece) -> bool:
+    """Leaves all of it, if the kernel's books say so: not each kernel keeps such books, nor of all memory."""
+    if piece.nbytes <= _pending():
+        return False
+    try:
+        piece.advise(MADV_FREE)
+        return _used(piece) == 0
+    except OSError:
+        return False
+
+
+def _give_back(piece: Piece) -> None:
+    shared = 0
+    with suppress(OSError):
+        shared = piece.shared_bytes()
+    try:
+        piece.advise(mmap.MADV_DONTNEED)
+    except OSError as error:
+        raise NotFreed(f"{shown(piece.nbytes)} can't be given back ({error.strerror}); do not lock them") from error
+    left = piece.resident_bytes() or shared
+    if left:
+        raise NotFreed(f"the kernel still keeps {shown(left)} of {shown(piece.nbytes)}; look for who shares them")
+
+
+def _used(piece: Piece) -> int:
     left = piece.unreclaimable_bytes()
-    return left if left > (os.cpu_count() or 1) * PENDING_BYTES else 0
+    return left if left > _pending() else 0
+
+
+def _pending() -> int:
+    return (os.cpu_count() or 1) * PENDING_BYTES
 
 
 def memory_of(device: torch.device) -> Memory:

@@ -113,16 +113,22 @@ class _Sending:
             found = dict(zip(span, zip(sums, filled, strict=True), strict=True))
             if number < len(spans):
                 self._ask(spans[number])
-            for window in sorted(_cut(span, self._memory.window), key=begun.__contains__):
-                self._compare(window, found)
+            windows = [*_cut(span, self._memory.window)]
+            for window in windows:
                 if window not in begun:
+                    self._compare(window, found)
                     self._start(chunk for chunk in window if self.changed.get(chunk, ZEROS) != ZEROS)
+            for window in windows:
+                if window in begun:
+                    self._compare(window, found)
 
     def finish(self) -> None:
         """Nothing is under way any more, even if not all was begun."""
-        self._transfer.finish()
-        for asked in self._asked:
-            asked()
+        try:
+            self._transfer.finish()
+        finally:
+            for asked in self._asked:
+                asked()
 
     def _ask(self, span: range) -> None:
         self._asked.append(self._memory.sums(_stretch(self._flat, span)))

@@ -101,11 +101,6 @@ class OnDevice:
         """Empties the tensors, of which all are in `flat`; what they were is still there."""
         self._left = True
         self._empty()
-        self._expect(self._let_go())
-
-    def _expect(self, let_go: Storages) -> None:
-        in_one = self.flat is not None and len(let_go) == 1
-        self.memory.expect(sum(nbytes for _, nbytes in let_go), in_one)
 
     def _empty(self) -> None:
         blanks: dict[torch.dtype, Tensor] = {}
@@ -154,8 +149,8 @@ class OnDevice:
     def vacate(self, home: tuple[Layout, Tensor] | None = None) -> None:
         """Empties the tensors, or binds them to their piece at home, and gives their memory back."""
         let_go = self._let_go()
-        if not self._left:
-            self._expect(let_go)
+        in_one = self.flat is not None and len(let_go) == 1
+        self.memory.expect(sum(nbytes for _, nbytes in let_go), in_one)
         if home is not None:
             layout, piece = home
             for place in layout.places:
@@ -176,7 +171,8 @@ class OnDevice:
         if self.flat is not None and self._settled:
             storage = self.flat.untyped_storage()
             return [(weakref.ref(storage), storage.nbytes())]
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in self._tensors.values()}
+        there = [*self._tensors.values(), *([self.flat] if self.flat is not None else [])]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in there}
         return [(weakref.ref(storage), storage.nbytes()) for storage in storages.values()]
 
     @property

@@ -8,7 +8,7 @@ import ctypes
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import cycle
 from pathlib import Path
 
@@ -51,12 +51,10 @@ class Piece:
         offset = -self.start % HUGE_BYTES or HUGE_BYTES
         return torch.frombuffer(self._bytes, dtype=torch.uint8, offset=offset, count=self.nbytes)
 
-    def advise(self, advice: int) -> None:
-        _called(_libc.madvise, self.start, self._length, advice)
-
-    def empty(self, part: Tensor) -> None:
-        """Whole pages of it: the kernel takes them back, and gives zeros for them."""
-        _called(_libc.madvise, part.data_ptr(), part.nbytes, mmap.MADV_DONTNEED)
+    def advise(self, advice: int, part: Tensor | None = None) -> None:
+        """Of all of it, or of whole pages."""
+        at, nbytes = (self.start, self._length) if part is None else (part.data_ptr(), part.nbytes)
+        _called(_libc.madvise, at, nbytes, advice)
 
     def resident_bytes(self) -> int:
         """How much of it is in memory."""
@@ -66,7 +64,15 @@ class Piece:
 
     def unreclaimable_bytes(self) -> int:
         """How much of it is in memory, and not the kernel's to take."""
-        kept, inside = 0, False
+        return self._told({b"Rss:": 1, b"LazyFree:": -1})
+
+    def shared_bytes(self) -> int:
+        """How much of it other processes have in memory too: children that this one had meanwhile."""
+        return self._told({b"Shared_Clean:": 1, b"Shared_Dirty:": 1})
+
+    def _told(self, signs: Mapping[bytes, int]) -> int:
+        """The sum of these lines of the kernel's books."""
+        told, inside = 0, False
         with SMAPS.open("rb", buffering=PAGE_BYTES) as lines:  # no more than what the kernel writes at once
             for line in lines:
                 word, *rest = line.split()
@@ -75,9 +81,9 @@ class Piece:
                     if low >= self.end:
                         break
                     inside = high > self.start
-                elif inside and word in (b"Rss:", b"LazyFree:"):
-                    kept += int(rest[0]) * (1024 if word == b"Rss:" else -1024)
-        return kept
+                elif inside and word in signs:
+                    told += int(rest[0]) * 1024 * signs[word]
+        return told
 
 
 def _called(function: Callable[..., int], at: int, nbytes: int, argument: object) -> None:

@@ -16,14 +16,11 @@ import torch
 from torch import Tensor
 
 from rollmux.runtime.residency.checksum import digest, rows_of
-from rollmux.runtime.residency.layout import ROW_BYTES
+from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
 
 # Source and target of a part fit into a core's own cache (1 MiB), where the part's sum costs a third of reading it
 # again: the sums of 538 MB took 8 ms there, and 21 ms from memory.
 PART_BYTES = 512 << 10
-# From so much on the system's `memmove` writes past the caches: three quarters of the last one, or a quarter.
-LONG_BYTES = 64 << 20
-
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes, _memcmp.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
 
@@ -85,7 +82,7 @@ class InThreads:
         in_threads(lambda number: copy(*pairs[number]), range(len(pairs)), self._threads)
 
     def _share(self, data: Tensor) -> int:
-        return max(-(-data.numel() // self._threads), LONG_BYTES)
+        return max(-(-data.numel() // self._threads), CHUNK_BYTES)
 
     def _add(self, target: Tensor, source: Tensor, piece: int) -> None:
         self._open += zip(torch.split(target, piece), torch.split(source, piece), strict=True)

@@ -101,6 +101,7 @@ class Resident:
         self.kept: Kept | None = None
         self._at_end: weakref.finalize[..., Resident] | None = None
         self._loaded_version = 0
+        self._broken_off = False
         self._lock = RLock()
 
     # -- what a phase calls ------------------------------------------------------------------------------------------
@@ -116,10 +117,18 @@ class Resident:
             try:
                 self._fill(self.device.memory.allocate(self._layout.nbytes))
             except BaseException:
+                self._broken_off = True
                 if self.device.flat is not None:
                     self.device.vacate()
                 raise
             self._loaded = True
+
+    def _clear_away(self) -> None:
+        """A load that failed could not give back what its error still looked at."""
+        if self._broken_off:
+            self.device.memory.expect(0, in_one=False)
+            self.device.memory.release()
+            self._broken_off = False
 
     def _fill(self, flat: Tensor) -> None:
         if self.kept is not None and self.kept.whole:
@@ -150,6 +159,7 @@ class Resident:
         with self._lock:
             if not self._loaded:
                 self.device.require_freed()
+                self._clear_away()
                 return
             if self.device.watched and notes is None:
                 self.device.require_unchanged()
