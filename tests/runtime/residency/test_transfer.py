@@ -10,7 +10,7 @@ from rollmux.runtime.host import Budget
 from rollmux.runtime.host.budget import Claim
 from rollmux.runtime.residency import Changed, Resident, Unfit
 from rollmux.runtime.residency.layout import CHUNK_BYTES
-from rollmux.runtime.residency.moves import AHEAD
+from rollmux.runtime.residency.sending import AHEAD
 from rollmux.runtime.residency.transfer import Direct, Staged
 from tests.runtime.residency.late import LateCopies, LateMemory
 

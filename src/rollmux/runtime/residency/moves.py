@@ -1,20 +1,19 @@
 """The two ways between a flat piece of device memory and what is kept on the host, and changes on the host alone."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import Unfit
-from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, Sums, checksum, digest
+from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum
 from rollmux.runtime.residency.kept import Kept
-from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES, Layout, Place, Survey
+from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.passing import copy_summed, in_threads, is_zero, same
 from rollmux.runtime.residency.record import Record
-
-ROWS = CHUNK_BYTES // ROW_BYTES
-AHEAD = 3  # windows whose copies begin before it is known whether they have changed
+from rollmux.runtime.residency.sending import AHEAD, Sending
+from rollmux.runtime.residency.stretches import runs, stretch
 
 
 def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], object]) -> int:
@@ -24,8 +23,8 @@ def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], obje
         record = kept.refresh()
         transfer = memory.transfer()
         try:
-            for run in _runs(range(kept.host.layout.chunks), kept.place, memory.window):
-                target = _stretch(flat, run)
+            for run in runs(range(kept.host.layout.chunks), kept.place, memory.window):
+                target = stretch(flat, run)
                 if kept.is_zero(run.start):
                     clear(target)
                 else:
@@ -49,7 +48,7 @@ def save(
         elif not memory.copies_itself:
             changed = _in_passing(kept, flat, memory)
         else:
-            sending = _Sending(kept, flat, memory)
+            sending = Sending(kept, flat, memory)
             try:
                 sending.begin(0)
             finally:
@@ -72,7 +71,7 @@ def save_early(
     Needs a version in one of two slots, which holds until the end.
     """
     with kept.writing():
-        sending = _Sending(kept, flat, memory)
+        sending = Sending(kept, flat, memory)
         try:
             sending.begin(AHEAD)
             seen, aside = look()
@@ -86,69 +85,6 @@ def save_early(
     return seen.at_home
 
 
-class _Sending:
-    """Copies chunks whose checksum is another one; the device makes the sums meanwhile.
-
-    Of the windows that it copies before it knows, what has not changed is in no version.
-    """
-
-    def __init__(self, kept: Kept, flat: Tensor, memory: Memory) -> None:
-        self.changed = dict[int, bytes]()
-        self._kept, self._flat, self._memory = kept, flat, memory
-        self._asked: list[Callable[[], Sums]] = []  # sums that nobody has waited for yet
-        self._transfer = memory.transfer()  # waits for what the device has been asked so far, and so not for sums
-
-    def begin(self, ahead: int) -> None:
-        """`ahead`: so many windows are copied before they are compared, and the first before sums are asked for."""
-        chunks = range(self._kept.host.layout.chunks)
-        begun = [*_cut(chunks, self._memory.window)][:ahead]
-        for window in begun[:1]:
-            self._start(window)
-        spans = [*_cut(chunks, self._memory.span)]
-        self._ask(spans[0])
-        for window in begun[1:]:
-            self._start(window)
-        for number, span in enumerate(spans, 1):
-            sums, filled = (torch.split(each, ROWS) for each in self._asked.pop()())
-            found = dict(zip(span, zip(sums, filled, strict=True), strict=True))
-            if number < len(spans):
-                self._ask(spans[number])
-            windows = [*_cut(span, self._memory.window)]
-            for window in windows:
-                if window not in begun:
-                    self._compare(window, found)
-                    self._start(chunk for chunk in window if self.changed.get(chunk, ZEROS) != ZEROS)
-            for window in windows:
-                if window in begun:
-                    self._compare(window, found)
-
-    def finish(self) -> None:
-        """Nothing is under way any more, even if not all was begun."""
-        try:
-            self._transfer.finish()
-        finally:
-            for asked in self._asked:
-                asked()
-
-    def _ask(self, span: range) -> None:
-        self._asked.append(self._memory.sums(_stretch(self._flat, span)))
-
-    def _start(self, chunks: Iterable[int]) -> None:
-        for run in _runs(chunks, self._kept.next_slot, self._memory.window):
-            self._transfer.save(self._kept.target(run.start, len(run)), _stretch(self._flat, run))
-
-    def _compare(self, window: range, sums: Mapping[int, Sums]) -> None:
-        for chunk in window:
-            found = digest(*sums[chunk])
-            if found != self._kept.sum_of(chunk):
-                self.changed[chunk] = found
-
-
-def _cut(chunks: range, length: int) -> Iterator[range]:
-    for first in range(0, len(chunks), length):
-        yield chunks[first : first + length]
-
-
 def _drafted(kept: Kept, changed: Mapping[int, bytes], notes: bytes | None, aside: bytes) -> Record | None:
     """The next version, if anything differs."""
     if changed or notes is not None or aside != kept.aside or not kept.whole:
@@ -159,26 +95,6 @@ def _drafted(kept: Kept, changed: Mapping[int, bytes], notes: bytes | None, asid
 def _commit(kept: Kept, draft: Record | None) -> None:
     if draft is not None:
         kept.commit(draft)
-
-
-def _stretch(flat: Tensor, run: range) -> Tensor:
-    """So many chunks of it."""
-    return flat[run.start * CHUNK_BYTES : run.stop * CHUNK_BYTES]
-
-
-def _runs(chunks: Iterable[int], place: Callable[[int], object], longest: int) -> Iterator[range]:
-    """Neighbours that are in one place, at most so many together."""
-    run, where = range(0), object()
-    for chunk in chunks:
-        found = place(chunk)
-        if run and chunk == run.stop and found == where and len(run) < longest:
-            run = range(run.start, chunk + 1)
-            continue
-        if run:
-            yield run
-        run, where = range(chunk, chunk + 1), found
-    if run:
-        yield run
 
 
 def _in_passing(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
@@ -196,8 +112,8 @@ def _in_passing(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
     found = in_threads(passed, range(len(sources)), torch.get_num_threads())
     changed = {chunk: each for chunk, each in enumerate(found) if each is not None}
     transfer = memory.transfer()
-    for run in _runs((chunk for chunk, each in changed.items() if each == UNSUMMED), kept.next_slot, memory.window):
-        transfer.save(kept.target(run.start, len(run)), _stretch(flat, run))
+    for run in runs((chunk for chunk, each in changed.items() if each == UNSUMMED), kept.next_slot, memory.window):
+        transfer.save(kept.target(run.start, len(run)), stretch(flat, run))
     transfer.finish()
     return changed
 
