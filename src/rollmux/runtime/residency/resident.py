@@ -121,7 +121,7 @@ class Resident:
                 if self.device.flat is not None:
                     self.device.vacate()
                 raise
-            self._loaded = True
+            self._loaded, self._broken_off = True, False
 
     def _clear_away(self) -> None:
         """A load that failed could not give back what its error still looked at."""
