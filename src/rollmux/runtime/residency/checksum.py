@@ -1,50 +1,88 @@
-"""A checksum that keeps up with memory: a sum for each row of 4 KiB, and a hash over the sums.
+"""A checksum that keeps up with memory: the sums of a chunk's rows and of its columns, and a hash over them.
 
-A changed row keeps its sum by an accident of one in 2^64; the one systematic miss is words that change places within
-a row. The sums are made where the data are, so that a GPU sums its own memory and sends only a 512th of it.
-What is zero from end to end has a checksum of its own: that says all there is to know about it. So has what nobody has
-summed.
+A row is 4 KiB, a column the words that stand at one place of each row. A word that changes changes both its sums, words
+that change places those of their columns: what keeps all of them is an accident of one in 2^64, or four changes at the
+corners of a rectangle that make up for each other. The sums are made where the data are, so that a GPU sums its own
+memory and sends only a 340th of it. What is zero from end to end has a checksum of its own: that says all there is to
+know about it. So has what nobody has summed.
 """
 
-from hashlib import blake2b
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.layout import ROW_BYTES
+from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
 
-SUM_BYTES, NUMBER_BYTES = 16, 8  # of a chunk, and of a row
+SUM_BYTES, NUMBER_BYTES = 16, 8  # of a chunk, and of a row or column
 ZEROS, UNSUMMED = bytes(SUM_BYTES), b"\xff" * SUM_BYTES
+COLUMNS, ROWS = ROW_BYTES // NUMBER_BYTES, CHUNK_BYTES // ROW_BYTES
+
+
+class Sums(NamedTuple):
+    """Of each chunk one line: the sums of its columns and then of its rows, and whether there is anything in each row.
+
+    The last chunk may have fewer rows, and what follows them in its line says nothing.
+    """
+
+    rows: int
+    numbers: Tensor
+    filled: Tensor
+
+    @classmethod
+    def blank(cls, rows: int, device: torch.device) -> "Sums":
+        lines = -(-rows // ROWS)
+        numbers = torch.empty((lines, COLUMNS + ROWS), dtype=torch.int64, device=device)
+        return cls(rows, numbers, torch.empty((lines, ROWS), dtype=torch.bool, device=device))
+
+    def cpu(self) -> "Sums":
+        return Sums(self.rows, self.numbers.cpu(), self.filled.cpu())
 
 
 def rows_of(data: Tensor) -> Tensor:
     """The words of each row."""
-    return data.view(torch.int64).view(-1, ROW_BYTES // NUMBER_BYTES)
-
-
-def row_sums(data: Tensor) -> Tensor:
-    """One number for each row of bytes, on the device where they are."""
-    return rows_of(data).sum(1)
-
-
-Sums = tuple[Tensor, Tensor]  # of each row its sum, and whether there is anything in it
+    return data.view(torch.int64).view(-1, COLUMNS)
 
 
 def sums_of(data: Tensor, into: Sums | None = None) -> Sums:
-    """What it takes to tell the checksum of any part of the data without looking at them again."""
-    sums, filled = into if into is not None else (None, None)
+    """What it takes to tell the checksum of each chunk without looking at the data again."""
     rows = rows_of(data)
-    return torch.sum(rows, 1, out=sums), torch.any(rows, 1, out=filled)
+    sums = into if into is not None else Sums.blank(len(rows), data.device)
+    whole = len(rows) // ROWS
+    if whole:
+        _sum(rows[: whole * ROWS].view(whole, ROWS, COLUMNS), sums.numbers[:whole], sums.filled[:whole])
+    if rest := len(rows) % ROWS:
+        _sum(rows[whole * ROWS :].view(1, rest, COLUMNS), sums.numbers[whole:], sums.filled[whole:])
+    return sums
 
 
-def digest(sums: Tensor, filled: Tensor) -> bytes:
-    """The checksum of what has these sums, which are on the host. `filled` has anything in it if the data have."""
-    numbers = sums.numpy()
-    if not numbers.any() and not bool(filled.any()):
-        return ZEROS
-    return blake2b(numbers.data, digest_size=SUM_BYTES).digest()
+def _sum(chunks: Tensor, numbers: Tensor, filled: Tensor) -> None:
+    rows = chunks.shape[1]
+    torch.sum(chunks, 1, out=numbers[:, :COLUMNS])
+    torch.sum(chunks, 2, out=numbers[:, COLUMNS : COLUMNS + rows])
+    torch.any(chunks, 2, out=filled[:, :rows])
+
+
+def digests(sums: Sums) -> Iterator[bytes]:
+    """The checksum of each chunk, from sums that are on the host."""
+    starts = range(0, sums.rows, ROWS)
+    filled = np.logical_or.reduceat(sums.filled.numpy().reshape(-1)[: sums.rows], starts).tolist()
+    for first, numbers, anything in zip(starts, sums.numbers.numpy(), filled, strict=True):
+        yield digest(numbers[: COLUMNS + sums.rows - first].data) if anything else ZEROS
+
+
+def digest(numbers: memoryview) -> bytes:
+    """The checksum of a chunk that is not zero, from its sums."""
+    return sha256(numbers, usedforsecurity=False).digest()[:SUM_BYTES]
 
 
 def checksum(data: Tensor) -> bytes:
-    """Of whole rows of bytes, on whatever device they are."""
-    return digest(row_sums(data).cpu(), data)
+    """Of one chunk on the host."""
+    rows = rows_of(data)
+    numbers = torch.cat((rows.sum(0), rows.sum(1)))
+    if not numbers.any() and not data.any():
+        return ZEROS
+    return digest(numbers.numpy().data)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import NoRoom, Unfit, shown
-from rollmux.runtime.residency.checksum import NUMBER_BYTES, Sums, sums_of
+from rollmux.runtime.residency.checksum import COLUMNS, NUMBER_BYTES, ROWS, Sums, sums_of
 from rollmux.runtime.residency.errors import NotFreed
 from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
 from rollmux.runtime.residency.transfer import Direct, Staged, Transfer
@@ -18,6 +18,7 @@ log = logging.getLogger("rollmux")
 STREAMS = 2
 # Of torch's allocator: from so much on, in such steps, a block is a segment of the device's own.
 LEAST_BLOCK_BYTES, BLOCK_STEP_BYTES = 10 << 20, 2 << 20
+LINE_BYTES = (COLUMNS + ROWS) * NUMBER_BYTES
 CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -27,10 +28,12 @@ class CudaCopies:
     def __init__(self, device: torch.device) -> None:
         self.lanes = STREAMS
         self._streams = [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+        self._before = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def follow(self, device: torch.device) -> None:
+        self._before.record(torch.cuda.current_stream(device))
         for stream in self._streams:
-            stream.wait_stream(torch.cuda.current_stream(device))
+            stream.wait_event(self._before)
 
     def start(self, lane: int, target: Tensor, source: Tensor) -> None:
         with torch.cuda.stream(self._streams[lane]):
@@ -43,19 +46,18 @@ class CudaCopies:
 class Sheet:
     """Pinned memory where a GPU writes sums by itself: copies of them would wait behind those that are under way."""
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
-        """For so many bytes of data."""
-        self.rows = nbytes // ROW_BYTES
+    def __init__(self, chunks: int, device: torch.device) -> None:
+        self._chunks = chunks
         with torch.cuda.device(device):  # whose memory pinned memory then is, too
-            self._host = torch.empty(Sheet.size(nbytes), dtype=torch.uint8, pin_memory=True)
+            self._host = torch.empty(Sheet.size(chunks), dtype=torch.uint8, pin_memory=True)
             self._device = torch.as_tensor(_Mapped(self._host), device=device)
         if self._device.data_ptr() != self._host.data_ptr():
             raise ValueError("torch made a copy: to it this memory is another device's")
 
     @staticmethod
-    def size(nbytes: int) -> int:
+    def size(chunks: int) -> int:
         """What it takes: torch pins powers of two."""
-        needed = nbytes // ROW_BYTES * (NUMBER_BYTES + 1)
+        needed = chunks * (LINE_BYTES + ROWS)
         return int(1 << (needed - 1).bit_length())
 
     def host(self, rows: int) -> Sums:
@@ -65,14 +67,15 @@ class Sheet:
         return self._parts(self._device, rows)
 
     def _parts(self, sheet: Tensor, rows: int) -> Sums:
-        sums, filled = sheet[: rows * NUMBER_BYTES], sheet[self.rows * NUMBER_BYTES :][:rows]
-        return sums.view(torch.int64), filled.view(torch.bool)
+        lines = -(-rows // ROWS)
+        numbers, filled = sheet[: lines * LINE_BYTES], sheet[self._chunks * LINE_BYTES :][: lines * ROWS]
+        return Sums(rows, numbers.view(torch.int64).view(lines, -1), filled.view(torch.bool).view(lines, -1))
 
 
-def _sheets(nbytes: int, device: torch.device) -> list[Sheet]:
+def _sheets(chunks: int, device: torch.device) -> list[Sheet]:
     """One for sums that are being read, and one for those that come; none where there can't be any."""
     try:
-        return [Sheet(nbytes, device) for _ in range(2)]
+        return [Sheet(chunks, device) for _ in range(2)]
     except (RuntimeError, TypeError, ValueError) as error:
         log.warning("%s: sums are copied to the host, which makes offloads slower: %s", device, error)
         return []
@@ -97,7 +100,7 @@ class CudaMemory:
     copies_itself = True
     window = 16  # copies of 64 MiB run at full speed
     span = 8 * window  # summed in less time than one of its windows is copied in
-    staging_bytes = STREAMS * CHUNK_BYTES + 2 * Sheet.size(span * CHUNK_BYTES)
+    staging_bytes = STREAMS * CHUNK_BYTES + 2 * Sheet.size(span)
 
     def __init__(self, device: torch.device) -> None:
         if any("expandable_segments:true" in os.environ.get(name, "").lower() for name in CONFIGURATIONS):
@@ -154,7 +157,7 @@ class CudaMemory:
             self._pinned = data
         else:
             self._buffers = _buffers()
-        self._sheets = _sheets(self.span * CHUNK_BYTES, self.device)
+        self._sheets = _sheets(self.span, self.device)
 
     def unpin(self) -> None:
         pinned, self._pinned, self._buffers, self._sheets = self._pinned, None, [], []
@@ -168,8 +171,7 @@ class CudaMemory:
     def sums(self, data: Tensor) -> Callable[[], Sums]:
         rows = data.nbytes // ROW_BYTES
         if not self._sheets:
-            sums, filled = sums_of(data)
-            return lambda: (sums.cpu(), filled.cpu())
+            return sums_of(data).cpu
         self._sheets.reverse()
         sheet = self._sheets[0]
         sums_of(data, into=sheet.device(rows))

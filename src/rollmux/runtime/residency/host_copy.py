@@ -22,7 +22,7 @@ from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout
 from rollmux.runtime.residency.pages import HUGE_BYTES, PAGE_BYTES
 from rollmux.runtime.residency.record import Record
 
-FORMAT = 3
+FORMAT = 4
 MADV_POPULATE_WRITE = 23  # of Linux; Python 3.11 does not name it
 
 
@@ -48,6 +48,7 @@ class HostCopy:
 
     def __init__(self, path: Path, head: Head, layout: Layout, mapped: mmap.mmap) -> None:
         self.path, self.layout, self.slots = path, layout, head.slots
+        self.stamp = head.stamp  # names the layout
         self._head, self._mapped = head, mapped
         self._under_way: Path | None = None  # where it stands until it has a version
         self.data = torch.frombuffer(mapped, dtype=torch.uint8, offset=head.data_at, count=head.slots * layout.nbytes)
@@ -96,11 +97,6 @@ class HostCopy:
         return len(self._mapped)
 
     @property
-    def stamp(self) -> int:
-        """Names the layout."""
-        return self._head.stamp
-
-    @property
     def is_visible(self) -> bool:
         """Whether it has had a version."""
         return self._under_way is None
@@ -110,9 +106,13 @@ class HostCopy:
         if self._under_way is not None:
             self._under_way.unlink(missing_ok=True)
 
-    def newest(self) -> Record | None:
-        """The newest whole version."""
-        both = [records.unpacked(self._area(number), self._head.stamp) for number in (0, 1)]
+    def newest(self, known: Record | None = None) -> Record | None:
+        """The newest whole version. What is known is not read again, as long as nothing newer stands here."""
+        areas = [self._area(number) for number in (0, 1)]
+        said = max(records.version_at(area, self.stamp) for area in areas)
+        if known is not None and (known.stamp, known.version) == (self.stamp, said):
+            return known
+        both = [records.unpacked(area, self.stamp) for area in areas]
         return max((each for each in both if each is not None), key=lambda each: each.version, default=None)
 
     def view(self, chunk: int, slot: int, count: int = 1) -> Tensor:
@@ -137,9 +137,9 @@ class HostCopy:
     def _area_at(self, number: int) -> int:
         return PAGE_BYTES + self._head.catalogue_bytes + number * self._head.record_bytes
 
-    def _area(self, number: int) -> bytes:
+    def _area(self, number: int) -> memoryview:
         at = self._area_at(number)
-        return self._mapped[at : at + self._head.record_bytes]
+        return memoryview(self._mapped)[at : at + self._head.record_bytes]
 
 
 def _head(layout: Layout, slots: int) -> tuple[Head, bytes]:

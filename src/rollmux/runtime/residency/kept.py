@@ -77,7 +77,7 @@ class Kept:
 
     def newest_version(self) -> int:
         """Whoever has written it."""
-        found = self.host.newest()
+        found = self.host.newest(self.record)
         return max(self.version, 0 if found is None else found.version)
 
     @property
@@ -90,7 +90,7 @@ class Kept:
 
     def refresh(self) -> Record:
         """The version that holds now."""
-        found = self.host.newest()
+        found = self.host.newest(self.record)
         if found is None:
             raise BadCopy(f"{self.host.path} holds no whole version: its writer was broken off; start cold")
         self.record = found
@@ -151,7 +151,7 @@ class Kept:
                 os.close(file)
 
     def _begin(self) -> None:
-        found = self.host.newest()
+        found = self.host.newest(self.record)
         if found is not None:
             self.record = found
         elif self.record is not None:

@@ -6,7 +6,6 @@ Every tensor object comes once, under the first name that leads to it. What is n
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +28,12 @@ class Leaf:
 
 def leaves(state: object) -> list[Leaf]:
     """All tensors of a state that hold anything; gradients last, where they are long runs of zeros if they are zero."""
-    found: dict[int, Leaf] = {}
-    for name, tensor in _walk("", state):
-        _meet(found, name, tensor)
-    for leaf in [*found.values()]:
+    walk = _Walk()
+    walk.through("", state)
+    for leaf in [*walk.found.values()]:
         if leaf.tensor.is_leaf and leaf.tensor.grad is not None:
-            _meet(found, f"{leaf.name}.grad", leaf.tensor.grad)
-    return [leaf for leaf in found.values() if leaf.tensor.untyped_storage().nbytes()]
+            walk.meet(f"{leaf.name}.grad", leaf.tensor.grad)
+    return [leaf for leaf in walk.found.values() if leaf.tensor.untyped_storage().nbytes()]
 
 
 def fill(state: object, known: Mapping[str, Callable[[], Tensor]]) -> Callable[[], None]:
@@ -77,27 +75,53 @@ def _optimizers(name: str, value: object) -> Iterator[tuple[str, Optimizer]]:
             yield from _optimizers(_under(name, below), item)
 
 
-def _meet(found: dict[int, Leaf], name: str, tensor: Tensor) -> None:
-    if id(tensor) not in found:
-        _check(name, tensor)
-        found[id(tensor)] = Leaf(name, tensor)
+class _Walk:
+    """Goes through a state, as each offload does: without generators, which took half as long again."""
 
+    def __init__(self) -> None:
+        self.found = dict[int, Leaf]()
+        self._modules = set[int]()
 
-def _walk(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-        if value._base is not None:  # a view holds on to what it was made from
-            yield f"{name}.base", value._base
-    elif isinstance(value, nn.Module):
-        for path, module in value.named_modules(prefix=name):
-            for below, tensor in chain(module._parameters.items(), module._buffers.items()):
+    def through(self, name: str, value: object) -> None:
+        if isinstance(value, Tensor):
+            self._tensor(name, value)
+        elif isinstance(value, nn.Module):
+            self._module(name, value)
+        elif isinstance(value, Optimizer):
+            self._optimizer(name, value)
+        elif not isinstance(value, PLAIN):
+            for below, item in _items(name, value):
+                self.through(_under(name, below), item)
+
+    def meet(self, name: str, tensor: Tensor) -> None:
+        if id(tensor) not in self.found:
+            _check(name, tensor)
+            self.found[id(tensor)] = Leaf(name, tensor)
+
+    def _tensor(self, name: str, tensor: Tensor) -> None:
+        self.meet(name, tensor)
+        if tensor._base is not None:  # a view holds on to what it was made from
+            self.meet(f"{name}.base", tensor._base)
+
+    def _module(self, name: str, module: nn.Module) -> None:
+        if id(module) in self._modules:
+            return
+        self._modules.add(id(module))
+        for tensors in (module._parameters, module._buffers):
+            for below, tensor in tensors.items():
                 if tensor is not None:
-                    yield from _walk(_under(path, below), tensor)
-    elif isinstance(value, Optimizer):
-        yield from _optimizer(name, value)
-    elif not isinstance(value, PLAIN):
-        for below, item in _items(name, value):
-            yield from _walk(_under(name, below), item)
+                    self._tensor(_under(name, below), tensor)
+        for below, part in module._modules.items():
+            if part is not None:
+                self._module(_under(name, below), part)
+
+    def _optimizer(self, name: str, optimizer: Optimizer) -> None:
+        parameters = _parameters(optimizer)
+        for place, parameter in enumerate(parameters):
+            self._tensor(_under(name, f"params.{place}"), parameter)
+        for place, parameter in enumerate(parameters):
+            if parameter in optimizer.state:
+                self.through(_under(name, f"state.{place}"), optimizer.state[parameter])
 
 
 def _items(name: str, value: object) -> Iterator[tuple[str, object]]:
@@ -111,15 +135,6 @@ def _items(name: str, value: object) -> Iterator[tuple[str, object]]:
     else:
         remedy = "give its tensors in a dict, or the module or optimizer itself"
         raise Unfit(f"{name or 'the state'} is a {type(value).__qualname__}, which is not looked into; {remedy}")
-
-
-def _optimizer(name: str, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    parameters = _parameters(optimizer)
-    for place, parameter in enumerate(parameters):
-        yield from _walk(_under(name, f"params.{place}"), parameter)
-    for place, parameter in enumerate(parameters):
-        if parameter in optimizer.state:
-            yield from _walk(_under(name, f"state.{place}"), optimizer.state[parameter])
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -43,7 +43,13 @@ def space(chunks: int, aside_bytes: int) -> int:
     return HEAD.size + chunks * (1 + SUM_BYTES) + NOTES_BYTES + aside_bytes + SUM_BYTES
 
 
-def unpacked(data: bytes, stamp: int) -> Record | None:
+def version_at(data: memoryview, stamp: int) -> int:
+    """Which version of this layout the record that stands here says it is, whole or not; 0: none."""
+    mark, version, written, *_ = HEAD.unpack_from(data)
+    return int(version) if (mark, written) == (MARK, stamp) else 0
+
+
+def unpacked(data: bytes | memoryview, stamp: int) -> Record | None:
     """The record that stands here, if it is whole and of this layout."""
     mark, version, written, chunks, notes, aside = HEAD.unpack_from(data)
     end = HEAD.size + chunks * (1 + SUM_BYTES) + notes + aside
@@ -52,4 +58,4 @@ def unpacked(data: bytes, stamp: int) -> Record | None:
     if blake2b(data[:end], digest_size=SUM_BYTES).digest() != data[end : end + SUM_BYTES]:
         return None
     ends = accumulate((chunks, chunks * SUM_BYTES, notes, aside), initial=HEAD.size)
-    return Record(version, stamp, *(data[start:stop] for start, stop in pairwise(ends)))
+    return Record(version, stamp, *(bytes(data[start:stop]) for start, stop in pairwise(ends)))

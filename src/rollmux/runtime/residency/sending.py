@@ -1,17 +1,14 @@
 """A state on its way off a device that copies by itself: copies begin before it is known what has changed."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
-import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.checksum import ZEROS, Sums, digest
+from rollmux.runtime.residency.checksum import ZEROS, Sums, digests
 from rollmux.runtime.residency.kept import Kept
-from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.stretches import cut, runs, stretch
 
-ROWS = CHUNK_BYTES // ROW_BYTES
 AHEAD = 3  # windows whose copies begin before it is known whether they have changed
 
 
@@ -38,18 +35,13 @@ class Sending:
         for window in begun[1:]:
             self._start(window)
         for number, span in enumerate(spans, 1):
-            sums, filled = (torch.split(each, ROWS) for each in self._asked.pop()())
-            found = dict(zip(span, zip(sums, filled, strict=True), strict=True))
+            found = digests(self._asked.pop()())
             if number < len(spans):
                 self._ask(spans[number])
-            windows = [*cut(span, self._memory.window)]
-            for window in windows:
+            for window in cut(span, self._memory.window):
+                self._compare(window, found)
                 if window not in begun:
-                    self._compare(window, found)
                     self._start(chunk for chunk in window if self.changed.get(chunk, ZEROS) != ZEROS)
-            for window in windows:
-                if window in begun:
-                    self._compare(window, found)
 
     def finish(self) -> None:
         """Nothing is under way any more, even if not all was begun."""
@@ -66,8 +58,7 @@ class Sending:
         for run in runs(chunks, self._kept.next_slot, self._memory.window):
             self._transfer.save(self._kept.target(run.start, len(run)), stretch(self._flat, run))
 
-    def _compare(self, window: range, sums: Mapping[int, Sums]) -> None:
-        for chunk in window:
-            found = digest(*sums[chunk])
-            if found != self._kept.sum_of(chunk):
-                self.changed[chunk] = found
+    def _compare(self, window: range, found: Iterator[bytes]) -> None:
+        for chunk, each in zip(window, found, strict=False):  # the next windows take what comes after it
+            if each != self._kept.sum_of(chunk):
+                self.changed[chunk] = each
