@@ -67,7 +67,7 @@ class Lane:
         """Into working memory that was just let go of, which is let go of again."""
         source, target = self.host()[0], self.memory.allocate(self.resident.nbytes)
         taken = seconds(partial(copy, target, source))
-        self.memory.expect(source.numel(), in_one=True)
+        self.memory.expect(source.numel(), target.data_ptr())
         del target
         self.memory.release()
         return taken

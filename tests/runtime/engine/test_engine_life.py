@@ -122,7 +122,7 @@ def test_who_suspends_hears_whether_the_memory_is_the_devices_again(monkeypatch:
     told = list[object]()
 
     class Books(CpuMemory):
-        def expect(self, nbytes: int, in_one: bool) -> None:
+        def expect(self, nbytes: int, piece: int | None) -> None:
             told.append(nbytes)
 
         def release(self) -> None:

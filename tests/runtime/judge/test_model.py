@@ -57,7 +57,7 @@ class LateMemory(CpuMemory):
         self._there.append((weakref.ref(piece), nbytes))
         return piece
 
-    def expect(self, nbytes: int, in_one: bool) -> None:
+    def expect(self, nbytes: int, piece: int | None) -> None:
         self._then, self._expected = self._held(), nbytes
 
     def release(self) -> None:

@@ -1,7 +1,8 @@
-"""The same residency on a GPU; where there is none, a fake of torch's books and of the driver's pins stands in."""
+"""The same residency on a GPU; where there is none, a fake of torch's books and of the driver stands in."""
 
 import weakref
 from contextlib import nullcontext
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency import Budget, NoRoom, NotFreed, Resident, Unfit, cuda
-from rollmux.runtime.residency.checksum import checksum
+from rollmux.runtime.residency import Budget, NoRoom, NotFreed, Resident, Unfit, cuda, sheet
+from rollmux.runtime.residency.checksum import checksum, digests, sums_of
 from rollmux.runtime.residency.cuda import STREAMS, CudaMemory
-from rollmux.runtime.residency.layout import CHUNK_BYTES
+from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
 from tests.runtime.residency.late import LateCopies
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -44,9 +45,9 @@ def test_a_view_that_outlives_the_phase_is_noticed(budget: Budget) -> None:
 
 @needs_gpu
 def test_a_gpu_sums_as_the_processor_does() -> None:
-    data = torch.arange(CHUNK_BYTES, dtype=torch.int64).view(torch.uint8)
-    for each in (data, torch.zeros_like(data)):
-        assert checksum(each.cuda()) == checksum(each)
+    data = torch.arange(3 * CHUNK_BYTES // 8 + 5 * ROW_BYTES // 8).view(torch.uint8)
+    data[CHUNK_BYTES : 2 * CHUNK_BYTES] = 0
+    assert [*digests(sums_of(data.cuda()).cpu())] == [checksum(each) for each in torch.split(data, CHUNK_BYTES)]
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -60,13 +61,16 @@ class Gpu(SimpleNamespace):
     """As much of torch and the driver as the memory of a GPU asks for, over host memory that counts as the device's."""
 
     def __init__(self, register: int, buffers: bool) -> None:
-        super().__init__(device=torch.device, uint8=torch.uint8, int64=torch.int64, bool=torch.bool, split=torch.split)
+        super().__init__(device=torch.device, uint8=torch.uint8, int64=torch.int64, bitwise_or=torch.bitwise_or)
         self.register, self.buffers = register, buffers
         self.pinned: set[int] = set()
         self._taken: dict[int, Tensor] = {}
         self.keeps_bytes = self.reserved = 0
         self.copies_what_it_maps = False
+        self.has_driver = True
         self._there: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
+        self._blocks: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._numbers = count(1)
         self._C = SimpleNamespace(_cuda_clearCublasWorkspaces=lambda: None)
         self.cuda = SimpleNamespace(
             current_device=lambda: 0,
@@ -88,6 +92,7 @@ class Gpu(SimpleNamespace):
             self._taken[made.data_ptr()] = made
         else:
             self._there.append((weakref.ref(made.untyped_storage()), size))
+            self._blocks[made.data_ptr()] = (next(self._numbers), weakref.ref(made.untyped_storage()))
             self.reserved += size
         return made
 
@@ -105,8 +110,14 @@ class Gpu(SimpleNamespace):
     def allocated(self) -> int:
         return sum(nbytes for storage, nbytes in self._there if storage() is not None)
 
+    def allocation(self, address: int) -> int | None:
+        """The driver's number for the block that begins there."""
+        return self._blocks.get(address, (None,))[0] if self.has_driver else None
+
     def _empty_cache(self) -> None:
         self.reserved = self.allocated() + self.keeps_bytes
+        if not self.keeps_bytes:
+            self._blocks = {address: block for address, block in self._blocks.items() if block[1]() is not None}
 
     def _register(self, address: int, nbytes: int, flags: int) -> int:
         if not self.register:
@@ -125,7 +136,9 @@ class Copies(LateCopies):
 
 def on_a_fake(monkeypatch: pytest.MonkeyPatch, *, register: int = 0, buffers: bool = True) -> Gpu:
     gpu = Gpu(register, buffers)
-    monkeypatch.setattr(cuda, "torch", gpu)
+    for module in (cuda, sheet):
+        monkeypatch.setattr(module, "torch", gpu)
+    monkeypatch.setattr(cuda, "allocation", gpu.allocation)
     monkeypatch.setattr(cuda, "CudaCopies", Copies)
     monkeypatch.setattr(CudaMemory, "holds", lambda _, tensor: tensor.dim() > 0)
     return gpu
@@ -180,20 +193,33 @@ def test_where_nothing_can_be_pinned_nothing_is_taken(budget: Budget, monkeypatc
     assert state["w"].eq(1).all()
 
 
+@pytest.mark.parametrize(
+    ("has_driver", "told"),
+    [
+        (True, r"cuda:0: 18\.87 MB were let go of, and torch keeps them"),
+        (False, r"cuda:0: of 18\.87 MB, 18\.87 MB were freed and .* given back; look for"),
+    ],
+    ids=["the driver tells", "torch's books tell"],
+)
 def test_memory_that_the_allocator_does_not_give_back_is_not_free(
-    budget: Budget, monkeypatch: pytest.MonkeyPatch
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, has_driver: bool, told: str
 ) -> None:
     gpu = on_a_fake(monkeypatch)
+    gpu.has_driver = has_driver
     resident = Resident(gpu.put(some(1)), name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
     resident.offload()
     resident.load()
     gpu.keeps_bytes = CHUNK_BYTES
-    with pytest.raises(NotFreed, match=r"cuda:0: of 18\.87 MB, 18\.87 MB were freed and .* given back; look for"):
+    with pytest.raises(NotFreed, match=told):
         resident.offload()
 
 
-def test_what_others_take_while_copies_are_under_way_is_theirs(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_driver", [True, False], ids=["the driver tells", "torch's books tell"])
+def test_what_others_take_while_copies_are_under_way_is_theirs(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, has_driver: bool
+) -> None:
     gpu = on_a_fake(monkeypatch)
+    gpu.has_driver = has_driver
     resident = Resident(gpu.put(some(1)), name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
     resident.offload()
     resident.load()
@@ -206,6 +232,23 @@ def test_what_others_take_while_copies_are_under_way_is_theirs(budget: Budget, m
     monkeypatch.setattr(Copies, "wait", wait)
     resident.offload()
     assert gpu.allocated() == sum(each.nbytes for each in others) > 0
+    resident.close()
+
+
+def test_what_others_take_while_the_memory_goes_back_is_theirs(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, others = on_a_fake(monkeypatch), list[Tensor]()
+    resident = Resident(gpu.put(some(1)), name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
+    resident.offload()
+    resident.load()
+    real = gpu.cuda.empty_cache
+
+    def empty_cache() -> None:
+        real()
+        others.append(gpu.empty(32 << 20, dtype=torch.uint8))
+
+    gpu.cuda.empty_cache = empty_cache
+    resident.offload()
+    assert others
     resident.close()
 
 
@@ -241,7 +284,7 @@ def test_two_states_may_not_share_one_memory(budget: Budget, monkeypatch: pytest
 def test_a_piece_is_a_block_that_torch_cuts_nothing_else_from(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = on_a_fake(monkeypatch)
     memory = CudaMemory(torch.device("cuda"))
-    for nbytes, block in ((1, 10 << 20), (10 << 20, 10 << 20), ((10 << 20) + 1, 12 << 20)):
+    for nbytes, block in ((1, 10 << 20), (8 << 20, 10 << 20), (9 << 20, 12 << 20), ((12 << 20) + 1, 14 << 20)):
         piece = memory.allocate(nbytes)
         assert (piece.numel(), piece.untyped_storage().nbytes(), gpu.reserved) == (nbytes, block, block)
         del piece

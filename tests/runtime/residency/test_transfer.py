@@ -229,6 +229,16 @@ def test_of_a_large_state_a_span_is_summed_at_a_time(budget: Budget, monkeypatch
         assert torch.equal(state["w"], before)
 
 
+def test_an_order_that_changes_within_few_words_is_not_lost(budget: Budget) -> None:
+    state, resident = many(budget, LateCopies(2))
+    for _ in range(2):
+        state["w"][:3] = state["w"][[1, 2, 0]]
+        before = state["w"].clone()
+        resident.offload()
+        resident.load()
+        assert torch.equal(state["w"], before)
+
+
 def test_what_sums_to_nothing_is_not_nothing(budget: Budget) -> None:
     state, resident = many(budget, LateCopies(2))
     state["w"].zero_()

@@ -123,7 +123,7 @@ class _Slots:
         if self._memory is None or self._memory.device != device:
             self._memory = memory_of(device)
         memory = self._memory
-        memory.expect(self.nbytes, in_one=False)
+        memory.expect(self.nbytes, None)
         self._forward = None
         for projection in self._anatomy.projections:
             projection.release()

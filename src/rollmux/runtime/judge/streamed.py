@@ -94,7 +94,7 @@ class StreamedLayers:
             return
         while self._coming:  # and nothing looks at the piece any more
             self._coming.popitem()[1].finish()
-        self._memory.expect(self._device.nbytes, in_one=True)
+        self._memory.expect(self._device.nbytes, self._device.data_ptr())
         for number in range(len(self)):
             self._empty(number)
         self._held, self._streamed, self._device = [], None, None

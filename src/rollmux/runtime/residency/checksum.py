@@ -1,6 +1,6 @@
 """A checksum that keeps up with memory: the sums of a chunk's rows and of its columns, and a hash over them.
 
-A row is 4 KiB, a column the words that stand at one place of each row. A word that changes changes both its sums, words
+A row is 8 KiB, a column the words that stand at one place of each row. A word that changes changes both its sums, words
 that change places those of their columns: what keeps all of them is an accident of one in 2^64, or four changes at the
 corners of a rectangle that make up for each other. The sums are made where the data are, so that a GPU sums its own
 memory and sends only a 340th of it. What is zero from end to end has a checksum of its own: that says all there is to
@@ -29,17 +29,24 @@ class Sums(NamedTuple):
     """
 
     rows: int
-    numbers: Tensor
-    filled: Tensor
+    room: Tensor  # bytes, as many as `size` says
 
-    @classmethod
-    def blank(cls, rows: int, device: torch.device) -> "Sums":
-        lines = -(-rows // ROWS)
-        numbers = torch.empty((lines, COLUMNS + ROWS), dtype=torch.int64, device=device)
-        return cls(rows, numbers, torch.empty((lines, ROWS), dtype=torch.bool, device=device))
+    @staticmethod
+    def size(rows: int) -> int:
+        return -(-rows // ROWS) * ((COLUMNS + ROWS) * NUMBER_BYTES + ROWS)
+
+    @property
+    def numbers(self) -> Tensor:
+        lines = -(-self.rows // ROWS)
+        return self.room[: self.room.numel() - lines * ROWS].view(torch.int64).view(lines, COLUMNS + ROWS)
+
+    @property
+    def filled(self) -> Tensor:
+        lines = -(-self.rows // ROWS)
+        return self.room[self.room.numel() - lines * ROWS :].view(torch.bool).view(lines, ROWS)
 
     def cpu(self) -> "Sums":
-        return Sums(self.rows, self.numbers.cpu(), self.filled.cpu())
+        return Sums(self.rows, self.room.cpu())
 
 
 def rows_of(data: Tensor) -> Tensor:
@@ -47,10 +54,12 @@ def rows_of(data: Tensor) -> Tensor:
     return data.view(torch.int64).view(-1, COLUMNS)
 
 
-def sums_of(data: Tensor, into: Sums | None = None) -> Sums:
+def sums_of(data: Tensor, room: Tensor | None = None) -> Sums:
     """What it takes to tell the checksum of each chunk without looking at the data again."""
     rows = rows_of(data)
-    sums = into if into is not None else Sums.blank(len(rows), data.device)
+    size = Sums.size(len(rows))
+    room = room if room is not None else torch.empty(size, dtype=torch.uint8, device=data.device)
+    sums = Sums(len(rows), room[:size])
     whole = len(rows) // ROWS
     if whole:
         _sum(rows[: whole * ROWS].view(whole, ROWS, COLUMNS), sums.numbers[:whole], sums.filled[:whole])

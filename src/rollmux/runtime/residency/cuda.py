@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import NoRoom, Unfit, shown
-from rollmux.runtime.residency.checksum import COLUMNS, NUMBER_BYTES, ROWS, Sums, sums_of
+from rollmux.runtime.residency.checksum import ROWS, Sums
+from rollmux.runtime.residency.driver import allocation
 from rollmux.runtime.residency.errors import NotFreed
-from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
+from rollmux.runtime.residency.layout import CHUNK_BYTES
+from rollmux.runtime.residency.sheet import Sheet, Sheets
 from rollmux.runtime.residency.transfer import Direct, Staged, Transfer
 
 log = logging.getLogger("rollmux")
 STREAMS = 2
 # Of torch's allocator: from so much on, in such steps, a block is a segment of the device's own.
 LEAST_BLOCK_BYTES, BLOCK_STEP_BYTES = 10 << 20, 2 << 20
-LINE_BYTES = (COLUMNS + ROWS) * NUMBER_BYTES
 CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -43,57 +44,6 @@ class CudaCopies:
         self._streams[lane].synchronize()
 
 
-class Sheet:
-    """Pinned memory where a GPU writes sums by itself: copies of them would wait behind those that are under way."""
-
-    def __init__(self, chunks: int, device: torch.device) -> None:
-        self._chunks = chunks
-        with torch.cuda.device(device):  # whose memory pinned memory then is, too
-            self._host = torch.empty(Sheet.size(chunks), dtype=torch.uint8, pin_memory=True)
-            self._device = torch.as_tensor(_Mapped(self._host), device=device)
-        if self._device.data_ptr() != self._host.data_ptr():
-            raise ValueError("torch made a copy: to it this memory is another device's")
-
-    @staticmethod
-    def size(chunks: int) -> int:
-        """What it takes: torch pins powers of two."""
-        needed = chunks * (LINE_BYTES + ROWS)
-        return int(1 << (needed - 1).bit_length())
-
-    def host(self, rows: int) -> Sums:
-        return self._parts(self._host, rows)
-
-    def device(self, rows: int) -> Sums:
-        return self._parts(self._device, rows)
-
-    def _parts(self, sheet: Tensor, rows: int) -> Sums:
-        lines = -(-rows // ROWS)
-        numbers, filled = sheet[: lines * LINE_BYTES], sheet[self._chunks * LINE_BYTES :][: lines * ROWS]
-        return Sums(rows, numbers.view(torch.int64).view(lines, -1), filled.view(torch.bool).view(lines, -1))
-
-
-def _sheets(chunks: int, device: torch.device) -> list[Sheet]:
-    """One for sums that are being read, and one for those that come; none where there can't be any."""
-    try:
-        return [Sheet(chunks, device) for _ in range(2)]
-    except (RuntimeError, TypeError, ValueError) as error:
-        log.warning("%s: sums are copied to the host, which makes offloads slower: %s", device, error)
-        return []
-
-
-class _Mapped:
-    """Pinned memory, as whoever asks for memory of the GPU sees it: both have one address."""
-
-    def __init__(self, host: Tensor) -> None:
-        self.host = host
-        self.__cuda_array_interface__ = {
-            "shape": (host.numel(),),
-            "typestr": "|u1",
-            "data": (host.data_ptr(), False),
-            "version": 3,
-        }
-
-
 class CudaMemory:
     """One GPU."""
 
@@ -110,33 +60,52 @@ class CudaMemory:
         self._copies = CudaCopies(self.device)
         self._pinned: Tensor | None = None
         self._buffers: list[Tensor] = []
-        self._sheets: list[Sheet] = []
-        self._before = self._reserved = self._expected = 0
-        self._in_one = False
+        self._sheets: Sheets | None = None
+        self._expected, self._piece = 0, 0  # bytes, and the address of the piece if they are one
+        self._name: int | None = None  # what the driver calls it
+        self._before = self._reserved = 0  # else torch's books
 
     def holds(self, tensor: Tensor) -> bool:
         return tensor.device == self.device
 
     def allocate(self, nbytes: int) -> Tensor:
-        """A block of its own, so that it can go back whole: none that torch makes others of."""
+        """A block of its own, so that it can go back whole: none that torch makes others of.
+
+        Behind the piece is room for its sums, which the driver would take its time to find while copies run.
+        """
         torch.cuda.empty_cache()
-        size = -(-max(nbytes, LEAST_BLOCK_BYTES) // BLOCK_STEP_BYTES) * BLOCK_STEP_BYTES
+        size = max(nbytes + self._sums_bytes, LEAST_BLOCK_BYTES)
+        size = -(-size // BLOCK_STEP_BYTES) * BLOCK_STEP_BYTES
         return torch.empty(size, dtype=torch.uint8, device=self.device)[:nbytes]
+
+    @property
+    def _sums_bytes(self) -> int:
+        return Sums.size(self.span * ROWS)
 
     def clear(self, part: Tensor) -> None:
         part.zero_()
 
-    def expect(self, nbytes: int, in_one: bool) -> None:
+    def expect(self, nbytes: int, piece: int | None) -> None:
         torch._C._cuda_clearCublasWorkspaces()  # which are nobody's state
-        self._before, self._reserved = self._books()
-        self._expected, self._in_one = nbytes, in_one
+        self._expected, self._piece = nbytes, piece or 0
+        self._name = allocation(self._piece) if self._piece else None
+        if self._name is None:
+            self._before, self._reserved = self._books()
 
     def release(self) -> None:
         torch.cuda.empty_cache()
+        if self._name is None:
+            self._require_in_books()
+        elif allocation(self._piece) == self._name:
+            what = f"{shown(self._expected)} were let go of, and torch keeps them"
+            raise NotFreed(f"{self.device}: {what}; look for a pool or a setting of its allocator that holds blocks")
+
+    def _require_in_books(self) -> None:
+        """Which tell of everybody's tensors together."""
         allocated, reserved = self._books()
         freed, returned = self._before - allocated, self._reserved - reserved
         what = f"of {shown(self._expected)}, {shown(freed)} were freed and {shown(returned)} given back"
-        if freed < self._expected or (self._in_one and returned < self._expected):
+        if freed < self._expected or (self._piece and returned < self._expected):
             raise NotFreed(f"{self.device}: {what}; look for who else allocates meanwhile")
         if returned < self._expected:  # tensors that were made one by one may share blocks with others
             log.warning("%s: %s; torch keeps the rest, beside what else is in its blocks", self.device, what)
@@ -157,10 +126,10 @@ class CudaMemory:
             self._pinned = data
         else:
             self._buffers = _buffers()
-        self._sheets = _sheets(self.span, self.device)
+        self._sheets = Sheets(self.span, self.device)
 
     def unpin(self) -> None:
-        pinned, self._pinned, self._buffers, self._sheets = self._pinned, None, [], []
+        pinned, self._pinned, self._buffers, self._sheets = self._pinned, None, [], None
         if pinned is not None:
             _runtime().cudaHostUnregister(pinned.data_ptr())
 
@@ -169,19 +138,9 @@ class CudaMemory:
         return Staged(self._copies, self._buffers) if self._buffers else Direct(self._copies)
 
     def sums(self, data: Tensor) -> Callable[[], Sums]:
-        rows = data.nbytes // ROW_BYTES
-        if not self._sheets:
-            return sums_of(data).cpu
-        self._sheets.reverse()
-        sheet = self._sheets[0]
-        sums_of(data, into=sheet.device(rows))
-        there = torch.cuda.current_stream(self.device).record_event()
-
-        def arrived() -> Sums:
-            there.synchronize()
-            return sheet.host(rows)
-
-        return arrived
+        assert self._sheets is not None
+        block = torch.empty(0, dtype=torch.uint8, device=self.device).set_(data.untyped_storage())
+        return self._sheets.sums(data, block[-self._sums_bytes :])
 
 
 def _buffers() -> list[Tensor]:

@@ -29,7 +29,7 @@ class Kept:
 
     def __init__(self, claim: Claim, host: HostCopy, memory: Memory, shared: bool) -> None:
         self.host, self.record = host, host.newest()
-        self._claim, self._memory, self._pid = claim, memory, os.getpid()
+        self._claim, self._memory, self._shared, self._pid = claim, memory, shared, os.getpid()
         self._before: HostCopy | None = None  # holds until the new file, of another layout, has a version
         self._spoilt = False
         self.sums = shared or claim.entry.survive_s > 0 or memory.copies_itself
@@ -135,7 +135,8 @@ class Kept:
     @contextmanager
     def writing(self, layout: Layout | None = None) -> Iterator[None]:
         """One version is written inside; if that fails, the one before holds, where there are two slots."""
-        file = os.open(self.host.path, os.O_RDWR | os.O_CLOEXEC) if self.host.is_visible else None
+        others = self._shared and self.host.is_visible  # may be about to write, too
+        file = os.open(self.host.path, os.O_RDWR | os.O_CLOEXEC) if others else None
         try:
             if file is not None:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -196,7 +197,9 @@ class Kept:
         return self.record.slots[chunk] if self.record is not None and self.whole else 0
 
     def next_slot(self, chunk: int) -> int:
-        return 1 - self._slot(chunk) if self.host.slots == 2 and self.whole else 0
+        if self.record is None or self.host.slots == 1 or not self.whole:
+            return 0
+        return 1 - self.record.slots[chunk]
 
     def _grow(self, layout: Layout) -> None:
         """Room for another layout, beside this one until a version is in it."""

@@ -46,8 +46,8 @@ class Memory(Protocol):
     def clear(self, part: Tensor) -> None:
         """Makes a part of what `allocate` has just given zero."""
 
-    def expect(self, nbytes: int, in_one: bool) -> None:
-        """So many bytes are about to be let go of; `in_one`: they are one piece that `allocate` gave."""
+    def expect(self, nbytes: int, piece: int | None) -> None:
+        """So many bytes are about to be let go of; `piece`: the address of what `allocate` gave, if they are that."""
 
     def release(self) -> None:
         """Gives back to the node what was let go of, and raises NotFreed if that did not happen."""
@@ -105,7 +105,7 @@ class CpuMemory:
         except OSError:  # as for memory that is locked
             part.zero_()
 
-    def expect(self, nbytes: int, in_one: bool) -> None:
+    def expect(self, nbytes: int, piece: int | None) -> None:
         """The kernel is asked afterwards."""
 
     def release(self) -> None:

@@ -149,8 +149,8 @@ class OnDevice:
     def vacate(self, home: tuple[Layout, Tensor] | None = None) -> None:
         """Empties the tensors, or binds them to their piece at home, and gives their memory back."""
         let_go = self._let_go()
-        in_one = self.flat is not None and len(let_go) == 1
-        self.memory.expect(sum(nbytes for _, nbytes in let_go), in_one)
+        flat = self.flat.data_ptr() if self.flat is not None and len(let_go) == 1 else None
+        self.memory.expect(sum(nbytes for _, nbytes in let_go), flat)
         if home is not None:
             layout, piece = home
             for place in layout.places:

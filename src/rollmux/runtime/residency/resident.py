@@ -126,7 +126,7 @@ class Resident:
     def _clear_away(self) -> None:
         """A load that failed could not give back what its error still looked at."""
         if self._broken_off:
-            self.device.memory.expect(0, in_one=False)
+            self.device.memory.expect(0, None)
             self.device.memory.release()
             self._broken_off = False
 

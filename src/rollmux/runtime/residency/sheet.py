@@ -1,0 +1,75 @@
+"""Sums that a GPU makes of its own memory, on their way to the host while large copies are under way.
+
+A copy of them would wait behind those copies. So a kernel writes them into pinned memory, which has one address for
+host and device; and all in one go, for sums that cross the link one by one hold the copies up.
+"""
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rollmux.runtime.residency.checksum import ROWS, Sums, sums_of
+
+log = logging.getLogger("rollmux")
+
+
+class Sheet:
+    """Pinned memory for the sums of so many chunks."""
+
+    def __init__(self, chunks: int, device: torch.device) -> None:
+        with torch.cuda.device(device):  # whose memory pinned memory then is, too
+            self._host = torch.empty(Sheet.size(chunks), dtype=torch.uint8, pin_memory=True)
+            self._device = torch.as_tensor(_Mapped(self._host), device=device)
+        if self._device.data_ptr() != self._host.data_ptr():
+            raise ValueError("torch made a copy: to it this memory is another device's")
+
+    @staticmethod
+    def size(chunks: int) -> int:
+        """What it takes: torch pins powers of two."""
+        return int(1 << (Sums.size(chunks * ROWS) - 1).bit_length())
+
+    def take(self, sums: Sums) -> Callable[[], Sums]:
+        """Writes them here; the call waits until they have come."""
+        size = sums.room.numel()
+        torch.bitwise_or(sums.room.view(torch.int64), 0, out=self._device[:size].view(torch.int64))
+        there = torch.cuda.current_stream(sums.room.device).record_event()
+
+        def arrived() -> Sums:
+            there.synchronize()
+            return Sums(sums.rows, self._host[:size])
+
+        return arrived
+
+
+class Sheets:
+    """One for sums that are being read, and one for those that come; none where there can't be any."""
+
+    def __init__(self, chunks: int, device: torch.device) -> None:
+        self._both: list[Sheet] = []
+        try:
+            self._both = [Sheet(chunks, device) for _ in range(2)]
+        except (RuntimeError, TypeError, ValueError) as error:
+            log.warning("%s: sums are copied to the host, which makes offloads slower: %s", device, error)
+
+    def sums(self, data: Tensor, room: Tensor) -> Callable[[], Sums]:
+        """Of data on the device, where there is room for them."""
+        sums = sums_of(data, room)
+        if not self._both:
+            return sums.cpu
+        self._both.reverse()
+        return self._both[0].take(sums)
+
+
+class _Mapped:
+    """Pinned memory, as whoever asks for memory of the GPU sees it: both have one address."""
+
+    def __init__(self, host: Tensor) -> None:
+        self.host = host
+        self.__cuda_array_interface__ = {
+            "shape": (host.numel(),),
+            "typestr": "|u1",
+            "data": (host.data_ptr(), False),
+            "version": 3,
+        }
