@@ -1,53 +1,76 @@
 """A checksum tells what has changed, whoever makes the sums."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rollmux.runtime.residency.checksum import ROWS, UNSUMMED, ZEROS, Sums, checksum, digests, sums_of
-from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
+from rollmux.runtime.residency.checksum import COLUMNS, NUMBERS, ROW, ROWS, WORDS, ZEROS, checksum, digests, sums_of
+from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.passing import copy_summed
-
-WORDS = ROW_BYTES // 8
 
 
 def some(rows: int, seed: int) -> Tensor:
-    """So many rows of bytes."""
+    """So many rows of words."""
     made = torch.Generator().manual_seed(seed)
-    return torch.randint(-(2**62), 2**62, (rows * WORDS,), generator=made).view(torch.uint8)
+    return torch.randint(-(2**62), 2**62, (rows * ROW,), generator=made)
+
+
+def of(words: Tensor) -> bytes:
+    return checksum(words.view(torch.uint8))
 
 
 @settings(max_examples=10)
-@given(st.integers(0, 2), st.integers(1, 40), st.integers(0, 2), st.integers(0, 99))
+@given(st.integers(0, 2), st.integers(1, ROWS), st.integers(0, 3), st.integers(0, 99))
 def test_many_chunks_at_once_have_the_checksums_of_each(whole: int, rest: int, zero: int, seed: int) -> None:
-    data = some(whole * ROWS + rest, seed)
+    data = some(whole * ROWS + rest, seed).view(torch.uint8)
     chunks = torch.split(data, CHUNK_BYTES)
     if zero < len(chunks):
         chunks[zero].zero_()
-    room = torch.full((Sums.size(3 * ROWS),), 0xEE, dtype=torch.uint8)  # of which all was used for others before
-    assert [*digests(sums_of(data, room))] == [*digests(sums_of(data))] == [checksum(chunk) for chunk in chunks]
-    for chunk in chunks:
-        assert checksum(chunk) not in {ZEROS, UNSUMMED} or not chunk.any()
-        assert not chunk.any() or copy_summed(torch.empty_like(chunk), chunk) == checksum(chunk)
+    room = torch.full((4, NUMBERS), -1)  # in which others were before
+    each = [checksum(chunk) for chunk in chunks]
+    assert [*digests(sums_of(data, room))] == [*digests(sums_of(data))] == each
+    assert [found == ZEROS for found in each] == [number == zero for number in range(len(chunks))]
+    for chunk, found in zip(chunks, each, strict=True):
+        copy = torch.full_like(chunk, 0xEE)
+        assert copy_summed(copy, chunk) == found
+        assert torch.equal(copy, chunk)
 
 
-@given(st.integers(1, 3), st.data())
-def test_words_that_change_places_change_the_checksum(rows: int, data: st.DataObject) -> None:
-    chunk = some(rows, seed=1)
-    words, place = chunk.view(torch.int64), st.integers(0, rows * WORDS - 1)
-    one, other, before = data.draw(place), data.draw(place), checksum(chunk)
-    assume(one != other)
+@given(st.integers(2, 9), st.data())
+def test_two_words_that_change_places_are_seen(rows: int, data: st.DataObject) -> None:
+    words = some(rows, seed=1)
+    one = data.draw(st.integers(0, len(words) - 1))
+    steps = [step for step in (1, 5, ROW, COLUMNS, 2 * COLUMNS) if one + step < len(words)]
+    other = one + data.draw(st.sampled_from(steps)) if steps else one - 1
+    before = of(words)
     words[[one, other]] = words[[other, one]]
-    assert checksum(chunk) != before
+    assert of(words) != before
     words[[one, other]] = words[[other, one]]
-    assert checksum(chunk) == before
+    assert of(words) == before
 
 
-def test_numbers_that_make_up_for_each_other_are_not_nothing() -> None:
-    chunk = torch.zeros(2, WORDS, dtype=torch.int64)
-    chunk[0, 3] = chunk[1, 5] = 7
-    chunk[0, 5] = chunk[1, 3] = -7
-    data = chunk.view(-1).view(torch.uint8)
-    assert not sums_of(data).numbers[:, : WORDS + 2].any()
-    assert checksum(data) == next(digests(sums_of(data))) != ZEROS
+def swapped(matrix: Tensor, one: int, other: int) -> None:
+    matrix[[one, other]] = matrix[[other, one]]
+
+
+CHANGES: dict[str, tuple[Tensor, Callable[[Tensor], object]]] = {
+    "negated": (torch.randn(WORDS, dtype=torch.float64), Tensor.neg_),
+    "times 256": (torch.randn(WORDS, dtype=torch.float64), lambda data: data.mul_(256)),
+    "conjugated": (torch.randn(WORDS // 2, 2, dtype=torch.float64), lambda data: data[:, 1].neg_()),
+    "one more each": (torch.arange(WORDS), lambda data: data.add_(1)),
+    "rows of a one-hot matrix": (torch.eye(1024), lambda data: swapped(data, 0, 2)),
+    "rows of a one-hot matrix that are ours": (torch.eye(512, 2048), lambda data: swapped(data, 0, 2)),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_is_done_to_all_of_a_tensor_is_seen(what: str) -> None:
+    tensor, change = CHANGES[what]
+    data = tensor.view(-1).view(torch.uint8)
+    before = checksum(data)
+    change(tensor)
+    assert checksum(data) != before

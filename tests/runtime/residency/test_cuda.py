@@ -1,7 +1,11 @@
 """The same residency on a GPU; where there is none, a fake of torch's books and of the driver stands in."""
 
+import ctypes
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency import Budget, NoRoom, NotFreed, Resident, Unfit, cuda, sheet
-from rollmux.runtime.residency.checksum import checksum, digests, sums_of
+from rollmux.runtime.residency import Budget, NoRoom, NotFreed, Resident, Unfit, cuda, driver, sheet
+from rollmux.runtime.residency.checksum import NUMBERS, checksum, digests, sums_of
 from rollmux.runtime.residency.cuda import STREAMS, CudaMemory
 from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
 from tests.runtime.residency.late import LateCopies
@@ -47,7 +51,72 @@ def test_a_view_that_outlives_the_phase_is_noticed(budget: Budget) -> None:
 def test_a_gpu_sums_as_the_processor_does() -> None:
     data = torch.arange(3 * CHUNK_BYTES // 8 + 5 * ROW_BYTES // 8).view(torch.uint8)
     data[CHUNK_BYTES : 2 * CHUNK_BYTES] = 0
-    assert [*digests(sums_of(data.cuda()).cpu())] == [checksum(each) for each in torch.split(data, CHUNK_BYTES)]
+    there, room = data.cuda(), torch.empty((4, NUMBERS), dtype=torch.int64, device="cuda")
+    torch.cuda.empty_cache()
+    asked = torch.cuda.memory_stats()["num_device_alloc"]
+    sums = sums_of(there, room)
+    assert torch.cuda.memory_stats()["num_device_alloc"] == asked  # which would wait for copies
+    assert [*digests(sums.cpu())] == [checksum(each) for each in torch.split(data, CHUNK_BYTES)]
+
+
+@needs_gpu
+def test_what_the_device_is_still_computing_is_waited_for(budget: Budget) -> None:
+    state = {"w": torch.zeros(3_000_000, device="cuda")}
+    resident = Resident(state, name="a", budget=budget)
+    for value in (1, 2, 3):
+        torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
+        state["w"].add_(1)
+        resident.offload()
+        resident.load()
+        assert state["w"].eq(value).all()
+
+
+@needs_gpu
+def test_the_driver_tells_allocations_apart() -> None:
+    memory = CudaMemory(torch.device("cuda"))
+    piece = memory.allocate(CHUNK_BYTES)
+    address, beside = piece.data_ptr(), torch.ones(1, device="cuda")
+    number = driver.allocation(address)
+    assert number is not None
+    assert driver.allocation(address + CHUNK_BYTES) == number != driver.allocation(beside.data_ptr())
+    with ThreadPoolExecutor(1) as pool:  # which has asked nothing of the device before
+        assert pool.submit(driver.allocation, address).result() == number
+    del piece
+    torch.cuda.empty_cache()
+    assert driver.allocation(address) is None
+    again = memory.allocate(CHUNK_BYTES)
+    assert driver.allocation(again.data_ptr()) not in (None, number)
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, 7), (1, None)])
+def test_the_driver_names_an_allocation_or_knows_none(
+    monkeypatch: pytest.MonkeyPatch, code: int, told: int | None
+) -> None:
+    def asked(number: Any, attribute: int, address: Any) -> int:
+        assert (attribute, address.value) == (7, 4096)
+        number._obj.value = 7
+        return code
+
+    monkeypatch.setattr(driver, "_driver", lambda: SimpleNamespace(cuPointerGetAttribute=asked))
+    assert driver.allocation(4096) == told
+
+
+def test_a_driver_that_can_not_tell_is_not_taken_for_one_that_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_driver", lambda: SimpleNamespace(cuPointerGetAttribute=lambda *_: 201))
+    with pytest.raises(RuntimeError, match="does not tell what lies at 0x1000: CUDA error 201"):
+        driver.allocation(4096)
+
+
+def test_where_there_is_no_driver_it_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def library(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    driver._driver.cache_clear()
+    try:
+        assert driver.allocation(4096) is None
+    finally:
+        driver._driver.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -61,7 +130,8 @@ class Gpu(SimpleNamespace):
     """As much of torch and the driver as the memory of a GPU asks for, over host memory that counts as the device's."""
 
     def __init__(self, register: int, buffers: bool) -> None:
-        super().__init__(device=torch.device, uint8=torch.uint8, int64=torch.int64, bitwise_or=torch.bitwise_or)
+        super().__init__(device=torch.device, uint8=torch.uint8, int64=torch.int64)
+        self._late: list[Callable[[], object]] = []
         self.register, self.buffers = register, buffers
         self.pinned: set[int] = set()
         self._taken: dict[int, Tensor] = {}
@@ -75,7 +145,7 @@ class Gpu(SimpleNamespace):
         self.cuda = SimpleNamespace(
             current_device=lambda: 0,
             device=lambda _: nullcontext(),
-            current_stream=lambda _: SimpleNamespace(record_event=lambda: SimpleNamespace(synchronize=lambda: None)),
+            current_stream=lambda _: SimpleNamespace(record_event=lambda: SimpleNamespace(synchronize=self._write)),
             empty_cache=self._empty_cache,
             memory_stats_as_nested_dict=lambda _: {
                 f"{which}_bytes": {"all": {"current": nbytes}}
@@ -84,10 +154,19 @@ class Gpu(SimpleNamespace):
             cudart=lambda: SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self.pinned.remove),
         )
 
-    def empty(self, size: int, *, dtype: torch.dtype, device: object = None, pin_memory: bool = False) -> Tensor:
+    def bitwise_or(self, sums: Tensor, zero: int, *, out: Tensor) -> None:
+        """What a kernel writes to the host is there once it was waited for."""
+        self._late.append(partial(out.copy_, sums | zero))
+
+    def _write(self) -> None:
+        for write in self._late:
+            write()
+        self._late.clear()
+
+    def empty(self, size: Any, *, dtype: torch.dtype, device: object = None, pin_memory: bool = False) -> Tensor:
         if pin_memory and not self.buffers:
             raise RuntimeError("CUDA error: out of memory")
-        made = torch.full((size,), 0xEE, dtype=dtype)
+        made = torch.full(size if isinstance(size, tuple) else (size,), 0xEE, dtype=dtype)
         if pin_memory:
             self._taken[made.data_ptr()] = made
         else:
@@ -172,7 +251,9 @@ def test_where_the_device_can_not_write_its_sums_they_are_copied(
     budget: Budget, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
 ) -> None:
     gpu = on_a_fake(monkeypatch, buffers=why != "it can't be pinned")
-    gpu.copies_what_it_maps = True
+    gpu.copies_what_it_maps = why == "it is another device's"
+    monkeypatch.setattr(CudaMemory, "window", 1)
+    monkeypatch.setattr(CudaMemory, "span", 2)
     state = gpu.put(some(1))
     resident = Resident(state, name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
     for value in (2, 3, 4):
@@ -281,7 +362,7 @@ def test_two_states_may_not_share_one_memory(budget: Budget, monkeypatch: pytest
     resident.close()
 
 
-def test_a_piece_is_a_block_that_torch_cuts_nothing_else_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_has_room_for_sums_and_a_size_that_torch_cuts_nothing_from(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = on_a_fake(monkeypatch)
     memory = CudaMemory(torch.device("cuda"))
     for nbytes, block in ((1, 10 << 20), (8 << 20, 10 << 20), (9 << 20, 12 << 20), ((12 << 20) + 1, 14 << 20)):

@@ -1,11 +1,13 @@
 """Residency as a phase uses it: what moves, what does not, what is refused, and that the memory is really free."""
 
 import errno
+import fcntl
 import gc
 import mmap
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from rollmux.runtime.residency import (
     Unfit,
     pages,
 )
+from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.pages import MADV_FREE, Piece
 from tests.runtime.residency.keeping import MB
 from tests.runtime.residency.late import LateCopies, LateMemory
@@ -689,3 +692,44 @@ def test_shared_state_in_one_slot_is_not_written_under_its_readers(budget: Budge
     resident.offload()
     with pytest.raises(Unfit, match="use two for updates"):
         resident.update({"w": torch.zeros(8)})
+
+
+def test_those_who_share_a_copy_write_in_turns(budget: Budget) -> None:
+    state = {"w": torch.zeros(1000)}
+    resident = Resident(state, name="shared", budget=budget, shared=True)
+    resident.offload()
+    resident.load()
+    assert resident.kept is not None
+    with resident.kept.host.path.open("rb+") as other, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        state["w"].fill_(1)
+        writes = pool.submit(resident.offload)
+        with pytest.raises(TimeoutError):
+            writes.result(0.2)
+        assert resident.version == 1
+        fcntl.flock(other, fcntl.LOCK_UN)
+        writes.result(30)
+    assert resident.version == 2
+
+
+def test_a_number_that_is_given_again_is_not_taken_for_the_version_it_named(budget: Budget) -> None:
+    """In one slot a version that was broken off leaves none, and the next writer goes on from what it has seen."""
+    states = [{"w": torch.arange(3.0 * CHUNK_BYTES // 4)} for _ in range(2)]
+    memory = [LateMemory(LateCopies(2), buffers=False) for _ in range(2)]
+    one = Resident(states[0], name="one", budget=budget, memory=memory[0], slots=1, shared=True)
+    one.offload()
+    two = Resident.attach(states[1], name="one", budget=budget, memory=memory[1], shared=True)
+    one.load()
+    two.load()
+    states[1]["w"][: CHUNK_BYTES // 4] = 0
+    two.offload()
+    two.load()
+    before = states[1]["w"].clone()
+    assert two.kept is not None
+    with two.kept.writing():
+        two.kept.target(1)  # and no commit
+    states[0]["w"].fill_(5)
+    one.offload()
+    two.offload()
+    two.load()
+    assert torch.equal(states[1]["w"], before)

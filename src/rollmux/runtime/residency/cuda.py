@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import NoRoom, Unfit, shown
-from rollmux.runtime.residency.checksum import ROWS, Sums
+from rollmux.runtime.residency.checksum import LINE_BYTES, NUMBERS
 from rollmux.runtime.residency.driver import allocation
 from rollmux.runtime.residency.errors import NotFreed
-from rollmux.runtime.residency.layout import CHUNK_BYTES
+from rollmux.runtime.residency.layout import CHUNK_BYTES, whole
 from rollmux.runtime.residency.sheet import Sheet, Sheets
 from rollmux.runtime.residency.transfer import Direct, Staged, Transfer
 
@@ -61,9 +61,10 @@ class CudaMemory:
         self._pinned: Tensor | None = None
         self._buffers: list[Tensor] = []
         self._sheets: Sheets | None = None
-        self._expected, self._piece = 0, 0  # bytes, and the address of the piece if they are one
-        self._name: int | None = None  # what the driver calls it
-        self._before = self._reserved = 0  # else torch's books
+        self._expected = 0
+        self._piece: int | None = None  # its address, if what is expected is one
+        self._number: int | None = None  # the driver's for it
+        self._allocated_before = self._reserved_before = 0  # of torch's books, where the driver has none
 
     def holds(self, tensor: Tensor) -> bool:
         return tensor.device == self.device
@@ -71,41 +72,37 @@ class CudaMemory:
     def allocate(self, nbytes: int) -> Tensor:
         """A block of its own, so that it can go back whole: none that torch makes others of.
 
-        Behind the piece is room for its sums, which the driver would take its time to find while copies run.
+        At its end is room for the sums of a span: to find some while copies run would take the driver its time.
         """
         torch.cuda.empty_cache()
-        size = max(nbytes + self._sums_bytes, LEAST_BLOCK_BYTES)
+        size = max(nbytes + self.span * LINE_BYTES, LEAST_BLOCK_BYTES)
         size = -(-size // BLOCK_STEP_BYTES) * BLOCK_STEP_BYTES
         return torch.empty(size, dtype=torch.uint8, device=self.device)[:nbytes]
-
-    @property
-    def _sums_bytes(self) -> int:
-        return Sums.size(self.span * ROWS)
 
     def clear(self, part: Tensor) -> None:
         part.zero_()
 
     def expect(self, nbytes: int, piece: int | None) -> None:
         torch._C._cuda_clearCublasWorkspaces()  # which are nobody's state
-        self._expected, self._piece = nbytes, piece or 0
-        self._name = allocation(self._piece) if self._piece else None
-        if self._name is None:
-            self._before, self._reserved = self._books()
+        self._expected, self._piece = nbytes, piece
+        self._number = allocation(piece) if piece is not None else None
+        if self._number is None:
+            self._allocated_before, self._reserved_before = self._books()
 
     def release(self) -> None:
         torch.cuda.empty_cache()
-        if self._name is None:
+        if self._piece is None or self._number is None:
             self._require_in_books()
-        elif allocation(self._piece) == self._name:
+        elif allocation(self._piece) == self._number:
             what = f"{shown(self._expected)} were let go of, and torch keeps them"
             raise NotFreed(f"{self.device}: {what}; look for a pool or a setting of its allocator that holds blocks")
 
     def _require_in_books(self) -> None:
         """Which tell of everybody's tensors together."""
         allocated, reserved = self._books()
-        freed, returned = self._before - allocated, self._reserved - reserved
+        freed, returned = self._allocated_before - allocated, self._reserved_before - reserved
         what = f"of {shown(self._expected)}, {shown(freed)} were freed and {shown(returned)} given back"
-        if freed < self._expected or (self._piece and returned < self._expected):
+        if freed < self._expected or (self._piece is not None and returned < self._expected):
             raise NotFreed(f"{self.device}: {what}; look for who else allocates meanwhile")
         if returned < self._expected:  # tensors that were made one by one may share blocks with others
             log.warning("%s: %s; torch keeps the rest, beside what else is in its blocks", self.device, what)
@@ -137,10 +134,10 @@ class CudaMemory:
         self._copies.follow(self.device)
         return Staged(self._copies, self._buffers) if self._buffers else Direct(self._copies)
 
-    def sums(self, data: Tensor) -> Callable[[], Sums]:
+    def sums(self, data: Tensor) -> Callable[[], Tensor]:
         assert self._sheets is not None
-        block = torch.empty(0, dtype=torch.uint8, device=self.device).set_(data.untyped_storage())
-        return self._sheets.sums(data, block[-self._sums_bytes :])
+        room = whole(data)[-self.span * LINE_BYTES :]
+        return self._sheets.sums(data, room.view(torch.int64).view(-1, NUMBERS))
 
 
 def _buffers() -> list[Tensor]:

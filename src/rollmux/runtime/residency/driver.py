@@ -9,7 +9,8 @@ BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID: unique in the life of a process
 
 
 def allocation(address: int) -> int | None:
-    """The number of the allocation that an address lies in, which no other ever has. None: it lies in none."""
+    """The number of the allocation that an address lies in, which no other ever has. None: it lies in none, or there is
+    no driver to be asked."""
     driver = _driver()
     if driver is None:
         return None

@@ -107,10 +107,13 @@ class HostCopy:
             self._under_way.unlink(missing_ok=True)
 
     def newest(self, known: Record | None = None) -> Record | None:
-        """The newest whole version. What is known is not read again, as long as nothing newer stands here."""
+        """The newest whole version. What is known is not read again, as long as nothing newer stands here.
+
+        With one slot it is: whoever writes over a version that was broken off may give its number again.
+        """
         areas = [self._area(number) for number in (0, 1)]
         said = max(records.version_at(area, self.stamp) for area in areas)
-        if known is not None and (known.stamp, known.version) == (self.stamp, said):
+        if known is not None and self.slots == 2 and (known.stamp, known.version) == (self.stamp, said):
             return known
         both = [records.unpacked(area, self.stamp) for area in areas]
         return max((each for each in both if each is not None), key=lambda each: each.version, default=None)

@@ -29,7 +29,7 @@ class Kept:
 
     def __init__(self, claim: Claim, host: HostCopy, memory: Memory, shared: bool) -> None:
         self.host, self.record = host, host.newest()
-        self._claim, self._memory, self._shared, self._pid = claim, memory, shared, os.getpid()
+        self._claim, self._memory, self._pid = claim, memory, os.getpid()
         self._before: HostCopy | None = None  # holds until the new file, of another layout, has a version
         self._spoilt = False
         self.sums = shared or claim.entry.survive_s > 0 or memory.copies_itself
@@ -135,8 +135,7 @@ class Kept:
     @contextmanager
     def writing(self, layout: Layout | None = None) -> Iterator[None]:
         """One version is written inside; if that fails, the one before holds, where there are two slots."""
-        others = self._shared and self.host.is_visible  # may be about to write, too
-        file = os.open(self.host.path, os.O_RDWR | os.O_CLOEXEC) if others else None
+        file = os.open(self.host.path, os.O_RDWR | os.O_CLOEXEC) if self.host.is_visible else None
         try:
             if file is not None:
                 fcntl.flock(file, fcntl.LOCK_EX)

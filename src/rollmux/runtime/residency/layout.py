@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rollmux.runtime.residency.leaves import Leaf
 
-# Both larger than any alignment that torch or a GPU asks for; a row is what one number of a checksum covers.
+# Both larger than any alignment that torch or a GPU asks for; checksums sum whole rows.
 ALIGN_BYTES, ROW_BYTES = 512, 8192
 CPU = torch.device("cpu")
 # Small enough to stay in a CPU's cache between being copied and being summed, large enough that calls do not count:

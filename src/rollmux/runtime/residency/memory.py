@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import Unfit, shown
-from rollmux.runtime.residency.checksum import Sums, sums_of
+from rollmux.runtime.residency.checksum import sums_of
 from rollmux.runtime.residency.errors import NotFreed
 from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.pages import MADV_FREE, PAGE_BYTES, Piece
@@ -62,8 +62,9 @@ class Memory(Protocol):
 
     def transfer(self) -> Transfer: ...
 
-    def sums(self, data: Tensor) -> Callable[[], Sums]:
-        """Asks for the sums of at most a span; the call waits for them. They hold until others were asked for twice."""
+    def sums(self, data: Tensor) -> Callable[[], Tensor]:
+        """Asks for the sums of at most a span of what `allocate` gave. What comes back waits for them, once and before
+        others are asked for; they hold until others were asked for twice."""
 
 
 class CpuMemory:
@@ -145,7 +146,7 @@ class CpuMemory:
         else past the cache."""
         return InThreads(torch.get_num_threads(), CHUNK_BYTES if self._zero else None)
 
-    def sums(self, data: Tensor) -> Callable[[], Sums]:
+    def sums(self, data: Tensor) -> Callable[[], Tensor]:
         return partial(sums_of, data)
 
 

@@ -149,12 +149,12 @@ class OnDevice:
     def vacate(self, home: tuple[Layout, Tensor] | None = None) -> None:
         """Empties the tensors, or binds them to their piece at home, and gives their memory back."""
         let_go = self._let_go()
-        flat = self.flat.data_ptr() if self.flat is not None and len(let_go) == 1 else None
-        self.memory.expect(sum(nbytes for _, nbytes in let_go), flat)
+        piece = self.flat.data_ptr() if self.flat is not None and len(let_go) == 1 else None
+        self.memory.expect(sum(nbytes for _, nbytes in let_go), piece)
         if home is not None:
-            layout, piece = home
+            layout, flat = home
             for place in layout.places:
-                self._tensors[place.name].data = layout.view(place, piece)
+                self._tensors[place.name].data = layout.view(place, flat)
             self._gone()
         else:
             self.unbind()

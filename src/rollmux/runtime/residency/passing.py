@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.checksum import COLUMNS, digest, rows_of
+from rollmux.runtime.residency.checksum import COLUMNS, NUMBERS, ROW, WORD_BYTES, digest, words_of
 from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
 
 # Source and target of a part fit into a core's own cache (1 MiB), where the part's sum costs a third of reading it
@@ -33,15 +33,20 @@ def copy(target: Tensor, source: Tensor) -> None:
 
 
 def copy_summed(target: Tensor, source: Tensor) -> bytes:
-    """Copies a chunk that is not zero, and returns its checksum."""
-    to, of = target.numpy(), source.numpy()
-    columns, sums = torch.zeros(COLUMNS, dtype=torch.int64), list[Tensor]()
-    for part, rows in enumerate(torch.split(rows_of(source), PART_BYTES // ROW_BYTES)):
-        where = slice(part * PART_BYTES, (part + 1) * PART_BYTES)
+    """Copies a chunk, and returns its checksum."""
+    to, of, words = target.numpy(), source.numpy(), words_of(source)
+    line = torch.zeros(NUMBERS, dtype=torch.int64)
+    columns, rows, summed = line[:COLUMNS], line[COLUMNS:], 0
+    for start in range(0, source.numel(), PART_BYTES):
+        where = slice(start, start + PART_BYTES)
         np.copyto(to[where], of[where])
-        columns += rows.sum(0)
-        sums.append(rows.sum(1))
-    return digest(torch.cat((columns, *sums)).numpy().data)
+        part = words_of(source[where])
+        rows[start // ROW_BYTES :][: part.numel() // ROW] = part.view(-1, ROW).sum(1)
+        whole = (start // WORD_BYTES + part.numel()) // COLUMNS * COLUMNS  # rows of columns that have been copied
+        columns += words[summed:whole].view(-1, COLUMNS).sum(0)
+        summed = whole
+    columns[: words.numel() - summed] += words[summed:]
+    return digest(line.numpy())
 
 
 def is_zero(data: Tensor) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 
-from rollmux.runtime.residency.checksum import SUM_BYTES
+from rollmux.runtime.residency.checksum import CHECKSUM_BYTES
 
 HEAD = struct.Struct("<8sQQIII")
 MARK = b"rlmxver2"
@@ -30,17 +30,17 @@ class Record:
     aside: bytes = b""
 
     def sum_of(self, chunk: int) -> bytes:
-        return self.sums[chunk * SUM_BYTES : (chunk + 1) * SUM_BYTES]
+        return self.sums[chunk * CHECKSUM_BYTES : (chunk + 1) * CHECKSUM_BYTES]
 
     def packed(self) -> bytes:
         head = HEAD.pack(MARK, self.version, self.stamp, len(self.slots), len(self.notes), len(self.aside))
         body = head + self.slots + self.sums + self.notes + self.aside
-        return body + blake2b(body, digest_size=SUM_BYTES).digest()
+        return body + blake2b(body, digest_size=CHECKSUM_BYTES).digest()
 
 
 def space(chunks: int, aside_bytes: int) -> int:
     """The bytes that a record of so many chunks may take."""
-    return HEAD.size + chunks * (1 + SUM_BYTES) + NOTES_BYTES + aside_bytes + SUM_BYTES
+    return HEAD.size + chunks * (1 + CHECKSUM_BYTES) + NOTES_BYTES + aside_bytes + CHECKSUM_BYTES
 
 
 def version_at(data: memoryview, stamp: int) -> int:
@@ -52,10 +52,14 @@ def version_at(data: memoryview, stamp: int) -> int:
 def unpacked(data: bytes | memoryview, stamp: int) -> Record | None:
     """The record that stands here, if it is whole and of this layout."""
     mark, version, written, chunks, notes, aside = HEAD.unpack_from(data)
-    end = HEAD.size + chunks * (1 + SUM_BYTES) + notes + aside
-    if mark != MARK or written != stamp or end + SUM_BYTES > len(data):
+    end = HEAD.size + chunks * (1 + CHECKSUM_BYTES) + notes + aside
+    if mark != MARK or written != stamp or end + CHECKSUM_BYTES > len(data):
         return None
-    if blake2b(data[:end], digest_size=SUM_BYTES).digest() != data[end : end + SUM_BYTES]:
+    body, told = (
+        bytes(data[:end]),
+        data[end : end + CHECKSUM_BYTES],
+    )  # what is checked is what is read: others may write
+    if blake2b(body, digest_size=CHECKSUM_BYTES).digest() != told:
         return None
-    ends = accumulate((chunks, chunks * SUM_BYTES, notes, aside), initial=HEAD.size)
-    return Record(version, stamp, *(bytes(data[start:stop]) for start, stop in pairwise(ends)))
+    ends = accumulate((chunks, chunks * CHECKSUM_BYTES, notes, aside), initial=HEAD.size)
+    return Record(version, stamp, *(body[start:stop] for start, stop in pairwise(ends)))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor
 
-from rollmux.runtime.residency.checksum import ZEROS, Sums, digests
+from rollmux.runtime.residency.checksum import ZEROS, digests
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.stretches import cut, runs, stretch
@@ -21,7 +21,7 @@ class Sending:
     def __init__(self, kept: Kept, flat: Tensor, memory: Memory) -> None:
         self.changed = dict[int, bytes]()
         self._kept, self._flat, self._memory = kept, flat, memory
-        self._asked: list[Callable[[], Sums]] = []  # sums that nobody has waited for yet
+        self._asked: list[Callable[[], Tensor]] = []  # sums that nobody has waited for yet
         self._transfer = memory.transfer()  # waits for what the device has been asked so far, and so not for sums
 
     def begin(self, ahead: int) -> None:
@@ -59,6 +59,6 @@ class Sending:
             self._transfer.save(self._kept.target(run.start, len(run)), stretch(self._flat, run))
 
     def _compare(self, window: range, found: Iterator[bytes]) -> None:
-        for chunk, each in zip(window, found, strict=False):  # the next windows take what comes after it
-            if each != self._kept.sum_of(chunk):
+        for chunk in window:
+            if (each := next(found)) != self._kept.sum_of(chunk):
                 self.changed[chunk] = each

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.checksum import ROWS, Sums, sums_of
+from rollmux.runtime.residency.checksum import LINE_BYTES, NUMBERS, sums_of
 
 log = logging.getLogger("rollmux")
 
@@ -20,7 +20,7 @@ class Sheet:
 
     def __init__(self, chunks: int, device: torch.device) -> None:
         with torch.cuda.device(device):  # whose memory pinned memory then is, too
-            self._host = torch.empty(Sheet.size(chunks), dtype=torch.uint8, pin_memory=True)
+            self._host = torch.empty((chunks, NUMBERS), dtype=torch.int64, pin_memory=True)
             self._device = torch.as_tensor(_Mapped(self._host), device=device)
         if self._device.data_ptr() != self._host.data_ptr():
             raise ValueError("torch made a copy: to it this memory is another device's")
@@ -28,17 +28,16 @@ class Sheet:
     @staticmethod
     def size(chunks: int) -> int:
         """What it takes: torch pins powers of two."""
-        return int(1 << (Sums.size(chunks * ROWS) - 1).bit_length())
+        return 1 << (chunks * LINE_BYTES - 1).bit_length()
 
-    def take(self, sums: Sums) -> Callable[[], Sums]:
-        """Writes them here; the call waits until they have come."""
-        size = sums.room.numel()
-        torch.bitwise_or(sums.room.view(torch.int64), 0, out=self._device[:size].view(torch.int64))
-        there = torch.cuda.current_stream(sums.room.device).record_event()
+    def take(self, sums: Tensor) -> Callable[[], Tensor]:
+        """Writes them here; what it returns waits until they have come."""
+        torch.bitwise_or(sums, 0, out=self._device[: len(sums)])  # a kernel, which `copy_` is not
+        there = torch.cuda.current_stream(sums.device).record_event()
 
-        def arrived() -> Sums:
+        def arrived() -> Tensor:
             there.synchronize()
-            return Sums(sums.rows, self._host[:size])
+            return self._host[: len(sums)]
 
         return arrived
 
@@ -53,8 +52,8 @@ class Sheets:
         except (RuntimeError, TypeError, ValueError) as error:
             log.warning("%s: sums are copied to the host, which makes offloads slower: %s", device, error)
 
-    def sums(self, data: Tensor, room: Tensor) -> Callable[[], Sums]:
-        """Of data on the device, where there is room for them."""
+    def sums(self, data: Tensor, room: Tensor) -> Callable[[], Tensor]:
+        """Of data on the device, made in `room` there."""
         sums = sums_of(data, room)
         if not self._both:
             return sums.cpu
@@ -68,8 +67,8 @@ class _Mapped:
     def __init__(self, host: Tensor) -> None:
         self.host = host
         self.__cuda_array_interface__ = {
-            "shape": (host.numel(),),
-            "typestr": "|u1",
+            "shape": tuple(host.shape),
+            "typestr": "<i8",
             "data": (host.data_ptr(), False),
             "version": 3,
         }

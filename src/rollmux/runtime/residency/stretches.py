@@ -8,7 +8,7 @@ from rollmux.runtime.residency.layout import CHUNK_BYTES
 
 
 def stretch(flat: Tensor, run: range) -> Tensor:
-    """So many chunks of it."""
+    """These chunks of it."""
     return flat[run.start * CHUNK_BYTES : run.stop * CHUNK_BYTES]
 
 
