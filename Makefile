@@ -22,7 +22,7 @@ test: lint ## Lint, then every quick test with coverage
 
 test-slow: $(INSTALLED) ## The tests that take minutes, and the long properties with all their examples
 	$(BIN)/pytest -m slow -o faulthandler_timeout=0
-	$(BIN)/pytest --hypothesis-profile=thorough -n $(WORKERS) tests/mux tests/packer
+	$(BIN)/pytest --hypothesis-profile=thorough -n $(WORKERS) tests/mux tests/packer tests/sim tests/runtime/residency
 
 lint: $(INSTALLED) ## Formatting, lint, types, import rules
 	$(BIN)/ruff format --check

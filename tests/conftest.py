@@ -1,5 +1,5 @@
 """Hypothesis: profile `ci`, the default, repeats itself; `--hypothesis-profile=dev` searches anew; `thorough` repeats
-itself with all the examples of the long properties (`thorough.py`).
+itself with all examples (`thorough.py`).
 
 Whoever starts tests in the background may have told them to ignore Ctrl-C, and what they start would too: it is heard.
 
@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None, database=None)
+settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None, database=None, max_examples=40)
 settings.register_profile("dev", derandomize=False, print_blob=True, deadline=None)
-settings.register_profile("thorough", settings.get_profile("ci"))
+settings.register_profile("thorough", settings.get_profile("ci"), max_examples=100)
 settings.load_profile("ci")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -17,12 +17,23 @@ from tests.service.running import running
 from tests.trainer.jobs import alone, left_behind
 from tests.trainer.killing import pid_of
 
+STEPS = 6
+
+
+def shorten(path: Path, shorter: dict[str, str]) -> None:
+    text = path.read_text()
+    for long, short in shorter.items():
+        assert long in text
+        text = text.replace(long, short)
+    path.write_text(text)
+
 
 def test_a_job_on_three_nodes_leaves_what_it_leaves_in_one_process_though_one_of_its_three_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "spanning"
     shutil.copytree(EXAMPLES / "spanning", folder)
+    shorten(folder / "train.yaml", {"steps: 20": f"steps: {STEPS}", "warmup: {steps: 100": "warmup: {steps: 20"})
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     with running(tmp_path / "controller", "--cluster", str(folder / "cluster.yaml")) as there:
         monkeypatch.setenv("ROLLMUX_URL", there.url)
@@ -40,4 +51,4 @@ def test_a_job_on_three_nodes_leaves_what_it_leaves_in_one_process_though_one_of
     torch.set_num_threads(1)
     train(read_job_file(folder / "train.yaml"), folder / "alone", alone())
     assert left_behind(folder / "run") == left_behind(folder / "alone")
-    assert "step   20/20" in said
+    assert f"step    {STEPS}/{STEPS}" in said

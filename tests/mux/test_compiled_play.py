@@ -15,6 +15,7 @@ from rollmux.mux.compiled import RULES, fastest, found_in_c
 from rollmux.mux.order import Pause
 from rollmux.mux.play import MAX_TURNS, JobPlay, Played
 from rollmux.mux.urgent_play import TRIAL_TURNS, urgent_play
+from tests.thorough import examples
 
 in_c = found_in_c()
 if_compiled = pytest.mark.skipif(in_c is None, reason="no compiler was there when this was installed")
@@ -58,7 +59,7 @@ def require_the_same(seed: int) -> None:
 
 @if_compiled
 @pytest.mark.no_cover
-@settings(max_examples=1_000)
+@settings(max_examples=examples(1_000))
 @given(seed=st.integers(0, 2**32))
 def test_both_give_the_same_to_the_last_bit(seed: int) -> None:
     require_the_same(seed)

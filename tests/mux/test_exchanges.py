@@ -29,6 +29,7 @@ from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.transitions import Job
 from rollmux.sim.cast import Cast, Delays
+from tests.thorough import examples
 
 # A rollout node costs $1 an hour, a training node $3.
 CHEAP = NodeType("cheap", 8, 1.0 / 8, 96 * GB, 1000 * GB)
@@ -576,7 +577,7 @@ FAULTS = st.tuples(st.floats(20, 300), st.sampled_from(["lose", "fail", "cancel"
 
 @pytest.mark.no_cover
 @given(crew=crews(), faults=st.lists(FAULTS, max_size=4))
-@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck), deadline=None)
 def test_whatever_happens_all_work_is_done_once(
     crew: list[tuple[float, JobSpec]], faults: list[tuple[float, str, int]]
 ) -> None:

@@ -35,6 +35,7 @@ from tests.mux.world import (
     kinds,
     timeless,
 )
+from tests.thorough import examples
 
 # -- parked state ----------------------------------------------------------------------------------------------------
 
@@ -248,7 +249,7 @@ class Echoes(Cast):
     troubles=st.lists(st.tuples(st.sampled_from([20.0, 70.0]), st.integers(0, 9), st.integers(0, 3)), max_size=5),
     echoes=st.lists(st.integers(0, 10_000), min_size=1, max_size=20),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_late_and_repeated_messages_change_nothing(
     slos: list[float], staleness: int, troubles: list[tuple[float, int, int]], echoes: list[int]
 ) -> None:

@@ -16,6 +16,7 @@ from rollmux.mux.plan import Strategy, Verdict
 from rollmux.mux.policies.paper import PaperPolicy, at_width
 from rollmux.mux.snapshot import Snapshot
 from tests.builders import ROLLOUT_USD, TRAIN_USD, group, job, pinned, snapshot, strict_jobs
+from tests.thorough import examples
 
 FINITE = finite(PAPER_ROLLOUT, PAPER_TRAIN)
 
@@ -262,7 +263,7 @@ def populations(draw: st.DrawFn) -> list[JobSpec]:
     return [draw(strict_jobs(f"job-{i}", most_nodes=(1, 2), most_gb=400)) for i in range(count)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(jobs=populations(), max_group=st.integers(1, 5))
 def test_every_decision_is_that_of_the_published_algorithm(jobs: list[JobSpec], max_group: int) -> None:
     before, policy = snapshot(), PaperPolicy(max_group=max_group)
@@ -280,7 +281,7 @@ def test_every_decision_is_that_of_the_published_algorithm(jobs: list[JobSpec], 
         before = before.with_group(plan.group, plan.new_nodes)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(jobs=populations())
 def test_the_same_jobs_are_placed_the_same_way_byte_for_byte(jobs: list[JobSpec]) -> None:
     images = []

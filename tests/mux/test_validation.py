@@ -13,6 +13,7 @@ from rollmux.mux.hardware import GB, PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN, 
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.mux.validation import cluster_problems, job_problems, require_cluster, require_job
 from tests.builders import SHARED_CLUSTER, any_jobs, job
+from tests.thorough import examples
 
 FULL = replace(job(), tail=Tail(100, 10, 50.0), iterations=7)
 FULL = replace(FULL, rollout=replace(FULL.rollout, measured_s=90.0), train=replace(FULL.train, measured_s=90.0))
@@ -81,7 +82,7 @@ def _may_be(path: str, value: object) -> bool:
     return (name == "id" and value == "12") or (name == "priority" and value == -1)
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(changes=st.dictionaries(st.sampled_from(PATHS), ANYTHING, min_size=1, max_size=6))
 def test_whatever_stands_in_a_job_nothing_but_invalid_spec_is_raised(changes: dict[str, object]) -> None:
     spec = FULL
@@ -106,7 +107,7 @@ def accepted_or_refused(spec: JobSpec) -> JobSpec | InvalidSpec:
         return refused
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(paths=st.sets(st.sampled_from(PATHS), min_size=1), value=st.sampled_from([-inf, nan, b"", ()]))
 def test_all_problems_are_reported_at_once(paths: set[str], value: object) -> None:
     spec = FULL
@@ -274,7 +275,7 @@ def test_the_paper_s_cluster_and_a_shared_pool_are_well_formed() -> None:
         assert require_cluster(cluster) is cluster
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(changes=st.dictionaries(st.sampled_from(CLUSTER_PATHS), ANYTHING, min_size=1, max_size=6))
 def test_whatever_stands_in_a_cluster_nothing_but_invalid_spec_is_raised(changes: dict[str, object]) -> None:
     cluster = PAPER_CLUSTER
