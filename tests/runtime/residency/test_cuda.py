@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from rollmux.runtime.residency import Budget, NoRoom, NotFreed, Resident, Unfit, cuda, driver, sheet
-from rollmux.runtime.residency.checksum import NUMBERS, checksum, digests, sums_of
+from rollmux.runtime.residency.checksum import LINE, checksum, digests, sums_of
 from rollmux.runtime.residency.cuda import STREAMS, CudaMemory
 from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
 from tests.runtime.residency.late import LateCopies
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+BLOCK_BYTES = 32 << 20  # more than is ever left of a segment that torch has taken for small tensors
 
 
 @needs_gpu
@@ -51,7 +54,7 @@ def test_a_view_that_outlives_the_phase_is_noticed(budget: Budget) -> None:
 def test_a_gpu_sums_as_the_processor_does() -> None:
     data = torch.arange(3 * CHUNK_BYTES // 8 + 5 * ROW_BYTES // 8).view(torch.uint8)
     data[CHUNK_BYTES : 2 * CHUNK_BYTES] = 0
-    there, room = data.cuda(), torch.empty((4, NUMBERS), dtype=torch.int64, device="cuda")
+    there, room = data.cuda(), torch.empty((4, LINE), dtype=torch.int64, device="cuda")
     torch.cuda.empty_cache()
     asked = torch.cuda.memory_stats()["num_device_alloc"]
     sums = sums_of(there, room)
@@ -74,17 +77,17 @@ def test_what_the_device_is_still_computing_is_waited_for(budget: Budget) -> Non
 @needs_gpu
 def test_the_driver_tells_allocations_apart() -> None:
     memory = CudaMemory(torch.device("cuda"))
-    piece = memory.allocate(CHUNK_BYTES)
+    piece = memory.allocate(BLOCK_BYTES)
     address, beside = piece.data_ptr(), torch.ones(1, device="cuda")
     number = driver.allocation(address)
     assert number is not None
-    assert driver.allocation(address + CHUNK_BYTES) == number != driver.allocation(beside.data_ptr())
+    assert driver.allocation(address + BLOCK_BYTES - 1) == number != driver.allocation(beside.data_ptr())
     with ThreadPoolExecutor(1) as pool:  # which has asked nothing of the device before
         assert pool.submit(driver.allocation, address).result() == number
     del piece
     torch.cuda.empty_cache()
     assert driver.allocation(address) is None
-    again = memory.allocate(CHUNK_BYTES)
+    again = memory.allocate(BLOCK_BYTES)
     assert driver.allocation(again.data_ptr()) not in (None, number)
 
 
@@ -145,7 +148,7 @@ class Gpu(SimpleNamespace):
         self.cuda = SimpleNamespace(
             current_device=lambda: 0,
             device=lambda _: nullcontext(),
-            current_stream=lambda _: SimpleNamespace(record_event=lambda: SimpleNamespace(synchronize=self._write)),
+            current_stream=lambda _: SimpleNamespace(record_event=self._event),
             empty_cache=self._empty_cache,
             memory_stats_as_nested_dict=lambda _: {
                 f"{which}_bytes": {"all": {"current": nbytes}}
@@ -158,10 +161,14 @@ class Gpu(SimpleNamespace):
         """What a kernel writes to the host is there once it was waited for."""
         self._late.append(partial(out.copy_, sums | zero))
 
-    def _write(self) -> None:
-        for write in self._late:
-            write()
-        self._late.clear()
+    def _event(self) -> SimpleNamespace:
+        asked, self._late = self._late, []
+
+        def synchronize() -> None:
+            for write in asked:
+                write()
+
+        return SimpleNamespace(synchronize=synchronize)
 
     def empty(self, size: Any, *, dtype: torch.dtype, device: object = None, pin_memory: bool = False) -> Tensor:
         if pin_memory and not self.buffers:

@@ -6,6 +6,7 @@ import gc
 import mmap
 import os
 import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -710,6 +711,25 @@ def test_those_who_share_a_copy_write_in_turns(budget: Budget) -> None:
         fcntl.flock(other, fcntl.LOCK_UN)
         writes.result(30)
     assert resident.version == 2
+
+
+def test_a_child_that_was_forked_while_a_version_was_written_holds_nobody_up(budget: Budget) -> None:
+    state = {"w": torch.zeros(1000)}
+    resident = Resident(state, name="alone", budget=budget)
+    resident.offload()
+    resident.load()
+    assert resident.kept is not None
+    with resident.kept.writing():
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            pool.submit(resident.offload).result(20)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def test_a_number_that_is_given_again_is_not_taken_for_the_version_it_named(budget: Budget) -> None:

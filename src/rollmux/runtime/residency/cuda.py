@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rollmux.runtime.host.errors import NoRoom, Unfit, shown
-from rollmux.runtime.residency.checksum import LINE_BYTES, NUMBERS
+from rollmux.runtime.residency.checksum import LINE, LINE_BYTES
 from rollmux.runtime.residency.driver import allocation
 from rollmux.runtime.residency.errors import NotFreed
 from rollmux.runtime.residency.layout import CHUNK_BYTES, whole
@@ -70,7 +70,7 @@ class CudaMemory:
         return tensor.device == self.device
 
     def allocate(self, nbytes: int) -> Tensor:
-        """A block of its own, so that it can go back whole: none that torch makes others of.
+        """A block of its own, so that it can go back whole, if torch holds none with room that others are in.
 
         At its end is room for the sums of a span: to find some while copies run would take the driver its time.
         """
@@ -137,7 +137,7 @@ class CudaMemory:
     def sums(self, data: Tensor) -> Callable[[], Tensor]:
         assert self._sheets is not None
         room = whole(data)[-self.span * LINE_BYTES :]
-        return self._sheets.sums(data, room.view(torch.int64).view(-1, NUMBERS))
+        return self._sheets.sums(data, room.view(torch.int64).view(-1, LINE))
 
 
 def _buffers() -> list[Tensor]:

@@ -22,7 +22,7 @@ from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout
 from rollmux.runtime.residency.pages import HUGE_BYTES, PAGE_BYTES
 from rollmux.runtime.residency.record import Record
 
-FORMAT = 4
+FORMAT = 5
 MADV_POPULATE_WRITE = 23  # of Linux; Python 3.11 does not name it
 
 
@@ -115,7 +115,7 @@ class HostCopy:
         said = max(records.version_at(area, self.stamp) for area in areas)
         if known is not None and self.slots == 2 and (known.stamp, known.version) == (self.stamp, said):
             return known
-        both = [records.unpacked(area, self.stamp) for area in areas]
+        both = [records.unpacked(bytes(area), self.stamp) for area in areas]  # nobody writes what is checked
         return max((each for each in both if each is not None), key=lambda each: each.version, default=None)
 
     def view(self, chunk: int, slot: int, count: int = 1) -> Tensor:

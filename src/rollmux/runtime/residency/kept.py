@@ -114,9 +114,9 @@ class Kept:
     def verify(self) -> None:
         """Reads all of the version that holds, again if another one is written meanwhile."""
         while (chunk := self._wrong()) is not None:
-            read = self.version
-            if self.refresh().version == read:
-                where = f"chunk {chunk} of version {read} in {self.host.path}"
+            read = self.record
+            if self.refresh() == read:
+                where = f"chunk {chunk} of version {self.version} in {self.host.path}"
                 raise BadCopy(f"{where} does not have its checksum; remove the file and start cold")
 
     def _wrong(self) -> int | None:
@@ -148,6 +148,7 @@ class Kept:
             raise
         finally:
             if file is not None:
+                fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has this file open too
                 os.close(file)
 
     def _begin(self) -> None:

@@ -33,7 +33,7 @@ def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], obje
         finally:
             transfer.finish()
         # Who writes two versions meanwhile writes over what was just read: then once more.
-        if kept.refresh().version == record.version:
+        if kept.refresh() == record:
             return record.version
         clear = Tensor.zero_  # this memory is not new any more
 

@@ -33,7 +33,7 @@ def copy(target: Tensor, source: Tensor) -> None:
 
 
 def copy_summed(target: Tensor, source: Tensor) -> bytes:
-    """Copies a chunk, and returns its checksum."""
+    """Copies a chunk that is not zero, and returns its checksum."""
     to, of, words = target.numpy(), source.numpy(), words_of(source)
     line = torch.zeros(NUMBERS, dtype=torch.int64)
     columns, rows, summed = line[:COLUMNS], line[COLUMNS:], 0

@@ -49,17 +49,13 @@ def version_at(data: memoryview, stamp: int) -> int:
     return int(version) if (mark, written) == (MARK, stamp) else 0
 
 
-def unpacked(data: bytes | memoryview, stamp: int) -> Record | None:
+def unpacked(data: bytes, stamp: int) -> Record | None:
     """The record that stands here, if it is whole and of this layout."""
     mark, version, written, chunks, notes, aside = HEAD.unpack_from(data)
     end = HEAD.size + chunks * (1 + CHECKSUM_BYTES) + notes + aside
     if mark != MARK or written != stamp or end + CHECKSUM_BYTES > len(data):
         return None
-    body, told = (
-        bytes(data[:end]),
-        data[end : end + CHECKSUM_BYTES],
-    )  # what is checked is what is read: others may write
-    if blake2b(body, digest_size=CHECKSUM_BYTES).digest() != told:
+    if blake2b(data[:end], digest_size=CHECKSUM_BYTES).digest() != data[end : end + CHECKSUM_BYTES]:
         return None
     ends = accumulate((chunks, chunks * CHECKSUM_BYTES, notes, aside), initial=HEAD.size)
-    return Record(version, stamp, *(body[start:stop] for start, stop in pairwise(ends)))
+    return Record(version, stamp, *(data[start:stop] for start, stop in pairwise(ends)))

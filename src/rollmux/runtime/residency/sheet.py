@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency.checksum import LINE_BYTES, NUMBERS, sums_of
+from rollmux.runtime.residency.checksum import LINE, LINE_BYTES, sums_of
 
 log = logging.getLogger("rollmux")
 
@@ -20,7 +20,7 @@ class Sheet:
 
     def __init__(self, chunks: int, device: torch.device) -> None:
         with torch.cuda.device(device):  # whose memory pinned memory then is, too
-            self._host = torch.empty((chunks, NUMBERS), dtype=torch.int64, pin_memory=True)
+            self._host = torch.empty((chunks, LINE), dtype=torch.int64, pin_memory=True)
             self._device = torch.as_tensor(_Mapped(self._host), device=device)
         if self._device.data_ptr() != self._host.data_ptr():
             raise ValueError("torch made a copy: to it this memory is another device's")
