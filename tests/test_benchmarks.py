@@ -13,7 +13,21 @@ NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.
 
 
 # Each starts processes that import torch, again and again, plays for twenty seconds of a core, or runs controllers.
-SLOW = {"beside", "demo", "engine", "packer", "permits", "rollpacker_tables", "switch", "together", "update", "weave"}
+SLOW = {
+    *(
+        "beside",
+        "demo",
+        "engine",
+        "learning",
+        "packer",
+        "permits",
+        "recovery",
+        "rollpacker_tables",
+        "switch",
+        "together",
+    ),
+    *("update", "weave"),
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NAMES])

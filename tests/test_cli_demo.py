@@ -187,7 +187,7 @@ def demo_at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
         be_init()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_who_interrupts_the_demo_is_left_with_nothing_that_runs(number: signal.Signals, tmp_path: Path) -> None:
     with demo_at_work(tmp_path) as process:
         os.killpg(process.pid, number)

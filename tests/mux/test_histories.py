@@ -37,6 +37,7 @@ from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.transitions import Job, Phase
 from rollmux.mux.weave import Timing
+from tests.thorough import examples
 
 pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
 
@@ -415,7 +416,7 @@ class Histories(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    "histories", [pytest.param(200, id="200"), pytest.param(10_000, id="10000", marks=pytest.mark.slow)]
+    "histories", [pytest.param(100, id="100"), pytest.param(10_000, id="10000", marks=pytest.mark.slow)]
 )
 def test_no_history_breaks_a_promise(histories: int) -> None:
     run_state_machine_as_test(
@@ -434,6 +435,6 @@ def test_no_history_in_which_few_jobs_change_places_breaks_a_promise(monkeypatch
     run_state_machine_as_test(
         Histories,
         settings=settings(
-            max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(300), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -54,7 +54,7 @@ class Lengths:
         prompts = sorted((self.prompt(BATCHING.responses) for _ in range(out_of)), key=lambda each: each[-1])
         return prompts[-count:]
 
-    def cost(self, factors: Factors, cycles: int = 40) -> float:
+    def cost(self, factors: Factors, cycles: int = 30) -> float:
         """Mean time of a round, over whole cycles; all factors meet the same luck."""
         self.random = Random(11)
         width, launched = launches(BATCHING.responses, factors.responses), launches(BATCHING.prompts, factors.prompts)

@@ -143,7 +143,7 @@ def environment() -> dict[str, str]:
     return found | {"OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("ends", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_leaves_no_process_of_its_pool(
     ends: signal.Signals, tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -106,7 +106,7 @@ def test_a_job_goes_on_without_its_controller_and_is_adopted_by_the_next(tmp_pat
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.03, 0.06, 0.12])
+@pytest.mark.parametrize("after_s", [0.0, 0.06, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.03, 0.12))])
 def test_a_controller_that_dies_while_it_starts_a_job_leaves_one_that_is_known_or_none(
     after_s: float, tmp_path: Path
 ) -> None:
