@@ -9,7 +9,7 @@ A chunk that is zero has a checksum of its own, which says all there is to know 
 So has what nobody has summed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -26,6 +26,9 @@ COLUMNS, ROWS = ROW + 1, WORDS // ROW
 NUMBERS = COLUMNS + ROWS
 LINE = NUMBERS + ROWS // WORD_BYTES  # with a byte for each row, which says whether there is anything in it
 LINE_BYTES = LINE * WORD_BYTES
+# Source and target of a part fit into a core's own cache (1 MiB), where its sums cost a third of reading it again. With
+# numpy both ways of summing left copies 0.65 of their pace, with torch 0.50; half as large parts 0.59.
+PART = (512 << 10) // WORD_BYTES
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -47,20 +50,16 @@ def sums_of(data: Tensor, room: Tensor | None = None) -> Tensor:
 
 
 def _write(chunks: Tensor, lines: Tensor) -> None:
-    _sum(chunks, lines[:, :NUMBERS])
-    anything, rows = lines[:, NUMBERS:].view(torch.bool), chunks.shape[1] // ROW
-    torch.any(chunks.view(len(chunks), rows, ROW), 2, out=anything[:, :rows])
-    anything[:, rows:].zero_()
-
-
-def _sum(chunks: Tensor, lines: Tensor) -> None:
-    columns, rows = lines[:, :COLUMNS], lines[:, COLUMNS:]
+    columns, rows, anything = lines[:, :COLUMNS], lines[:, COLUMNS:NUMBERS], lines[:, NUMBERS:].view(torch.bool)
     height, over = divmod(chunks.shape[1], COLUMNS)
     torch.sum(chunks[:, : height * COLUMNS].view(len(chunks), height, COLUMNS), 1, out=columns)
     columns[:, :over].add_(chunks[:, height * COLUMNS :])
     count = chunks.shape[1] // ROW
-    torch.sum(chunks.view(len(chunks), count, ROW), 2, out=rows[:, :count])
+    in_rows = chunks.view(len(chunks), count, ROW)
+    torch.sum(in_rows, 2, out=rows[:, :count])
+    torch.any(in_rows, 2, out=anything[:, :count])
     rows[:, count:].zero_()
+    anything[:, count:].zero_()
 
 
 def digests(sums: Tensor) -> Iterator[bytes]:
@@ -75,6 +74,20 @@ def digest(numbers: Numbers) -> bytes:
 
 def checksum(data: Tensor) -> bytes:
     """Of one chunk on the host."""
-    line = torch.empty((1, NUMBERS), dtype=torch.int64)
-    _sum(words_of(data).view(1, -1), line)
-    return digest(line.numpy()[0]) if line.any() or data.any() else ZEROS
+    numbers = added_up(words_of(data).numpy())
+    return digest(numbers) if numbers.any() or data.any() else ZEROS
+
+
+def added_up(words: Numbers, bring: Callable[[slice], object] = lambda part: None) -> Numbers:
+    """The sums of one chunk on the host, a part at a time, which `bring` has just read: it is in the core's cache."""
+    numbers = np.zeros(NUMBERS, np.int64)
+    columns, rows, done = numbers[:COLUMNS], numbers[COLUMNS:], 0
+    for start in range(0, len(words), PART):
+        stop = min(start + PART, len(words))
+        bring(slice(start, stop))
+        np.add.reduce(words[start:stop].reshape(-1, ROW), axis=1, out=rows[start // ROW : stop // ROW])
+        whole = stop // COLUMNS * COLUMNS
+        columns += np.add.reduce(words[done:whole].reshape(-1, COLUMNS), axis=0)
+        done = whole
+    columns[: len(words) - done] += words[done:]
+    return numbers
