@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 COMPILED := $(wildcard src/rollmux/*/*.c)
 # Many tests wait for leases, processes and sockets rather than for a core.
-WORKERS := $(shell echo $$(( $$(nproc) + 2 )))
+WORKERS := $(shell echo $$(( $$(nproc) + 1 )))
 BENCHMARKS := $(filter-out __init__ controllers harness populations,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
@@ -20,9 +20,9 @@ demo: $(INSTALLED) ## Show RollMux at work on this machine
 test: lint ## Lint, then every quick test with coverage
 	$(BIN)/pytest --cov -n $(WORKERS)
 
-test-slow: $(INSTALLED) ## The tests that take minutes, and the long properties with all their examples
+test-slow: $(INSTALLED) ## The tests that take minutes, and all properties with all their examples
 	$(BIN)/pytest -m slow -o faulthandler_timeout=0
-	$(BIN)/pytest --hypothesis-profile=thorough -n $(WORKERS) tests/mux tests/packer tests/sim tests/runtime/residency
+	$(BIN)/pytest --hypothesis-profile=thorough -n $(WORKERS)
 
 lint: $(INSTALLED) ## Formatting, lint, types, import rules
 	$(BIN)/ruff format --check
