@@ -3,7 +3,8 @@ itself with all examples (`thorough.py`).
 
 Whoever starts tests in the background may have told them to ignore Ctrl-C, and what they start would too: it is heard.
 
-The pure tiers are to be covered by their own tests. All others run untraced: tracing takes up to three times as long.
+The pure tiers are to be covered by their own tests, those that say what is expected: what properties come by does not
+count. All others run untraced: tracing takes up to three times as long.
 What has been imported by the time that all tests are known is left out of later collections of garbage.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None, database=None, max_examples=40)
 settings.register_profile("dev", derandomize=False, print_blob=True, deadline=None)
@@ -31,7 +32,9 @@ _COVERING = (_HERE / "mux", _HERE / "packer", _HERE / "test_checks.py")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if not any(item.path.is_relative_to(each) for each in _COVERING):
+        if not any(item.path.is_relative_to(each) for each in _COVERING) or is_hypothesis_test(
+            getattr(item, "obj", None)
+        ):
             item.add_marker("no_cover")
 
 

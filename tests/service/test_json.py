@@ -31,7 +31,8 @@ OFFLINE = {"demo", "simulate", "plan", "sweep", "job-sim", "train", "workload de
 
 
 def commands(group: Any, *above: str) -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         if hasattr(command, "commands"):
             yield from commands(command, *above, name)
         else:

@@ -98,9 +98,6 @@ def undrain(node: NodeName, as_json: AsJson = False, url: Url = "", token: Token
     show({"node": node, **asdict(done)}, as_json, f"Node {node} takes jobs again.")
 
 
-COMMANDS = (submit, status, explain, story, logs, cancel, drain, undrain)
-
-
 def _path(job: str) -> str:
     return f"/v1/jobs/{quoted(job, safe='')}"
 

@@ -1,42 +1,65 @@
-"""The commands and their options; what they do lies in the modules beside this one."""
+"""The commands by name; each lies in a module beside this one, which is imported when the command is called."""
+
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from rollmux.cli.demo import demo
-from rollmux.cli.doctor import doctor
-from rollmux.cli.job_sim import job_sim
-from rollmux.cli.jobs import COMMANDS
-from rollmux.cli.journal import journal_app
-from rollmux.cli.models import model_app
-from rollmux.cli.past import bill, trace
-from rollmux.cli.plan import plan
-from rollmux.cli.remote import env
-from rollmux.cli.serve import serve
-from rollmux.cli.simulate import simulate
-from rollmux.cli.states import states_page
-from rollmux.cli.sweep import sweep
-from rollmux.cli.tokens import token_app
-from rollmux.cli.top import top
-from rollmux.cli.train import train
-from rollmux.cli.workload import workload_app
-
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Many RL post-training jobs on shared machines.")
-app.command()(demo)
-app.command()(simulate)
-app.command()(plan)
-app.command()(sweep)
-app.command()(job_sim)
-app.command()(train)
-app.add_typer(model_app, name="model")
-app.add_typer(workload_app, name="workload")
-app.add_typer(token_app, name="token")
-app.add_typer(journal_app, name="journal")
-app.command()(serve)
-for command in (env, *COMMANDS, top, bill, trace, doctor):
-    app.command()(command)
+# In the order of `rollmux --help`.
+_WHERE = {
+    "demo": "demo:demo",
+    "simulate": "simulate:simulate",
+    "plan": "plan:plan",
+    "sweep": "sweep:sweep",
+    "job-sim": "job_sim:job_sim",
+    "train": "train:train",
+    "serve": "serve:serve",
+    "env": "remote:env",
+    "submit": "jobs:submit",
+    "status": "jobs:status",
+    "explain": "jobs:explain",
+    "story": "jobs:story",
+    "logs": "jobs:logs",
+    "cancel": "jobs:cancel",
+    "drain": "jobs:drain",
+    "undrain": "jobs:undrain",
+    "top": "top:top",
+    "bill": "past:bill",
+    "trace": "past:trace",
+    "doctor": "doctor:doctor",
+    "states": "states:states",
+    "model": "models:model_app",
+    "workload": "workload:workload_app",
+    "token": "tokens:token_app",
+    "journal": "journal:journal_app",
+}
 
 
-@app.command()
-def states() -> None:
-    """Print the states of phases and jobs, as in docs/states.md."""
-    typer.echo(states_page(), nl=False)
+class _Imported(TyperGroup):
+    """All of them take a second to import, the one that is called a part of it."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = dict.fromkeys(_WHERE)  # type: ignore[assignment]  # for their names alone
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _WHERE:
+            return None
+        module, attribute = _WHERE[cmd_name].split(":")
+        found = getattr(import_module(f"rollmux.cli.{module}"), attribute)
+        around = typer.Typer()
+        if isinstance(found, typer.Typer):
+            around.add_typer(found, name=cmd_name)
+        else:
+            around.command(cmd_name)(found)
+        return get_group(around).commands[cmd_name]
+
+
+app = typer.Typer(cls=_Imported, add_completion=False, no_args_is_help=True)
+
+
+@app.callback()
+def _rollmux() -> None:
+    """Many RL post-training jobs on shared machines."""

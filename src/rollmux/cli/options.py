@@ -1,12 +1,14 @@
 """Options that several commands have: each is declared here once."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rollmux.mux.validation import MAX_SPARES
-from rollmux.sim.realised import DISTRIBUTIONS
+from rollmux.sim.policies import played_paced
+from rollmux.sim.realised import BOUND, DISTRIBUTIONS
 from rollmux.sim.replay import Accounting
 
 ClusterFile = Annotated[
@@ -38,3 +40,14 @@ Spares = Annotated[
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it: a .csv or .parquet file.")]
 Realised = Annotated[str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")]
 Seed = Annotated[int, typer.Option(help="The same seed draws the same workload.")]
+
+
+def note_paced(policies: Sequence[str], realised: str) -> None:
+    """Says, on standard error, for which of these policies real durations are asked for in vain."""
+    paced = ", ".join(name for name in policies if played_paced(name))
+    if paced and realised != BOUND:
+        typer.echo(
+            f"Note: --realised {realised} does not apply to {paced}, which plays no single phase; "
+            "there every phase takes its bound.",
+            err=True,
+        )

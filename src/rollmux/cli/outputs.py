@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ import typer
 from rich.console import Console, RenderableType
 
 from rollmux.cli.refusals import refusals
-from rollmux.sim.policies import played_paced
-from rollmux.sim.realised import BOUND
 
 HERE = Path("-")
 PIPED_WIDTH = 120
@@ -36,17 +33,6 @@ def show(data: Any, as_json: bool, *texts: RenderableType) -> None:
             screen.print(text, highlight=False, soft_wrap=True)
         else:
             screen.print(text)
-
-
-def note_paced(policies: Sequence[str], realised: str) -> None:
-    """Says, on standard error, for which of these policies real durations are asked for in vain."""
-    paced = ", ".join(name for name in policies if played_paced(name))
-    if paced and realised != BOUND:
-        typer.echo(
-            f"Note: --realised {realised} does not apply to {paced}, which plays no single phase; "
-            "there every phase takes its bound.",
-            err=True,
-        )
 
 
 def require_writable(option: str, out: Path | None) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rollmux.cli import options
 from rollmux.cli.inputs import load_cluster, load_workload
 from rollmux.cli.job_tier import JobTier, JobTierOption, SloOfOption, StaggerOption, load_job_tier
-from rollmux.cli.outputs import HERE, console, note_paced, require_apart, require_writable, write_json, write_text
+from rollmux.cli.outputs import HERE, console, require_apart, require_writable, write_json, write_text
 from rollmux.cli.refusals import refusals
 from rollmux.cli.workload import describe_workload
 from rollmux.report.page import html_report
@@ -75,7 +75,7 @@ def simulate(
     _require_played(fidelity, realised, trace, names[-1])
     faults = _faults(node_mtbf_h, job_mtbf_h)
     _require_seconds(move_s, pause_s)
-    note_paced(names, realised)
+    options.note_paced(names, realised)
     files.require_writable()
     jobs = load_workload(workload, seed)
     tier = load_job_tier(

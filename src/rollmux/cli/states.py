@@ -1,7 +1,9 @@
-"""`docs/states.md`, made from the transition tables."""
+"""`rollmux states`: `docs/states.md`, made from the transition tables."""
 
 from collections.abc import Mapping
 from enum import Enum
+
+import typer
 
 from rollmux.mux.transitions import JOBS, PHASES, Job, JobOn, On, Phase
 
@@ -12,8 +14,12 @@ illegal: it raises `IllegalEvent`, and nothing changes.
 """
 
 
-def states_page() -> str:
-    """The whole page."""
+def states() -> None:
+    """Print the states of phases and jobs, as in docs/states.md."""
+    typer.echo(_page(), nl=False)
+
+
+def _page() -> str:
     gone = "From every state, `the attempt is gone` leads to `idle`; it is left out of the diagram."
     phases = {key: state for key, state in PHASES.items() if key[1] is not On.GONE}
     parts = [

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rollmux.cli import options
-from rollmux.cli.outputs import HERE, console, note_paced, require_apart, require_writable, write_json
+from rollmux.cli.outputs import HERE, console, require_apart, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.generate import GENERATORS
@@ -74,7 +74,7 @@ def sweep(
     )
     kinds = product(_list("workload", workload), _sizes(max_group), _policies(policy), _seeds(seeds))
     cases = [replace(asked, workload=w, max_group=most, policy=p, seed=seed) for w, most, p, seed in kinds]
-    note_paced(_policies(policy), realised)
+    options.note_paced(_policies(policy), realised)
     require_writable("--out", out)
     require_writable("--json", json_out)
     require_apart(out=out, json=json_out)
