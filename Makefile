@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 COMPILED := $(wildcard src/rollmux/*/*.c)
 # Many tests wait for leases, processes and sockets rather than for a core.
-WORKERS := $(shell echo $$(( $$(nproc) + 1 )))
+WORKERS := $(shell echo $$(( $$(nproc) + 2 )))
 # Hundreds of processes are started here, each of which would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 BENCHMARKS := $(filter-out __init__ controllers harness populations,$(basename $(notdir $(wildcard benchmarks/*.py))))
@@ -29,7 +29,7 @@ test-slow: $(INSTALLED) ## The tests that take minutes, and all properties with 
 lint: $(INSTALLED) ## Formatting, lint, types, import rules
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=$$(nproc) $(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(INSTALLED) ## Format and mend what can be mended
@@ -45,9 +45,11 @@ clean: ## Remove the environment and every cache
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
 
-# The build backend is pinned too: pip reads the first variable, from 25.3 on the second.
+# The build backend is pinned too: pip reads the first variable, from 25.3 on the second. What pip would compile on one
+# core is compiled on all; some of it is for other versions of Python, and is not.
 $(INSTALLED): pyproject.toml constraints.txt $(COMPILED)
 	$(PYTHON) -m venv .venv
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
-	    $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	    $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || true
 	@touch $@

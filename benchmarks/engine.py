@@ -164,7 +164,7 @@ def with_generate(model: Any, work: Workload, batch: int) -> Run:
 
 
 def greedy(**more: int) -> GenerationConfig:
-    return GenerationConfig(do_sample=False, pad_token_id=0, **more)  # type: ignore[no-untyped-call]
+    return GenerationConfig(do_sample=False, pad_token_id=0, **more)
 
 
 def with_continuous(model: Any, work: Workload) -> Run:
@@ -351,7 +351,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda: where all engines compute")
     parser.add_argument("--sizes", default=",".join(size.name for size in SIZES), help="models, by name")
     args = parser.parse_args()
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     record("engine", args, lambda: measure(args))
 

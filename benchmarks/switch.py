@@ -59,7 +59,7 @@ def places() -> Iterator[tuple[Budget, Path]]:
 def measure(args: Namespace) -> dict[str, object]:
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     shape, small = (TINY, TINY) if args.quick else (SMOLLM2, SMALL)
     rounds, count, turns = (2, 1, 3) if args.quick else (args.rounds, args.starts, args.rotations)
     kinds = [*([] if args.gpu_only else processors()), *gpus()]

@@ -22,7 +22,7 @@ def served(arguments: list[str], cluster: Path) -> dict[str, Any]:
     """What these arguments of `rollmux` mean; the cluster file is this one."""
     assert arguments[0] == "serve"
     given = [f"--cluster={cluster}" if each.startswith("--cluster=") else each for each in arguments[1:]]
-    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app).get_command(None, "serve")  # type: ignore[attr-defined]
     found: dict[str, Any] = command.make_context("serve", given).params
     return found
 

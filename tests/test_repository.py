@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -16,11 +17,21 @@ PREPARATIONS = ("make", "git clone", "pip install", "cd")  # of the reader's mac
 COMMAND_LIMIT_S = 120
 
 
-def console_blocks(text: str) -> list[list[str]]:
-    """The `$ ` commands of each fenced console or bash block, continued lines joined."""
-    blocks = re.findall(r"^```(?:console|bash)\n(.*?)^```$", text, re.M | re.S)
-    found = [re.findall(r"^\$ (.+)$", block.replace("\\\n", " "), re.M) for block in blocks]
-    return [commands for commands in found if commands]
+class Block(NamedTuple):
+    """The `$ ` commands of a fenced console or bash block, continued lines joined, and the output it shows of them."""
+
+    commands: list[str]
+    output: str
+
+
+def console_blocks(text: str) -> list[Block]:
+    found = []
+    for block in re.findall(r"^```(?:console|bash)\n(.*?)^```$", text, re.M | re.S):
+        lines = block.replace("\\\n", " ").splitlines(keepends=True)
+        commands = [line[2:].rstrip("\n") for line in lines if line.startswith("$ ")]
+        if commands:
+            found.append(Block(commands, "".join(line for line in lines if not line.startswith("$ "))))
+    return found
 
 
 def is_preparation(command: str) -> bool:
@@ -65,7 +76,10 @@ def test_the_readme_shows_commands() -> None:
     assert BLOCKS
 
 
-@pytest.mark.parametrize("commands", BLOCKS, ids=[f"{n}: {block[0]}" for n, block in enumerate(BLOCKS, 1)])
+WITHOUT_OUTPUT = [block.commands for block in BLOCKS if not block.output]  # the others: `test_readme.py`
+
+
+@pytest.mark.parametrize("commands", WITHOUT_OUTPUT, ids=[block[0] for block in WITHOUT_OUTPUT])
 def test_the_commands_of_a_readme_block_run_in_order(commands: list[str], checkout: Path) -> None:
     path = f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}"
     for command in commands:
@@ -153,8 +167,11 @@ $ cdrom
 ```
 """
     blocks = console_blocks(text)
-    assert blocks == [["rollmux demo", "rollmux plan      --jobs 3"], ["cd rollmux", "cdrom"]]
-    assert [is_preparation(command) for command in blocks[1]] == [True, False]
+    assert blocks == [
+        (["rollmux demo", "rollmux plan      --jobs 3"], "its output\n"),
+        (["cd rollmux", "cdrom"], ""),
+    ]
+    assert [is_preparation(command) for command in blocks[1].commands] == [True, False]
 
 
 def test_make_targets_are_found_in_code_and_not_in_prose() -> None:

@@ -31,7 +31,7 @@ torch.manual_seed(seed)
 vocabulary = {str(digit): digit for digit in range(DIGITS)} | {"<end>": DIGITS}
 words = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
 words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<end>", eos_token="<end>")  # type: ignore[no-untyped-call]
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<end>", eos_token="<end>")
 config = LlamaConfig(
     vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=64, bos_token_id=None, eos_token_id=DIGITS, pad_token_id=DIGITS,

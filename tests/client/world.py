@@ -1,6 +1,6 @@
 """A real controller behind a transport that loses, repeats and delays calls; and a floor on which nobody may meet.
 
-Time is the wall's. Calls are parked by polling, so that jobs in several threads truly share the nodes.
+Time is the wall's. Parked calls look again whenever one comes, so that jobs in several threads truly share the nodes.
 """
 
 import json
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Lock, Thread
+from threading import Condition, Lock, Thread
 from time import monotonic, sleep
 from typing import Any
 
@@ -43,6 +43,7 @@ from rollmux.service.controller import Controller, NoSuchJob, Refused
 
 CLUSTER = finite(NodeType("cheap", 8, 1.85, 96 * GB, 1000 * GB), NodeType("dear", 8, 5.28, 80 * GB, 1000 * GB))
 POLL_S = 0.002
+PARKED_S = 0.02  # after so long who is parked looks again, though nobody else has called
 FOREVER_S = 20.0
 
 _CALLS: dict[str, type[Any]] = {
@@ -65,7 +66,7 @@ class World:
         rules = Rules(Timing(lease_s, drain_s), compaction=False, checks=Checks.ALL)
         self.machine = ClusterMachine(CLUSTER, RollmuxPolicy(), rules)
         self.controller = Controller(self.machine)
-        self.lock = Lock()
+        self.lock = Condition()  # notified when somebody has called
         self.lives = 0  # of the controller: a new one knows nothing of who was parked
         self.away = False
         self.fate: Fate = lambda verb, message: ""
@@ -103,17 +104,18 @@ class World:
     def _answer(self, job_id: str, verb: str, message: Any) -> httpx.Response:
         self.heard.append((job_id, verb, message))
         life, until = self.lives, monotonic() + getattr(message, "wait_s", 0.0)
-        while True:
-            with self.lock:
-                if self.away or life != self.lives:
-                    raise httpx.ReadError("the controller has gone away")
-                response, final = self._try(job_id, verb, message)
-            if final or monotonic() >= until:
-                return response
-            sleep(POLL_S)
+        with self.lock:
+            response, final = self._try(life, job_id, verb, message)
+            self.lock.notify_all()
+            while not final and monotonic() < until:
+                self.lock.wait(PARKED_S)
+                response, final = self._try(life, job_id, verb, message)
+        return response
 
-    def _try(self, job_id: str, verb: str, message: Any) -> tuple[httpx.Response, bool]:
+    def _try(self, life: int, job_id: str, verb: str, message: Any) -> tuple[httpx.Response, bool]:
         """The answer as of now, and whether it is one that a parked call waits for."""
+        if self.away or life != self.lives:
+            raise httpx.ReadError("the controller has gone away")
         now = self.now
         self._pass(now)
         try:
@@ -163,6 +165,7 @@ class World:
         with self.lock:
             self.controller.cancel(self.now, job_id)
             self._pass(self.now)
+            self.lock.notify_all()
 
     # -- what tests look at ------------------------------------------------------------------------------------------
 

@@ -97,6 +97,7 @@ def test_fixed_factors_stay_whatever_is_seen() -> None:
     assert policy.factors(BATCHING) == before == Factors(1.5, 1.1)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("raced", [1.0, 4.0])
 @pytest.mark.parametrize(("prompts", "responses"), [(0.0, 0.05), (0.6, 0.1), (0.1, 0.6), (0.8, 0.5)])
 def test_the_factors_chosen_are_nearly_the_best_that_exist(prompts: float, responses: float, raced: float) -> None:

@@ -25,7 +25,7 @@ def talking(folder: Path) -> str:
     plain = Tokenizer(WordLevel(tokens, unk_token=" "))
     plain.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     plain.decoder = Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token=BEGIN, eos_token=END, unk_token=" ")  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token=BEGIN, eos_token=END, unk_token=" ")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
@@ -38,6 +38,6 @@ def talking(folder: Path) -> str:
         num_key_value_heads=1,
         tie_word_embeddings=True,
     )
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     LlamaForCausalLM(config).save_pretrained(folder)
     return str(folder)

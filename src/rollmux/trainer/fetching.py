@@ -78,7 +78,7 @@ def _convert(source: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - seconds, for whoever fetches
     from transformers.utils import logging  # noqa: PLC0415
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     read = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF)
     config = read.config
     del config.quantization_config

@@ -44,5 +44,5 @@ def _from_scratch(settings: Model, vocabulary: int, max_length: int, seed: int) 
 
 def export_model(model: Any, folder: Path) -> None:
     """As a folder that Hugging Face's libraries load."""
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     model.save_pretrained(folder)
