@@ -5,10 +5,14 @@ Whoever starts tests in the background may have told them to ignore Ctrl-C, and 
 
 The pure tiers are to be covered by their own tests, those that say what is expected: what properties come by does not
 count. All others run untraced: tracing takes up to three times as long.
+Torch has one thread in each process: threads that share cores wait for each other, busily (`docs/design/trainer.md`,
+Surprises).
+
 What has been imported by the time that all tests are known is left out of later collections of garbage.
 """
 
 import gc
+import os
 import signal
 import sys
 import threading
@@ -17,6 +21,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+
+os.environ["OMP_NUM_THREADS"] = "1"
 
 settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None, database=None, max_examples=40)
 settings.register_profile("dev", derandomize=False, print_blob=True, deadline=None)

@@ -26,7 +26,7 @@ SLOW = {
         "switch",
         "together",
     ),
-    *("update", "weave"),
+    *("sync", "update", "weave"),
 }
 
 

@@ -88,7 +88,7 @@ def test_the_commands_of_a_readme_block_run_in_order(commands: list[str], checko
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
             cwd=checkout,
-            env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},  # docs/design/trainer.md, Surprises
+            env=os.environ | {"PATH": path},
             check=False,
             capture_output=True,
             text=True,

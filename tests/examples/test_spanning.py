@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from rollmux.trainer.job import train
 from rollmux.trainer.job_file import read_job_file
@@ -50,7 +49,6 @@ def test_a_job_on_three_nodes_leaves_what_it_leaves_in_one_process_though_one_of
         assert [view["reason"] for view in board.jobs()] == ["finished"]
         said = command("logs", "spanning")
         board.close()
-    torch.set_num_threads(1)
     train(read_job_file(folder / "train.yaml"), folder / "alone", alone())
     assert left_behind(folder / "run") == left_behind(folder / "alone")
     assert f"step    {STEPS}/{STEPS}" in said

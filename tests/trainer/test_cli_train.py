@@ -19,7 +19,6 @@ runner = CliRunner()
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
     monkeypatch.delenv("ROLLMUX_URL", raising=False)
 
 

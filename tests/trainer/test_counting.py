@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-import torch
 import yaml
 
 from rollmux.errors import InvalidSpec
@@ -23,11 +22,6 @@ from tests.trainer.talking import END, talking
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train" / "smollm2.yaml"
 FETCHED = Path(os.environ.get("ROLLMUX_SMOLLM2", Path(__file__).parents[2] / "models" / "smollm2"))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -52,11 +52,6 @@ JOB = tiny(**SAID, model={"dtype": "float64"})
 THERE = tiny(**SAID, model={"dtype": "float64", "device": "cuda"})
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
     folder = tmp_path_factory.mktemp("whole")
@@ -425,7 +420,6 @@ def test_a_job_computes_on_its_device_all_that_it_computes(elsewhere: Pool, tmp_
 
 def _run(job: JobFile, folder: Path) -> None:
     """In two goes."""
-    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(parts_module, "slots", _unpacked)
         patched.setattr(job_module, "export_model", _exported)

@@ -18,7 +18,6 @@ from statistics import median
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from typer.testing import CliRunner
 
@@ -51,7 +50,7 @@ BIGGER: dict[str, Any] = {
     "batching": {"prompts": 6},
     "warmup": {"steps": 60},
 }
-PROGRAM = "import torch; torch.set_num_threads(1); from rollmux.cli import app; app()"
+PROGRAM = "from rollmux.cli import app; app()"
 
 # Twenty. Before the first step in this order, the others at random steps in any order.
 EARLY = {
@@ -113,7 +112,6 @@ class Job:
 
     def alone(self) -> tuple[bytes, ...]:
         """What a run leaves behind that nobody disturbs."""
-        torch.set_num_threads(1)
         train(self.settings, self.folder / "alone", alone())
         return left_behind(self.folder / "alone")
 
@@ -122,7 +120,7 @@ class Job:
         out = self.folder / "alone"
         command = [sys.executable, "-c", PROGRAM, "train", str(self.folder / "job.yaml"), "--out", str(out)]
         env = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
-        subprocess.run(command, check=True, env=env | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL)
         return left_behind(out)
 
 

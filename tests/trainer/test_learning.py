@@ -6,7 +6,6 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-import torch
 
 from rollmux.trainer.job import train
 from rollmux.trainer.job_file import read_job, read_job_file
@@ -30,7 +29,6 @@ SEEDS = 4
 
 
 def rewards(job: JobFile, folder: Path) -> list[float]:
-    torch.set_num_threads(1)
     train(job, folder, alone())
     return [json.loads(line)["reward"] for line in (folder / METRICS).read_text().splitlines()]
 

@@ -12,7 +12,6 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from rollmux.client import Mux, aside
@@ -40,11 +39,6 @@ TAIL = {"requests": 20, "requests_per_node": 20, "bulk_s": 4.0, "trigger": 0.3}
 
 def job(seed: int) -> dict[str, Any]:
     return {**TINY, "seed": seed, "steps": STEPS, "model": DOUBLE, "rollout": ROLLOUT, "warmup": WARMUP, "task": TASK}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, moved: Collection[tuple[str, int]], step_s: float = 0.01) -> None:
@@ -121,13 +115,11 @@ RULES = Rules(timing=Timing(lease_s=10.0, drain_s=5.0), checks=Checks.ALL)
 SCRIPT = """
 import sys, time
 from pathlib import Path
-import torch
 import rollmux.trainer.job
 from rollmux.cli import app
 from rollmux.client import aside
 from rollmux.runtime.engine import LocalEngine
 
-torch.set_num_threads(1)
 aside.INTERVAL_S = 0.02
 real = LocalEngine.step
 def step(engine):
@@ -185,6 +177,7 @@ def begun_on_freed(spans: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.slow  # each job takes seconds to import torch
 def test_the_next_job_begins_on_a_freed_node_while_the_tail_runs_on_and_both_train_what_they_train_alone(
     tmp_path: Path,
 ) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,11 +39,6 @@ ONE_OF_EACH: Mapping[str, Mapping[str, Any]] = {
     "function": {"function": "questions_scores:listed", "arguments": {"items": 3}},
     "judge": {"judge": JUDGED, "fields": {"tone": "Polite"}, "answers": {"y": 2, "n": -1}},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,6 @@ JOB = tiny(steps=STEPS, model={"dtype": "float64"}, rollout={"workers": NODES})
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole")
     train(JOB, folder, alone())
     return left_behind(folder)
@@ -282,7 +281,6 @@ SHARED: dict[str, Any] = {"train": {**PHASE, "nodes": TRAINS}}
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """By two training nodes, undisturbed."""
-    torch.set_num_threads(1)
     world, crowd, folder = World(rollout=NODES, train=TRAINS), Crowd(), tmp_path_factory.mktemp("shared")
     with pytest.MonkeyPatch.context() as patched:
         built_one_after_the_other(patched)

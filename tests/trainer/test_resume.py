@@ -49,7 +49,6 @@ def killer(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, at: int, b
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole")
     train(tiny(), folder, alone())
     return left_behind(folder)
@@ -142,14 +141,13 @@ def test_beside_a_controller_an_attempt_waits_until_the_one_before_it_is_gone(
 def command(folder: Path) -> list[str]:
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(dict(TINY)), encoding="utf-8")
-    program = "import torch; torch.set_num_threads(1); from rollmux.cli import app; app()"
+    program = "from rollmux.cli import app; app()"
     return [sys.executable, "-c", program, "train", str(file), "--out", str(folder / "out"), "--resume", "--json"]
 
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
-    return found | {"OMP_NUM_THREADS": "1"}
+    return {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
 
 
 @pytest.mark.slow

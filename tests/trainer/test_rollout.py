@@ -28,7 +28,6 @@ def unheard(done: int, total: int) -> None:
 
 def parts(job: JobFile) -> Parts:
     """In double precision: there who stands beside a response does not even change its rounding, for all we can see."""
-    torch.set_num_threads(1)
     made = Parts(job)
     made.model.double()
     made.restore(made.state())

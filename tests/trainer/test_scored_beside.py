@@ -15,7 +15,6 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from rollmux.runtime.rewards import AsyncTask, Kind, PoolSettings, RewardPool
@@ -28,6 +27,7 @@ from rollmux.trainer.parts import Parts
 from rollmux.trainer.pooled import Pooled
 from rollmux.trainer.rollout import Rollout
 from rollmux.trainer.scoring import Direct
+from tests.thorough import some
 from tests.trainer import scores
 from tests.trainer.jobs import TINY, alone, left_behind, score_by, tiny
 from tests.trainer.test_resume import Killed, killer
@@ -35,11 +35,6 @@ from tests.trainer.test_resume import Killed, killer
 POOL: dict[str, Any] = {"scorer": "pool", "workers": 4}
 SYNC = {"mode": "sync"}
 RACE = {"race": "rewarded", "eta_responses": 1.5}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def unheard(done: int, total: int) -> None:
@@ -139,8 +134,7 @@ def below(root: int) -> list[int]:
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
-    return found | {"OMP_NUM_THREADS": "1"}
+    return {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
 
 
 @pytest.mark.parametrize("ends", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -149,7 +143,7 @@ def test_a_run_that_is_killed_leaves_no_process_of_its_pool(
 ) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump({**TINY, "rewards": POOL, "steps": 1000}), encoding="utf-8")
-    program = "import torch; torch.set_num_threads(1); from rollmux.cli import app; app()"
+    program = "from rollmux.cli import app; app()"
     command = [sys.executable, "-c", program, "train", str(file), "--out", str(tmp_path / "out"), "--json"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -162,7 +156,7 @@ def test_a_run_that_is_killed_leaves_no_process_of_its_pool(
     until(lambda: scores.alive(started) == [])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3), every=3))
 def test_a_run_whose_reward_processes_are_killed_over_and_over_ends_with_every_prompt_accounted_for(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ from time import sleep
 from typing import Any
 
 import pytest
-import torch
 
 from rollmux.client import Mux
 from rollmux.errors import InvalidSpec
@@ -26,7 +25,6 @@ JOB = tiny(steps=STEPS)
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole")
     train(JOB, folder, alone())
     return left_behind(folder)

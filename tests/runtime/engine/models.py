@@ -32,7 +32,6 @@ KINDS: dict[str, tuple[Any, Any]] = {
 
 def tiny(family: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0, **changed: Any) -> Any:
     """A model of two layers whose weights are large, so that it does not repeat itself at once."""
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
     kind, config = KINDS[family]
     shape: dict[str, Any] = {

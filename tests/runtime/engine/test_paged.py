@@ -29,7 +29,6 @@ def requests() -> list[Work]:
 
 
 def room(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    torch.set_num_threads(1)
     torch.manual_seed(1)
     shape = (USED + 2, KV_HEADS, PAGE, WIDTH)
     query = torch.randn(len(LENGTHS), HEADS, WIDTH) * 4

@@ -56,7 +56,6 @@ def hold(folder: Path, name: str, nbytes: int) -> None:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     for line in sys.stdin:
         kind, folder, *rest = line.split()
         child = os.fork()

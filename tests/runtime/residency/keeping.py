@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from rollmux.runtime.residency import Budget
 
-torch.set_num_threads(1)
 MB = 10**6
 
 

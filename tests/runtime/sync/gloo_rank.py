@@ -22,7 +22,6 @@ CHANGED_BY = 0.02
 
 def main() -> None:
     number, folder, device = int(sys.argv[1]), Path(sys.argv[2]), torch.device(sys.argv[3])
-    torch.set_num_threads(1)
     plan = small(senders=(1, 1), receivers=(1, 2))
     numbers: dict[Party, int] = {("sender", 0): 0, ("receiver", 0): 1, ("receiver", 1): 2}
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", world_size=3, rank=number)

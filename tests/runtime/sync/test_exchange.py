@@ -12,8 +12,6 @@ from rollmux.runtime.sync import Exchange, Place, Receiver, Sender, Side, SyncFa
 from rollmux.runtime.sync.tensors import as_torch, from_torch, spec_of
 from tests.runtime.sync.models import TENSORS, TOKEN, World, holds, on_tcp, side, small, whole, world
 
-torch.set_num_threads(1)
-
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

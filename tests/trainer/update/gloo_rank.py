@@ -9,7 +9,6 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from rollmux.trainer.update import Baseline, GradientSum, Objective, Replicas
@@ -29,7 +28,6 @@ DRAWN = [
 
 def main() -> None:
     rank, replicas, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    torch.set_num_threads(1)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, world_size=replicas, rank=rank, timeout=timedelta(seconds=60))
     batch = samples(DRAWN, 0.15)

@@ -21,7 +21,6 @@ VERSION = 3
 
 @cache
 def _original(dtype: torch.dtype) -> Any:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,

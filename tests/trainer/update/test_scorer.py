@@ -32,7 +32,6 @@ SHAPE: dict[str, Any] = {
 
 def made(name: str, **more: Any) -> Any:
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     makes: dict[str, Any] = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | more)),
         "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE | more)),
