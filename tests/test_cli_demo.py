@@ -172,7 +172,7 @@ def test_two_models_learn_woven_what_they_learn_alone(tmp_path: Path) -> None:
 @contextmanager
 def demo_at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A demo whose first job has made a step. Nothing of it is left at the end."""
-    with nothing_left():
+    with nothing_left() as older:
         env = {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
         words = [*ROLLMUX, "demo", "--engine", "replay", "--steps", "400", "--out", "here"]
         process = subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.PIPE, text=True, process_group=0)
@@ -184,7 +184,7 @@ def demo_at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
             time.sleep(0.05)
         with process:
             yield process
-        be_init()
+        be_init(older)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

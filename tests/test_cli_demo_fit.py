@@ -70,6 +70,7 @@ def test_a_fitted_job_begins_with_the_model_that_is_there_and_is_the_same_but_fo
     assert (found.seed, found.steps, found.task) == (job.seed, 5, job.task)
 
 
+@pytest.mark.slow  # rehearsals take seconds to import torch
 def test_a_rehearsal_that_fails_says_where_its_log_is_and_the_others_end(tmp_path: Path) -> None:
     job = jobs(Engine.SLOTS, 5)[0].settings
     broken = replace(job, name="broken", model=Model(path=str(tmp_path / "nothing")))

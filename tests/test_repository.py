@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.shortened import shorten
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PREPARATIONS = ("make", "git clone", "pip install", "cd")  # of the reader's machine, not run here
@@ -59,12 +61,13 @@ def repository_files() -> list[Path]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the repository whose `.venv` is the environment of this run."""
+    """A copy of the repository whose `.venv` is the environment of this run, and whose first job has little warm-up."""
     copy = tmp_path / "rollmux"
     for source in repository_files():
         target = copy / source.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target)
+    shorten(copy / "examples" / "train" / "arithmetic.yaml", {"warmup: {steps: 150,": "warmup: {steps: 2,"})
     (copy / ".venv").symlink_to(sys.prefix)
     return copy
 

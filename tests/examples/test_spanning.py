@@ -13,18 +13,11 @@ from rollmux.trainer.job_file import read_job_file
 from rollmux.trainer.metrics import METRICS
 from tests.examples.playing import EXAMPLES, Board, command
 from tests.service.running import running
+from tests.shortened import shorten
 from tests.trainer.jobs import alone, left_behind
 from tests.trainer.killing import pid_of
 
 STEPS = 6
-
-
-def shorten(path: Path, shorter: dict[str, str]) -> None:
-    text = path.read_text()
-    for long, short in shorter.items():
-        assert long in text
-        text = text.replace(long, short)
-    path.write_text(text)
 
 
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])

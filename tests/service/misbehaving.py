@@ -111,7 +111,7 @@ class Proxy:
 
     def _ask(self, request: bytes) -> bytes:
         try:
-            with socket.create_connection(self._there, timeout=20) as there:
+            with self._reached() as there:
                 there.sendall(request)
                 return _message(there)
         except OSError:
@@ -123,8 +123,18 @@ class Proxy:
 
     def _send(self, request: bytes) -> None:
         """A part of a request, and then nothing more."""
-        with socket.create_connection(self._there, timeout=20) as there:
+        with self._reached() as there:
             there.sendall(request)
+
+    @contextmanager
+    def _reached(self) -> Iterator[socket.socket]:
+        """The controller, until this closes: an answer may be parked there for which nobody waits any more."""
+        with socket.create_connection(self._there, timeout=20) as there:
+            self._open.add(there)
+            try:
+                yield there
+            finally:
+                self._open.discard(there)
 
 
 def _message(of: socket.socket) -> bytes:

@@ -9,10 +9,10 @@ import pytest
 from rollmux.mux.image import image
 from tests.service.seeds import all_of, live_through, summary
 
-BLOCK = 25
+BLOCK = 15
 
 
-@pytest.mark.parametrize("first", range(0, 50, BLOCK))
+@pytest.mark.parametrize("first", range(0, 30, BLOCK))
 def test_no_fault_breaks_a_promise_and_every_job_ends(first: int) -> None:
     for seed in range(first, first + BLOCK):
         live_through(seed)

@@ -82,9 +82,9 @@ LATER = {
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
-    with nothing_left():
+    with nothing_left() as older:
         yield
-        be_init()
+        be_init(older)
 
 
 class Job:

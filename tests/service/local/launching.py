@@ -81,17 +81,20 @@ async def written(path: Path) -> int:
 
 
 @contextmanager
-def nothing_left() -> Iterator[None]:
-    """Whatever is started meanwhile is gone afterwards, and reaped: else it is ended now, and that is an error."""
+def nothing_left() -> Iterator[set[tuple[int, int]]]:
+    """Whatever is started meanwhile is gone afterwards, and reaped: else it is ended now, and that is an error.
+
+    What was there before is told, for `be_init`.
+    """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that no orphan gets away
-    before = {(each.pid, each.start) for each in everything()}
+    older = {(each.pid, each.start) for each in everything()}
     try:
-        yield
+        yield older
     finally:
-        left = {each.pid for each in _below(before)}
+        left = {each.pid for each in _below(older)}
         told = [f"{pid}: {_command(pid)}" for pid in left]
-        while more := [each for each in _below(before) if each.alive]:
+        while more := [each for each in _below(older) if each.alive]:
             for process in more:
                 send(process, signal.SIGKILL)
         for pid in left:
@@ -101,21 +104,22 @@ def nothing_left() -> Iterator[None]:
     assert not told, f"left running: {told}"
 
 
-def be_init() -> None:
+def be_init(older: set[tuple[int, int]]) -> None:
     """Reaps the orphans that have come to this process, as on a machine its first process does."""
     end = time.monotonic() + PATIENCE_S
-    with suppress(ChildProcessError):
-        while time.monotonic() < end:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.01)
+    while time.monotonic() < end and (orphans := _below(older)):
+        for orphan in orphans:
+            with suppress(ChildProcessError):
+                os.waitpid(orphan.pid, os.WNOHANG)
+        time.sleep(0.01)
 
 
-def _below(before: set[tuple[int, int]]) -> list[Process]:
+def _below(older: set[tuple[int, int]]) -> list[Process]:
     """What this process has started since, zombies of its own too: not what its older children have.
 
     Another test's database starts its cleaners when it likes.
     """
-    new = [each for each in everything() if (each.pid, each.start) not in before]
+    new = [each for each in everything() if (each.pid, each.start) not in older]
     zombies = [each for each in new if each.parent == os.getpid() and not each.alive]
     return [*zombies, *descendants(os.getpid(), new)]
 

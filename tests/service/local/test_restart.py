@@ -47,9 +47,10 @@ asyncio.run(story(Path(sys.argv[1])))
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    with nothing_left():
-        yield
+def older() -> Iterator[set[tuple[int, int]]]:
+    """What was there before."""
+    with nothing_left() as found:
+        yield found
 
 
 def controller(folder: Path) -> "subprocess.Popen[str]":
@@ -108,7 +109,7 @@ def test_a_job_goes_on_without_its_controller_and_is_adopted_by_the_next(tmp_pat
 
 @pytest.mark.parametrize("after_s", [0.0, 0.06, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.03, 0.12))])
 def test_a_controller_that_dies_while_it_starts_a_job_leaves_one_that_is_known_or_none(
-    after_s: float, tmp_path: Path
+    after_s: float, tmp_path: Path, older: set[tuple[int, int]]
 ) -> None:
     async def story() -> None:
         async with launching(tmp_path) as (launcher, exits):
@@ -121,7 +122,7 @@ def test_a_controller_that_dies_while_it_starts_a_job_leaves_one_that_is_known_o
         time.sleep(after_s)
         first.kill()
     asyncio.run(story())
-    be_init()
+    be_init(older)
 
 
 def test_a_keeper_without_a_controller_starts_nothing(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_keeper_without_a_controller_starts_nothing(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_what_ended_while_no_controller_was_there_is_reported_once(tmp_path: Path) -> None:
+def test_what_ended_while_no_controller_was_there_is_reported_once(tmp_path: Path, older: set[tuple[int, int]]) -> None:
     async def story() -> None:
         async with launching(tmp_path) as (launcher, _):
             await launcher.start(shell(tmp_path, "sleep 0.2; echo bye; exit 5"))
@@ -153,7 +154,7 @@ def test_what_ended_while_no_controller_was_there_is_reported_once(tmp_path: Pat
             assert (exits.running, exits.heard) == (set(), [])
 
     asyncio.run(story())
-    be_init()
+    be_init(older)
 
 
 def test_what_was_being_stopped_is_not_reported_by_the_next_controller(tmp_path: Path) -> None:
@@ -173,7 +174,9 @@ def test_what_was_being_stopped_is_not_reported_by_the_next_controller(tmp_path:
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_if_a_keeper_is_killed_nothing_that_it_kept_goes_on(away: bool, tmp_path: Path) -> None:
+def test_if_a_keeper_is_killed_nothing_that_it_kept_goes_on(
+    away: bool, tmp_path: Path, older: set[tuple[int, int]]
+) -> None:
     async def story() -> None:
         async with launching(tmp_path) as (launcher, exits):
             told = "echo weights > $ROLLMUX_MEMORY/held; echo $ROLLMUX_MEMORY > memory"
@@ -190,7 +193,7 @@ def test_if_a_keeper_is_killed_nothing_that_it_kept_goes_on(away: bool, tmp_path
 
     asyncio.run(story())
     assert not Path((tmp_path / "memory").read_text().strip()).exists()
-    be_init()
+    be_init(older)
 
 
 @pytest.mark.parametrize("change", [{"start": -1}, {"boot": "another"}])

@@ -35,9 +35,9 @@ RAY = 'exec "$REAL_RAY" "$@" --object-store-memory 80000000 --num-cpus 1 $FAKE_R
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
-    with nothing_left():
+    with nothing_left() as older:
         yield
-        be_init()
+        be_init(older)
 
 
 def free_ports(count: int) -> list[int]:
