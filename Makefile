@@ -20,11 +20,11 @@ demo: $(INSTALLED) ## Show RollMux at work on this machine
 	@$(BIN)/rollmux demo
 
 test: lint ## Lint, then every quick test with coverage
-	$(BIN)/pytest --cov -n $(WORKERS)
+	$(BIN)/pytest --cov -n $(WORKERS) --dist worksteal
 
 test-slow: $(INSTALLED) ## The tests that take minutes, and all properties with all their examples
 	$(BIN)/pytest -m slow -o faulthandler_timeout=0
-	$(BIN)/pytest --hypothesis-profile=thorough -n $(WORKERS)
+	$(BIN)/pytest --hypothesis-profile=thorough -n $(WORKERS) --dist worksteal
 
 lint: $(INSTALLED) ## Formatting, lint, types, import rules
 	$(BIN)/ruff format --check
