@@ -27,6 +27,7 @@ from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.transitions import Job
 from rollmux.sim.cast import Cast, Delays, Takes, as_planned
+from tests.thorough import examples
 
 # A rollout node costs $1 an hour, a training node $3.
 CHEAP = NodeType("cheap", 8, 1.0 / 8, 96 * GB, 1000 * GB)
@@ -160,7 +161,7 @@ def crews(draw: st.DrawFn) -> list[tuple[float, JobSpec]]:
 
 @pytest.mark.no_cover
 @given(crew=crews(), provision_s=st.sampled_from([0.0, 60.0]), launch_s=st.sampled_from([0.0, 25.0]))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_whoever_moves_when_each_iteration_is_done_once_and_no_node_is_kept_in_vain(
     crew: list[tuple[float, JobSpec]], provision_s: float, launch_s: float
 ) -> None:

@@ -22,6 +22,7 @@ from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
 from rollmux.sim.workload import HOUR_S, Workload
 from tests.builders import ROLLOUT_USD, SHARED_CLUSTER, TRAIN_USD, job
 from tests.sim.worlds import PHASED, Inspector, fixed, machine, workload, workloads
+from tests.thorough import examples
 
 pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
 
@@ -46,7 +47,7 @@ def inspected(jobs: Workload, policy: str, faults: Faults, rooms: tuple[int, int
     return cast
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     jobs=MANY,
     policy=st.sampled_from(PHASED),
@@ -64,7 +65,7 @@ def test_whatever_breaks_all_work_is_done_and_every_promise_kept(
     assert set(cast.machine.state.ended.values()) == {"finished"}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     jobs=MANY,
     policy=st.sampled_from([*PHASED, "gavel", "colocated"]),

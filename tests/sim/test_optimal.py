@@ -23,6 +23,7 @@ from rollmux.sim.optimal import SAME_USD, Optimum, Partition, Priced, SolverMiss
 from rollmux.sim.optimal_run import optimal_run
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 from tests.builders import ROLLOUT_USD, SHARED_CLUSTER, TRAIN_USD, any_jobs, job, snapshot, strict_jobs
+from tests.thorough import examples
 
 pytestmark = pytest.mark.no_cover  # to be traced takes longer than to play
 
@@ -121,7 +122,7 @@ def some(jobs: st.SearchStrategy[JobSpec], most: int) -> st.SearchStrategy[list[
     return drawn.map(lambda found: [replace(each, id=f"j{i}") for i, each in enumerate(found)])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(jobs=some(strict_jobs(), 5), max_group=st.sampled_from((2, 5)))
 def test_strict_jobs_of_one_node_a_phase_cost_what_brute_force_finds(jobs: list[JobSpec], max_group: int) -> None:
     best = Optimum(PAPER_CLUSTER, max_group).best(jobs)
@@ -130,7 +131,7 @@ def test_strict_jobs_of_one_node_a_phase_cost_what_brute_force_finds(jobs: list[
     assert best.usd_per_hour == pytest.approx(brute_force(jobs, PAPER_CLUSTER, max_group))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(jobs=some(any_jobs(most_nodes=(2, 2), most_gb=600), 3))
 def test_gangs_of_any_kind_cost_what_brute_force_finds(jobs: list[JobSpec]) -> None:
     best = Optimum(PAPER_CLUSTER).best(jobs)
@@ -139,7 +140,7 @@ def test_gangs_of_any_kind_cost_what_brute_force_finds(jobs: list[JobSpec]) -> N
     assert best.usd_per_hour == pytest.approx(brute_force(jobs, PAPER_CLUSTER))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(jobs=some(strict_jobs(most_gb=600), 3))
 def test_one_pool_for_both_phases_costs_what_brute_force_finds(jobs: list[JobSpec]) -> None:
     best = Optimum(SHARED_CLUSTER).best(jobs)
@@ -148,7 +149,7 @@ def test_one_pool_for_both_phases_costs_what_brute_force_finds(jobs: list[JobSpe
     assert best.usd_per_hour == pytest.approx(brute_force(jobs, SHARED_CLUSTER))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(jobs=some(strict_jobs(), 8), data=st.data())
 def test_what_is_known_of_earlier_jobs_changes_no_price(jobs: list[JobSpec], data: st.DataObject) -> None:
     known, active = Optimum(PAPER_CLUSTER), list[JobSpec]()
@@ -161,7 +162,7 @@ def test_what_is_known_of_earlier_jobs_changes_no_price(jobs: list[JobSpec], dat
         assert best.usd_per_hour == pytest.approx(Optimum(PAPER_CLUSTER).best(active).usd_per_hour)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(jobs=some(strict_jobs(), 7), sets=st.sampled_from((0, 10, 10**6)), plays=st.sampled_from((0, 7, 400)))
 def test_a_budget_that_ends_leaves_a_true_bound(jobs: list[JobSpec], sets: int, plays: int) -> None:
     best = Optimum(PAPER_CLUSTER).best(jobs)
@@ -219,7 +220,7 @@ def test_no_jobs_cost_nothing() -> None:
     assert Optimum(PAPER_CLUSTER).best([]) == Partition((), 0.0, 0.0, 0, 0, 0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(2, 9).flatmap(
         lambda jobs: st.tuples(
@@ -288,7 +289,7 @@ def test_with_fixed_lifetimes_slow_jobs_leave_on_time() -> None:
     assert run.outcome.usd_total == pytest.approx(11 * PAIR_USD)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(jobs=some(any_jobs(most_gb=300), 6), shared=st.booleans(), data=st.data())
 def test_a_run_pays_no_less_than_any_bound_and_keeps_every_slo(
     jobs: list[JobSpec], shared: bool, data: st.DataObject

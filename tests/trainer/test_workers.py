@@ -19,7 +19,7 @@ from rollmux.trainer.safe_points import SafePoints
 from rollmux.trainer.seats import Seats
 from rollmux.trainer.token_clock import TokenClock
 from rollmux.trainer.workers import Workers
-from tests.thorough import some
+from tests.thorough import examples, some
 from tests.trainer.jobs import tiny
 from tests.trainer.test_rollout import parts
 
@@ -96,7 +96,7 @@ def test_a_shrink_after_any_sweep_changes_no_sample_and_no_account(job: dict[str
         assert run({sweep: (sweep % 3,)}, **job).told == still.told
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     plan=st.dictionaries(st.integers(1, 20), st.sets(st.integers(0, 2), min_size=1), max_size=6),
     begin=st.sets(st.integers(0, 2), min_size=1),

@@ -231,7 +231,7 @@ LOST = {
 @pytest.mark.parametrize(("dialect", "path"), [(dialect, path) for dialect, paths in LOST.items() for path in paths])
 def test_each_step_may_be_asked_again_after_its_answer_was_lost(dialect: str, path: str) -> None:
     count = 200  # in far longer than all steps take, on a busy machine too
-    with rig(dialect, token_s=0.003) as it:
+    with rig(dialect, token_s=0.01) as it:
         it.engine.submit(request(count=count))
         grown(it.engine, 2)
         it.server.faults.lost_answers.add(path)
@@ -266,7 +266,7 @@ def test_new_weights_take_over_between_two_tokens_and_each_says_whose_it_is(
     dialect: str, weights: dict[str, object] | None
 ) -> None:
     count = 200  # in far longer than all of it takes, on a busy machine too
-    with rig(dialect, token_s=0.003) as it:
+    with rig(dialect, token_s=0.01) as it:
         for n in range(4):
             it.engine.submit(request(f"r{n}", count, prompt=(n + 1,)))
         grown(it.engine, 12)
@@ -289,7 +289,7 @@ def test_new_weights_take_over_between_two_tokens_and_each_says_whose_it_is(
 
 @BOTH
 def test_an_update_that_would_break_on_policy_is_refused_and_changes_nothing(dialect: str) -> None:
-    with rig(dialect, token_s=0.003) as it:
+    with rig(dialect, token_s=0.01) as it:
         it.engine.submit(request(count=40))
         grown(it.engine, 3)
         started = len(it.server.control_calls())
@@ -325,7 +325,7 @@ def test_a_request_of_which_nothing_was_heard_begins_anew_under_the_new_weights(
 @BOTH
 @pytest.mark.parametrize("softly", [False, True])
 def test_weights_that_are_half_new_are_never_served(dialect: str, softly: bool) -> None:
-    with rig(dialect, token_s=0.003) as it:
+    with rig(dialect, token_s=0.02) as it:
         it.engine.submit(request(count=40))
         grown(it.engine, 3)
         it.server.faults.update_fails, it.server.faults.fails_softly = 1, softly

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.update import Baseline, GradientSum, Loss, Objective, Stats, WholeBatch
+from tests.thorough import examples
 from tests.trainer.update.naive import (
     VERSION,
     Drawn,
@@ -161,7 +162,7 @@ def exchanged(objective: Objective, batch: Sequence[Sample], arrival: Arrival) -
         return list(threads.map(work, range(arrival.replicas)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data(), objectives(), batches(), st.booleans())
 def test_replicas_that_exchange_are_left_with_the_synchronous_gradient(
     data: st.DataObject, objective: Objective, batch: list[Sample], size_known: bool
@@ -177,7 +178,7 @@ def test_replicas_that_exchange_are_left_with_the_synchronous_gradient(
         assert stats.streamed + stats.late == stats.samples
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data(), objectives(), batches(), st.booleans())
 def test_sums_that_are_merged_hold_the_synchronous_gradient_and_loss(
     data: st.DataObject, objective: Objective, batch: list[Sample], size_known: bool
