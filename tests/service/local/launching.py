@@ -19,6 +19,7 @@ from rollmux.service.local.process_tree import Process, descendants, everything,
 from tests import builders
 
 PATIENCE_S = 10.0
+Those = frozenset[tuple[int, int]]  # processes, each by its number and its start
 _PR_SET_CHILD_SUBREAPER = 36
 
 # Lives in a session of its own and takes no hint, as a daemon would that a job has left behind.
@@ -81,14 +82,14 @@ async def written(path: Path) -> int:
 
 
 @contextmanager
-def nothing_left() -> Iterator[set[tuple[int, int]]]:
+def nothing_left() -> Iterator[Those]:
     """Whatever is started meanwhile is gone afterwards, and reaped: else it is ended now, and that is an error.
 
     What was there before is told, for `be_init`.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that no orphan gets away
-    older = {(each.pid, each.start) for each in everything()}
+    older = frozenset((each.pid, each.start) for each in everything())
     try:
         yield older
     finally:
@@ -104,7 +105,7 @@ def nothing_left() -> Iterator[set[tuple[int, int]]]:
     assert not told, f"left running: {told}"
 
 
-def be_init(older: set[tuple[int, int]]) -> None:
+def be_init(older: Those) -> None:
     """Reaps the orphans that have come to this process, as on a machine its first process does."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end and (orphans := _below(older)):
@@ -114,7 +115,7 @@ def be_init(older: set[tuple[int, int]]) -> None:
         time.sleep(0.01)
 
 
-def _below(older: set[tuple[int, int]]) -> list[Process]:
+def _below(older: Those) -> list[Process]:
     """What this process has started since, zombies of its own too: not what its older children have.
 
     Another test's database starts its cleaners when it likes.

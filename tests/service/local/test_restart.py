@@ -19,6 +19,7 @@ from rollmux.service.local.plans import plan_for
 from rollmux.service.local.process_tree import boot_id, look
 from tests.service.local.launching import (
     STUBBORN_DAEMON,
+    Those,
     be_init,
     launching,
     nothing_left,
@@ -47,7 +48,7 @@ asyncio.run(story(Path(sys.argv[1])))
 
 
 @pytest.fixture(autouse=True)
-def older() -> Iterator[set[tuple[int, int]]]:
+def older() -> Iterator[Those]:
     """What was there before."""
     with nothing_left() as found:
         yield found
@@ -109,7 +110,7 @@ def test_a_job_goes_on_without_its_controller_and_is_adopted_by_the_next(tmp_pat
 
 @pytest.mark.parametrize("after_s", [0.0, 0.06, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.03, 0.12))])
 def test_a_controller_that_dies_while_it_starts_a_job_leaves_one_that_is_known_or_none(
-    after_s: float, tmp_path: Path, older: set[tuple[int, int]]
+    after_s: float, tmp_path: Path, older: Those
 ) -> None:
     async def story() -> None:
         async with launching(tmp_path) as (launcher, exits):
@@ -140,7 +141,7 @@ def test_a_keeper_without_a_controller_starts_nothing(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_what_ended_while_no_controller_was_there_is_reported_once(tmp_path: Path, older: set[tuple[int, int]]) -> None:
+def test_what_ended_while_no_controller_was_there_is_reported_once(tmp_path: Path, older: Those) -> None:
     async def story() -> None:
         async with launching(tmp_path) as (launcher, _):
             await launcher.start(shell(tmp_path, "sleep 0.2; echo bye; exit 5"))
@@ -174,9 +175,7 @@ def test_what_was_being_stopped_is_not_reported_by_the_next_controller(tmp_path:
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_if_a_keeper_is_killed_nothing_that_it_kept_goes_on(
-    away: bool, tmp_path: Path, older: set[tuple[int, int]]
-) -> None:
+def test_if_a_keeper_is_killed_nothing_that_it_kept_goes_on(away: bool, tmp_path: Path, older: Those) -> None:
     async def story() -> None:
         async with launching(tmp_path) as (launcher, exits):
             told = "echo weights > $ROLLMUX_MEMORY/held; echo $ROLLMUX_MEMORY > memory"
