@@ -164,7 +164,8 @@ def test_two_models_learn_woven_what_they_learn_alone(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     for job in found["jobs"]:
         assert job["same_rewards"]
-        assert sum(job["rewards"][-8:]) > 1.2 * sum(job["rewards"][:8]), "it learns"
+        missed = [1 - reward for reward in job["rewards"]]
+        assert sum(missed[-8:]) < 0.8 * sum(missed[:8]), "it learns: 0.4 to 0.6, on machines of different speed"
     assert found["idle_woven"] < found["idle_alone"] - 0.2
     assert found["gain"] > 1.2, "goal 1.8, on a quiet machine"
 
