@@ -4,7 +4,7 @@ itself with all examples (`thorough.py`).
 Whoever starts tests in the background may have told them to ignore Ctrl-C, and what they start would too: it is heard.
 
 The pure tiers are to be covered by their own tests, those that say what is expected: what properties come by does not
-count. All others run untraced: tracing takes up to three times as long.
+count. All others run untraced: tracing takes up to three times as long. So does finding the tests, which imports torch.
 Torch has one thread in each process: threads that share cores wait for each other, busily (`docs/design/trainer.md`,
 Surprises).
 
@@ -16,11 +16,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+
+import rollmux.checks
+import rollmux.mux
+import rollmux.packer
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -44,21 +51,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("no_cover")
 
 
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """A worker of xdist has two collectors (pytest-cov 7.1), of which `no_cover` stops only one."""
+    tracers = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        yield
+    finally:
+        sys.settrace(tracers[0])
+        threading.settrace(tracers[1])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is to be covered is imported before tests are found, for that counts."""
+    for tier in (rollmux.mux, rollmux.packer):
+        for module in walk_packages(tier.__path__, f"{tier.__name__}."):
+            import_module(module.name)
+    with _untraced():
+        return (yield)
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """What `no_cover` promises. A worker of xdist has two collectors (pytest-cov 7.1), of which it stops only one."""
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     if item.get_closest_marker("no_cover") is None:
         return (yield)
-    tracers = sys.gettrace(), threading.gettrace()
-    sys.settrace(None)
-    threading.settrace(None)
-    try:
+    with _untraced():
         return (yield)
-    finally:
-        sys.settrace(tracers[0])
-        threading.settrace(tracers[1])
