@@ -8,7 +8,7 @@ count. All others run untraced: tracing takes up to three times as long. So does
 Torch has one thread in each process: threads that share cores wait for each other, busily (`docs/design/trainer.md`,
 Surprises).
 
-What has been imported by the time that all tests are known is left out of later collections of garbage.
+Until all tests are known no garbage is collected, and what has been imported by then is left out of later collections.
 """
 
 import gc
@@ -29,6 +29,7 @@ import rollmux.checks
 import rollmux.mux
 import rollmux.packer
 
+gc.disable()
 os.environ["OMP_NUM_THREADS"] = "1"
 
 settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None, database=None, max_examples=40)
@@ -77,6 +78,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
