@@ -1,13 +1,17 @@
 """Claims on memory that lies in a folder of its own: it goes with the claim, and the claim with it."""
 
 import fcntl
+import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
+from math import inf, nan
 from pathlib import Path
 
 import pytest
 
-from rollmux.runtime.host import Budget, Claim, NameTaken, NoRoom, NotKept
+from rollmux.runtime.host import Budget, Claim, NameTaken, NoRoom, NotKept, Unfit
 from tests.runtime.residency.keeping import MB, a_budget
 
 FILES = ("weights", "lock")
@@ -119,3 +123,42 @@ def test_a_shorter_entry_over_a_longer_one_is_read_as_it_was_written(budget: Bud
     assert budget.sweep() == ()  # and how long it has been dead is written too
     budget.join("a").release()
     assert not place.exists()
+
+
+def test_a_process_that_is_forked_while_the_folder_is_locked_does_not_keep_it(budget: Budget) -> None:
+    with budget.locked():
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with budget.locked(patience_s=1.0):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("survive_s", [inf, nan, -1.0])
+def test_a_time_that_never_ends_is_refused_and_others_go_on(survive_s: float, budget: Budget) -> None:
+    with pytest.raises(Unfit, match="survive"):
+        budget.claim("a", 5, survive_s=survive_s)
+    budget.claim("b", 5).release()
+
+
+def test_a_limit_that_was_broken_off_in_writing_is_written_again(budget: Budget) -> None:
+    (budget.folder / "limit").write_bytes(b"")
+    Budget(budget.folder, 100 * MB)
+    with pytest.raises(Unfit, match="same limit"):
+        Budget(budget.folder, 99 * MB)
+
+
+def test_a_claim_that_cannot_be_written_leaves_its_name_free(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(name: str, entry: object) -> None:
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(budget, "write", full)
+        with pytest.raises(OSError, match="no space"):
+            budget.claim("a", 5)
+    budget.claim("a", 5).release()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rollmux.runtime.host import Budget
 from rollmux.runtime.host.budget import Claim
-from rollmux.runtime.residency import Changed, Resident, Unfit
+from rollmux.runtime.residency import Resident, Unfit
 from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.sending import AHEAD
 from rollmux.runtime.residency.transfer import Direct, Staged
@@ -130,25 +130,6 @@ def test_what_can_not_leave_is_where_it_was(budget: Budget, monkeypatch: pytest.
     resident.load()
     assert resident.version == version + 1
     assert torch.equal(state["w"], before)
-
-
-def test_read_only_state_that_could_not_leave_is_still_watched(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies, state = LateCopies(2), {"w": torch.arange(1000.0)}
-    memory = LateMemory(copies, buffers=False)
-    resident = Resident(state, name="watched", budget=budget, memory=memory, read_only=True)
-    for _ in range(2):
-        resident.offload()
-        resident.load()
-    with monkeypatch.context() as patched:
-        patched.setattr(copies, "wait", broken)
-        with pytest.raises(RuntimeError, match="no copies"):
-            resident.offload(notes=b"new")
-    for lane in copies.open:
-        lane.clear()  # which hold what they were to copy
-    state["w"].add_(1)
-    with pytest.raises(Changed):
-        resident.offload()
-    assert resident.version == 1
 
 
 def test_tensors_that_have_left_by_half_come_back(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:

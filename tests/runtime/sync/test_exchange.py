@@ -196,3 +196,73 @@ def test_nothing_is_sent_before_it_was_published(tmp_path: Path) -> None:
             made.senders[0].sync(1, made.addresses)
         with pytest.raises(SyncFailed, match="no version yet"):
             made.receivers[0].read()
+
+
+@pytest.mark.parametrize(("senders", "receivers"), [(1, 2), (2, 1), (2, 3)])
+def test_pieces_that_are_one_element_wide_land_in_wider_shards(tmp_path: Path, senders: int, receivers: int) -> None:
+    model = {"w": torch.randn(16, 3).to(torch.bfloat16)}
+    spec = (spec_of("w", model["w"]),)
+    plan = make_plan(Exchange(spec, side(senders, 1, {"w": 1}, "train"), side(receivers, 1, {"w": 1}, "roll"), 64))
+    with world(plan, tmp_path) as made:
+        for sender in made.senders:
+            box = plan.exchange.senders.layout.box(spec[0], sender.rank)
+            sender.publish(1, from_torch(plan, {"w": model["w"][tuple(slice(*each) for each in box)]}))
+        made.sync(1)
+        for receiver in made.receivers:
+            box = plan.exchange.receivers.layout.box(spec[0], receiver.rank)
+            with receiver.read() as weights:
+                weights.verify()
+                assert torch.equal(as_torch(weights)["w"], model["w"][tuple(slice(*each) for each in box)])
+
+
+def test_the_same_epoch_and_version_of_another_plan_are_refused(tmp_path: Path) -> None:
+    made = World(small(), tmp_path, False, on_tcp)
+    replicated(made, 1)
+    made.sync(1)
+    made.close()
+    again = World(small(chunk_bytes=512), tmp_path, False, on_tcp)
+    try:
+        replicated(again, 1)
+        with pytest.raises(SyncFailed, match="of another plan: take a new one"):
+            again.sync(1)
+        again.sync(2)
+        assert again.serve(whole(again.plan, 1))
+    finally:
+        again.close()
+
+
+def test_addresses_of_too_many_are_refused(tmp_path: Path) -> None:
+    with world(small(senders=(1, 1)), tmp_path) as made:
+        replicated(made, 1)
+        addresses = [receiver.addresses for receiver in made.receivers]
+        with pytest.raises(SyncFailed, match="addresses of 3 receivers"):
+            made.senders[0].sync(1, [*addresses, addresses[0]])
+
+
+def test_a_second_receiver_does_not_take_the_address_of_one_that_lives(tmp_path: Path) -> None:
+    plan = small(senders=(1, 1), receivers=(1, 1))
+    address = f"unix://{tmp_path}/socket"
+    first = Receiver(plan, 0, tmp_path / "first", TOKEN, [address])
+    with pytest.raises(SyncFailed, match="somebody listens"):
+        Receiver(plan, 0, tmp_path / "second", TOKEN, [address])
+    first.close()
+    Receiver(plan, 0, tmp_path / "second", TOKEN, [address]).close()
+
+
+def test_what_is_closed_twice_closes_nothing_of_others(tmp_path: Path) -> None:
+    with world(small(senders=(1, 1), receivers=(1, 1)), tmp_path) as made:
+        replicated(made, 1)
+        made.sync(1)
+        weights = made.receivers[0].read()
+        closing = (weights, made.senders[0], made.receivers[0])
+        for each in closing:
+            each.close()
+        with (tmp_path / "mine").open("w") as mine, (tmp_path / "another").open("w") as another:
+            for each in closing:
+                each.close()
+            mine.write("mine"), another.write("another")
+
+
+def test_a_type_that_is_not_sent_is_refused_by_name() -> None:
+    with pytest.raises(InvalidSpec, match="complex64"):
+        spec_of("w", torch.ones(2, dtype=torch.complex64))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -125,20 +126,24 @@ class Budget:
     def _agree(self) -> None:
         """Two limits for one memory would be none."""
         path = self.folder / "limit"
-        said = int(path.read_text()) if path.exists() else self.limit_bytes
-        if said != self.limit_bytes:
+        said = int(path.read_text()) if path.exists() and path.stat().st_size else None
+        if said is None:
+            path.with_suffix(".new").write_text(str(self.limit_bytes))
+            path.with_suffix(".new").replace(path)
+        elif said != self.limit_bytes:
             both = f"{said} bytes, not {self.limit_bytes}"
             raise Unfit(f"the budget in {self.folder} is {both}; all jobs of a node give the same limit")
-        path.write_text(str(self.limit_bytes))
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
     def claim(self, name: str, nbytes: int, *, shared: bool = False, survive_s: float = 0.0) -> Claim:
         """Takes bytes under a name that nobody alive has, for something new; what the dead kept under it is gone."""
         check_name(name)
+        if not 0 <= survive_s < inf:
+            raise Unfit(f"{name!r} is to survive for {survive_s} s: give a number of seconds from 0 on")
         with self.locked():
             if self._exists(name):
-                os.close(self._hold(name, shared=False))
+                _let_go(self._hold(name, shared=False))
             self.reclaim()
             self.require(name, nbytes, taken=0)
             if not self.forget(name):
@@ -155,7 +160,11 @@ class Budget:
 
     def _claimed(self, name: str, entry: Entry, shared: bool) -> Claim:
         file = self._hold(name, shared)
-        self.write(name, entry)
+        try:
+            self.write(name, entry)
+        except BaseException:
+            _let_go(file)
+            raise
         return Claim(self, name, entry, file)
 
     def holdings(self) -> tuple[Holding, ...]:
@@ -210,7 +219,7 @@ class Budget:
             _wait(file, self.folder, patience_s)
             yield
         finally:
-            os.close(file)
+            _let_go(file)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -242,7 +251,7 @@ class Budget:
 
     def _alive(self, name: str) -> bool:
         try:
-            os.close(self._hold(name, shared=False))
+            _let_go(self._hold(name, shared=False))
         except NameTaken:
             return True
         return False
@@ -278,7 +287,7 @@ def cleared(folder: Path, files: Sequence[str]) -> bool:
         return False
     finally:
         if lock is not None:
-            os.close(lock)
+            _let_go(lock)
     with suppress(OSError):
         folder.rmdir()
     return True
@@ -287,6 +296,12 @@ def cleared(folder: Path, files: Sequence[str]) -> bool:
 def check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise Unfit(f"the name {name!r} must be letters, digits, - and _, at most 100, the first a letter or digit")
+
+
+def _let_go(file: int) -> None:
+    """Of a lock, though a child that was forked meanwhile has its file open too."""
+    fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(file)
 
 
 def _wait(file: int, folder: Path, patience_s: float) -> None:

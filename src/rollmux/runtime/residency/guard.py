@@ -22,13 +22,16 @@ class Guard:
     def found(self, tensors: Mapping[str, Tensor]) -> str:
         """What has changed, if anything."""
         for name, tensor in tensors.items():
-            if _mark(tensor) != self._marks[name]:
+            if _mark(tensor) != self._marks.get(name):
                 return f"{name!r} was changed, or put elsewhere"
         return "" if torch.equal(_sample(self._flat), self._sample) else "something was changed past torch's counters"
 
 
 def _mark(tensor: Tensor) -> tuple[int, int, tuple[int, ...]]:
-    counted = 0 if tensor.is_inference() else tensor._version
+    try:
+        counted = tensor._version
+    except RuntimeError:  # made in inference mode: even after it got other data, and says that it is none of these
+        counted = 0
     return tensor.data_ptr(), counted, tuple(tensor.shape)
 
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from rollmux.runtime.host.budget import Budget, Claim
-from rollmux.runtime.host.errors import NotKept, Unfit, shown
+from rollmux.runtime.host.errors import NotKept
 from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum
 from rollmux.runtime.residency.errors import BadCopy
 from rollmux.runtime.residency.host_copy import HostCopy
 from rollmux.runtime.residency.layout import Layout
 from rollmux.runtime.residency.memory import Memory
-from rollmux.runtime.residency.record import NOTES_BYTES, Record
+from rollmux.runtime.residency.record import Record, require_short
 
 
 class Kept:
@@ -58,6 +58,8 @@ class Kept:
             raise
         try:
             kept.verify()
+            if not shared:
+                kept.tidy()
         except BaseException:
             kept.leave()
             raise
@@ -177,8 +179,7 @@ class Kept:
         """The next version: the chunks in `changed` go to their targets, or are zeros; these are their checksums."""
         notes = notes if notes is not None else self.record.notes if self.record is not None else b""
         aside = aside if aside is not None else self.aside
-        if len(notes) > NOTES_BYTES:
-            raise Unfit(f"the notes take {shown(len(notes))}: at most {shown(NOTES_BYTES)}; keep a file, and its name")
+        require_short(notes)
         chunks = range(self.host.layout.chunks)
         slots = bytes(self.next_slot(each) if each in changed else self._slot(each) for each in chunks)
         sums = [found for each in chunks if (found := changed.get(each) or self.sum_of(each)) is not None]
@@ -200,6 +201,13 @@ class Kept:
         if self.record is None or self.host.slots == 1 or not self.whole:
             return 0
         return 1 - self.record.slots[chunk]
+
+    def tidy(self) -> None:
+        """A process that was killed while its state grew has left room for two."""
+        self.host.path.with_suffix(".new").unlink(missing_ok=True)
+        needed = self.host.nbytes + self._memory.staging_bytes
+        if self._claim.entry.nbytes > needed:
+            self._claim.resize(needed)
 
     def _grow(self, layout: Layout) -> None:
         """Room for another layout, beside this one until a version is in it."""

@@ -7,11 +7,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from math import ceil, prod
 
 import torch
 from torch import Tensor
 
+from rollmux.runtime.host.errors import Unfit
 from rollmux.runtime.residency.leaves import Leaf
 
 # Both larger than any alignment that torch or a GPU asks for; checksums sum whole rows.
@@ -112,7 +114,8 @@ class _Surveyor:
         self.layout, self.flat = layout, flat
         self.home = flat.untyped_storage().data_ptr() if flat is not None else None
         self.starts = [unit.at for unit in layout.units] if layout is not None else []
-        self.numbers: dict[tuple[bool, int], int] = {}  # in the flat memory, which unit; elsewhere, which storage
+        # In the flat memory, which unit; elsewhere, where which storage begins and how long it is.
+        self.numbers: dict[tuple[bool, int, int], int] = {}
         self.units: list[Unit] = []
         self.sources: list[Tensor] = []
         self.places: list[Place] = []
@@ -126,14 +129,25 @@ class _Surveyor:
             number = bisect_right(self.starts, first) - 1
             unit = self.layout.units[number]
             first -= unit.at
-            place = self._unit((True, number), self.flat[unit.at : unit.at + unit.nbytes])
+            place = self._unit((True, number, unit.nbytes), self.flat[unit.at : unit.at + unit.nbytes])
         else:
-            place = self._unit((False, base), whole(tensor))
+            place = self._unit((False, base, tensor.untyped_storage().nbytes()), whole(tensor))
         dtype = _named(tensor.dtype)
         offset, size, stride = first // tensor.itemsize, tuple(tensor.shape), tuple(tensor.stride())
         self.places.append(Place(leaf.name, place, dtype, offset, size, stride))
 
-    def _unit(self, key: tuple[bool, int], source: Tensor) -> int:
+    def require_apart(self) -> None:
+        """Storages are moved one by one: what is in two of them would be there twice afterwards."""
+        spans = sorted(
+            (start, start + nbytes, unit) for (inside, start, nbytes), unit in self.numbers.items() if not inside
+        )
+        for (_, end, one), (start, _, other) in pairwise(spans):
+            if start < end:
+                names = [next(each.name for each in self.places if each.unit == unit) for unit in (one, other)]
+                both = f"{names[0]!r} and {names[1]!r} have memory in common, which torch takes for two pieces"
+                raise Unfit(f"{both}; make one a view of the other, or a copy")
+
+    def _unit(self, key: tuple[bool, int, int], source: Tensor) -> int:
         if key not in self.numbers:
             self.numbers[key] = len(self.units)
             self.sources.append(source)
@@ -155,8 +169,9 @@ def survey(
     surveyor = _Surveyor(layout, flat)
     for leaf in found:
         surveyor.meet(leaf)
+    surveyor.require_apart()
     seen = Layout(tuple(surveyor.units), tuple(surveyor.places), asides)
-    return Survey(seen, tuple(surveyor.sources), seen == layout and all(inside for inside, _ in surveyor.numbers))
+    return Survey(seen, tuple(surveyor.sources), seen == layout and all(inside for inside, *_ in surveyor.numbers))
 
 
 def _is_settled(found: Sequence[Leaf], layout: Layout, flat: Tensor) -> bool:

@@ -3,12 +3,14 @@
 Every tensor object comes once, under the first name that leads to it. What is not looked into is refused, not skipped.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -32,8 +34,14 @@ def leaves(state: object) -> list[Leaf]:
     walk.through("", state)
     for leaf in [*walk.found.values()]:
         if leaf.tensor.is_leaf and leaf.tensor.grad is not None:
-            walk.meet(f"{leaf.name}.grad", leaf.tensor.grad)
+            walk.through(f"{leaf.name}.grad", leaf.tensor.grad)
+    if len({leaf.name for leaf in walk.found.values()}) < len(walk.found):
+        raise Unfit(f"several tensors of the state are called {_twice(walk.found.values())!r}; rename its keys")
     return [leaf for leaf in walk.found.values() if leaf.tensor.untyped_storage().nbytes()]
+
+
+def _twice(found: Iterable[Leaf]) -> str:
+    return next(name for name, count in Counter(leaf.name for leaf in found).items() if count > 1)
 
 
 def fill(state: object, known: Mapping[str, Callable[[], Tensor]]) -> Callable[[], None]:
@@ -146,6 +154,10 @@ def _under(name: str, below: str) -> str:
 
 
 def _check(name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):
+        raise Unfit(f"{name or 'the tensor'} has no shape yet: let its module see an input first")
+    if tensor.is_conj() or tensor.is_neg():
+        raise Unfit(f"{name or 'the tensor'} is a view that is yet to be negated; give its `clone()`")
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         kind = f"{tensor.layout} on {tensor.device}"
         raise Unfit(f"{name or 'the tensor'} is {kind}: only dense tensors with data are held; make it dense")

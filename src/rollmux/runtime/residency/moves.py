@@ -11,7 +11,7 @@ from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.passing import copy_summed, in_threads, is_zero, same
-from rollmux.runtime.residency.record import Record
+from rollmux.runtime.residency.record import Record, require_short
 from rollmux.runtime.residency.sending import AHEAD, Sending
 from rollmux.runtime.residency.stretches import runs, stretch
 
@@ -145,21 +145,30 @@ def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None) -> Non
         raise Unfit(
             f"{unknown[0]!r} is not in the state {kept.host.path.stem!r}: it holds {sorted(places)[:3]} and so on"
         )
+    for name, value in values.items():
+        if tuple(value.shape) != places[name].size:
+            raise Unfit(f"{name!r} has the shape {places[name].size}, not {tuple(value.shape)}; give all of it")
+    require_short(notes)
     with kept.writing():
         kept.refresh()
-        touched = {chunk for name in values for chunk in _chunks_of(layout, places[name])}
+        given = {places[name]: value for name, value in values.items() if value.numel()}
+        touched = {chunk for place in given for chunk in _chunks_of(layout, place)}
         for chunk in touched:
             kept.take_over(chunk)
-        for name, value in values.items():
-            _write(kept, places[name], value)
+        for place, value in given.items():
+            _write(kept, place, value)
         kept.commit(kept.drafted({chunk: _told(kept, chunk) for chunk in sorted(touched)}, notes))
 
 
+def note(kept: Kept, notes: bytes) -> None:
+    """A new version of which nothing else is new."""
+    with kept.writing():
+        kept.refresh()
+        kept.commit(kept.drafted({}, notes))
+
+
 def _write(kept: Kept, place: Place, value: Tensor) -> None:
-    layout = kept.host.layout
-    if tuple(value.shape) != place.size:
-        raise Unfit(f"{place.name!r} has the shape {place.size}, not {tuple(value.shape)}; give all of it")
-    unit = layout.units[place.unit]
+    unit = kept.host.layout.units[place.unit]
     first, last = _extent(place)
     bytes_of_it = torch.empty(last - first, dtype=torch.uint8)
     for chunk, inside, part in _pieces(unit.at + first, last - first):

@@ -27,12 +27,9 @@ class OnDevice:
     goes with the record of each version, and what is much (`left_bytes`) ends with this process."""
 
     def __init__(self, state: Callable[[], object], name: str, memory: Memory | None) -> None:
-        found = leaves(state())
-        if not found:
-            raise Unfit(f"the state {name!r} holds no tensor with data; give modules, optimizers or tensors")
-        self.name, self.memory = name, memory if memory is not None else memory_of(found[0].tensor.device)
+        self.name, self._state = name, state
+        self.memory = memory if memory is not None else memory_of(self._leaves()[0].tensor.device)
         self.flat: Tensor | None = None
-        self._state = state
         self._layout: Layout | None = None  # of `flat`
         self._tensors: dict[str, Tensor] = {}
         self._aside: list[Tensor] = []
@@ -44,10 +41,16 @@ class OnDevice:
         self._leaked: Storages = []
         self.look()
 
+    def _leaves(self) -> list[Leaf]:
+        found = leaves(self._state())
+        if not found:
+            raise Unfit(f"the state {self.name!r} holds no tensor with data; give modules, optimizers or tensors")
+        return found
+
     def look(self) -> Survey:
         """Where the state is now. Its tensors may be others than before."""
         found, beside = list[Leaf](), list[Leaf]()
-        for leaf in leaves(self._state()):
+        for leaf in self._leaves():
             (found if self.memory.holds(leaf.tensor) else beside).append(leaf)
         for leaf in beside:
             if leaf.tensor.device.type != "cpu":
@@ -111,10 +114,8 @@ class OnDevice:
 
     def come_back(self) -> None:
         """They did not leave after all."""
-        guard = self._guard
         if self._left and self.flat is not None and self._layout is not None:
             self.bind(self._layout, self.flat)
-            self._guard = guard
 
     def unbind(self) -> None:
         """It is nowhere; whoever holds its memory still does."""

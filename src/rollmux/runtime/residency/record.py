@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 
+from rollmux.runtime.host.errors import Unfit, shown
 from rollmux.runtime.residency.checksum import CHECKSUM_BYTES
 
 HEAD = struct.Struct("<8sQQIII")
@@ -36,6 +37,11 @@ class Record:
         head = HEAD.pack(MARK, self.version, self.stamp, len(self.slots), len(self.notes), len(self.aside))
         body = head + self.slots + self.sums + self.notes + self.aside
         return body + blake2b(body, digest_size=CHECKSUM_BYTES).digest()
+
+
+def require_short(notes: bytes | None) -> None:
+    if notes is not None and len(notes) > NOTES_BYTES:
+        raise Unfit(f"the notes take {shown(len(notes))}: at most {shown(NOTES_BYTES)}; keep a file, and its name")
 
 
 def space(chunks: int, aside_bytes: int) -> int:

@@ -7,6 +7,7 @@ with what is not there. The host's copy is the last version that was written who
 import logging
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from threading import RLock
 
@@ -14,13 +15,13 @@ from torch import Tensor
 
 from rollmux.runtime.host.budget import Budget
 from rollmux.runtime.host.errors import NoRoom, Unfit, shown
-from rollmux.runtime.residency.errors import BadCopy
+from rollmux.runtime.residency.errors import BadCopy, Changed, NotFreed
 from rollmux.runtime.residency.host_copy import HostCopy
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import Layout, Survey
 from rollmux.runtime.residency.leaves import fill
 from rollmux.runtime.residency.memory import Memory
-from rollmux.runtime.residency.moves import bring, change, save, save_early
+from rollmux.runtime.residency.moves import bring, change, note, save, save_early
 from rollmux.runtime.residency.on_device import OnDevice
 
 log = logging.getLogger("rollmux")
@@ -79,20 +80,18 @@ class Resident:
         """
         self, device = cls.__new__(cls), OnDevice(lambda: state, name, memory)
         kept = Kept.join(budget, name, device.memory, shared=shared)
-        empty = fill(state, kept.host.layout.blanks(device.memory.device))
-        try:
+        with ExitStack() as otherwise:
+            otherwise.callback(kept.leave)
+            otherwise.callback(fill(state, kept.host.layout.blanks(device.memory.device)))
             device.expect(kept.host.layout)
-        except BaseException:
-            empty()
-            kept.leave()
-            raise
+            device.vacate()
+            otherwise.pop_all()
         self._slots, self._survive_s = kept.host.slots, kept.survive_s
         self._declared_bytes, self._rebuild = declared_bytes, rebuild
         self._open(name, budget, device, read_only, shared)
         self._layout = kept.host.layout
         self._keep(kept)
         self._loaded = False
-        device.vacate()
         return self
 
     def _open(self, name: str, budget: Budget, device: OnDevice, read_only: bool, shared: bool) -> None:
@@ -112,16 +111,24 @@ class Resident:
             if self._loaded and not self.outdated:
                 return
             if self._loaded:
-                self.device.vacate()
+                self._require_unchanged()
                 self._loaded = False
+                self.device.vacate()
             try:
                 self._fill(self.device.memory.allocate(self._layout.nbytes))
-            except BaseException:
+            except BaseException as error:
                 self._broken_off = True
                 if self.device.flat is not None:
-                    self.device.vacate()
+                    self._vacate_after(error)
                 raise
             self._loaded, self._broken_off = True, False
+
+    def _vacate_after(self, error: BaseException) -> None:
+        """Whatever is looked at by what was on its way goes with the error, which is the one to hear of."""
+        try:
+            self.device.vacate()
+        except NotFreed as held:
+            error.add_note(str(held))
 
     def _clear_away(self) -> None:
         """A load that failed could not give back what its error still looked at."""
@@ -161,12 +168,21 @@ class Resident:
                 self.device.require_freed()
                 self._clear_away()
                 return
-            if self.device.watched and notes is None:
-                self.device.require_unchanged()
+            if self.device.watched and self.kept is not None and self.kept.whole:
+                self._require_unchanged()
+                if notes is not None:
+                    note(self.kept, notes)
             else:
                 self._save(notes)
             self._loaded = False
             self.device.vacate()
+
+    def _require_unchanged(self) -> None:
+        """What was loaded to be read is as it was, and nothing has joined it or taken its place."""
+        seen = self.device.look()
+        self.device.require_unchanged()
+        if not seen.at_home:
+            raise Changed(f"{self.name!r} is read-only, and has other tensors than were loaded; take them out of it")
 
     @property
     def nbytes(self) -> int:
@@ -279,6 +295,7 @@ class Resident:
 
     def _keep(self, kept: Kept) -> Kept:
         self.kept, self._at_end = kept, weakref.finalize(self, kept.forsake)
+        self._at_end.atexit = kept.survive_s == 0  # a process that ends of itself is survived like any other
         return kept
 
     def drop(self) -> None:

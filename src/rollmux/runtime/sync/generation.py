@@ -46,7 +46,7 @@ def words_of(buffer: NDArray[np.uint8], slot: Slot, piece: Piece) -> Words:
 
 def bytes_of(words: Words) -> memoryview:
     """The bytes in the order of the wire: in place where they lie in one run, else a copy."""
-    return words.reshape(-1).view(np.uint8).data
+    return np.ascontiguousarray(words).reshape(-1).view(np.uint8).data
 
 
 class Generation:

@@ -32,6 +32,7 @@ class Weights:
     def __init__(self, folder: Path, plan: Plan, side: Side, rank: int) -> None:
         self._folder, self._plan, self._side, self._rank = folder, plan, side, rank
         self._file, self.mark = self._locked()
+        self._closed = False
         size = os.fstat(self._file).st_size
         self._bytes = np.frombuffer(mmap.mmap(self._file, size, access=mmap.ACCESS_COPY), np.uint8)
         self._slots, _ = slots(plan.exchange.tensors, side.layout, rank)
@@ -69,8 +70,10 @@ class Weights:
 
     def close(self) -> None:
         """The bytes may change from now on. The lock is given back by name: the mapping keeps the file open."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        os.close(self._file)
+        if not self._closed:
+            self._closed = True
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            os.close(self._file)
 
     def __enter__(self) -> Self:
         return self

@@ -152,8 +152,10 @@ class Receiver:
         if hello.epoch < self._shelf.epoch:
             raise Refused(f"epoch {hello.epoch} is over: there has been epoch {self._shelf.epoch}")
         held = self.held
-        if held is not None and held.epoch == hello.epoch and held.version != hello.version:
-            raise Refused(f"epoch {hello.epoch} has brought version {held.version}: take a new one for {hello.version}")
+        told = (hello.version, hello.plan)
+        if held is not None and held.epoch == hello.epoch and (held.version, held.plan) != told:
+            brought = f"version {held.version}{'' if held.plan == hello.plan else ' of another plan'}"
+            raise Refused(f"epoch {hello.epoch} has brought {brought}: take a new one for {hello.version}")
 
     def _fail(self, reason: str) -> None:
         failing = self._round

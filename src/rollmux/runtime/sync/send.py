@@ -67,6 +67,11 @@ class Sender:
 
         When the leader returns, all receivers serve it. The other ranks return when theirs has landed.
         """
+        expected = len(self.plan.exchange.receivers.places)
+        if len(addresses) != expected:
+            raise SyncFailed(
+                f"addresses of {len(addresses)} receivers, and the plan has {expected}: give those of each"
+            )
         with self._busy:
             version = self.version
             if version is None:

@@ -155,6 +155,7 @@ class Shelf:
     def _leave(self, keep: bool) -> None:
         if self._writer is not None:
             os.close(self._writer)
+            self._writer = None
         if self._claim is not None:
             self._claim.leave() if keep else self._claim.release()
         elif not keep:

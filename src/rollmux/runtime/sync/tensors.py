@@ -28,6 +28,10 @@ _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 def spec_of(name: str, whole: torch.Tensor, dtype: torch.dtype | None = None) -> TensorSpec:
     """How a tensor lands: as it is, or, where it has floating point, in another type."""
     lands = dtype if dtype is not None and whole.is_floating_point() else whole.dtype
+    if lands not in _NAMES:
+        checks = Checks("tensors")
+        checks.report(name, str(lands), f"one of {', '.join(map(str, _NAMES))}", "send its parts")
+        checks.require()
     return TensorSpec(name, _NAMES[lands], tuple(whole.shape))
 
 

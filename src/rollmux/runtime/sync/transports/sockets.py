@@ -1,5 +1,6 @@
 """Addresses `tcp://host:port` and `unix:///path`: listening at them and calling them."""
 
+import errno
 import socket
 import stat
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ class Listener:
         if scheme == "unix":
             path = Path(rest)
             if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-                path.unlink()  # of a process that was killed
+                _require_dead(rest)
+                path.unlink()
             self.link = socket.socket(socket.AF_UNIX)
             self.link.bind(rest)
             path.chmod(0o600)
@@ -46,6 +48,14 @@ class Listener:
         with suppress(OSError):
             self.link.shutdown(socket.SHUT_RDWR)  # wakes who waits for a call
         self.link.close()
+
+
+def _require_dead(path: str) -> None:
+    """A socket that a process has left which was killed."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.setblocking(False)
+        if link.connect_ex(path) != errno.ECONNREFUSED:
+            raise Refused(f"somebody listens at unix://{path}: give each its own address")
 
 
 def call(addresses: Sequence[str], same_node: bool, patience_s: float) -> Channel:

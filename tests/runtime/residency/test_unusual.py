@@ -1,0 +1,253 @@
+"""State that is looked at, dropped, refused or not quite ordinary: none of it is lost, and no memory stays taken."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rollmux.runtime.residency import Budget, Changed, CpuMemory, NotFreed, Resident, Unfit, Visitor
+from tests.runtime.residency.keeping import MB
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def some(value: float = 1.0) -> dict[str, Tensor]:
+    return {"w": torch.full((100_000,), value)}
+
+
+def read_only(state: object, budget: Budget, slots: int = 2) -> Resident:
+    """On the device, with a copy on the host."""
+    resident = Resident(state, name="a", budget=budget, read_only=True, slots=slots)
+    resident.offload()
+    resident.load()
+    return resident
+
+
+def test_who_attaches_while_a_tensor_is_looked_at_does_not_lose_what_is_kept(budget: Budget) -> None:
+    first = Resident(some(7.0), name="a", budget=budget, survive_s=60)
+    first.offload()
+    first.close(keep=True)
+    state = some()
+    view = state["w"][:3]
+    with pytest.raises(NotFreed):
+        Resident.attach(state, name="a", budget=budget)
+    assert view.sum() == 3
+    del view
+    again = some()
+    Resident.attach(again, name="a", budget=budget).load()
+    assert again["w"].eq(7).all()
+
+
+def test_an_update_that_comes_while_a_tensor_is_looked_at_is_there_at_the_next_load(budget: Budget) -> None:
+    state = some()
+    resident = read_only(state, budget)
+    resident.update({"w": torch.full((100_000,), 2.0)})
+    view = state["w"][:3]
+    with pytest.raises(NotFreed):
+        resident.load()
+    del view
+    resident.load()
+    assert state["w"].eq(2).all()
+
+
+@pytest.mark.parametrize("end", [Resident.drop, Resident.close])
+def test_read_only_state_whose_copy_was_given_up_is_saved_again(end: object, budget: Budget) -> None:
+    state = some(3.0)
+    resident = read_only(state, budget)
+    end(resident)  # type: ignore[operator]
+    resident.offload()
+    assert not state["w"].numel()
+    resident.load()
+    assert state["w"].eq(3).all()
+
+
+def test_notes_go_with_an_update_and_do_not_undo_it(budget: Budget) -> None:
+    state = some()
+    resident = read_only(state, budget)
+    resident.update({"w": torch.full((100_000,), 2.0)})
+    resident.offload(b"words")
+    assert (resident.version, resident.notes) == (3, b"words")
+    resident.load()
+    assert state["w"].eq(2).all()
+
+
+def test_a_change_of_read_only_state_is_not_lost_to_notes_or_to_an_update(budget: Budget) -> None:
+    state = some()
+    resident = read_only(state, budget)
+    state["w"].add_(1)
+    with pytest.raises(Changed):
+        resident.offload(b"words")
+    resident.update({"w": torch.full((100_000,), 5.0)})
+    with pytest.raises(Changed):
+        resident.load()
+    assert state["w"].eq(2).all()
+
+
+@pytest.mark.parametrize("values", [{"w": torch.ones(9)}, {"w": torch.ones(100_000)}], ids=["shape", "notes"])
+def test_an_update_that_is_refused_leaves_the_only_version_whole(values: dict[str, Tensor], budget: Budget) -> None:
+    state = some(4.0)
+    resident = Resident(state, name="a", budget=budget, slots=1)
+    resident.offload()
+    with pytest.raises(Unfit):
+        resident.update(values, notes=bytes(100_000))
+    resident.load()
+    assert state["w"].eq(4).all()
+
+
+def test_an_empty_tensor_may_be_updated(budget: Budget) -> None:
+    state = {**some(), "none": torch.ones(5)[:0]}
+    resident = Resident(state, name="a", budget=budget)
+    resident.offload()
+    resident.update({"none": torch.ones(0), "w": torch.full((100_000,), 6.0)})
+    resident.load()
+    assert state["w"].eq(6).all()
+
+
+def test_read_only_state_with_other_tensors_than_were_loaded_stays_where_it_is(budget: Budget) -> None:
+    model = nn.Linear(300, 300)
+    resident = read_only(model, budget)
+    before, model.weight = model.weight, nn.Parameter(torch.ones(300, 300))
+    with pytest.raises(Changed, match="'weight' was changed"):
+        resident.offload()
+    model.weight = before
+    model(torch.ones(1, 300)).sum().backward()
+    with pytest.raises(Changed):
+        resident.offload()
+    model.zero_grad(set_to_none=True)
+    bias, model.bias = model.bias, None  # type: ignore[assignment]
+    with pytest.raises(Changed, match="other tensors"):
+        resident.offload()
+    model.bias = bias
+    resident.offload()
+    assert not model.weight.numel()
+
+
+def test_tensors_of_inference_mode_may_be_read_only_outside_it(budget: Budget) -> None:
+    with torch.inference_mode():
+        state = some(2.0)
+    resident = read_only(state, budget)
+    resident.offload()
+    resident.load()
+    assert state["w"].sum() == 200_000
+
+
+def test_gradients_that_are_views_of_one_buffer_move_with_it(budget: Budget) -> None:
+    model = nn.Linear(100, 100)
+    buffer = torch.arange(10_100.0)
+    model.weight.grad, model.bias.grad = buffer[:10_000].view(100, 100), buffer[10_000:]
+    resident = Resident(model, name="a", budget=budget)
+    del buffer
+    resident.offload()
+    resident.load()
+    assert torch.equal(model.bias.grad, torch.arange(10_000.0, 10_100.0))
+    assert model.bias.grad.untyped_storage().data_ptr() == model.weight.grad.untyped_storage().data_ptr()
+
+
+def _lazy() -> object:
+    return nn.LazyLinear(3)
+
+
+def _half_conjugate() -> object:
+    return {"w": torch.ones(8, dtype=torch.complex64).conj()}
+
+
+def _half_negative() -> object:
+    return {"w": torch.ones(8, dtype=torch.complex64).conj().imag}
+
+
+def _twice_named() -> object:
+    return {"a.b": torch.ones(8), "a": {"b": torch.zeros(8)}}
+
+
+def _twice_there() -> object:
+    numbers = np.arange(10.0)
+    return {"head": torch.from_numpy(numbers[:3]), "all": torch.from_numpy(numbers)}
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (_lazy, "no shape yet"),
+        (_half_conjugate, "yet to be negated"),
+        (_half_negative, "yet to be negated"),
+        (_twice_named, r"called 'a\.b'"),
+        (_twice_there, "'head' and 'all' have memory in common"),
+    ],
+)
+def test_what_would_come_back_wrong_is_refused(state: object, said: str, budget: Budget) -> None:
+    with pytest.raises(Unfit, match=said):
+        Resident(state(), name="a", budget=budget)  # type: ignore[operator]
+    assert budget.holdings() == ()
+
+
+def test_state_that_has_become_empty_is_refused_and_takes_no_more_room(budget: Budget) -> None:
+    state = some()
+    resident = Resident(state, name="a", budget=budget)
+    resident.offload()
+    resident.load()
+    there = {path.name for path in budget.folder.iterdir()}
+    kept = state.pop("w")
+    with pytest.raises(Unfit, match="holds no tensor"):
+        resident.offload()
+    assert {path.name for path in budget.folder.iterdir()} == there
+    state["w"] = kept
+    resident.offload()
+
+
+def test_an_error_of_rebuild_is_heard_though_it_looks_at_the_state(budget: Budget) -> None:
+    state = some()
+
+    def rebuild() -> None:
+        view = state["w"][:3]
+        raise OSError(f"no checkpoint for {view.numel()}")
+
+    resident = Resident(state, name="a", budget=budget, rebuild=rebuild)
+    resident.offload()
+    resident.drop()
+    with pytest.raises(OSError, match="no checkpoint") as error:
+        resident.load()
+    assert "still hold" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize("end", ["raise RuntimeError('boom')", "sys.exit(1)"])
+def test_state_survives_a_process_that_ends_without_closing_it(end: str, budget: Budget) -> None:
+    source = f"""
+        import sys, torch
+        from pathlib import Path
+        from rollmux.runtime.residency import Budget, Resident
+        state = {{"w": torch.full((100_000,), 9.0)}}
+        kept = Resident(state, name="a", budget=Budget(Path(sys.argv[1]), {budget.limit_bytes}), survive_s=60)
+        lost = Resident({{"w": torch.ones(9)}}, name="b", budget=Budget(Path(sys.argv[1]), {budget.limit_bytes}))
+        kept.offload(), lost.offload()
+        {end}
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source), str(budget.folder)]
+    assert subprocess.run(command, cwd=ROOT / "src", capture_output=True, check=False).returncode == 1
+    assert [holding.name for holding in budget.holdings()] == ["a"]
+    state = some()
+    Resident.attach(state, name="a", budget=budget).load()
+    assert state["w"].eq(9).all()
+
+
+def test_what_was_left_by_a_process_that_died_while_its_state_grew_is_cleared_away(budget: Budget) -> None:
+    resident = Resident(some(), name="a", budget=budget, survive_s=60)
+    resident.offload()
+    assert resident.kept is not None
+    needed = budget.holdings()[0].nbytes
+    resident.kept._claim.resize(needed + MB)
+    budget.state_path("a").with_suffix(".new").write_bytes(bytes(MB))
+    resident.close(keep=True)
+    again = Resident.attach(some(), name="a", budget=budget)
+    assert budget.holdings()[0].nbytes == needed
+    assert not budget.state_path("a").with_suffix(".new").exists()
+    again.close()
+
+
+def test_a_visitor_without_tensors_is_refused() -> None:
+    with pytest.raises(Unfit, match="holds no tensor"):
+        Visitor(dict, name="a", memory=CpuMemory())
