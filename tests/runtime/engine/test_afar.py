@@ -13,6 +13,7 @@ import torch
 
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.engine import (
+    Begun,
     Ended,
     Engine,
     EngineSuspended,
@@ -187,3 +188,49 @@ def test_a_response_comes_token_by_token() -> None:
                     over = event
         assert over.response.tokens == tuple(tokens)
         assert len(tokens) == 40
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_name_may_come_again_at_once_after_it_was_cancelled(is_cut: bool) -> None:
+    with afar() as ((engine,), (place,)):
+        first, again = (GenerationRequest("same", (start, 2, 3), 5, temperature=0.0) for start in (1, 4))
+        engine.submit(first)
+        while not engine.step():
+            pass
+        engine.cancel(["same"])
+        if is_cut:
+            place.cut()
+        engine.submit(again)
+        (taken,) = engine.export()
+        assert (taken.request, taken.response.tokens) == (again, ())
+        engine.adopt([taken])
+        events = [event for _ in range(12) for event in engine.step()]
+        ended = [event for event in events if isinstance(event, Ended)]
+        assert [each.reason for each in ended] == [FinishReason.CANCELLED, FinishReason.LENGTH]
+        alone_first, alone_again = (
+            finished(slots(tiny("llama", torch.float64), TIGHT), [each])["same"].response for each in (first, again)
+        )
+        had = ended[0].response.tokens
+        assert had == alone_first.tokens[: len(had)]
+        assert ended[1].response.tokens == alone_again.tokens
+
+
+def test_an_update_that_loses_the_engine_forgets_nobody() -> None:
+    with afar() as ((engine,), (place,)):
+        engine.submit(LONG)
+        while not engine.step():
+            pass
+        engine.submit(GenerationRequest("ahead", (4, 5), 6, temperature=0.0))
+        while not any(event.id == "ahead" for event in engine._heard):
+            assert all(event.id == "long" for event in engine.step())
+            engine.gauges()
+
+        def dead(version: int) -> Spoken:
+            raise EOFError
+
+        place.begin = dead  # type: ignore[method-assign]
+        place.cut()
+        with pytest.raises(EngineLost):
+            engine.update(1, begun=Begun.RECOMPUTE)
+        assert engine.unfinished == 2
+        assert {each.request.id for each in engine.export()} == {"long", "ahead"}

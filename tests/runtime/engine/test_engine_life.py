@@ -423,3 +423,38 @@ def resident_bytes() -> int:
 def tensors_there() -> int:
     gc.collect()
     return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("begun", Begun)
+def test_a_prompt_that_is_half_computed_is_computed_anew_by_new_weights(begun: Begun) -> None:
+    model = tiny(dtype=torch.float64)
+    engine = slots(model, Limits(room_tokens=320, prefill_tokens=16, page_tokens=8))
+    asked = GenerationRequest("r", prompt(1, 40), 8, temperature=0.0)
+    engine.submit(asked)
+    assert engine.step() == engine.step() == []
+    new = tiny(seed=9, dtype=torch.float64)
+    engine.update(1, dict(new.named_parameters()), begun)
+    response = finished(engine)["r"].response
+    assert set(response.versions) == {1}
+    assert list(response.tokens) == generated(new, asked)
+    assert response.logprobs == pytest.approx(forward_logprobs(new, asked, response), abs=1e-5)
+
+
+def test_weights_without_data_are_refused_before_any_is_copied() -> None:
+    model = tiny()
+    engine, before = slots(model, LIMITS), {name: each.clone() for name, each in model.named_parameters()}
+    weights = {name: torch.zeros_like(each) for name, each in before.items()}
+    weights[list(weights)[-1]] = weights[list(weights)[-1]].to("meta")
+    with pytest.raises(InvalidSpec, match="with data"):
+        engine.update(1, weights)
+    assert all(torch.equal(each, before[name]) for name, each in model.named_parameters())
+
+
+def test_a_probe_is_refused_as_a_request_would_be_and_may_be_as_long() -> None:
+    engine = slots(tiny(), Limits(room_tokens=16, page_tokens=8, max_length=40))
+    asked = GenerationRequest("r", prompt(1, 14), 3, temperature=0.0)
+    assert engine.probe(asked.prompt, 3) == finished(engine, [asked])["r"].response.tokens
+    with pytest.raises(InvalidSpec, match="at most 40"):
+        engine.probe(prompt(1, 30), 11)
+    with pytest.raises(InvalidSpec, match="use the tokenizer of this model"):
+        engine.probe((10**6,), 2)

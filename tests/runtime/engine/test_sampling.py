@@ -84,3 +84,11 @@ def test_logprobs_are_the_models_own_whatever_the_temperature() -> None:
 
 def test_greedy_takes_the_first_of_equals() -> None:
     assert sample(torch.tensor([[1.0, 3.0, 3.0]]), [(asked(0.0), 0)])[0][0] == 1
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1e-39, 1.0), (1e-46, 1.0), (1.0, 1e-46), (1e-320, 1e-320)])
+def test_what_is_nearly_nothing_takes_the_most_likely(temperature: float, top_p: float) -> None:
+    torch.manual_seed(2)
+    logits = torch.randn(8, 1000)
+    due = [(asked(temperature, top_p, seed=row), row) for row in range(8)]
+    assert [token for token, _ in sample(logits, due)] == logits.argmax(-1).tolist()

@@ -5,6 +5,7 @@ The fake server dies of what would crash or damage a real one; at the end of eac
 
 import os
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -402,3 +403,36 @@ def test_the_driver_tells_what_processes_hold(tmp_path: Path) -> None:
 
 def test_the_environment_of_a_process_can_be_read() -> None:
     assert environment_of(os.getpid()).get("PATH") == os.environ.get("PATH")
+
+
+@BOTH
+def test_a_sleep_after_a_freeze_is_followed_by_the_canary_too(dialect: str) -> None:
+    with rig(dialect, canary=(11, 12, 13)) as it:
+        it.server.faults.gibberish = True
+        it.engine.suspend(keep=True)
+        it.engine.suspend()
+        with pytest.raises(CanaryDied):
+            it.engine.resume()
+
+
+def run_to_the_end(engine: HttpEngine) -> list[Ended]:
+    ended: list[Ended] = []
+    while engine.unfinished:
+        ended += [event for event in engine.step() if isinstance(event, Ended)]
+    return ended
+
+
+@BOTH
+def test_a_name_that_comes_again_is_not_given_what_came_for_the_one_before(dialect: str) -> None:
+    with rig(dialect, token_s=0.005) as it:
+        it.engine.submit(request("same", 60, prompt=(11, 12, 13)))
+        grown(it.engine, 2)
+        time.sleep(0.1)  # more has come, and nobody has looked
+        it.engine.cancel(["same"])
+        it.engine.submit(request("same", 20, prompt=(7, 8, 9)))
+        assert run_to_the_end(it.engine)[-1].response.tokens == greedy("base", (7, 8, 9), 20)
+        it.engine.submit(request("same", 60))
+        grown(it.engine, 2)
+        time.sleep(0.1)
+        it.engine.adopt(it.engine.export())
+        assert run_to_the_end(it.engine)[-1].response.tokens == greedy("base", PROMPT, 60)

@@ -243,6 +243,21 @@ def test_tasks_that_have_no_room_together_are_judged_in_several_passes() -> None
     judge.close()
 
 
+def test_a_task_that_is_no_text_of_the_models_does_not_spoil_its_pass() -> None:
+    judge = judging(Free())
+
+    def encode(text: str, special: bool) -> list[int]:
+        return [*text.encode()] if text != "beyond" else [judge.vocabulary]
+
+    answers = {"\x07": 1.0, "\x08": 0.0}
+    tasks = [JudgeTask("{it}", {"it": it}, answers) for it in ("\x05", "half \ud800", "beyond", "\x06")]
+    first, half, beyond, last = TextJudge(judge, encode).said(tasks)
+    assert [first, last] == [pytest.approx(told(model(), Question((token,), ((7,), (8,))))) for token in (5, 6)]
+    assert "none to this tokenizer" in str(half)
+    assert f"the model has {judge.vocabulary} tokens" in str(beyond)
+    judge.close()
+
+
 @on_processors
 def test_a_judge_that_nobody_closes_gives_its_pins_back(monkeypatch: pytest.MonkeyPatch) -> None:
     made = LateMemory()

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from rollmux.runtime.rewards.asserts.answering import Answers
 from rollmux.runtime.rewards.asserts.asking import FAILED, PASSED
 from rollmux.runtime.rewards.asserts.calls import answer_all, verdict
@@ -34,11 +36,10 @@ def serving(source: str, answers: type[Answers] = Answers) -> Iterator[socket.so
 
 
 def ended(source: str, tests: str, answers: type[Answers] = Answers) -> tuple[int, str]:
-    try:
-        with serving(source, answers) as connection:
-            return verdict(tests, connection)
-    finally:
-        sys.modules.pop("solution", None)
+    with pytest.MonkeyPatch.context() as patch, serving(source, answers) as connection:
+        for name in ("solution", "__main__", "doctest"):  # which the judging process has to itself
+            patch.setitem(sys.modules, name, ModuleType(name))
+        return verdict(tests, connection)
 
 
 def in_python(source: str, tests: str) -> int:

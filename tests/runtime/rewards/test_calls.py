@@ -1,5 +1,6 @@
 """What tests see of a program in another process: what they would see in Python."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -210,6 +211,8 @@ def test_a_container_of_the_programs_looks_like_its_items(items: list[int], at: 
         ("a = [1]; assert applied(list, a) is not a", "whether two lists are one"),
         ("assert Place('a') == ('a', 0)", "only its own word says what Place has to do with a value"),
         ("import no_such_module", "No module named 'no_such_module'"),
+        ("import doctest\nassert doctest.testmod().failed == 0", "import of doctest halted"),
+        ("def test_it(): assert applied(len, [])", "nobody calls test_it"),
     ],
 )
 def test_what_can_not_be_asked_is_no_score(tests: str, why: str) -> None:
@@ -246,3 +249,26 @@ def test_tests_that_end_themselves_end_with_what_they_say() -> None:
 def test_builtins_are_the_tests_own() -> None:
     source = "def abs(_): return 1\ndef sorted(_): return 'all'"
     assert ended(source, "assert abs(-3) == 3 and sorted([2, 1]) == [1, 2]")[0] == PASSED
+
+
+UNITTEST = """
+import unittest
+
+class Sums(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(1, 2), 3)
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [("def add(a, b): return a + b", PASSED), ("def add(a, b): return a - b", FAILED), ("", FAILED)],
+)
+def test_tests_of_unittest_are_found_and_run(
+    source: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tests.py"])
+    assert ended(source, UNITTEST)[0] == status

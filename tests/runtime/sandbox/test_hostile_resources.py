@@ -1,5 +1,6 @@
 """Code that takes all it can get: each ends at its limit, with that limit named, and a neighbour notices nothing."""
 
+import platform
 from dataclasses import replace
 
 import pytest
@@ -203,6 +204,18 @@ def test_many_files_fill_no_more_than_their_number(world: World) -> None:
     source = "made = 0\ntry:\n    while True:\n        open(f'f{made}', 'w').close()\n        made += 1\n"
     ended = world.run(source + "except OSError:\n    print(made)", replace(SMALL, disk_files=100))
     assert 0 < int(ended.stdout) <= 100
+
+
+def test_what_takes_memory_of_the_kernels_that_nobody_counts_is_refused(full: World) -> None:
+    """Events that wait to be read, and queues of requests, of which a machine has only so many."""
+    source = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.inotify_init(), libc.inotify_init1(0), libc.syscall({number}, 1000, ctypes.byref(ctypes.c_ulong())))
+""".format(number=206 if platform.machine() == "x86_64" else 0)
+    if Mechanism.SECCOMP not in full.sandbox.protections.active:
+        pytest.skip("no filter here")
+    assert full.run(Program(source)).stdout == b"-1 -1 -1\n"
 
 
 def test_files_run_out_for_the_program_alone(world: World) -> None:

@@ -288,7 +288,8 @@ def test_closing_while_a_zygote_is_replaced_leaves_no_process_behind(after_s: fl
 
     before = set(descendants(os.getpid()))
     asyncio.run(closed())
-    assert set(descendants(os.getpid())) <= before
+    # What the killed one had made ready dies with it, of itself, and may come to this process to be buried.
+    asyncio.run(_until(lambda: all(state(pid) in ("gone", "Z") for pid in set(descendants(os.getpid())) - before)))
 
 
 def test_a_zygote_that_comes_back_without_its_protections_runs_nothing() -> None:
@@ -468,3 +469,14 @@ async def _spare(sandbox: Sandbox, before: list[int]) -> list[int]:
 
     await _until(made)
     return sorted(found, key=lambda pid: pid not in keepers(sandbox.pid))
+
+
+@pytest.mark.parametrize("source", ["import helper\nprint(helper.NAME)", "from data.more import NAME\nprint(NAME)"])
+def test_a_program_imports_what_lies_beside_it(world: World, source: str) -> None:
+    files = {"helper.py": b"NAME = 'beside'", "data/more.py": b"NAME = 'beside'"}
+    assert world.run(Program(source, files=files)).stdout == b"beside\n"
+
+
+def test_who_ends_itself_by_the_signal_of_a_limit_was_not_ended_by_it(world: World) -> None:
+    ended = world.run(Program("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)"))
+    assert (ended.cause, ended.status) == (Cause.SIGNALLED, signal.SIGXCPU)

@@ -7,7 +7,7 @@ Invariant: a request is at the desk from `add` to exactly one of `end` and `remo
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rollmux.checks import Checks
@@ -86,21 +86,31 @@ class Desk:
         request, had = each.request, len(each.response.tokens)
         if request.id in self.live or request.id in adding:
             checks.report("id", request.id, "the id of no other unfinished request", "give each request its own")
-        highest = max(*request.prompt, *each.response.tokens, 0)
+        longest = len(request.prompt) + request.max_tokens
+        if self._fits(checks, request, each.response.tokens) and self.room.needed(longest - 1) > self.room.pages:
+            room = self.room.pages * self.room.page_tokens
+            checks.report("max_tokens", longest, f"at most {room} with the prompt", "give the engine more room")
+        if had >= request.max_tokens or any(token in request.stop_tokens for token in each.response.tokens):
+            checks.report("response", had, "an unfinished response", "take it as it is: it is over")
+
+    def _fits(self, checks: Checks, request: GenerationRequest, had: Sequence[int] = ()) -> bool:
+        """Whether the model could take it, with any room."""
+        highest = max(*request.prompt, *had, 0)
         if highest >= self.vocabulary:
             checks.report("prompt", highest, f"tokens below {self.vocabulary}", "use the tokenizer of this model")
-        longest = len(request.prompt) + request.max_tokens
-        if longest > self.max_length:
+        fits = len(request.prompt) + request.max_tokens <= self.max_length
+        if not fits:
             checks.report(
                 "max_tokens", request.max_tokens,
                 f"at most {self.max_length} with the {len(request.prompt)} tokens of the prompt",
                 "ask for less, or give the engine a longer `max_length`",
             )  # fmt: skip
-        elif self.room.needed(longest - 1) > self.room.pages:
-            room = self.room.pages * self.room.page_tokens
-            checks.report("max_tokens", longest, f"at most {room} with the prompt", "give the engine more room")
-        if had >= request.max_tokens or any(token in request.stop_tokens for token in each.response.tokens):
-            checks.report("response", had, "an unfinished response", "take it as it is: it is over")
+        return fits
+
+    def require_fitting(self, request: GenerationRequest) -> None:
+        checks = Checks("request")
+        self._fits(checks, request)
+        checks.require()
 
     def plan(self) -> list[Work]:
         """Who is computed next, and how many tokens of each. Pages are theirs already."""
@@ -152,12 +162,13 @@ class Desk:
         self._forget(live)
         self.waiting.appendleft(live)
 
-    def stop(self) -> None:
-        """All that run wait, without their pages."""
-        for live in reversed(self.running):
+    def stop(self, begun: bool = True) -> None:
+        """All that run wait, without their pages; those that have a token only if told."""
+        stopped = [live for live in self.running if begun or not live.tokens]
+        self.running = [live for live in self.running if not begun and live.tokens]
+        for live in reversed(stopped):
             self._forget(live)
             self.waiting.appendleft(live)
-        self.running.clear()
 
     def _forget(self, live: Live) -> None:
         self.room.give(live.pages)

@@ -7,7 +7,7 @@ heard of, and since a response depends on its request and the weights alone, not
 Invariant: an exported request has the tokens that were told, no more: whoever goes on with it draws the others again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -115,6 +115,7 @@ class EngineElsewhere:
         return self._stands.unfinished
 
     def submit(self, request: GenerationRequest) -> None:
+        self._hear_the_end_of({request.id})
         self._call("submit", request)
         self._known[request.id] = _Known(request, [], [], [])
 
@@ -124,19 +125,37 @@ class EngineElsewhere:
             self._call("cancel", names)
             self._cancelled.update(name for name in names if name in self._known)
 
+    def _hear_the_end_of(self, names: set[str]) -> None:
+        """A name may come again once it was cancelled: all that comes of who had it before is heard first."""
+        self._require_open()
+        while self._failed is None and not self._cancelled.isdisjoint(names):
+            if self._line is None:
+                self._begin()
+            self._begin_step()
+            self._listen()
+
     def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
         self._listen()
         untold: dict[str, int] = {}
         for event in self._heard:
-            if isinstance(event, Grown):
+            if isinstance(event, Ended):
+                untold.pop(event.id, None)  # of who had the name before
+            else:
                 untold.setdefault(event.id, event.first)
         taken: tuple[Unfinished, ...] = self._call("export", None if ids is None else list(ids))
         names = [each.request.id for each in taken]
-        self._heard = [event for event in self._heard if event.id not in names]
+        self._heard = [event for place, event in enumerate(self._heard) if not self._is_of(names, place)]
         return tuple(self._known.pop(name).unfinished(untold.get(name)) for name in names)
+
+    def _is_of(self, names: Collection[str], place: int) -> bool:
+        """Whether what was heard there is of those who have these names now."""
+        event = self._heard[place]
+        later = (each for each in self._heard[place:] if isinstance(each, Ended) and each.id == event.id)
+        return event.id in names and not any(later)
 
     def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
         adopted = tuple(unfinished)
+        self._hear_the_end_of({each.request.id for each in adopted})
         self._call("adopt", adopted, mixed)
         self._known.update((each.request.id, _Known.of(each)) for each in adopted)
 
@@ -146,9 +165,15 @@ class EngineElsewhere:
         ahead = self.export({event.id for event in self._heard if isinstance(event, Grown) and event.first == 0})
         try:
             self._call("update", version, weights, begun)
-        finally:
-            if ahead:
-                self.adopt(ahead)
+        except EngineLost:
+            self._stands = replace(self._stands, unfinished=self._stands.unfinished + len(ahead))
+            self._known.update((each.request.id, _Known.of(each)) for each in ahead)
+            raise
+        except BaseException:
+            self.adopt(ahead)
+            raise
+        if ahead:
+            self.adopt(ahead)
 
     def suspend(self, keep: bool = False) -> None:
         self._call("suspend", keep)

@@ -137,8 +137,7 @@ class LocalEngine:
         require_permitted(started, self._version, begun)
         if weights is not None:
             self._compute.check(weights)
-        if begun is not Begun.KEEP:
-            self._desk.stop()
+        self._desk.stop(begun is not Begun.KEEP)
         self._compute.load(weights)
         self._version = version
 
@@ -197,7 +196,8 @@ class LocalEngine:
             raise EngineSuspended("a suspended engine can't be probed: resume it first")
         live = Live(GenerationRequest("probe", prompt, count, temperature=0.0))
         desk, room = self._desk, self._desk.room
-        need = room.needed(len(prompt) + count)
+        desk.require_fitting(live.request)
+        need = room.needed(len(prompt) + count - 1)
         if need > room.pages:
             raise InvariantViolated("KV room", f"a probe needs {need} pages, there are {room.pages}: probe for less")
         while need > room.free:

@@ -13,6 +13,8 @@ from torch.nn import functional
 from rollmux.runtime.engine.draw import uniform
 from rollmux.runtime.engine.requests import GenerationRequest
 
+# Less than this is nothing: float32 has few numbers below, and what is divided by one of them is none.
+LEAST = 1e-30
 BLOCK = 256  # cumulated within and over blocks: quicker, and exact enough for any vocabulary
 
 Due = tuple[GenerationRequest, int]  # a request and the place of the token to be drawn
@@ -21,7 +23,7 @@ Due = tuple[GenerationRequest, int]  # a request and the place of the token to b
 def sample(logits: Tensor, due: Sequence[Due]) -> list[tuple[int, float]]:
     """A token for each row, with its log-probability under the model at temperature 1."""
     logprobs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
-    drawn = [row for row, (request, _) in enumerate(due) if request.temperature > 0]
+    drawn = [row for row, (request, _) in enumerate(due) if request.temperature > LEAST]
     if len(drawn) == len(due):
         tokens = _draw(logprobs, due)
     else:
@@ -38,7 +40,8 @@ def _draw(logprobs: Tensor, due: Sequence[Due]) -> Tensor:
     heat = torch.tensor([request.temperature for request, _ in due], device=device).unsqueeze(-1)
     probabilities = torch.softmax(logprobs / heat, -1)
     if any(request.top_p < 1 for request, _ in due):
-        probabilities = _nucleus(probabilities, torch.tensor([request.top_p for request, _ in due], device=device))
+        top_p = torch.tensor([max(request.top_p, LEAST) for request, _ in due], device=device)
+        probabilities = _nucleus(probabilities, top_p)
     numbers = [uniform(request.seed, place) for request, place in due]
     return _inverse(probabilities, torch.tensor(numbers, dtype=torch.float64, device=device))
 

@@ -100,9 +100,9 @@ class _Slots:
         for name, weight in weights.items():
             if name not in known:
                 checks.report(name, name, "the name of a parameter", "give names as `named_parameters` has them")
-            elif not isinstance(weight, Tensor) or weight.shape != known[name].shape:
-                shape = tuple(known[name].shape)
-                checks.report(name, tuple(getattr(weight, "shape", ())), f"a tensor of shape {shape}", "reshape it")
+            elif not isinstance(weight, Tensor) or weight.is_meta or weight.shape != known[name].shape:
+                wanted = f"a tensor of shape {tuple(known[name].shape)} with data"
+                checks.report(name, tuple(getattr(weight, "shape", ())), wanted, "reshape it")
         checks.require()
 
     def load(self, weights: Mapping[str, Any] | None) -> None:

@@ -4,6 +4,7 @@ Invariant: a task that this model can't take is told so, and does not keep the o
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 from rollmux.runtime.judge.model import JudgeHasNoRoom, ModelJudge, Question
 from rollmux.runtime.judge.texts import Encode, prompt_tokens
@@ -36,8 +37,11 @@ class TextJudge(Judge):
         self._model.close()
 
     def _question(self, task: JudgeTask) -> Question | str:
-        prompt = prompt_tokens(self._encode, task.template, task.fields)
-        answers = tuple(tuple(self._encode(answer, True)) for answer in task.answers)
+        try:
+            prompt = prompt_tokens(self._encode, task.template, task.fields)
+            answers = tuple(tuple(self._encode(answer, True)) for answer in task.answers)
+        except (ValueError, TypeError) as error:  # half of a character that takes two
+            return f"its text is none to this tokenizer: {error}"
         length = len(prompt) + max(map(len, answers)) - 1
         if not prompt or not all(answers):
             return "the prompt or an answer has no token: write more of it"
@@ -45,6 +49,8 @@ class TextJudge(Judge):
             return "an answer begins with another one, so that both may be given at once: choose others"
         if len(set(answers)) < len(answers):
             return "two answers are the same to this tokenizer: choose others"
+        if max((*prompt, *chain(*answers))) >= self._model.vocabulary:
+            return f"the model has {self._model.vocabulary} tokens, its tokenizer more: give it its own"
         if length > self._model.max_length:
             return f"{length} tokens with the answer: must be at most {self._model.max_length}; shorten the fields"
         return Question(prompt, answers)

@@ -76,6 +76,10 @@ class ModelJudge:
         self.plan: JudgePlan | None = None
 
     @property
+    def vocabulary(self) -> int:
+        return self._anatomy.vocabulary
+
+    @property
     def max_length(self) -> int:
         return self._anatomy.max_length
 

@@ -23,7 +23,11 @@ def encoder(tokenizer: Any) -> Encode:
 def prompt_tokens(encode: Encode, template: str, fields: Mapping[str, str]) -> tuple[int, ...]:
     """The template's own text and the fields between it, each encoded by itself."""
     tokens: list[int] = []
+    own = ""
     for text, name, _, _ in Formatter().parse(template):
-        tokens += encode(text, True) if text else []
-        tokens += encode(fields[name], False) if name is not None else []
-    return tuple(tokens)
+        own += text  # up to a brace that is written twice
+        if name is not None:
+            tokens += encode(own, True) if own else []
+            tokens += encode(fields[name], False)
+            own = ""
+    return (*tokens, *(encode(own, True) if own else []))

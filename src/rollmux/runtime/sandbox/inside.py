@@ -193,7 +193,7 @@ def _run(place: Place, job: Job, ends: Ends, channel: int | None) -> NoReturn:
         if job.command:
             status = _execute(job.command, place.environment)
         else:
-            status = _interpret(job.source.decode(errors="surrogatepass"), place.environment)
+            status = _interpret(job.source.decode(errors="surrogatepass"), place.environment, bool(job.files))
     finally:
         os._exit(status)
 
@@ -247,11 +247,13 @@ def _execute(command: tuple[str, ...], environment: Mapping[str, str]) -> int:
     return 127
 
 
-def _interpret(source: str, environment: Mapping[str, str]) -> int:
-    """As `python program.py` would, in the interpreter that is warm already."""
+def _interpret(source: str, environment: Mapping[str, str], has_files: bool) -> int:
+    """As `python program.py` would beside these files, in the interpreter that is warm already."""
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["program.py"]
+    if has_files:
+        sys.path.insert(0, os.getcwd())
     stderr = _text(2, "w")
     stderr.reconfigure(line_buffering=True, errors="backslashreplace")
     sys.stdin, sys.stdout, sys.stderr = _text(0, "r"), _text(1, "w"), stderr

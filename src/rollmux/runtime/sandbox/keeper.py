@@ -239,7 +239,7 @@ class Keeper:
                 cause = Cause.OUTPUT_LIMIT
             elif cause is Cause.EXITED and status == inside.MEMORY_STATUS:
                 cause = Cause.MEMORY_LIMIT
-            elif cpu_s >= limits.cpu_s or (cause is Cause.SIGNALLED and status == signal.SIGXCPU):
+            elif cpu_s >= limits.cpu_s:
                 cause = Cause.CPU_LIMIT
         out, err = bytes(seen.stdout[: limits.output_bytes]), bytes(seen.stderr[: limits.output_bytes])
         return Ended(cause, status, out, err, cpu_s, wall_s, seen.memory_bytes, detail)

@@ -26,7 +26,7 @@ _X86_64 = {
     "swapon": 167, "syslog": 103, "umount2": 166, "unshare": 272, "uselib": 134, "userfaultfd": 323,
     "vhangup": 153, "vmsplice": 278, "clone3": 435, "memfd_create": 319, "memfd_secret": 447, "setsockopt": 54,
     "socketpair": 53, "clone": 56,
-    "ioctl": 16,
+    "ioctl": 16, "inotify_init": 253, "inotify_init1": 294, "io_setup": 206,
 }  # fmt: skip
 _AARCH64 = {
     "acct": 89, "add_key": 217, "adjtimex": 171, "bpf": 280, "chroot": 51, "clock_adjtime": 266,
@@ -42,6 +42,7 @@ _AARCH64 = {
     "setns": 268, "settimeofday": 170, "shmat": 196, "shmget": 194, "socket": 198, "swapoff": 225, "swapon": 224,
     "syslog": 116, "umount2": 39, "unshare": 97, "userfaultfd": 282, "vhangup": 58, "vmsplice": 75, "clone3": 435,
     "memfd_create": 279, "memfd_secret": 447, "setsockopt": 208, "socketpair": 199, "clone": 220, "ioctl": 29,
+    "inotify_init1": 26, "io_setup": 0,
 }  # fmt: skip
 # Refused as if the kernel had none, so that callers take the older way, which is filtered here or limited elsewhere.
 _ABSENT = frozenset({"clone3", "memfd_create", "memfd_secret"})

@@ -38,6 +38,7 @@ class Counter:
         self.open: dict[str, Open] = {}
         self.events: list[Event] = []
         self.continued_tokens = 0
+        self._attempts = 0  # of all requests: one that comes back has attempts of its own
 
     def add(self, requests: Iterable[Unfinished]) -> None:
         """All or none."""
@@ -77,7 +78,9 @@ class Counter:
                 self.waiting.append(name)
                 continue
             self.continued_tokens += len(live.tokens)
+            live.attempt = self._attempts
             attempt = live.next_attempt(prefix)
+            self._attempts = live.attempt
             live.heard_s = now
             self.open[name] = Open(live.attempt, attempt.name, begin(attempt, live))
 

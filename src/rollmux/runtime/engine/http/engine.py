@@ -184,8 +184,9 @@ class HttpEngine:
         self._life.empty()
         self._drain()
         for live in self._counter.find(tuple(self._counter.open)):
-            self._abort(self._counter.hang_up(live))
-            self._counter.waiting.append(live.request.id)
+            name = self._counter.open[live.request.id].name
+            self._counter.park(live)
+            self._abort(name)
 
     def _drain(self) -> None:
         """Until all streams have ended, or are silent: what came to a paused server waits there and is not aborted."""
@@ -199,14 +200,14 @@ class HttpEngine:
     def suspend(self, keep: bool = False) -> None:
         """Without `keep`, returns only when the server's memory is seen to be free, and raises otherwise."""
         self._require_open()
+        if not keep:
+            self._life.require_memory()
+        if self._canary_prompt and self._canary is None and not self._suspended:
+            self._canary = Canary.learn(self, self._canary_prompt)  # before it is frozen too: it may sleep afterwards
+        self._suspended = True
         if keep:
-            self._suspended = True
             self._life.freeze()
             return
-        self._life.require_memory()
-        if self._canary_prompt and self._canary is None and not self._suspended:
-            self._canary = Canary.learn(self, self._canary_prompt)
-        self._suspended = True
         self._empty(keep_tokens=True)
         self._slept = True
         self._life.sleep()

@@ -60,7 +60,10 @@ class Live:
         fresh, chances = piece.tokens[known:], piece.logprobs[known:]
         if len(piece.logprobs) != len(piece.tokens):
             raise Unsound(f"{len(piece.tokens)} tokens came with {len(piece.logprobs)} log-probabilities")
-        numbers = tuple(float(each) for each in chances if each is not None and math.isfinite(each))
+        try:
+            numbers = tuple(float(each) for each in chances if each is not None and math.isfinite(each))
+        except OverflowError:  # a whole number may have any number of digits
+            numbers = ()
         if len(numbers) != len(fresh):
             raise Unsound(f"the log-probabilities {chances} are not all numbers: weights or memory may be damaged")
         if len(self.tokens) + len(fresh) > self.request.max_tokens:

@@ -189,7 +189,7 @@ class Wire:
             last: Cut | Refused = await self._streamed(opening, stream)
         except (httpx.HTTPError, ServerFailed) as error:
             last = Cut(_said(error))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             last = Cut(f"what came can't be read: {error}")  # of the shapes that JSON can take, not ours to trust
         await self._inbox.put(Heard(opening.key, last))
 

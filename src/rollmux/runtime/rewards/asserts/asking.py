@@ -41,7 +41,7 @@ class Link:
         self.over: Over | None = None
         self._connection = connection
         self._turn = threading.Lock()  # tests may have threads
-        self._asked = 0
+        self.asked = 0
         self._errors: dict[int, type[Exception]] = {}
 
     def ask(self, verb: str, *arguments: Any, keep: bool = False, name: str = "") -> Any:
@@ -76,8 +76,8 @@ class Link:
     ) -> tuple[Any, Any]:
         if self.over is not None:
             raise self.over
-        self._asked += 1
-        if self._asked > MOST_ASKED:
+        self.asked += 1
+        if self.asked > MOST_ASKED:
             self._end(FAILED, f"no end after {MOST_ASKED} answers of the program")
         sent = self._sent(arguments)
         try:

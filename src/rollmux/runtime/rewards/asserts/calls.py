@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from rollmux.runtime.rewards.asserts.answering import Answers
 from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, FAILED, MOST_SENT_BYTES, PASSED, Link, Over
-from rollmux.runtime.rewards.asserts.reading import Names, Solution, compiled
+from rollmux.runtime.rewards.asserts.reading import Names, Solution, Tests, compiled
 from rollmux.runtime.sandbox import frames
 
 CHANNEL = 3
@@ -53,10 +53,15 @@ def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
     link = Link(connection)
     names = Names(link)
     sys.modules["solution"] = Solution(names)
+    sys.modules["__main__"] = Tests(names)
+    sys.modules["doctest"] = None  # type: ignore[assignment]  # it would find nothing of the program's, and be content
     try:
         link.ask("bool", True)
+        begun = link.asked
         exec(code, names)
         ended = PASSED, ""
+        if link.asked == begun and (idle := names.uncalled()):
+            ended = BROKEN_TESTS, f"they ask nothing of the program, as nobody calls {', '.join(idle)}: call them"
     except Over:
         ended = FAILED, ""
     except SystemExit as error:

@@ -33,6 +33,10 @@ class Names(dict[str, Any]):
         except NameError:
             raise KeyError(name) from None
 
+    def uncalled(self) -> list[str]:
+        """The functions that a runner of tests would call."""
+        return [name for name, value in self.items() if name.startswith("test") and callable(value)]
+
 
 class Solution(ModuleType):
     """For tests that import the program."""
@@ -48,6 +52,22 @@ class Solution(ModuleType):
             return self._names.__missing__(name)
         except KeyError:
             raise AttributeError(name) from None
+
+
+class Tests(ModuleType):
+    """What the tests define, for who looks for it by the module, as `unittest.main()` does."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__("__main__")
+        self._names = names
+
+    def __dir__(self) -> list[str]:
+        return list(self._names)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._names:
+            raise AttributeError(name)
+        return self._names[name]
 
 
 class _Asking(ast.NodeTransformer):
