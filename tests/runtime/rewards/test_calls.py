@@ -211,6 +211,7 @@ def test_a_container_of_the_programs_looks_like_its_items(items: list[int], at: 
         ("a = [1]; assert applied(list, a) is not a", "whether two lists are one"),
         ("assert Place('a') == ('a', 0)", "only its own word says what Place has to do with a value"),
         ("import no_such_module", "No module named 'no_such_module'"),
+        ("import solution\nsolution.LIMIT = 5\nassert solution.LIMIT == 5", "LIMIT of the program's module"),
         ("import doctest\nassert doctest.testmod().failed == 0", "import of doctest halted"),
         ("def test_it(): assert applied(len, [])", "nobody calls test_it"),
     ],

@@ -231,3 +231,32 @@ async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.01)
+
+
+def test_a_pool_that_is_not_open_says_so() -> None:
+    async def story() -> None:
+        pool = RewardPool(PoolSettings(turns={Kind.ASYNC: 1}))
+        for _ in range(2):
+            with pytest.raises(SandboxError, match="not started, or closed"):
+                await pool.score(AsyncTask(one))
+            async with pool:
+                assert (await pool.score(AsyncTask(one))).score == 1.0
+                with pytest.raises(SandboxError, match="no code is scored"):
+                    _ = pool.protections
+
+    asyncio.run(story())
+
+
+async def one() -> float:
+    return 1.0
+
+
+def test_a_coroutine_that_would_end_the_program_ends_its_task_alone() -> None:
+    async def leaves() -> float:
+        raise SystemExit(3)
+
+    async def story() -> list[Status]:
+        async with RewardPool(PoolSettings(turns={Kind.ASYNC: 2})) as pool:
+            return [each.status for each in await asyncio.gather(*map(pool.score, map(AsyncTask, (leaves, one))))]
+
+    assert asyncio.run(story()) == [Status.ERROR, Status.SCORE]

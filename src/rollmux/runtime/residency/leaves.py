@@ -154,14 +154,15 @@ def _under(name: str, below: str) -> str:
 
 
 def _check(name: str, tensor: Tensor) -> None:
-    if is_lazy(tensor):
+    is_plain = type(tensor) in PLAIN_TENSORS
+    if not is_plain and is_lazy(tensor):
         raise Unfit(f"{name or 'the tensor'} has no shape yet: let its module see an input first")
     if tensor.is_conj() or tensor.is_neg():
         raise Unfit(f"{name or 'the tensor'} is a view that is yet to be negated; give its `clone()`")
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         kind = f"{tensor.layout} on {tensor.device}"
         raise Unfit(f"{name or 'the tensor'} is {kind}: only dense tensors with data are held; make it dense")
-    wraps: bool = type(tensor) not in PLAIN_TENSORS and is_traceable_wrapper_subclass(tensor)
+    wraps: bool = not is_plain and is_traceable_wrapper_subclass(tensor)
     if wraps:
         remedy = "give the tensors inside it, such as `to_local()` of a DTensor"
         raise Unfit(f"{name or 'the tensor'} is a {type(tensor).__qualname__}, which wraps other tensors; {remedy}")

@@ -67,7 +67,7 @@ async def _value(task: AsyncTask) -> object:
     """What it returns, or raises: the caller's code may raise anything, and the pool goes on."""
     try:
         return await task.call()
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - nobody waits for one that is called off
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - nobody waits for one that is called off
         return error
 
 

@@ -86,6 +86,7 @@ class RewardPool:
         self._running: set[asyncio.Task[Reward]] = set()
         self._sandboxes: dict[Kind, Sandbox] = {}
         self._stack = AsyncExitStack()
+        self._is_open = False
         self._audits: deque[Audit] = deque(maxlen=_MOST_AUDITS)
         self._audits_wait = asyncio.Event()
         self._auditor: asyncio.Task[None] | None = None
@@ -93,6 +94,8 @@ class RewardPool:
     @property
     def protections(self) -> Protections:
         """What stands between the code that is scored and this machine."""
+        if Kind.CODE not in self._sandboxes:
+            raise SandboxError("no code is scored in this pool: give it turns, and start the pool")
         return self._sandboxes[Kind.CODE].protections
 
     async def start(self) -> Self:
@@ -111,10 +114,12 @@ class RewardPool:
             self._maths = MathsScorer(self._sandboxes[Kind.MATHS], settings.maths)
         if Kind.FUNCTION in self._budgets:
             self._function = FunctionScorer(self._sandboxes[Kind.FUNCTION], settings.function)
+        self._is_open = True
         return self
 
     async def close(self) -> None:
         """What is still running is cancelled."""
+        self._is_open = False
         running = [*self._running, *([] if self._auditor is None else [self._auditor])]
         for task in running:
             task.cancel()
@@ -129,6 +134,8 @@ class RewardPool:
         await self.close()
 
     def submit(self, task: Task) -> Scoring:
+        if not self._is_open:
+            raise SandboxError("the pool is not started, or closed: score within `async with`")
         kind = KINDS[type(task)]
         if kind not in self._budgets:
             raise SandboxError(f"{kind.value} has no turns in this pool: give it some in PoolSettings.turns")

@@ -52,7 +52,7 @@ def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
         return BROKEN_TESTS, str(error)
     link = Link(connection)
     names = Names(link)
-    sys.modules["solution"] = Solution(names)
+    sys.modules["solution"] = Solution(names, link)
     sys.modules["__main__"] = Tests(names)
     sys.modules["doctest"] = None  # type: ignore[assignment]  # it would find nothing of the program's, and be content
     try:

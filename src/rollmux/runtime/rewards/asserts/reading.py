@@ -41,9 +41,10 @@ class Names(dict[str, Any]):
 class Solution(ModuleType):
     """For tests that import the program."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, link: Link) -> None:
         super().__init__("solution")
         self._names = names
+        self._link = link
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -52,6 +53,11 @@ class Solution(ModuleType):
             return self._names.__missing__(name)
         except KeyError:
             raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "_link" in vars(self):  # it is made
+            self._link.refuse(f"{name} of the program's module can't be set from outside")
+        super().__setattr__(name, value)
 
 
 class Tests(ModuleType):
