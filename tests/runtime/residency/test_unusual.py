@@ -251,3 +251,11 @@ def test_what_was_left_by_a_process_that_died_while_its_state_grew_is_cleared_aw
 def test_a_visitor_without_tensors_is_refused() -> None:
     with pytest.raises(Unfit, match="holds no tensor"):
         Visitor(dict, name="a", memory=CpuMemory())
+
+
+def test_who_shares_a_copy_reads_the_notes_of_the_version_that_it_is_told(budget: Budget) -> None:
+    owner = Resident(some(), name="a", budget=budget, read_only=True, shared=True)
+    owner.offload(b"first")
+    reader = Resident.attach(some(), name="a", budget=budget, read_only=True, shared=True)
+    owner.update({"w": torch.zeros(100_000)}, b"second")
+    assert (reader.version, reader.notes) == (2, b"second")

@@ -19,7 +19,17 @@ from rollmux.errors import InvalidSpec
 from rollmux.runtime.sandbox import Cause, Concern, Ended, Mechanism, Program, RunLimits, Sandbox, SandboxError, tree
 from rollmux.runtime.sandbox.protections import Protections, Unprotected
 from rollmux.runtime.sandbox.tree import descendants
-from tests.runtime.sandbox.world import NEIGHBOUR, NEIGHBOUR_SAYS, SMALL, World, busy, keepers, living, state
+from tests.runtime.sandbox.world import (
+    NAMESPACES,
+    NEIGHBOUR,
+    NEIGHBOUR_SAYS,
+    SMALL,
+    World,
+    busy,
+    keepers,
+    living,
+    state,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -480,3 +490,19 @@ def test_a_program_imports_what_lies_beside_it(world: World, source: str) -> Non
 def test_who_ends_itself_by_the_signal_of_a_limit_was_not_ended_by_it(world: World) -> None:
     ended = world.run(Program("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)"))
     assert (ended.cause, ended.status) == (Cause.SIGNALLED, signal.SIGXCPU)
+
+
+def test_folders_deeper_than_python_goes_are_removed_too() -> None:
+    source = "import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')\nprint('made')"
+
+    async def story() -> bytes:
+        async with Sandbox(list(Concern), NAMESPACES) as sandbox:
+            made = (await sandbox.run(Program(source), SMALL)).stdout
+            await _until(lambda: not _folders_of(sandbox.pid))
+            return made
+
+    assert asyncio.run(story()) == b"made\n"
+
+
+def _folders_of(zygote: int) -> list[Path]:
+    return [*Path(gettempdir()).glob(f"rollmux-run-{zygote}-*")]

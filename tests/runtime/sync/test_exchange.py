@@ -1,5 +1,10 @@
 """Whole exchanges over real sockets: what lands, what is skipped, what is sent as a delta."""
 
+import gc
+import os
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -261,6 +266,36 @@ def test_what_is_closed_twice_closes_nothing_of_others(tmp_path: Path) -> None:
             for each in closing:
                 each.close()
             mine.write("mine"), another.write("another")
+
+
+def test_a_folder_is_free_once_its_writer_is_closed_though_a_child_was_forked_meanwhile(tmp_path: Path) -> None:
+    plan = small(senders=(1, 1))
+    sender = Sender(plan, 0, tmp_path / "mine", TOKEN)
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        sender.close()
+        Sender(plan, 0, tmp_path / "mine", TOKEN).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_folder_that_has_no_room_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, at: int, nbytes: int) -> None:
+        if Path(f"/proc/self/fd/{file}").readlink().name.endswith("-1"):
+            raise OSError(28, "no space left")
+        os.ftruncate(file, at + nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no space"):
+            Receiver(small(senders=(1, 1)), 0, tmp_path / "mine", TOKEN, ["tcp://127.0.0.1:0"])
+    gc.collect()
+    with suppress(FileNotFoundError):  # of the listing itself
+        assert not [file for file in Path("/proc/self/fd").iterdir() if file.readlink().is_relative_to(tmp_path)]
 
 
 def test_a_type_that_is_not_sent_is_refused_by_name() -> None:

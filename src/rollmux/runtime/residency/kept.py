@@ -77,10 +77,10 @@ class Kept:
         """Whether there is a version of this layout."""
         return self.record is not None and self.record.stamp == self.host.stamp
 
-    def newest_version(self) -> int:
+    def newest(self) -> Record | None:
         """Whoever has written it."""
         found = self.host.newest(self.record)
-        return max(self.version, 0 if found is None else found.version)
+        return found if found is not None and found.version > self.version else self.record
 
     @property
     def version(self) -> int:

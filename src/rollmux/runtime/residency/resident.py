@@ -23,6 +23,7 @@ from rollmux.runtime.residency.leaves import fill
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.moves import bring, change, note, save, save_early
 from rollmux.runtime.residency.on_device import OnDevice
+from rollmux.runtime.residency.record import Record
 
 log = logging.getLogger("rollmux")
 
@@ -199,13 +200,17 @@ class Resident:
     @property
     def version(self) -> int:
         """Of the host's copy; 0 before the first."""
-        return self.kept.newest_version() if self.kept is not None else 0
+        newest = self._newest()
+        return newest.version if newest is not None else 0
 
     @property
     def notes(self) -> bytes:
         """What came with that version."""
-        record = self.kept.record if self.kept is not None else None
-        return record.notes if record is not None else b""
+        newest = self._newest()
+        return newest.notes if newest is not None else b""
+
+    def _newest(self) -> Record | None:
+        return self.kept.newest() if self.kept is not None else None
 
     @property
     def outdated(self) -> bool:

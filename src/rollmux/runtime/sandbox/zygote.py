@@ -211,7 +211,7 @@ class Zygote:
                 if os.waitpid(-1, os.WNOHANG)[0] == 0:
                     time.sleep(_AGAIN_S)
         for folder in glob.glob(f"{_FOLDERS}{self._pid}-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
 
 
 def _keep_one(place: Place, link: socket.socket, spare: bool) -> None:
@@ -247,7 +247,15 @@ def _job(head: dict[str, Any], blobs: list[bytes]) -> Job:
 
 def _clear(place: Place) -> None:
     if Mechanism.MOUNT_NAMESPACE not in place.protections.active and place.folder.startswith(_FOLDERS):
-        shutil.rmtree(place.folder, ignore_errors=True)
+        _remove(place.folder)
+
+
+def _remove(folder: str) -> None:
+    """Folders within folders may be deeper than Python's own remover goes."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        os.spawnlp(os.P_WAIT, "rm", "rm", "-rf", folder)
 
 
 _FOLDERS = os.path.join(tempfile.gettempdir(), "rollmux-run-")

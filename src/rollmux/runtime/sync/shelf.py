@@ -65,10 +65,11 @@ class Shelf:
         self.slots, self._nbytes = slots(plan.exchange.tensors, side.layout, rank)
         self._claim = claimed(budget, folder, self._size()) if budget is not None else None
         self._writer: int | None = None
+        self._open: dict[int, Generation] = {}
         try:
             self._take()
         except BaseException:
-            self._leave(keep=self._claim is None or self._claim.entry.place is not None)
+            self.close(keep=self._claim is None or self._claim.entry.place is not None)
             raise
 
     def _take(self) -> None:
@@ -84,7 +85,6 @@ class Shelf:
             self.ready = None
         path = folder / "epoch"
         self.epoch = msgspec.json.decode(path.read_bytes(), type=_Epoch).epoch if path.exists() else 0
-        self._open: dict[int, Generation] = {}
         for number in range(self._generations):
             if self.held is None or self.held.generation != number or self.held.plan == plan.fingerprint:
                 self._generation(number)
@@ -154,6 +154,7 @@ class Shelf:
 
     def _leave(self, keep: bool) -> None:
         if self._writer is not None:
+            fcntl.flock(self._writer, fcntl.LOCK_UN)  # a child that was forked meanwhile has this file open too
             os.close(self._writer)
             self._writer = None
         if self._claim is not None:
