@@ -69,6 +69,7 @@ def test_a_piece_after_a_gap_changes_nothing() -> None:
         (Piece((5,), (-1.0,), None), "does not count"),
         (Piece((5, 6), (-1.0, -1.0), 1), "in all"),
         (Piece((6,), (float("inf"),), 2), "not all numbers"),
+        (Piece((6,), (10**400,), 2), "not all numbers"),
         (Piece((6,), (), 2), "0 log-probabilities"),
         (Piece((9, 6), (-1.0, -1.0), 3), "after the stop token 9"),
         (Piece((6,) * 20, (-1.0,) * 20, 21), "more than 20"),

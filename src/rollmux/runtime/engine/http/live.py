@@ -21,7 +21,7 @@ class Live:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    attempt: int = 0  # the how manieth it is
+    attempt: int = 0  # its number among those of all requests
     begun: int = 0  # tokens that were there when it began
     cuts: int = 0
     not_before_s: float = 0.0  # when the next attempt may begin
