@@ -6,6 +6,7 @@ from threading import Barrier, Condition, Event
 from time import sleep
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollmux.client import LeaseLost, Mux, Stopped, stint
@@ -303,6 +304,16 @@ def test_progress_is_passed_on_now_and_then_and_at_last_and_never_fails() -> Non
             soon(lambda: [report.done for report in world.said("a", Said.PROGRESSED)][-1:] == [1000])
         world.fate = lambda verb, message: "503" if verb == "report" and message.said is Said.PROGRESSED else ""
     assert len(world.said("a", Said.PROGRESSED)) <= 3
+
+
+def test_progress_may_be_counted_by_others_numbers_and_what_is_no_number_is_no_progress() -> None:
+    world = World()
+    with world.connect(job_data("a")) as mux, mux.phase("rollout"):
+        mux.progress(None, "many")  # type: ignore[arg-type]
+        mux.progress(np.int64(3), np.int64(4))  # type: ignore[arg-type]
+        soon(lambda: [report.done for report in world.said("a", Said.PROGRESSED)] == [3])
+        mux.progress(4, 4)
+        soon(lambda: [report.done for report in world.said("a", Said.PROGRESSED)] == [3, 4])
 
 
 # -- jobs that are to end ------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -13,7 +14,7 @@ import httpx
 import pytest
 
 import rollmux
-from rollmux.client import AlreadyCommitted, CallRefused, Mux, Unreachable
+from rollmux.client import AlreadyCommitted, CallRefused, LeaseLost, Mux, Unreachable
 from rollmux.client.timings import Timing, Timings
 from rollmux.client.wire import read
 from rollmux.errors import InvalidSpec
@@ -201,6 +202,31 @@ def test_a_generator_is_no_phase() -> None:
             yield 1
 
 
+def test_a_callable_that_is_a_coroutine_runs_within_its_phase() -> None:
+    class Rollout:
+        async def __call__(self) -> bool:
+            return engine.here
+
+    world, engine = World(), Engine()
+    with world.connect(job_data("a")) as mux:
+        assert asyncio.run(mux.phase("rollout", state=engine)(Rollout())())
+        assert world.record("a").progress.rolled == 1
+
+
+def test_a_coroutine_behind_a_plain_function_is_no_phase() -> None:
+    async def rollout() -> None:
+        raise AssertionError("it would run outside")
+
+    def plain() -> Any:
+        return rollout()
+
+    world = World()
+    with world.connect(job_data("a")) as mux:
+        with pytest.raises(TypeError, match="has made a coroutine: it would run outside; use `with`"):
+            mux.phase("rollout")(plain)()
+        assert world.record("a").progress.rolled == 0
+
+
 def test_hooks_and_phases_with_unknown_names_are_refused() -> None:
     with rollmux.connect() as mux:
         with pytest.raises(ValueError, match="there is no runtime hook 'paus'"):
@@ -310,6 +336,32 @@ def test_what_a_newer_controller_says_beside_is_left_unread() -> None:
     assert read(Attached, {"attempt": 1, "lease_s": "inf"}).lease_s == float("inf")
 
 
+@pytest.mark.parametrize(
+    ("code", "failed"), [(0, ""), (None, ""), (3, "it ended with exit code 3"), ("no data", "no data")]
+)
+def test_a_script_that_ends_by_exit_has_failed_where_its_code_says_so(code: Any, failed: str) -> None:
+    world = World()
+    with pytest.raises(SystemExit), world.connect(job_data("a")) as mux, mux.phase("rollout"):
+        sys.exit(code)
+    mux = world.connect(job_data("b"))
+    with pytest.raises(SystemExit):
+        sys.exit(code)
+    mux._at_exit()
+    assert [message.failed for _, _, message in world.heard if isinstance(message, Leave)] == [failed, failed]
+
+
+def test_an_exit_that_somebody_has_caught_is_forgotten_with_the_next_phase() -> None:
+    world, before = World(), sys.exit
+    mux = world.connect(job_data("a"))
+    with pytest.raises(SystemExit):
+        sys.exit(3)
+    with mux.phase("rollout"):
+        pass
+    mux._at_exit()
+    assert [message.failed for _, _, message in world.heard if isinstance(message, Leave)] == [""]
+    assert sys.exit is before
+
+
 def test_an_end_that_is_told_twice_is_told_once() -> None:
     world = World()
     mux = world.connect(job_data("a"))
@@ -341,10 +393,38 @@ def test_the_job_s_log_is_not_filled_with_signs_of_life(caplog: pytest.LogCaptur
     assert ["elsewhere" in message for message in shown] == [True]
 
 
-@pytest.mark.parametrize("url", ["machine:8421", "machine", "ftp://machine", "http://"])
+@pytest.mark.parametrize(
+    "url", ["machine:8421", "machine", "ftp://machine", "http://", "http://machine:port", "http://[::1", "http://a b/"]
+)
 def test_an_address_that_can_never_answer_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidSpec, match=r"ROLLMUX_URL = .* must be like http://machine:8421"):
         rollmux.connect(url, job="a")
+
+
+def test_a_token_may_be_read_from_a_file_with_its_line_end_and_one_that_can_be_none_is_not_told() -> None:
+    world = World()
+    how: dict[str, Any] = {"job": job_data("a"), "profile": 0, "transport": httpx.MockTransport(world.handle)}
+    rollmux.connect("http://controller/", "secret\n", **how).close()
+    with pytest.raises(InvalidSpec, match=r"ROLLMUX_TOKEN = '\.\.\.': must be letters, digits and signs"):
+        rollmux.connect("http://controller/", "secrét", **how)
+
+
+def test_a_step_whose_work_was_lost_comes_again() -> None:
+    world, steps, cut = World(lease_s=0.3, drain_s=3.0), list[int](), Event()
+    world.fate = lambda verb, message: "lost" if cut.is_set() and verb == "listen" else ""
+    with world.connect(job_data("a", iterations=3), wait_s=0.2) as mux:
+        for step in mux.steps(3):
+            steps.append(step)
+            with suppress(LeaseLost):
+                with mux.phase("rollout"):
+                    if steps == [0, 1]:
+                        cut.set()
+                        sleep(0.6)
+                        cut.clear()
+                with mux.phase("train"):
+                    pass
+    assert steps == [0, 1, 1, 2]
+    assert world.record("a").progress.synced == 3 if not world.ended("a") else world.ended("a") == "finished"
 
 
 def test_a_script_without_a_log_shows_why_it_waits_and_one_with_a_log_says_it_there() -> None:

@@ -3,14 +3,17 @@
 import random
 from collections import Counter
 from contextlib import suppress
-from threading import Event, Thread
+from dataclasses import replace
+from threading import Event, Thread, current_thread, main_thread
 from time import sleep
 from typing import Any
 
+import httpx
 import pytest
 
-from rollmux.client import LeaseLost, Mux, Stopped
+from rollmux.client import LeaseLost, Mux, Stopped, Unreachable
 from rollmux.errors import RollmuxError
+from rollmux.mux import Timing
 from rollmux.mux.job import PhaseKind
 from rollmux.protocol.messages import Ask, Listen, Report, Said
 from tests.client.world import Crowd, Engine, Fate, Floor, World, job_data, soon
@@ -520,6 +523,133 @@ def test_a_body_that_raises_gives_its_nodes_back_and_the_job_may_try_again() -> 
         assert not engine.here
         assert rollout(True) == "responses"
         assert world.record("a").progress.rolled == 1
+
+
+@pytest.mark.parametrize("message", ["Missing key(s): " + "x" * 70_000, "no file caf\udce9"], ids=["long", "no text"])
+def test_whatever_a_body_has_failed_with_others_get_its_nodes_and_it_is_what_the_job_hears(message: str) -> None:
+    world = World()
+    with world.connect(job_data("a")) as mux, world.connect(job_data("b")) as other:
+        with pytest.raises(ValueError) as heard, mux.phase("rollout"):  # noqa: PT011  it is looked at below
+            raise ValueError(message)
+        assert str(heard.value) == message
+        with other.phase("rollout"):
+            pass
+        assert len(world.said("a", Said.FAILED)[0].reason) <= 1000
+        mux.close(message)
+    assert "a" not in world.machine.state.jobs or world.record("a").attempt == 2
+
+
+def test_who_stops_waiting_for_its_turn_holds_up_nobody() -> None:
+    """It is granted all the same, as nobody can tell in time."""
+    world, engine, crowd, begun, over = World(lease_s=0.5, drain_s=0.5), Engine(), Crowd(), Event(), Event()
+    patient = iter(range(5))
+
+    def impatient(verb: str, message: Any) -> str:
+        if verb == "ask" and current_thread() is main_thread() and next(patient, None) is None:
+            raise KeyboardInterrupt
+        return ""
+
+    def hold(mux: Mux) -> None:
+        with mux.phase("rollout"):
+            begun.set()
+            assert over.wait(5.0)
+
+    with (
+        world.connect(job_data("a"), wait_s=0.05) as mux,
+        world.connect(job_data("b"), wait_s=0.05) as other,
+        world.connect(job_data("c"), wait_s=0.05) as third,
+    ):
+        crowd.start(lambda: hold(other))
+        assert begun.wait(3.0)
+        world.fate = impatient
+        interrupted(mux, engine)
+        world.fate = lambda verb, message: ""
+        over.set()
+        with third.phase("rollout"):
+            assert engine.moves == []
+        crowd.join()
+        with mux.phase("rollout", state=engine):
+            assert engine.here
+        assert world.record("a").attempt == 1
+
+
+def test_state_that_was_left_on_nodes_leaves_them_where_nobody_waits_for_their_lease_any_more() -> None:
+    world, engine = World(lease_s=0.5, drain_s=0.5), Engine()
+    broken = Event()
+
+    def way(request: httpx.Request) -> httpx.Response:
+        answer = world.handle(request)
+        if broken.is_set() and b'"rollout"' in request.content:
+            broken.clear()
+            raise KeyboardInterrupt
+        return answer
+
+    with world.connect(job_data("a"), transport=httpx.MockTransport(way)) as mux:
+        with mux.phase("rollout", state=engine):
+            pass
+        with mux.phase("train"):
+            pass
+        assert engine.here
+        broken.set()
+        interrupted(mux, engine)
+        assert engine.here
+        soon(lambda: not engine.here)
+        with world.connect(job_data("b")) as other, other.phase("rollout"):
+            pass
+        with mux.phase("rollout", state=engine):
+            assert engine.here
+        assert world.record("a").attempt == 1
+
+
+def interrupted(mux: Mux, state: Engine) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        mux.phase("rollout", state=state).__enter__()
+
+
+def test_who_asks_again_for_what_it_had_given_up_has_its_turn() -> None:
+    world, patient = World(), iter(range(1))
+
+    def impatient(verb: str, message: Any) -> str:
+        if verb == "ask" and next(patient, None) is not None:
+            raise KeyboardInterrupt
+        return ""
+
+    world.fate = impatient
+    with world.connect(job_data("a")) as mux:
+        interrupted(mux, Engine())
+        for _ in mux.steps(3):
+            with mux.phase("rollout"):
+                sleep(0.05)
+            with mux.phase("train"):
+                pass
+    assert world.said("a", Said.FAILED) == []
+
+
+def test_a_job_that_can_not_say_that_it_has_begun_leaves_its_nodes_to_others() -> None:
+    world, engine = World(lease_s=0.5, drain_s=0.5), Engine()
+    with world.connect(job_data("a"), patience_s=0.2) as mux, world.connect(job_data("b")) as other:
+        world.fate = lambda verb, message: "503" if verb == "report" and message.said is Said.STARTED else ""
+        with pytest.raises(Unreachable), mux.phase("rollout", state=engine):
+            pass
+        world.fate = lambda verb, message: ""
+        assert not engine.here
+        with other.phase("rollout"):
+            pass
+        with mux.phase("rollout", state=engine):
+            assert engine.here
+
+
+def test_a_lease_time_that_has_changed_is_told_and_heeded() -> None:
+    world = World(lease_s=4.0)
+    with world.connect(job_data("a")) as mux, mux.phase("rollout"):
+        link = mux._link
+        assert link is not None
+        world.machine.state.rules = replace(world.machine.state.rules, timing=Timing(0.5, 2.0))
+        world.restart(0.0)
+        listens = len(world.heard)
+        soon(lambda: link.lease_s == 0.5)
+        soon(lambda: len(world.heard) > listens + 3, 1.5)
+    assert world.record("a").attempt == 1 if "a" in world.machine.state.jobs else world.ended("a") == "finished"
 
 
 def test_the_owner_is_told_once_for_whom_the_job_waits(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,15 +1,21 @@
 """The way of calls, where what `test_script.py` stands on is not enough: real connections, and when they end."""
 
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event
+from time import sleep
 from typing import Any
 
+import httpx
 import pytest
 
+from rollmux.client import CallRefused
 from rollmux.client.wire import Wire
+from rollmux.errors import RollmuxError
 from rollmux.protocol.messages import Done
+from tests.client.world import World, job_data, soon
 
 
 class Fine(BaseHTTPRequestHandler):
@@ -48,3 +54,66 @@ def test_a_connection_that_is_just_being_made_when_all_is_closed_ends_too(monkey
         assert answer.result(20) == Done()
         server.shutdown()
     assert made[0].fileno() == -1
+
+
+Answered = Callable[[], httpx.Response]
+ELSEWHERE: dict[str, Answered] = {
+    "a proxy that knows nobody there": lambda: httpx.Response(404, text="404 page not found"),
+    "a proxy that lets nobody through": lambda: httpx.Response(403, text="<html>forbidden</html>"),
+    "a connection that was too slow": lambda: httpx.Response(408),
+    "what says that it is packed and is not": lambda: httpx.Response(
+        502, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"<html>bad gateway")
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_what_others_say_while_the_controller_is_away_ends_no_job(answer: Answered) -> None:
+    world, answers = World(lease_s=0.5), list[Answered]()
+
+    def way(request: httpx.Request) -> httpx.Response:
+        return answers.pop()() if answers else world.handle(request)
+
+    with world.connect(job_data("a"), transport=httpx.MockTransport(way)) as mux:
+        with mux.phase("rollout"):
+            answers += [answer, answer]
+            soon(lambda: not answers)
+            sleep(0.6)
+        answers.append(answer)
+        with mux.phase("train"):
+            pass
+        assert (mux.stop_reason, mux.synced) == ("", 0)
+
+
+def test_an_address_at_which_another_server_answers_is_told_at_once() -> None:
+    wire = Wire("http://elsewhere", "", 20.0, httpx.MockTransport(lambda _: httpx.Response(404, text="no such page")))
+    with pytest.raises(CallRefused, match="status 404: no such page"):
+        wire.post("/v1/jobs", {}, Done)
+
+
+def test_who_waits_and_who_finds_nobody_asks_now_and_then() -> None:
+    world = World()
+    with (
+        world.connect(job_data("a")) as mux,
+        world.connect(job_data("b"), wait_s=0.0, patience_s=0.01) as other,
+        mux.phase("rollout"),
+        ThreadPoolExecutor(1) as threads,
+    ):
+        waiting = threads.submit(other.phase("rollout").__enter__)
+        sleep(0.5)
+        assert len([verb for job, verb, _ in world.heard if (job, verb) == ("b", "ask")]) <= 10
+        world.cancel("b")
+        with pytest.raises(RollmuxError):
+            waiting.result(5.0)
+    calls = list[str]()
+    world = World()
+    with world.connect(job_data("a"), patience_s=0.01) as mux:
+
+        def lost(verb: str, message: Any) -> str:
+            calls.append(verb)
+            return "lost"
+
+        world.fate = lost
+        sleep(0.5)
+        world.fate = lambda verb, message: ""
+    assert len(calls) <= 20

@@ -236,11 +236,11 @@ def test_others_hear_when_nodes_are_held_but_not_by_whom() -> None:
     view = at_once(seen.history_view(controller, 10.0, "others", 60.0))
     assert [(span.job, span.iteration, span.uses[0].node) for span in view.spans] == [(ANOTHERS, -1, "rollout-0")]
     assert at_once(seen.bill_view(controller, 10.0, "others")).jobs == ()
-    name = seen.names_for(controller, "others")
+    name = controller.names("others")
     told = [change for news in controller.history.news for change in seen.news_for(news, name).changes]
     assert {change.job for change in told} == {"", ANOTHERS}
     assert '"A"' not in json.dumps([view.waits, [change.reason for change in told]])
-    mine = seen.names_for(controller, "team")
+    mine = controller.names("team")
     assert {change.job for news in controller.history.news for change in seen.news_for(news, mine).changes} == {"", "A"}
 
 

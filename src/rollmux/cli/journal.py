@@ -83,5 +83,5 @@ def _played(folder: Path | None, url: str) -> tuple[ClusterMachine, int]:
         with closing(to_read(url, folder_of(folder) / FILE)) as journal:
             played = replayed(journal, lambda name: CONTENDERS[name].make(CONTENDERS[name].max_group, 0))
             return played, journal.begins()
-    except RollmuxError as error:
+    except (RollmuxError, OSError) as error:
         raise typer.BadParameter(str(error)) from error

@@ -138,4 +138,9 @@ def env(
 
 
 def _written(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path} can't be read: {error}; give --url and --token, or --folder") from error

@@ -4,7 +4,6 @@ import os
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
@@ -12,6 +11,7 @@ from rollmux.cli import options
 from rollmux.cli.inputs import load_cluster_file
 from rollmux.cli.refusals import require_name
 from rollmux.cli.remote import Folder, Port, folder_of
+from rollmux.client.attach import is_address
 from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.transitions import Job
@@ -113,8 +113,7 @@ def warn_if_moved(url: Path, running: "Service") -> None:
 
 
 def _require_url(option: str, url: str) -> None:
-    parts = urlsplit(url)
-    if url and not (parts.scheme in ("http", "https") and parts.hostname):
+    if url and not is_address(url):
         raise typer.BadParameter(f"{option} {url}: write it like http://machine:8421")
 
 
@@ -140,6 +139,6 @@ def _on_ray(folder: Path, file: ClusterFile, address: str) -> "Launcher":
     if rented:
         what = f"pool {', '.join(rented)} is on demand, and Ray's nodes are there or not"
         raise typer.BadParameter(f"{what}: give it a fixed number of nodes, with on_demand: false")
-    if not address.startswith(("http://", "https://")):
+    if not is_address(address):
         raise typer.BadParameter(f"--ray-address {address!r} is not that of a dashboard: write http://HOST:8265")
     return RayLauncher(folder, HttpGateway(address, token(os.environ)), file.means)

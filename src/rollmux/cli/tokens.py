@@ -14,7 +14,6 @@ from rollmux.errors import RollmuxError
 token_app = typer.Typer(no_args_is_help=True, help="Say who may call the controller: tokens for tenants and admins.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name, to revoke it by.")]
-DAY_S = 24 * 3600.0
 
 
 @token_app.command()
@@ -22,13 +21,15 @@ def create(
     name: Name,
     tenant: Annotated[str, typer.Option(help="Whose jobs it may see and touch; the token's name if not given.")] = "",
     admin: Annotated[bool, typer.Option("--admin", help="It may do everything.")] = False,
-    days: Annotated[float | None, typer.Option(min=0.0, help="How long it is good for; otherwise for ever.")] = None,
+    days: Annotated[float | None, typer.Option(help="How long it is good for; otherwise for ever.")] = None,
     as_json: AsJson = False,
     folder: Folder = None,
 ) -> None:
     """Make a token and print it, once: only its hash is kept. A running controller knows it at once."""
-    from rollmux.service.tokens import Role, Tokens  # noqa: PLC0415  other commands start faster without
+    from rollmux.service.tokens import DAY_S, Role, Tokens  # noqa: PLC0415  other commands start faster without
 
+    if admin and tenant:
+        raise typer.BadParameter("--admin and --tenant: an admin's token is no tenant's, give one of the two")
     role, whose = (Role.ADMIN, "") if admin else (Role.TENANT, tenant or name)
     with _refusals():
         made = Tokens(folder_of(folder), time.time).create(name, role, whose, None if days is None else days * DAY_S)

@@ -29,6 +29,11 @@ class Aside(Thread):
         """So many responses of the rollout under way are done."""
         stint = self.link.stints.get(PhaseKind.ROLLOUT)
         lease = stint.lease if stint is not None else None
+        try:
+            done, total = int(done), int(total)  # of numpy or torch they may be
+        except (TypeError, ValueError, OverflowError) as error:
+            log.debug("%r of %r is no progress: %s", done, total, error)
+            return
         if lease is not None and 0 <= done <= total and total > 0:
             with self._news:
                 self._progress = Report(
@@ -62,5 +67,5 @@ class Aside(Thread):
     def _send(self, verb: str, message: Report | Profile, answer: type[Heard | Done]) -> None:
         try:
             self.link.send(verb, message, answer, patience_s=PATIENCE_S)
-        except RollmuxError as error:
+        except (RollmuxError, TypeError, ValueError) as error:  # sizes of state are what its makers say
             log.debug("%s was not heard: %s", message, error)

@@ -19,6 +19,8 @@ from rollmux.client.wire import Wire
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.protocol.messages import Attach, Attached, Done
 
+# Whoever waits asks no more often.
+LEAST_WAIT_S = 0.1
 # What a launcher needs to know. Who connects by itself is the job already: nothing is to be launched.
 _LAUNCHED = ("command", "env", "folder")
 
@@ -58,8 +60,10 @@ def connect(
     if not place.url:
         return Mux(None, Timings(0), owner=False)
     _require_address(place.url)
+    _require_token(place.token)
     show_log()
     wire = Wire(place.url, place.token, patience_s, transport)
+    wait_s = max(LEAST_WAIT_S, wait_s)
     instance = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
     try:
         name = place.job or _submit(wire, job, place.processes)
@@ -84,7 +88,7 @@ def _place(
     named = job if isinstance(job, str) and not _is_file(job) else None
     return Place(
         url if url is not None else os.environ.get("ROLLMUX_URL", ""),
-        token if token is not None else os.environ.get("ROLLMUX_TOKEN", ""),
+        (token if token is not None else os.environ.get("ROLLMUX_TOKEN", "")).strip(),
         named if named is not None else os.environ.get("ROLLMUX_JOB", ""),
         attempt if attempt is not None else _number("ROLLMUX_ATTEMPT"),
         rank if rank is not None else _number("ROLLMUX_RANK", "RANK") or 0,
@@ -92,12 +96,27 @@ def _place(
     )
 
 
+def is_address(url: str) -> bool:
+    """Whether something may be called there."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in url
+    except ValueError:  # of its port, or of half an IPv6 address
+        return False
+
+
 def _require_address(url: str) -> None:
     """A call to something else would be repeated for as long as a controller may be away."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_address(url):
         remedy = "write it with http:// or https://"
         raise InvalidSpec("connection", (Problem("ROLLMUX_URL", url, "like http://machine:8421", remedy),))
+
+
+def _require_token(token: str) -> None:
+    """Nor does a header hold everything. What it is may be half a secret: it is not told."""
+    if not (token.isascii() and token.isprintable()):
+        remedy = "copy it as it was shown"
+        raise InvalidSpec("connection", (Problem("ROLLMUX_TOKEN", "...", "letters, digits and signs", remedy),))
 
 
 def _number(*names: str) -> int | None:
@@ -137,7 +156,6 @@ def _attach(wire: Wire, name: str, place: Place, wait_s: float, instance: str) -
         call = Attach(instance, place.rank, place.processes, place.attempt, parked_s)
         attached = wire.send(f"{job_path(name)}/attach", call, Attached, wait_s=parked_s)
         if attached.attempt:
-            wire.hurry(attached.lease_s)
             return attached
         said.once(attached.reason)
         parked_s = wait_s

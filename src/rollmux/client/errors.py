@@ -10,6 +10,18 @@ RollmuxError
 
 from rollmux.errors import RollmuxError
 
+# Of why something has failed, so many characters are passed on.
+MOST_REASON = 1000
+
+
+def reason_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def sendable(reason: str) -> str:
+    """What of it a message takes: errors may be longer than a call, and names of files in them no text."""
+    return reason[:MOST_REASON].encode(errors="backslashreplace").decode()
+
 
 class LeaseLost(RollmuxError):
     """The phase ended without its lease. Undo what it did, and enter the phase again."""

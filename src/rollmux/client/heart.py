@@ -5,7 +5,8 @@ have not, is theirs to keep alive.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from threading import Thread
 from time import monotonic
 
@@ -13,13 +14,15 @@ from rollmux.client.errors import CallRefused, Unreachable
 from rollmux.client.link import Link
 from rollmux.client.orders import heed, lose
 from rollmux.mux.job import PhaseKind
-from rollmux.protocol.messages import Held, Listen, Orders
+from rollmux.protocol.messages import SIGNS, Held, Listen, Orders
 
 log = logging.getLogger("rollmux")
 
-# Three signs of life for each lease time: two may get lost.
-SIGNS = 3
 LONGEST_WAIT_S = 30.0
+# Before the next after one that nobody has heard.
+PAUSE_S = 0.1
+# Of a lease that is over, or of which state is left alone.
+_NOT_ITS_TURN = ("fenced", "parked", "offloading")
 
 
 class Heart(Thread):
@@ -32,10 +35,9 @@ class Heart(Thread):
 
     def run(self) -> None:
         link, seen = self.link, 0
-        wait_s = min(link.attached.lease_s / SIGNS, LONGEST_WAIT_S)
         while not link.wire.closing.is_set() and not link.stop:
             epochs, parked = self._alive(), self._parked()
-            asked_at = monotonic()
+            asked_at, wait_s = monotonic(), min(link.lease_s / SIGNS, LONGEST_WAIT_S)
             listen = Listen(link.attempt, epochs, link.rank, link.done_with(), seen, wait_s, link.instance)
             try:
                 orders = link.send("listen", listen, Orders, wait_s=wait_s)
@@ -43,8 +45,11 @@ class Heart(Thread):
                 link.stop = str(refused)
                 return
             except Unreachable:  # for long, or just being closed: the job's own calls say so
+                link.wire.closing.wait(PAUSE_S)
                 continue
             link.alive_at = asked_at
+            if orders.lease_s:
+                link.leases_last(orders.lease_s)
             seen, self._held = orders.version, orders.held
             self._follow(orders, epochs, parked)
             link.stop = orders.stop
@@ -80,7 +85,10 @@ class Heart(Thread):
         left = [(kind, epoch) for kind, epoch in parked.items() if epoch not in held and kind not in kinds]
         unwanted = [(each.kind, each.epoch) for each in orders.held if self._must_move(each)]
         for kind, epoch in left + unwanted:
-            Thread(target=self._move_off, args=(kind, epoch), name="rollmux-offload", daemon=True).start()
+            self._start(partial(link.move_off, kind, epoch), kind.value)
+        for each in orders.held:
+            if (each.kind, each.iteration) in link.unwanted and each.state not in _NOT_ITS_TURN:
+                self._start(partial(link.decline, each), each.kind.value)
 
     def _must_move(self, held: Held) -> bool:
         """State that is to leave the nodes. If it has left, that is said again: a new controller has not heard it."""
@@ -89,10 +97,13 @@ class Heart(Thread):
             stayed = held.epoch in link.finished or held.epoch == link.parked.get(held.kind, (0,))[0]
         return held.state == "offloading" or (stayed and held.keep and (held.state == "fenced" or bool(held.given_up)))
 
-    def _move_off(self, kind: PhaseKind, epoch: int) -> None:
+    def _start(self, work: Callable[[], None], of: str) -> None:
+        Thread(target=self._free, args=(work, of), name="rollmux-offload", daemon=True).start()
+
+    def _free(self, work: Callable[[], None], of: str) -> None:
         try:
-            self.link.move_off(kind, epoch)
+            work()
         except Unreachable:
-            log.debug("%s was moved off, and the controller is away", kind.value)
+            log.debug("%s was moved off, and the controller is away", of)
         except Exception:
-            log.exception("the state of %s could not be moved off", kind.value)
+            log.exception("the state of %s could not be moved off", of)

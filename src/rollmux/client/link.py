@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from rollmux.client.errors import AlreadyCommitted, CallRefused, LeaseLost, Stopped
+from rollmux.client.errors import AlreadyCommitted, CallRefused, LeaseLost, Stopped, sendable
 from rollmux.client.residency import State, offload
 from rollmux.client.timings import Timings
 from rollmux.client.wire import ANSWER_PART, Wire
@@ -54,15 +54,19 @@ class Link:
         instance: str,
     ) -> None:
         self.wire, self.job, self.attached, self.rank = wire, job, attached, rank
+        self.leases_last(attached.lease_s)
         self.wait_s, self.processes, self.instance = wait_s, processes, instance
         self.timings = timings
         self.hooks: dict[str, Callable[..., object]] = {}
         self.stop = ""  # why the job is to end
+        self.losses = 0  # phases that did not count
         self.alive_at = monotonic()  # when the last sign of life was sent that has arrived
         self.lock = Condition()
         self.next = dict.fromkeys(PhaseKind, attached.synced)  # the first iteration that is not committed
         self.stints: dict[PhaseKind, Stint] = {}
         self.wanted: set[tuple[PhaseKind, int]] = set()  # asked for: whatever lease comes of it is ours
+        self.unwanted: set[tuple[PhaseKind, int]] = set()  # asked for, and nobody waits any more
+        self.declined: set[int] = set()  # leases that came of it
         self.finished: set[int] = set()  # leases that we are done with, and don't know to be committed
         self.parked: dict[PhaseKind, tuple[int, State]] = {}  # state that may stay on the nodes, and since which lease
         self.moving: set[int] = set()  # leases whose state is just being moved off
@@ -72,10 +76,15 @@ class Link:
     def attempt(self) -> int:
         return self.attached.attempt
 
+    def leases_last(self, lease_s: float) -> None:
+        """So long without a sign of life."""
+        self.lease_s = lease_s
+        self.wire.hurry(lease_s)
+
     @property
     def sure_s(self) -> float:
         """For so long its leases hold, whatever becomes of the next signs of life; and a call has time to arrive."""
-        return self.alive_at + (1.0 - ANSWER_PART) * self.attached.lease_s - monotonic()
+        return self.alive_at + (1.0 - ANSWER_PART) * self.lease_s - monotonic()
 
     def send(self, verb: str, message: Any, answer: type[T], *, wait_s: float = 0.0, patience_s: float = 0.0) -> T:
         path = f"{job_path(self.job)}/{verb}"
@@ -102,7 +111,9 @@ class Link:
             if turn.done:
                 raise AlreadyCommitted(f"{kind.value}({iteration}) of job {self.job} is committed: go on from there")
             if turn.lease is not None and turn.lease.epoch != paused and self._has_left(turn.lease.epoch):
-                return turn.lease
+                if turn.lease.epoch not in self.declined:
+                    return turn.lease
+                self._report_declined(turn.lease.epoch)
             said.once(turn.reason, turn.expected_s)
 
     def ask(self, kind: PhaseKind, iteration: int, wait_s: float) -> Turn:
@@ -135,7 +146,7 @@ class Link:
     def report(self, said: Said, epoch: int, reason: str = "", patience_s: float = 0.0, *, left: bool = True) -> Heard:
         return self.send(
             "report",
-            Report(said, epoch, self.rank, reason=reason, instance=self.instance, left=left),
+            Report(said, epoch, self.rank, reason=sendable(reason), instance=self.instance, left=left),
             Heard,
             patience_s=patience_s,
         )
@@ -163,6 +174,7 @@ class Link:
             said.once(turn.reason, turn.expected_s)
 
     def lost(self, what: str) -> RollmuxError:
+        self.losses += 1
         return Stopped(self.stop) if self.stop else LeaseLost(what)
 
     # -- what the controller wants -----------------------------------------------------------------------------------
@@ -196,6 +208,20 @@ class Link:
             self.stuck.add(epoch)
         self.clear(epoch, state or ())
         self.give_back(epoch)
+
+    def decline(self, held: Held) -> None:
+        """A lease for which nobody waits any more: others get its nodes, once what was left there is off them."""
+        with self.lock:
+            if (held.kind, held.iteration) not in self.unwanted or held.epoch in self.stuck:
+                return
+            self.declined.add(held.epoch)
+            self.stuck.add(held.epoch)
+            stayed = self.unpark(held.kind)
+        self.clear(held.epoch, stayed or ())
+        self._report_declined(held.epoch)
+
+    def _report_declined(self, epoch: int) -> None:
+        self.report(Said.FAILED, epoch, "nobody waited for its turn any more")
 
     def take_off(self, kind: PhaseKind, epoch: int) -> None:
         """Moves off what was left under this lease, unless another thread does so already."""

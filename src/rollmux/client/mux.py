@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rollmux.client.aside import Aside
-from rollmux.client.errors import LeaseLost
+from rollmux.client.errors import LeaseLost, reason_of, sendable
+from rollmux.client.exits import Exit, failed_by
 from rollmux.client.heart import Heart
 from rollmux.client.kin import Kin
 from rollmux.client.link import Link
@@ -48,11 +49,13 @@ class Mux:
         self._syncs = False  # the script has sync phases of its own
         self._here: list[object] = []  # state that was loaded, where there is no controller
         self._aside: Aside | None = None
+        self._exit = Exit()
         if link is not None:
             self._aside = Aside(link)
             self._aside.start()
             Heart(link).start()
             atexit.register(self._at_exit)
+            self._exit.watch()
 
     # -- phases ------------------------------------------------------------------------------------------------------
 
@@ -66,10 +69,14 @@ class Mux:
         return Phase(self, known, as_state(state), iteration)
 
     def steps(self, n: int) -> Iterator[int]:
-        """The iterations from the first that is not committed to the last of `n`."""
-        for step in range(self.synced, n):
+        """The iterations from the first that is not committed to the last of `n`. One that was lost comes again."""
+        step, link = self.synced, self._link
+        while step < n:
+            lost = link.losses if link is not None else 0
             yield step
             self._sync_if_due()
+            again = link is not None and link.losses > lost and self.synced <= step
+            step += not again
 
     @property
     def attached(self) -> bool:
@@ -104,7 +111,7 @@ class Mux:
     @property
     def drain_s(self) -> float:
         """How long state may take to leave nodes that somebody else needs, where there is a controller."""
-        return min(self._link.attached.drain_s, self._link.attached.lease_s) if self._link is not None else inf
+        return min(self._link.attached.drain_s, self._link.lease_s) if self._link is not None else inf
 
     @property
     def synced(self) -> int:
@@ -117,6 +124,7 @@ class Mux:
         if link is None:
             self._load_once(state)
             return None
+        self._exit.failed = ""  # whoever wanted to end it has been overruled
         if kind is PhaseKind.ROLLOUT:
             self._sync_if_due()
         return Stint(link, kind, link.next[kind] if iteration is None else iteration, state)
@@ -189,12 +197,13 @@ class Mux:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
+        self._exit.ignore()
         try:
             if not failed and not link.stop:
                 self._sync_if_due()
             if self._owner:
                 link.move_all_off()
-                leave = Leave(link.attempt, failed[:1000], link.rank, link.instance)
+                leave = Leave(link.attempt, sendable(failed), link.rank, link.instance)
                 link.send("leave", leave, Done, patience_s=LEAVE_PATIENCE_S)
         except RollmuxError as error:
             log.warning("job %s could not take its leave: %s", link.job, error)
@@ -205,7 +214,7 @@ class Mux:
 
     def _at_exit(self) -> None:
         error: Any = getattr(sys, "last_value", None)  # what has ended the script, if anything
-        self.close("" if error is None else f"{type(error).__name__}: {error}")
+        self.close(self._exit.failed if error is None else reason_of(error))
 
     def __enter__(self) -> "Mux":
         return self
@@ -213,7 +222,10 @@ class Mux:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close("" if error is None else f"{type(error).__name__}: {error}")
+        if isinstance(error, SystemExit):
+            self.close(failed_by(error.code))
+        else:
+            self.close("" if error is None else reason_of(error))
 
 
 def peak_bytes() -> int:

@@ -60,13 +60,17 @@ class Phase:
     def __call__(self, body: Callable[P, R]) -> Callable[P, R]:
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise TypeError(f"{body.__qualname__} is a generator: it would run outside of its phase; use `with`")
-        if inspect.iscoroutinefunction(body):
+        if inspect.iscoroutinefunction(body) or inspect.iscoroutinefunction(type(body).__call__):
             return self._around_coroutine(body)
 
         @wraps(body)
         def phase(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._anew():
-                return body(*args, **kwargs)
+                made = body(*args, **kwargs)
+                if inspect.iscoroutine(made) or inspect.isgenerator(made):
+                    made.close()
+                    raise TypeError(f"{body!r} has made a {type(made).__name__}: it would run outside; use `with`")
+                return made
 
         return phase
 

@@ -7,7 +7,7 @@ comes first, the end of the work or the end of a pause, the other waits for it.
 import logging
 from time import monotonic
 
-from rollmux.client.errors import Unreachable
+from rollmux.client.errors import Unreachable, reason_of
 from rollmux.client.link import Link
 from rollmux.client.residency import State, load, moves, size
 from rollmux.client.timings import Timing
@@ -92,7 +92,14 @@ class Stint:
         while True:
             with link.lock:
                 link.wanted.add(key)
-            lease = link.lease_for(*key, self._check_abandoned, paused)
+                link.unwanted.discard(key)
+            try:
+                lease = link.lease_for(*key, self._check_abandoned, paused)
+            except BaseException:
+                with link.lock:
+                    link.wanted.discard(key)
+                    link.unwanted.add(key)
+                raise
             with link.lock:
                 self.lease, self.arriving = lease, True
                 link.stints[self.kind] = self
@@ -106,15 +113,26 @@ class Stint:
                     raise link.lost(f"{self} lost its lease before it began") from error
                 raise
             self._arrived()
-            holds = link.report(Said.STARTED, lease.epoch).holds
-            if holds and not self.lost:
-                return
-            self.move_off()
-            if holds:  # but others of the job have given it up
-                link.report(Said.FAILED, lease.epoch, self.lost)
-            else:
-                link.give_back(lease.epoch)
+            try:
+                if self._has_started(lease):
+                    return
+            except BaseException as error:
+                self.give_up(error)
+                raise
             self.lost = ""
+
+    def _has_started(self, lease: Held) -> bool:
+        """Says that the state is there, or takes it off where the lease no longer holds."""
+        link = self.link
+        holds = link.report(Said.STARTED, lease.epoch).holds
+        if holds and not self.lost:
+            return True
+        self.move_off()
+        if holds:  # but others of the job have given it up
+            link.report(Said.FAILED, lease.epoch, self.lost)
+        else:
+            link.give_back(lease.epoch)
+        return False
 
     def _arrived(self) -> None:
         """What its state is told reaches it before this returns."""
@@ -131,7 +149,7 @@ class Stint:
         finally:
             self._forget()
             if lease is not None and lease.epoch not in self.link.stuck:
-                self._report_failed(lease.epoch, f"{type(error).__name__}: {error}")
+                self._report_failed(lease.epoch, reason_of(error))
 
     def move_off(self) -> float:
         if self.lease is None or not self.loaded:

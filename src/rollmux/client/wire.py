@@ -30,7 +30,8 @@ DELAY_PART, ANSWER_PART = 0.2, 0.3
 # A controller that has been away for so long is worth a word to the job's owner, and again after so long.
 QUIET_S, AGAIN_S = 5.0, 300.0
 
-_TOO_MANY = 429
+# Too many calls, and one that was too slow on its way.
+_LATER = (429, 408)
 _JITTER = Random()  # its own: this works in threads, and the job's draws are the job's
 log = logging.getLogger("rollmux")
 _HTTP_LOG = logging.getLogger("httpx")
@@ -47,6 +48,7 @@ class Wire:
         self.closing = Event()
         self._longest_delay_s, self._answer_s = LONGEST_DELAY_S, ANSWER_S
         self._told_at = -inf
+        self._is_known = False  # the controller has been heard there
         _QUIET.ours.add(url.rstrip("/") + "/v1/jobs")
         _HTTP_LOG.addFilter(_QUIET)
 
@@ -68,10 +70,10 @@ class Wire:
                 limits = httpx.Timeout(self._answer_s, read=wait_s + self._answer_s)
                 response = self._client.post(path, json=body, timeout=limits)
                 self._let_go(response)
-                if response.status_code < 500 and response.status_code != _TOO_MANY:
-                    return _answer(response, answer)
+                if response.status_code < 500 and response.status_code not in _LATER:
+                    return self._read(response, answer)
                 fault = f"status {response.status_code}"
-            except (httpx.TransportError, NotAnAnswer) as error:
+            except (httpx.RequestError, NotAnAnswer) as error:
                 fault = str(error) or type(error).__name__
             except RuntimeError as error:  # so the HTTP client says that it was closed
                 if not self.closing.is_set():
@@ -86,6 +88,21 @@ class Wire:
     def close(self) -> None:
         self.closing.set()
         self._client.close()
+
+    def _read(self, response: httpx.Response, kind: type[T]) -> T:
+        """The answer, if it is the controller's. Where that was heard once others speak only while it is away."""
+        refusal = Refusal(f"status {response.status_code}: {response.text[:200]}")
+        try:
+            if response.is_success:
+                answer = read(kind, response.json())
+                self._is_known = True
+                return answer
+            refusal = read(Refusal, response.json())
+            self._is_known = True
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if response.is_success or self._is_known:
+                raise NotAnAnswer(f"status {response.status_code}, {response.text[:80]!r} is not an answer") from error
+        raise CallRefused(response.status_code, refusal.error, refusal.problems)
 
     def _complain(self, fault: str, give_up: float) -> None:
         now = monotonic()
@@ -117,18 +134,6 @@ _QUIET = _Quiet()
 
 class NotAnAnswer(Exception):
     """Something else than the controller has answered: a proxy, say, while the controller is away."""
-
-
-def _answer(response: httpx.Response, kind: type[T]) -> T:
-    try:
-        if response.is_success:
-            return read(kind, response.json())
-        refusal = read(Refusal, response.json())
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        if response.is_success:
-            raise NotAnAnswer(f"{response.text[:80]!r} is not an answer") from error
-        refusal = Refusal(f"status {response.status_code}: {response.text[:200]}")
-    raise CallRefused(response.status_code, refusal.error, refusal.problems)
 
 
 def read(kind: type[T], data: Any) -> T:

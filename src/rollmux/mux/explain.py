@@ -1,16 +1,18 @@
 """Decisions in words that a platform engineer understands: what was tried, what it would cost, why it was not taken."""
 
+from collections.abc import Callable
+
 from rollmux.mux.plan import Candidate, Decision, Strategy, Verdict
 
 _GB = 1e9
 
 
-def explain(decision: Decision) -> str:
-    """The whole decision, one line for each thing tried."""
+def explain(decision: Decision, name: Callable[[str], str] = str) -> str:
+    """The whole decision, one line for each thing tried. `name` is what may be said of a job."""
     lines = [f"Job {decision.job_id}, policy {decision.policy}: {_outcome(decision)}"]
-    lines += [f"  {_line(candidate)}" for candidate in decision.candidates]
+    lines += [f"  {_line(candidate, name)}" for candidate in decision.candidates]
     for count, nearest in decision.more:
-        lines.append(f"  and {count} more groups like this one: {_line(nearest)}")
+        lines.append(f"  and {count} more groups like this one: {_line(nearest, name)}")
     return "\n".join(lines)
 
 
@@ -38,12 +40,12 @@ def _usd(amount: float) -> str:
     return f"{'-' if amount < 0 else ''}${abs(amount):.2f}"
 
 
-def _line(candidate: Candidate) -> str:
+def _line(candidate: Candidate, name: Callable[[str], str]) -> str:
     what = f"{candidate.group_id}, {candidate.strategy.value} (+${candidate.added_usd_per_hour:.2f}/h)"
-    return f"{what}: {_reason(candidate)}"
+    return f"{what}: {_reason(candidate, name)}"
 
 
-def _reason(candidate: Candidate) -> str:
+def _reason(candidate: Candidate, name: Callable[[str], str]) -> str:
     subject, value, limit = candidate.subject, candidate.value, candidate.limit
     match candidate.verdict:
         case Verdict.TAKEN:
@@ -59,7 +61,8 @@ def _reason(candidate: Candidate) -> str:
         case Verdict.FROZEN:
             return "takes no newcomers: one of its nodes is lost or cordoned."
         case Verdict.NO_SLACK:
-            return f"job {subject} has hardly any time to lose, by its SLO or since it was slowed: it shares no nodes."
+            who = name(subject)
+            return f"job {who} has hardly any time to lose, by its SLO or since it was slowed: it shares no nodes."
         case Verdict.MEMORY:
             return f"node {subject} would keep {value / _GB:.0f} GB of state, it has room for {limit / _GB:.0f} GB."
         case Verdict.SHARE:
@@ -68,6 +71,6 @@ def _reason(candidate: Candidate) -> str:
                 f"{limit:.0%} of one free in all, and waiting must not cost anybody its SLO in whatever order."
             )
         case Verdict.SLO:
-            return f"job {subject} would take {value:.1f} s an iteration, its SLO allows {limit:.1f} s."
+            return f"job {name(subject)} would take {value:.1f} s an iteration, its SLO allows {limit:.1f} s."
         case Verdict.NO_NODES:
             return f"pool {subject} has {limit:.0f} free nodes, {value:.0f} are needed."

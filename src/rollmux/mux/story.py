@@ -1,21 +1,24 @@
 """What happened to a job and why, from the log: each line names the earlier line that it answers."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rollmux.mux.cluster_machine import Entry
 from rollmux.mux.commands import Command, Grant
 from rollmux.mux.events import Event, JobSubmitted, PhaseRequested
 
 
-def story(log: Iterable[Entry], job_id: str) -> list[str]:
-    """The job's history, oldest first: events, and below each the commands to this job that followed from it."""
+def story(log: Iterable[Entry], job_id: str, name: Callable[[str], str] = str) -> list[str]:
+    """The job's history, oldest first: events, and below each the commands to this job that followed from it.
+
+    `name` is what may be said of a job: of one that goes by another name no more is told than what has happened.
+    """
     lines = []
     for entry in log:
         commands = [command for command in entry.commands if _job_of(command) == job_id]
         own = _job_of(entry.event) == job_id
         if own or commands:
             because = f", after {entry.cause}" if entry.cause else ""
-            lines.append(f"{entry.seq} at {entry.at:.3f} s{because}: {_tell(entry.event)}")
+            lines.append(f"{entry.seq} at {entry.at:.3f} s{because}: {_heard(entry.event, name)}")
             lines += [f"    {entry.seq}.{i}: {_tell(c)}" for i, c in enumerate(entry.commands) if c in commands]
     return lines
 
@@ -26,6 +29,13 @@ def _job_of(message: Event | Command) -> str | None:
     if isinstance(message, Grant):
         return message.lease.job_id
     return getattr(message, "job_id", None)
+
+
+def _heard(event: Event, name: Callable[[str], str]) -> str:
+    job_id = _job_of(event)
+    if job_id is None or name(job_id) == job_id:
+        return _tell(event)
+    return f"{type(event).__name__} of {name(job_id)}"
 
 
 def _tell(message: Event | Command) -> str:

@@ -11,6 +11,9 @@ from rollmux.mux.job import PhaseKind
 
 VERSION = 1
 
+# Signs of life for each lease time: all but one may get lost.
+SIGNS = 3
+
 
 class Said(Enum):
     """What a job can report of a lease."""
@@ -136,6 +139,9 @@ class Orders:
     attempt: int
     held: tuple[Held, ...] = ()
     stop: str = ""  # why it is to end, if it is
+    lease_s: float = (
+        0.0  # how long a lease lasts now: a controller may be started anew with another time; 0 says nothing
+    )
 
 
 @dataclass(frozen=True, slots=True)

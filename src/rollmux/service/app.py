@@ -24,8 +24,8 @@ from rollmux.service.metrics import Metrics
 from rollmux.service.openapi import description
 from rollmux.service.page import page
 from rollmux.service.paths import Paths
-from rollmux.service.rates import Rates
-from rollmux.service.routes import EVERYBODY, OWNERS, ROUTES, Call, Route
+from rollmux.service.rates import PER_S, Rates
+from rollmux.service.routes import ALL, EVERYBODY, OWNERS, ROUTES, Call, Route
 from rollmux.service.stream import Follower
 from rollmux.service.tokens import Caller, Role, Tokens
 from rollmux.service.views import cluster_view
@@ -51,6 +51,8 @@ MOST_STREAMS, MOST_STREAMS_EACH, SLOW_S = 200, 20, 15.0
 # An answer that is of all jobs takes 20 ms with 1,000 of them, of which others have their share: each so many jobs
 # weigh as much as a call more.
 JOBS_A_CALL = 50.0
+# A job's processes share a token: of more than so many each has a call a second all the same.
+PROCESSES_A_CALL = PER_S
 # Calls without a good token, from one address: each is a line in the log.
 STRANGERS_PER_S, STRANGERS_BURST = 10.0, 200.0
 TOO_MANY = 429
@@ -97,7 +99,7 @@ class App:
         try:
             if endpoint is None:
                 raise Denied(404, f"there is no call {method} {scope['path']}")
-            caller = self._caller(scope, endpoint.route.who, endpoint.route.of_all)
+            caller = self._caller(scope, endpoint.route.who, endpoint.route.of_all, path.get("job", ""))
             self._require_entitled(caller, endpoint.route.who, path)
             allowed = True
             body = await endpoint.body(receive)
@@ -156,12 +158,14 @@ class App:
         view = await host.look_through(lambda now: cluster_view(host.controller, now, None, host.broken))
         await _send(send, 200, self.metrics.text(view), (KIND_OF_FIGURES,))
 
-    def _caller(self, scope: Scope, who: frozenset[Role], of_all: bool) -> Caller:
+    def _caller(self, scope: Scope, who: frozenset[Role], of_all: bool, job: str = "") -> Caller:
         """Who calls, unless they call too often."""
         if who is EVERYBODY:
             return _NOBODY
-        caller = self._bearer(scope)
-        weight = 1.0 + of_all * len(self.host.controller.jobs) / JOBS_A_CALL
+        caller, jobs = self._bearer(scope), self.host.controller.jobs
+        weight = 1.0 + of_all * len(jobs) / JOBS_A_CALL
+        if who is ALL and caller is not None and job in jobs and caller.sees in (None, jobs[job].tenant):
+            weight = min(1.0, PROCESSES_A_CALL / jobs[job].submission.processes)
         if not (self.strangers.allow(_address(scope)) if caller is None else self.rates.allow(caller.name, weight)):
             raise Denied(TOO_MANY, "too many calls: wait a second")
         if caller is None:

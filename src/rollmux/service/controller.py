@@ -16,6 +16,7 @@ from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.image import image, to_json
 from rollmux.mux.transitions import Job
+from rollmux.protocol.history import ANOTHERS
 from rollmux.protocol.job_file import Submission, job_data
 from rollmux.protocol.messages import Done
 from rollmux.service.history import History
@@ -187,6 +188,15 @@ class Controller:
         if live is None or tenant not in (None, live.tenant):
             raise NoSuchJob(f"there is no job {job_id!r}")
         return live
+
+    def names(self, tenant: str | None) -> Callable[[str], str]:
+        """What this tenant (None: everybody) hears of a job's name."""
+
+        def name(job_id: str) -> str:
+            live = self.jobs.get(job_id)
+            return job_id if tenant is None or (live is not None and live.tenant == tenant) else ANOTHERS
+
+        return name
 
     def _forget_the_oldest(self) -> None:
         """What the machine remembers no more of jobs that are over, nobody does."""

@@ -157,7 +157,7 @@ class Host:
     async def park(self, job_id: str, wait_s: float, rule: Callable[[float], T], settled: Callable[[T], bool]) -> T:
         """The rule's answer as soon as it is settled, asked anew whenever there is news of the job; else the last."""
         loop = asyncio.get_running_loop()
-        until = ceil((loop.time() + min(wait_s, LONGEST_PARK_S)) / PARK_GRAIN_S) * PARK_GRAIN_S
+        until = ceil((loop.time() + min(max(wait_s, 0.0), LONGEST_PARK_S)) / PARK_GRAIN_S) * PARK_GRAIN_S
         while True:
             news: asyncio.Future[None] = loop.create_future()
             self._parked[job_id].append(news)
@@ -179,15 +179,14 @@ class Host:
             log.warning("%s was of no use: %s", type(event).__name__, error)
             return ()
 
-    async def news(self, after: int, gone: "asyncio.Future[None]", within_s: float) -> bool:
-        """Waits for a record after this one to be durable; whether there is one, or no more to wait for."""
+    async def news(self, after: int, gone: "asyncio.Future[None]", within_s: float) -> None:
+        """Waits for a record after this one to be durable, or until there is no more to wait for."""
         if self.durable > after or self.hurried:
-            return True
+            return
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._followers.append(news)
         try:
-            done, _ = await asyncio.wait([news, gone], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-            return bool(done)
+            await asyncio.wait([news, gone], timeout=max(within_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
         finally:
             if news in self._followers:
                 self._followers.remove(news)

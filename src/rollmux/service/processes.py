@@ -128,7 +128,9 @@ class Processes:
         lane = seat.lanes[call.kind]
         if lane.iteration != call.iteration or not (lane.state is Phase.WAITING or _has_its_turn(lane)):
             self._controller.tell(now, ev.PhaseRequested(job_id, call.attempt, call.kind, call.iteration))
-        return Turn(_held(lane)) if _has_its_turn(lane) else self.waiting(now, lane)
+        return (
+            Turn(_held(lane)) if _has_its_turn(lane) else self.waiting(now, lane, self._controller.names(live.tenant))
+        )
 
     def report(self, now: float, job_id: str, call: Report) -> Heard:
         """What has become of a lease; whether it counts."""
@@ -180,7 +182,7 @@ class Processes:
         seat = weave.seats.get(job_id) if weave is not None else None
         lanes = seat.lanes.values() if seat is not None else ()
         held = tuple(_held(lane, live.given_up.get(lane.epoch, "")) for lane in lanes if lane.holding)
-        return Orders(live.version, record.attempt, held, stop)
+        return Orders(live.version, record.attempt, held, stop, self._machine.state.rules.timing.lease_s)
 
     def leave(self, now: float, job_id: str, call: Leave) -> Done:
         """A process of the job ends. Where a launcher started it, that is what says when all of them are gone; else

@@ -77,7 +77,7 @@ async def submit(call: Call) -> msg.Done:
 
 async def quote(call: Call) -> view.Quote:
     submission = _submission(call)
-    return await call.host.look(lambda _: views.quote(call.host.controller, submission))
+    return await call.host.look(lambda _: views.quote(call.host.controller, submission, call.caller.sees))
 
 
 async def attach(call: Call) -> msg.Attached:
@@ -103,12 +103,13 @@ async def report(call: Call) -> msg.Heard:
 
 async def listen(call: Call) -> msg.Orders:
     words = [replace(call.body, epochs=()), call.body]  # one sign of life, however often it is looked at anew
+    wait_s = min(call.body.wait_s, call.host.controller.machine.state.rules.timing.lease_s / msg.SIGNS)
 
     def rule(now: float) -> msg.Orders:
         return call.host.controller.processes.listen(now, call.job, words.pop() if len(words) > 1 else words[0])
 
     return await call.host.park(
-        call.job, call.body.wait_s, rule, lambda found: found.version != call.body.seen or bool(found.stop)
+        call.job, wait_s, rule, lambda found: found.version != call.body.seen or bool(found.stop)
     )
 
 
@@ -151,7 +152,7 @@ async def bill(call: Call) -> past.BillView:
 
 async def events(call: Call) -> Follower:
     after = call.query.get("after", "")
-    name = seen.names_for(call.host.controller, call.caller.sees)
+    name = call.host.controller.names(call.caller.sees)
     return Follower(call.host, name, int(after) if after.isdecimal() and len(after) < 19 else None)
 
 
@@ -160,11 +161,15 @@ async def job(call: Call) -> view.JobView:
 
 
 async def why(call: Call) -> view.Text:
-    return await call.host.look(lambda now: view.Text(views.explained(call.host.controller, call.job)))
+    return await call.host.look(
+        lambda now: view.Text(views.explained(call.host.controller, call.job, call.caller.sees))
+    )
 
 
 async def story(call: Call) -> view.Text:
-    return view.Text(await call.host.look_through(lambda _: views.told(call.host.controller, call.job)))
+    return view.Text(
+        await call.host.look_through(lambda _: views.told(call.host.controller, call.job, call.caller.sees))
+    )
 
 
 async def printed(call: Call) -> view.Text:

@@ -96,6 +96,8 @@ class Service:
             self._socket.close()
             raise
         self._server: uvicorn.Server | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._is_to_end = False
 
     @property
     def url(self) -> str:
@@ -116,7 +118,16 @@ class Service:
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Until somebody calls `end`."""
-        await self.host.start(errands_after(self.controller))
+        self._starting = asyncio.create_task(self.host.start(errands_after(self.controller)))
+        try:
+            await self._starting
+        except asyncio.CancelledError:
+            if not self._is_to_end:
+                raise
+            self._door.close()
+            self._socket.close()
+            await self.host.stop()
+            return
         config = uvicorn.Config(
             App(self.host, self.tokens),
             http=BoundedHttp,
@@ -140,6 +151,9 @@ class Service:
     def end(self) -> None:
         """Takes no more calls, and goes; a second time: without an answer to those that are open. Jobs run on, and find
         the next controller."""
+        self._is_to_end = True
+        if self._server is None and self._starting is not None:
+            self._starting.cancel()
         if self._server is not None:
             self._server.force_exit = self._server.should_exit
             self._server.should_exit = True
@@ -218,6 +232,9 @@ def _bound(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
+    except (UnicodeError, TypeError) as error:  # a name as no host can have
+        bound.close()
+        raise CantServe(f"can't listen at {host}: {error}; give another --host") from error
     except OSError as error:
         bound.close()
         raise CantServe(f"can't listen at {host}:{port}: {error.strerror}; choose another --port") from error

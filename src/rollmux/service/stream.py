@@ -17,7 +17,7 @@ from rollmux.service.host import Host
 
 # What comes within so long is sent together.
 GATHER_S = 0.1
-# A silent stream shows life this often, and whoever reads it is looked at anew: their token may have been revoked.
+# A stream shows life this often, and whoever reads it is looked at anew: their token may have been revoked.
 ALIVE_S = 10.0
 # So many records are sent at once at most.
 MOST_AT_ONCE = 200
@@ -37,21 +37,26 @@ class Follower:
         """What is to be sent, until the reader is gone, may read no more, is too slow, or the controller ends."""
         host, after = self.host, self.after
         history = host.controller.history
+        clock = asyncio.get_running_loop().time
         if after is None or not history.news_after <= after <= host.durable:
             after = host.durable
             yield b'event: reset\nid: %d\ndata: {"seq":%d}\n\n' % (after, after)
+        look_at = clock() + ALIVE_S
         while not (host.hurried or gone.done()):
             if after < history.news_after:
                 return
+            if clock() >= look_at:
+                if not entitled():
+                    return
+                yield b": still here\n\n"
+                look_at = clock() + ALIVE_S
             durable, news = host.durable, self._since(after)
             after = durable if len(news) < MOST_AT_ONCE else news[-1].seq  # most signs of life are no news
             if news:
                 yield b"".join(map(self._said, news))
                 await asyncio.sleep(GATHER_S if after == durable else 0)
-            elif not await host.news(after, gone, ALIVE_S):
-                if not entitled():
-                    return
-                yield b": still here\n\n"
+            else:
+                await host.news(after, gone, look_at - clock())
 
     def _since(self, after: int) -> list[News]:
         history, durable = self.host.controller.history, self.host.durable

@@ -16,12 +16,15 @@ from enum import Enum
 from hashlib import sha256
 from pathlib import Path
 
-from rollmux.errors import RollmuxError
+from rollmux.errors import InvalidSpec, Problem, RollmuxError
 
 log = logging.getLogger("rollmux")
 audit = logging.getLogger("rollmux.audit")
 
 MOST_REMEMBERED = 20_000
+LONGEST_NAME = 200
+DAY_S = 24 * 3600.0
+LONGEST_S = 36_500 * DAY_S
 
 # What is known of each token, by its hash.
 Entries = dict[str, dict[str, object]]
@@ -70,6 +73,7 @@ class Tokens:
         self._told: tuple[int, int] = (0, 0)  # of which damaged file
         self._jobs: dict[str, Caller] = {}  # good tokens, so that not every call takes their measure anew
         self._known: Entries = {}
+        self._has_looked = False
 
     def caller(self, token: str) -> Caller | None:
         """Whose token this is, if anybody's."""
@@ -88,9 +92,14 @@ class Tokens:
 
     def create(self, name: str, role: Role, tenant: str = "", lasts_s: float | None = None) -> str:
         """A new token. It is shown once: only its hash is kept."""
+        _require_sound(name, tenant if role is Role.TENANT else name, lasts_s)
         with self._alone():
             if any(each["name"] == name for each in self._known.values()):
                 raise TokenExists(f"there is a token {name!r}: revoke it first, or choose another name")
+            if role is Role.TENANT and any(_is_admin(each) and each["name"] == tenant for each in self._known.values()):
+                raise TokenExists(f"{tenant!r} is an admin, whose jobs are nobody else's: choose another tenant")
+            if role is Role.ADMIN and any(each["tenant"] == name for each in self._known.values()):
+                raise TokenExists(f"there are tokens of the tenant {name!r}: choose another name for an admin")
             token = f"rollmux_{secrets.token_urlsafe(32)}"
             expires = None if lasts_s is None else self._clock() + lasts_s
             entry: dict[str, object] = {"name": name, "role": role.value, "tenant": tenant, "expires": expires}
@@ -136,7 +145,7 @@ class Tokens:
         try:
             found = self.path.stat()
         except FileNotFoundError:
-            self._known, self._seen = {}, (0, 0)
+            self._learn({}, (0, 0))
             return
         seen = (found.st_mtime_ns, found.st_ino)
         if seen != self._seen:
@@ -149,9 +158,12 @@ class Tokens:
                     log.error("%s; until then those that were known hold", damaged)
                 self._told = seen
                 return
-            if self._known:  # else it is read for the first time
-                _note(self._known, known)
-            self._known, self._seen = known, seen
+            self._learn(known, seen)
+
+    def _learn(self, known: Entries, seen: tuple[int, int]) -> None:
+        if self._has_looked:
+            _note(self._known, known)
+        self._known, self._seen, self._has_looked = known, seen, True
 
     def _write(self, known: Entries) -> None:
         write_private(self.path, json.dumps(known, indent=1).encode())
@@ -177,6 +189,23 @@ def _note(before: Entries, after: Entries) -> None:
             audit.info("token", extra={"fields": fields})
 
 
+def _require_sound(name: str, tenant: str, lasts_s: float | None) -> None:
+    """What goes into journals and logs, and can be told again."""
+    problems = [
+        Problem(path, value, f"1 to {LONGEST_NAME} printable characters", "choose another")
+        for path, value in {"name": name, "tenant": tenant}.items()
+        if not (value.isprintable() and 0 < len(value) <= LONGEST_NAME)
+    ]
+    if lasts_s is not None and not 0 <= lasts_s <= LONGEST_S:
+        problems.append(Problem("days", lasts_s / DAY_S, f"from 0 to {LONGEST_S / DAY_S:.0f}", "leave it out"))
+    if problems:
+        raise InvalidSpec("token", tuple(problems))
+
+
+def _is_admin(entry: dict[str, object]) -> bool:
+    return entry["role"] == Role.ADMIN.value
+
+
 def _hash(token: str) -> str:
     return sha256(token.encode()).hexdigest()
 
@@ -187,8 +216,14 @@ def _expired(entry: dict[str, object], now: float) -> bool:
 
 
 def _secret(path: Path) -> bytes:
-    if not path.exists():
-        write_private(path, secrets.token_bytes(32))
+    """Made by the first program that wants it, of several that come at once."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if not path.exists():
+            write_private(path, secrets.token_bytes(32))
+    finally:
+        os.close(folder)
     return path.read_bytes()
 
 

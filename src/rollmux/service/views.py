@@ -13,7 +13,6 @@ from rollmux.protocol.job_file import Submission
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView, Quote
 from rollmux.service.controller import Controller
 from rollmux.service.history.lately import taken_lately
-from rollmux.service.history.seen import names_for
 from rollmux.service.live import Live
 from rollmux.service.steps import Steps
 
@@ -80,13 +79,13 @@ def one_job_view(controller: Controller, now: float, job_id: str, tenant: str | 
     return replace(view, likely_s=dict(zip(names, likely_s(group, taken), strict=True))[job_id])
 
 
-def quote(controller: Controller, submission: Submission) -> Quote:
+def quote(controller: Controller, submission: Submission, tenant: str | None) -> Quote:
     """What would become of a job that came now. Jobs that wait are before it, so it waits behind them."""
     state = controller.machine.state
     job = submission.job.resolve(state.cluster)
     decision = state.policy.place(job, state.snapshot())
     plan, alone_usd = decision.plan, job.usd_per_hour(state.cluster)
-    lines = tuple(explain(decision).splitlines())
+    lines = tuple(explain(decision, controller.names(tenant)).splitlines())
     if plan is None or state.backlog:
         line = (f"{len(state.backlog)} jobs are in line before it.",) if state.backlog else ()
         return Quote(False, "", (), (), 0.0, alone_usd, None, job.limit_s, line + lines)
@@ -96,19 +95,19 @@ def quote(controller: Controller, submission: Submission) -> Quote:
     return Quote(True, plan.group.id, place.rollout, place.train, added, alone_usd, seconds, job.limit_s, lines)
 
 
-def explained(controller: Controller, job_id: str) -> tuple[str, ...]:
+def explained(controller: Controller, job_id: str, tenant: str | None) -> tuple[str, ...]:
     """Why a job is where it is."""
     decision = controller.machine.state.decisions.get(job_id)
     if decision is None:
         return (f"Nothing is remembered of why job {job_id} is where it is: that was before a restart, or long ago.",)
-    return tuple(explain(decision).splitlines())
+    return tuple(explain(decision, controller.names(tenant)).splitlines())
 
 
-def told(controller: Controller, job_id: str) -> Steps[tuple[str, ...]]:
+def told(controller: Controller, job_id: str, tenant: str | None) -> Steps[tuple[str, ...]]:
     """What has happened to a job since the controller started."""
     lines: list[str] = []
     for entry in list(controller.machine.log):
-        lines += story((entry,), job_id)
+        lines += story((entry,), job_id, controller.names(tenant))
         yield
     return tuple(lines)
 
@@ -136,12 +135,12 @@ def _lane(controller: Controller, lane: Lane, now: float, tenant: str | None) ->
     view = LaneView(lane.kind.value, lane.state.value, lane.iteration, nodes, lane.epoch, for_s)
     if lane.state is not Phase.WAITING:
         return view
-    turn = controller.processes.waiting(now, lane, names_for(controller, tenant))
+    turn = controller.processes.waiting(now, lane, controller.names(tenant))
     return replace(view, waits_for=turn.holders, expected_s=turn.expected_s)
 
 
 def _nodes(controller: Controller, tenant: str | None) -> Steps[tuple[NodeView, ...]]:
-    state, name, found = controller.machine.state, names_for(controller, tenant), []
+    state, name, found = controller.machine.state, controller.names(tenant), []
     holders: dict[str, list[str]] = {}
     for weave in state.weaves.values():
         for lane in weave.leases.values():

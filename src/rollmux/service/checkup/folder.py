@@ -1,6 +1,7 @@
 """Checks of the controller's folder: who may look into it, how much room is left, and how fast its disk is."""
 
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator
@@ -16,13 +17,14 @@ LITTLE_BYTES, LEAST_BYTES = 5 * GIB, 200 * MIB
 SLOW_S, WRITES = 0.02, 15
 PRIVATE_FILES = ("admin.token", "secret", "tokens.json")
 # File systems on which what is locked and written here is not surely so for others.
+_ESCAPED = re.compile(rb"\\([0-7]{3})")  # how /proc/mounts writes blanks
 SHARED = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "lustre", "glusterfs", "ceph")
 
 
 def folder(path: Path) -> Iterator[Finding]:
     """All of them; of a folder that is not there yet, of where it would be."""
     found = path
-    while not found.exists():
+    while not os.path.exists(found):  # a Path raises where it may not look
         found = found.parent
     yield rights(path, found)
     yield from _private(path)
@@ -105,10 +107,12 @@ def file_system(path: Path) -> Finding:
 def kind_of(path: Path, mounts: Path) -> str:
     """The kind of the file system that the path is on; nothing where that can't be told."""
     try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = mounts.read_bytes().splitlines()
     except OSError:
         return ""
-    places = [(fields[1].encode().decode("unicode_escape"), fields[2]) for fields in map(str.split, lines)]
-    whole = path.resolve()
-    above = [(place, kind) for place, kind in places if whole.is_relative_to(place)]
-    return max(above, key=lambda each: len(each[0]), default=("", ""))[1]
+    whole, found, nearest = path.resolve(), "", 0
+    for fields in map(bytes.split, lines):
+        place = os.fsdecode(_ESCAPED.sub(lambda each: bytes([int(each[1], 8)]), fields[1]))
+        if len(place) >= nearest and whole.is_relative_to(place):  # of two at one place the later hides the other
+            found, nearest = fields[2].decode(errors="replace"), len(place)
+    return found

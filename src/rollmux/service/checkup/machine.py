@@ -73,19 +73,23 @@ def memory() -> Finding:
     except OSError as error:
         return warn("memory", f"/proc/meminfo can't be read: {error.strerror}", "mount /proc")
     sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in text.splitlines())}
-    free, whole = sizes["MemAvailable"], min(sizes["MemTotal"], _limit_bytes())
+    most, used = _group_bytes(Path("/sys/fs/cgroup"))
+    free, whole = min(sizes["MemAvailable"], max(0, most - used)), min(sizes["MemTotal"], most)
     found = f"{free / GIB:.1f} GiB free of {whole / GIB:.1f} GiB"
     if free < LEAST_MEMORY_BYTES:
         return warn("memory", found, "free some: jobs that share a node keep their state in its memory between phases")
     return ok("memory", found)
 
 
-def _limit_bytes() -> int:
-    """What the control group of this process allows."""
+def _group_bytes(group: Path) -> tuple[int, int]:
+    """What the control group of this process, as a container's is seen from within, allows, and what of it is used."""
     try:
-        return int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+        most = int((group / "memory.max").read_text(encoding="ascii"))
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        parts = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
     except (OSError, ValueError):
-        return sys.maxsize
+        return sys.maxsize, 0
+    return most, used - int(parts.get("inactive_file", 0))
 
 
 def shared_memory(path: Path) -> Finding:

@@ -30,21 +30,11 @@ MOST_SHOWN = 4_000
 Names = Callable[[str], str]
 
 
-def names_for(controller: Controller, tenant: str | None) -> Names:
-    """What this tenant (None: everybody) hears of a job's name."""
-
-    def name(job_id: str) -> str:
-        live = controller.jobs.get(job_id)
-        return job_id if tenant is None or (live is not None and live.tenant == tenant) else ANOTHERS
-
-    return name
-
-
 def history_view(
     controller: Controller, now: float, tenant: str | None, since_s: float, most: int = MOST_SHOWN
 ) -> Steps[HistoryView]:
     """Phases under way at any time in the last `since_s` seconds."""
-    history, name = controller.history, names_for(controller, tenant)
+    history, name = controller.history, controller.names(tenant)
     seq, first = controller.machine.state.ledger.seq, now - since_s
     used = pools(controller, now)
     open_now = list(history.spans.open.values())

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -11,6 +11,7 @@ from rollmux.service.journal.values import JournalAway
 
 # Where the URL names none: one schema for each cluster.
 SCHEMA = "rollmux"
+_ONE_AT = re.compile(r"[a-z]+://([^@/]*@)?[^@]*")  # of two the first would end a password, and the rest be shown
 _A_SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 
 
@@ -26,14 +27,17 @@ class Address:
 def address(url: str) -> Address:
     """JournalAway, without a word of what the URL says, where it can't be read."""
     try:
-        parts = urlsplit(url)
-        asked = [part for part in parts.query.split("&") if part]
+        place, _, query = url.partition("?")
+        if not _ONE_AT.fullmatch(place):
+            raise ValueError
+        asked = [part for part in query.split("&") if part]
         schemas = [unquote(part.partition("=")[2]) for part in asked if part.startswith("schema=")]
         rest = "&".join(part for part in asked if not part.startswith("schema="))
-        found = conninfo_to_dict(urlunsplit(parts._replace(query=rest)))
+        found = conninfo_to_dict(f"{place}?{rest}")
     except (ValueError, psycopg.Error):
         # Neither as a cause: what they say quotes parts of the URL.
-        raise JournalAway("the journal's URL can't be read: it should be as postgresql://user@host:5432/db") from None
+        written = "it should be as postgresql://user@host:5432/db, with %40 and %2F for @ and / in a password"
+        raise JournalAway(f"the journal's URL can't be read: {written}") from None
     parameters = {name: value for name, value in found.items() if value is not None}
     schema = schemas[-1] if schemas else SCHEMA
     if not _A_SCHEMA.fullmatch(schema):

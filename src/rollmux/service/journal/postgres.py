@@ -239,6 +239,10 @@ class PostgresJournal(TableJournal):
 
     def _create(self) -> None:
         """What is not there yet. A server that promises nothing is refused."""
+        encoding = self._db.info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            remedy = "take one that was made with ENCODING 'UTF8'"
+            raise JournalAway(f"{self.name}: the database is in {encoding}, which not every name fits into: {remedy}")
         if self._db.execute("SHOW fsync").fetchone() != ("on",):
             raise JournalAway(f"{self.name}: the server runs with fsync off, so nothing that it has is durable")
         if not self._exists():

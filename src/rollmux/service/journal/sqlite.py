@@ -2,13 +2,13 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rollmux.service.journal.history import KEEP_RECORDS
 from rollmux.service.journal.tables import TableJournal
-from rollmux.service.journal.values import Batch, JournalDamaged
+from rollmux.service.journal.values import Batch, JournalAway, JournalDamaged
 from rollmux.service.journal.written import owned_rows, record_rows
 
 _TABLES = """
@@ -58,14 +58,22 @@ class SqliteJournal(TableJournal):
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Cursor]:
         with closing(self._db.cursor()) as cursor:
-            cursor.execute("BEGIN IMMEDIATE")
             try:
+                cursor.execute("BEGIN IMMEDIATE")
                 yield cursor
                 cursor.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._undo(cursor)
+                raise JournalAway(f"{self.name}: {error}") from error
             except BaseException:
-                if self._db.in_transaction:
-                    cursor.execute("ROLLBACK")
+                self._undo(cursor)
                 raise
+
+    def _undo(self, cursor: sqlite3.Cursor) -> None:
+        """On a disk that is full there may be nothing left to undo."""
+        with suppress(sqlite3.Error):
+            if self._db.in_transaction:
+                cursor.execute("ROLLBACK")
 
     def _rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         try:

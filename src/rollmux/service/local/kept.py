@@ -60,8 +60,15 @@ def spawn(plan: Plan) -> tuple[int, int]:
     finally:
         for descriptor in (said, told, complaints):
             os.close(descriptor)
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        process.send_signal(signal.SIGUSR1)  # with whatever it has started by now
+        process.wait()
+        os.close(heard)
+        raise
     process.returncode = 0  # it is to outlive this object: `wait_ended` reaps it
-    return os.pidfd_open(process.pid), heard
+    return descriptor, heard
 
 
 async def answer(heard: int, wait_s: float) -> str | None:

@@ -45,7 +45,7 @@ class ProcessLauncher:
         self.files = AttemptFiles(folder)
         self.bounds = Bounds(devices, cores, memory_bytes, log_bytes, node_memory_bytes)
         self._on_exit: OnExit | None = None
-        self._starting = Starts()
+        self._starting, self._one_by_one = Starts(), asyncio.Lock()
         self._kept: dict[Key, Kept] = {}
         self._watching: set[asyncio.Task[None]] = set()
 
@@ -99,8 +99,10 @@ class ProcessLauncher:
         if before is not None and self._adopt(before):
             return
         try:
-            # Beside the loop: many that start at once would hold up what others have to say.
-            descriptor, heard = await asyncio.to_thread(self._spawn, attempt, {*self._kept, *self._starting})
+            # Beside the loop: many that start at once would hold up what others have to say. One by one: what one takes
+            # for over is not to be what another has just begun.
+            async with self._one_by_one:
+                descriptor, heard = await asyncio.to_thread(self._spawn, attempt, {*self._kept, *self._starting})
         except OSError as error:
             raise LaunchFailed(f"job {key[0]!r} could not be started: {error}") from error
         failed = await answer(heard, START_S)
