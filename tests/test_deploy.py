@@ -1,6 +1,7 @@
 """What is shipped to start RollMux elsewhere fits what it starts: options, ports, names, paths and pools."""
 
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -96,3 +97,17 @@ def test_the_batch_script_is_one_for_bash_and_its_options_are_known(tmp_path: Pa
     path.write_text((DEPLOY.parent / "examples" / "cluster-fixed.yaml").read_text())
     words[words.index("--cluster") + 1] = str(path)
     assert served(words, path)["launcher"] == "ray"
+
+
+def test_the_batch_script_ends_where_ray_does_not_start(tmp_path: Path) -> None:
+    tools = {"scontrol": "echo m1", "srun": "exec sleep 60", "ray": "echo port taken >&2; exit 1", "rollmux": "exit 3"}
+    for name, script in tools.items():
+        tool = tmp_path / name
+        tool.write_text(f"#!/bin/bash\n{script}\n")
+        tool.chmod(0o755)
+    nodes = {f"SLURM_JOB_NODELIST_HET_GROUP_{group}": "m1" for group in (0, 1)}
+    env = {**os.environ, **nodes, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RAY_DASHBOARD_PORT": "1"}
+    words = ["bash", str(DEPLOY / "slurm" / "rollmux.sbatch"), "cluster.yaml", str(tmp_path)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 1
+    assert "Ray has ended before its dashboard was there" in done.stderr

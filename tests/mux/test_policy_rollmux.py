@@ -294,6 +294,7 @@ def test_a_job_that_could_lose_less_than_an_iteration_in_all_its_life_shares_no_
     assert bool(tried(decision, Verdict.NO_SLACK, Strategy.DIRECT)) == apart
     if apart:
         assert "job b has hardly any time to lose" in explain(decision)
+        assert "another's job has hardly any time to lose" in explain(decision, lambda _: "another's job")
     there = group("g0", pinned(tight, "r0", "t0"))
     joined = placed(job("a", 100, 100, slo=2.0), snapshot(there))
     assert (joined.strategy is Strategy.ISOLATED) == apart

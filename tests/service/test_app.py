@@ -5,7 +5,9 @@ import json
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 from rollmux.mux.codec import decode
 from rollmux.protocol.history import BillView, HistoryView
 from rollmux.protocol.job_file import JOB_KEYS, NEEDED, PHASE_KEYS, TAIL_KEYS
+from rollmux.service import app
 from rollmux.service.journal import SqliteJournal
+from rollmux.service.rates import Rates
 from rollmux.service.routes import ADMINS, EVERYBODY, ROUTES, Route
 from rollmux.service.tokens import Role
 from tests.service.serving import PAIR, RULES, Served, job, served
@@ -390,3 +394,61 @@ def test_what_has_happened_and_what_it_cost_is_told_to_whom_it_concerns(tmp_path
         others = there.get("/v1/history", token=bob)
         assert {span["job"] for span in others["spans"]} == {"another tenant's job"}
         assert "hers" not in json.dumps(others)
+
+
+def test_however_long_a_call_would_wait_it_is_answered(there: Served) -> None:
+    for wait_s in ("-1e308", "-1", "0"):
+        content = f'{{"instance": "one", "rank": 0, "processes": 1, "wait_s": {wait_s}}}'
+        headers = {"authorization": f"Bearer {there.admin}"}
+        assert there.client.post("/v1/jobs/mine/attach", content=content, headers=headers).status_code == 200
+
+
+def test_whoever_listens_is_answered_often_enough_to_keep_its_lease(there: Served) -> None:
+    """A controller may have been started anew with a shorter one than the job was told."""
+    attempt = there.attached("other")
+    listen = {
+        "attempt": attempt,
+        "wait_s": 30.0,
+        "seen": there.post("/v1/jobs/other/listen", {"attempt": attempt})["version"],
+    }
+    began = time.monotonic()
+    orders = there.post("/v1/jobs/other/listen", listen)
+    assert time.monotonic() - began < RULES.timing.lease_s
+    assert orders["lease_s"] == RULES.timing.lease_s
+
+
+def test_each_process_of_a_large_job_may_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger has no more calls for it."""
+    monkeypatch.setattr(app, "Rates", partial(Rates, lambda: 0.0))
+    with served(tmp_path) as there:
+        there.post("/v1/jobs", job("large", processes=2000))
+        attach = {"instance": "one", "processes": 2000}
+        callers = {"own": there.service.tokens.of_job("large", "admin"), "bob": token(there, "bob")}
+        calls = {
+            name: Counter(there.call("POST", "/v1/jobs/large/attach", attach, each).status_code for _ in range(450))
+            for name, each in callers.items()
+        }
+        assert calls == {"own": {200: 450}, "bob": {404: 400, 429: 50}}
+
+
+def test_a_tenant_hears_no_name_and_no_word_of_another_s_job_that_it_waits_for(tmp_path: Path) -> None:
+    with served(tmp_path, PAIR) as there:
+        alice, bob = token(there, "alice"), token(there, "bob")
+        there.post("/v1/jobs", job("secret"), token=alice)
+        attempt = there.post("/v1/jobs/secret/attach", {"instance": "one", "wait_s": 5.0})["attempt"]
+        ask = {"attempt": attempt, "kind": "rollout", "iteration": 0, "wait_s": 5.0}
+        epoch = there.post("/v1/jobs/secret/ask", ask)["lease"]["epoch"]
+        there.post("/v1/jobs/secret/report", {"said": "started", "epoch": epoch})
+        there.post("/v1/jobs", job("bobs"), token=bob)
+        attempt = there.post("/v1/jobs/bobs/attach", {"instance": "b", "wait_s": 5.0}, token=bob)["attempt"]
+        turn = there.post("/v1/jobs/bobs/ask", {**ask, "attempt": attempt, "wait_s": 0.0}, token=bob)
+        assert turn["reason"] == "waits for a rollout of another tenant's job"
+        there.post("/v1/jobs", job("tight", slo=1.001), token=bob)
+        there.post("/v1/jobs/secret/report", {"said": "failed", "epoch": epoch, "reason": "no file of secret's"})
+        said = [
+            there.call("GET", f"/v1/jobs/{name}/{what}", token=bob).text
+            for name in ("bobs", "tight")
+            for what in ("explain", "story")
+        ]
+        said.append(there.call("POST", "/v1/quote", job("third", slo=1.001), token=bob).text)
+        assert [text for text in said if "secret" in text] == []

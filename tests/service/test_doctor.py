@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,9 +18,10 @@ from typer.testing import CliRunner
 
 from rollmux import __version__
 from rollmux.cli import app
+from rollmux.service.checkup import machine
 from rollmux.service.checkup.finding import Level
 from rollmux.service.checkup.folder import kind_of
-from rollmux.service.checkup.machine import gpus, open_files, shared_memory
+from rollmux.service.checkup.machine import _group_bytes, gpus, open_files, shared_memory
 from tests.service.running import running
 from tests.service.serving import served
 from tests.service.test_app import SmallDisk
@@ -227,3 +230,46 @@ def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
     mounts.write_text(f"/dev/a / ext4 rw 0 0\nserver:/x {shared} nfs4 rw 0 0\n")
     assert kind_of(tmp_path / "my disk", mounts) == "nfs4"
     assert kind_of(tmp_path, mounts) == "ext4"
+
+
+def test_of_two_file_systems_at_one_place_the_later_counts_whatever_its_name(tmp_path: Path) -> None:
+    (tmp_path / "données").mkdir()
+    mounts = tmp_path / "mounts"
+    place = tmp_path / "données"
+    mounts.write_text(f"/dev/a / ext4 rw 0 0\nsystemd-1 {place} autofs rw 0 0\nserver:/x {place} nfs4 rw 0 0\n")
+    assert kind_of(place, mounts) == "nfs4"
+
+
+def test_memory_is_what_the_container_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _group_bytes(tmp_path) == (sys.maxsize, 0)
+    (tmp_path / "memory.max").write_text(f"{2**30}\n")
+    (tmp_path / "memory.current").write_text(f"{2**29}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {2**28}\n")
+    assert _group_bytes(tmp_path) == (2**30, 2**28)
+    monkeypatch.setattr(machine, "_group_bytes", lambda _: (2**30, 2**28))
+    found = machine.memory()
+    assert (found.level, found.found) == (Level.WARN, "0.8 GiB free of 1.0 GiB")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_of_a_folder_that_is_somebody_else_s_every_command_says_so(place: Path) -> None:
+    (place / "url").write_text("http://127.0.0.1:1")
+    script = f"""
+import os, sys
+from typer.testing import CliRunner
+from rollmux.cli import app
+words = (["status"], ["doctor", "--port", "0"], ["journal", "verify"], ["top", "--once"], ["env", "--wait", "0"])
+for each in words:
+    CliRunner().invoke(app, [*each, "--folder", "/dev/null/none"])  # all that it imports
+os.setgid(65534), os.setuid(65534)
+for each in words:
+    done = CliRunner().invoke(app, [*each, "--folder", {str(place)!r}])
+    print(each[0], done.exit_code, isinstance(done.exception, SystemExit))
+"""
+    place.chmod(0o744)
+    for parent in place.parents:
+        if parent != Path("/tmp") and parent.is_relative_to("/tmp"):
+            parent.chmod(0o755)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd="/")
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert said == {"status": "2 True", "doctor": "1 True", "journal": "2 True", "top": "2 True", "env": "2 True"}, done

@@ -15,6 +15,7 @@ from rollmux.mux import events as ev
 from rollmux.service.journal import Batch, Image, JournalAway, JournalDamaged, JournalTaken, Owned, Record, postgres
 from rollmux.service.journal.address import address
 from rollmux.service.journal.postgres import PostgresJournal
+from tests.service import postgres_server
 from tests.service.journals import batch, record
 from tests.service.postgres_server import Cable, Server, running
 
@@ -294,6 +295,19 @@ def test_a_server_that_does_not_sync_its_disk_is_refused() -> None:
         PostgresJournal(server.url())
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_database_that_not_every_name_fits_into_is_refused(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_server, "INITDB", (*postgres_server.INITDB, "-E", encoding, "--no-locale"))
+    with running() as server, pytest.raises(JournalAway, match=f"the database is in {encoding}, .* ENCODING 'UTF8'"):
+        PostgresJournal(server.url())
+
+
+@pytest.mark.parametrize("place", ["/postgres?user=rollmux&", "rollmux@/postgres?"], ids=["no host", "a user"])
+def test_a_server_of_this_machine_needs_no_host_in_its_url(server: Server, place: str) -> None:
+    with closing(PostgresJournal(f"postgresql://{place}host={server.folder}&schema=here")) as journal:
+        assert journal.head() == {}
+
+
 # -- words -----------------------------------------------------------------------------------------------------------
 
 
@@ -319,6 +333,8 @@ def test_no_message_tells_a_password(
         "postgresql://me:s3cret@[host/db",
         "postgresql://me:s3cret@host/db?schema=S;DROP",
         "postgresql://me:s3cret@host/db?schema=pg_x",
+        "postgresql://me:s3@cr@s3cret@127.0.0.1:1/db",
+        "postgresql://me:7/s3cret@127.0.0.1:1/db",
         "postgresql://me@127.0.0.1:1/db?password=s3cret",
     ):
         with pytest.raises(JournalAway) as unread:

@@ -1,5 +1,6 @@
 """`rollmux serve` as a process: when it is ready and when not, where jobs find it, and what it writes to its log."""
 
+import asyncio
 import json
 import socket
 import ssl
@@ -21,6 +22,7 @@ from rollmux.cli.serve import warn_if_moved
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.service.door import Door
 from rollmux.service.journal import Record, SqliteJournal
+from rollmux.service.launcher import OnExit
 from rollmux.service.local.launcher import ProcessLauncher
 from rollmux.service.serve import CantServe, Service, Wanted
 from tests.service.running import CLUSTER, clean_env, running
@@ -216,10 +218,52 @@ def test_jobs_that_look_for_the_controller_where_it_was_are_named(
         assert capsys.readouterr().err == ""
 
 
-def test_what_is_no_url_can_not_be_advertised(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["serve", "--advertise", "machine:8421", "--folder", str(tmp_path)])
+@pytest.mark.parametrize("url", ["machine:8421", "http://[::1", "http://machine:port"])
+def test_what_is_no_url_can_not_be_advertised(tmp_path: Path, url: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "--advertise", url, "--folder", str(tmp_path)])
     assert result.exit_code == 2
     assert "write it like" in result.output
+
+
+def test_what_is_no_host_can_not_be_listened_at(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", "--host", "x" * 70 + "é", "--folder", str(tmp_path), "--port", "0"])
+    assert result.exit_code == 2
+    assert "can't listen at" in result.output
+
+
+def test_a_controller_whose_disk_is_full_at_its_start_says_so(tmp_path: Path) -> None:
+    script = """
+import resource, signal, sys
+from rollmux.cli import app
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+app()
+"""
+    words = [sys.executable, "-c", script, "serve", "--folder", str(tmp_path), "--port", "0"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2, done
+    assert "disk I/O error" in done.stderr
+
+
+def test_a_controller_that_is_told_to_end_while_it_starts_does(tmp_path: Path) -> None:
+    class Silent(ProcessLauncher):
+        async def begin(self, on_exit: OnExit) -> set[tuple[str, int]]:
+            begun.set()
+            await asyncio.sleep(60)
+            raise AssertionError("it was told to end")
+
+    begun = threading.Event()
+    service = Service(Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES), Silent(tmp_path))
+
+    async def story() -> None:
+        running = asyncio.create_task(service.run())
+        await asyncio.to_thread(begun.wait, 10.0)
+        service.end()
+        await asyncio.wait_for(running, 5.0)
+
+    asyncio.run(story())
+    with served(tmp_path) as there:
+        assert there.get("/healthz", token="")["state"] == "ready"
 
 
 def test_whoever_comes_while_the_door_closes_is_answered_or_sent_away() -> None:

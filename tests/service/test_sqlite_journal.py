@@ -1,7 +1,6 @@
 """The journal in a file on a real disk: what damage, power cuts and full disks leave of it."""
 
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmux.service.journal import Image, JournalDamaged, Record, SqliteJournal
+from rollmux.service.journal import Image, JournalAway, JournalDamaged, Record, SqliteJournal
 from tests.service.journals import batch, record
 
 
@@ -98,10 +97,10 @@ def test_a_full_disk_raises_and_what_was_durable_stays(journal: SqliteJournal) -
     journal.append(batch(1, 5))
     pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
     journal._db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(sqlite3.OperationalError, match="full"):
+    with pytest.raises(JournalAway, match="full"):
         journal.append(batch(6, 2_000))
     assert [each.seq for each in journal.records()] == [1, 2, 3, 4, 5]
-    with pytest.raises(sqlite3.OperationalError, match="full"):
+    with pytest.raises(JournalAway, match="full"):
         journal.keep(Image(5, 1.0, list(range(100_000))))
     assert journal.image() is None
     journal._db.execute("PRAGMA max_page_count = 1000000")
@@ -110,8 +109,8 @@ def test_a_full_disk_raises_and_what_was_durable_stays(journal: SqliteJournal) -
 
 
 LIMITED = """
-import resource, signal, sqlite3, sys
-from rollmux.service.journal import SqliteJournal
+import resource, signal, sys
+from rollmux.service.journal import JournalAway, SqliteJournal
 from tests.service.journals import batch
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
@@ -120,7 +119,7 @@ try:
     while True:
         journal.append(batch(last + 1, last + 10))
         last += 10
-except sqlite3.OperationalError as error:
+except JournalAway as error:
     print(last, len(list(journal.records())), error)
 """
 

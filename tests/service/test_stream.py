@@ -224,6 +224,25 @@ def test_a_token_that_is_revoked_ends_its_stream_and_a_silent_stream_shows_life(
             assert reader.next() is None
 
 
+def test_a_token_that_is_revoked_ends_its_stream_while_much_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "ALIVE_S", 0.3)
+    with served(tmp_path) as there:
+        bob = there.service.tokens.create("bob", Role.TENANT, "bob")
+        with follow(there, bob) as reader:
+            reader.next()
+            for number in range(20):
+                there.post(f"/v1/nodes/rollout-1/{'undrain' if number % 2 else 'drain'}")
+                if number == 5:
+                    there.service.tokens.revoke("bob")
+                time.sleep(0.05)
+            there.post("/v1/nodes/train-1/drain")
+            heard = list(iter(reader.next, None))
+        assert "rollout-1" in json.dumps(heard)
+        assert "train-1" not in json.dumps(heard[1:])
+
+
 def test_streams_are_counted_and_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "MOST_STREAMS_EACH", 1)
     with served(tmp_path) as there:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rollmux.cli import app
-from rollmux.service.tokens import Role, Tokens, TokensUnreadable, write_private
+from rollmux.service.tokens import Role, TokenExists, Tokens, TokensUnreadable, write_private
 
 AT_ONCE = 4
 
@@ -94,3 +95,65 @@ def test_what_can_be_no_token_is_told_so(tmp_path: Path, token: str) -> None:
     done = CliRunner().invoke(app, ["status", "--url", "http://127.0.0.1:9", "--token", token])
     assert done.exit_code == 2, done.output
     assert "the token is none" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["caf\udce9"], "must be 1 to 200 printable characters"),
+        (["bob", "--tenant", "a\nb"], "must be 1 to 200 printable characters"),
+        ([""], "must be 1 to 200 printable characters"),
+        (["bob", "--days", "nan"], "must be from 0 to 36500"),
+        (["bob", "--days", "1e300"], "must be from 0 to 36500"),
+        (["bob", "--days", "-1"], "must be from 0 to 36500"),
+        (["bob", "--admin", "--tenant", "ops"], "give one of the two"),
+    ],
+)
+def test_a_token_that_could_not_be_kept_or_told_of_is_not_made(tmp_path: Path, words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["token", "create", *words, "--folder", str(tmp_path)])
+    assert done.exit_code == 2, done.output
+    assert said in " ".join(done.output.replace("│", "").split())
+    assert tokens(tmp_path).names() == []
+
+
+def test_a_token_may_be_good_for_long(tmp_path: Path) -> None:
+    for words in (["create", "bob", "--days", "36500"], ["list"]):
+        done = CliRunner().invoke(app, ["token", *words, "--folder", str(tmp_path)])
+        assert done.exit_code == 0, done.output
+    assert "bob: tenant of bob, until" in done.output
+
+
+def test_no_tenant_is_called_as_an_admin_whose_jobs_it_would_see(tmp_path: Path) -> None:
+    known = tokens(tmp_path)
+    known.create("ops", Role.ADMIN)
+    known.create("sam", Role.TENANT, "research")
+    with pytest.raises(TokenExists, match="'ops' is an admin"):
+        known.create("ann", Role.TENANT, "ops")
+    with pytest.raises(TokenExists, match="there are tokens of the tenant 'research'"):
+        known.create("research", Role.ADMIN)
+
+
+def test_programs_that_are_the_first_at_once_have_one_secret(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        for folder in (tmp_path / str(number) for number in range(20)):
+            folder.mkdir()
+            made = list(threads.map(tokens, [folder] * AT_ONCE))
+            later = tokens(folder)
+            assert all(later.caller(each.of_job("a", "ann")) for each in made)
+
+
+def test_every_token_that_others_make_or_revoke_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rollmux.audit")
+    running, other = tokens(tmp_path), tokens(tmp_path)
+    running.names()
+    for name in ("ann", "eve"):
+        token = other.create(name, Role.ADMIN)
+        assert running.caller(token)
+        other.revoke(name)
+        assert running.caller(token) is None
+    token = other.create("bob", Role.ADMIN)
+    assert running.caller(token)
+    running.path.unlink()
+    assert running.caller(token) is None
+    noted = [(vars(record)["fields"]["token"], vars(record)["fields"]["change"]) for record in caplog.records]
+    assert noted == [(name, change) for name in ("ann", "eve", "bob") for change in ("made", "revoked")]

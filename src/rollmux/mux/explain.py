@@ -45,6 +45,10 @@ def _line(candidate: Candidate, name: Callable[[str], str]) -> str:
     return f"{what}: {_reason(candidate, name)}"
 
 
+def _called(job_id: str, name: Callable[[str], str]) -> str:
+    return f"job {job_id}" if name(job_id) == job_id else name(job_id)
+
+
 def _reason(candidate: Candidate, name: Callable[[str], str]) -> str:
     subject, value, limit = candidate.subject, candidate.value, candidate.limit
     match candidate.verdict:
@@ -61,8 +65,8 @@ def _reason(candidate: Candidate, name: Callable[[str], str]) -> str:
         case Verdict.FROZEN:
             return "takes no newcomers: one of its nodes is lost or cordoned."
         case Verdict.NO_SLACK:
-            who = name(subject)
-            return f"job {who} has hardly any time to lose, by its SLO or since it was slowed: it shares no nodes."
+            who = _called(subject, name)
+            return f"{who} has hardly any time to lose, by its SLO or since it was slowed: it shares no nodes."
         case Verdict.MEMORY:
             return f"node {subject} would keep {value / _GB:.0f} GB of state, it has room for {limit / _GB:.0f} GB."
         case Verdict.SHARE:
@@ -71,6 +75,6 @@ def _reason(candidate: Candidate, name: Callable[[str], str]) -> str:
                 f"{limit:.0%} of one free in all, and waiting must not cost anybody its SLO in whatever order."
             )
         case Verdict.SLO:
-            return f"job {name(subject)} would take {value:.1f} s an iteration, its SLO allows {limit:.1f} s."
+            return f"{_called(subject, name)} would take {value:.1f} s an iteration, its SLO allows {limit:.1f} s."
         case Verdict.NO_NODES:
             return f"pool {subject} has {limit:.0f} free nodes, {value:.0f} are needed."

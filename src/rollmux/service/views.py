@@ -85,7 +85,8 @@ def quote(controller: Controller, submission: Submission, tenant: str | None) ->
     job = submission.job.resolve(state.cluster)
     decision = state.policy.place(job, state.snapshot())
     plan, alone_usd = decision.plan, job.usd_per_hour(state.cluster)
-    lines = tuple(explain(decision, controller.names(tenant)).splitlines())
+    name = controller.names(tenant)
+    lines = tuple(explain(decision, lambda job_id: job_id if job_id == job.id else name(job_id)).splitlines())
     if plan is None or state.backlog:
         line = (f"{len(state.backlog)} jobs are in line before it.",) if state.backlog else ()
         return Quote(False, "", (), (), 0.0, alone_usd, None, job.limit_s, line + lines)

@@ -1,14 +1,17 @@
 """Attempts as processes of this machine: started once, heard, bounded, and gone when they are said to be."""
 
 import asyncio
+import errno
 import json
 import os
 import resource
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -17,7 +20,7 @@ from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
 from rollmux.service.launcher import Attempt, LaunchFailed
 from rollmux.service.local import memory
-from rollmux.service.local.attempt_files import AttemptFiles
+from rollmux.service.local.attempt_files import KEPT_JOBS, AttemptFiles
 from rollmux.service.local.process_tree import look
 from tests import builders
 from tests.service.local.launching import STUBBORN_DAEMON, launching, nothing_left, shell, until, written
@@ -190,6 +193,60 @@ def test_an_attempt_that_is_asked_for_often_is_started_once(tmp_path: Path) -> N
             await asyncio.sleep(0.2)
             await launcher.stop("a", 1, 5.0)
             assert len((tmp_path / "started").read_text().split()) == 1
+
+    asyncio.run(story())
+
+
+def test_where_no_more_files_can_be_open_nothing_of_the_attempt_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pidfd_open
+
+    def full(pid: int) -> int:
+        monkeypatch.setattr(os, "pidfd_open", real)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            monkeypatch.setattr(os, "pidfd_open", full)
+            with pytest.raises(LaunchFailed, match="Too many open files"):
+                await launcher.start(shell(tmp_path, "echo 1 >> ran; sleep 60"))
+            await launcher.start(shell(tmp_path, "echo 2 >> ran; sleep 60", number=2))
+            await until(lambda: (tmp_path / "ran").exists() and "2" in (tmp_path / "ran").read_text())
+            await launcher.stop("a", 2, 5.0)
+            assert exits.heard == []
+
+    asyncio.run(story())
+
+
+def test_what_one_start_removes_is_nothing_that_another_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that began long ago starts again while the folders of old jobs are cleared."""
+    records = tmp_path / "state" / "attempts"
+    for name in [*(f"other{number}" for number in range(KEPT_JOBS)), "old"]:
+        (records / name).mkdir(parents=True)
+    (records / "old" / "1.told").touch()
+    os.utime(records / "old", (1e9, 1e9))
+    real, removing = shutil.rmtree, threading.Event()
+
+    def slowly(path: Path, **how: Any) -> None:
+        if path == records / "old":
+            removing.set()
+            time.sleep(0.3)
+        real(path, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", slowly)
+
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            new = asyncio.create_task(launcher.start(shell(tmp_path, "sleep 60", name="new")))
+            await asyncio.to_thread(removing.wait, 5.0)
+            await launcher.start(shell(tmp_path, "sleep 60", name="old", number=2))
+            await new
+            assert {each.key for each in AttemptFiles(tmp_path / "state").all_started()} == {("new", 1), ("old", 2)}
+            await launcher.stop("new", 1, 5.0)
+            await launcher.stop("old", 2, 5.0)
 
     asyncio.run(story())
 

@@ -62,7 +62,7 @@ class SqliteJournal(TableJournal):
                 cursor.execute("BEGIN IMMEDIATE")
                 yield cursor
                 cursor.execute("COMMIT")
-            except sqlite3.Error as error:
+            except sqlite3.OperationalError as error:
                 self._undo(cursor)
                 raise JournalAway(f"{self.name}: {error}") from error
             except BaseException:
