@@ -331,8 +331,9 @@ def test_an_engine_asks_the_device_on_which_its_keys_and_values_are_for_their_me
 
 
 @pytest.mark.usefixtures("_a_device")
-def test_a_learner_that_takes_steps_back_stays_as_large_as_it_was(tmp_path: Path) -> None:
-    job = tiny()
+@pytest.mark.parametrize(("dtype", "bytes_each"), [("float32", 4 + 8), ("bfloat16", 2 + 4 + 8)])
+def test_a_learner_that_takes_steps_back_stays_as_large_as_it_was(dtype: str, bytes_each: int, tmp_path: Path) -> None:
+    job = tiny(model={"dtype": dtype})
     model = model_of(job, build_task(job.task, 0, ""))
     learner = Learner(model, objective(job.objective, 4), job.optimiser, device="cuda")
     sizes = []
@@ -340,7 +341,9 @@ def test_a_learner_that_takes_steps_back_stays_as_large_as_it_was(tmp_path: Path
         learner.load()
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
+        learner._masters.take_gradients()
         learner._optimiser.step()
+        learner._masters.write_back()
         learner._optimiser.zero_grad()
         learner.offload()
         torch.save(learner.state(), tmp_path / "state")
@@ -356,6 +359,7 @@ def test_a_learner_that_takes_steps_back_stays_as_large_as_it_was(tmp_path: Path
         sizes.append((learner.berth.nbytes, (tmp_path / "state").stat().st_size // 100))
         learner.offload()
     assert len(set(sizes)) == 1
+    assert sum(each.numel() for each in model.parameters()) * bytes_each <= sizes[0][0]
     learner.close()
 
 

@@ -1,24 +1,27 @@
 """One update: from samples of the present weights to the next version of them.
 
 Invariant: version k of the weights is what k updates have made, and only samples that it drew are trained: another
-version's token ends the run (`WrongVersion`) before anything has changed (I6). Nothing is computed on nodes that were
-given back.
+version's token ends the run (`WrongVersion`) before anything has changed (I6), and so does a gradient that is not
+finite (`NotANumber`). Nothing is computed on nodes that were given back.
 """
 
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
+from math import isfinite
 from threading import Lock
 from typing import Any
 
 import torch
 
 from rollmux.runtime.residency import NotFreed
-from rollmux.trainer.device import berth_of, copied, moments
+from rollmux.trainer.device import AtHome, berth_of, copied, moments
+from rollmux.trainer.masters import Masters
 from rollmux.trainer.ranks.share import Shared
 from rollmux.trainer.replicas import Replicated
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.settings import Optimiser
-from rollmux.trainer.update import Objective, Stats
+from rollmux.trainer.update import NotANumber, Objective, Stats
 
 log = logging.getLogger("rollmux")
 
@@ -50,13 +53,14 @@ class Learner:
         self._settings = settings
         self._replicated = Replicated(model, objective, replicas)
         self._gradients = shared or self._replicated
+        self._masters = Masters(model)
         self._optimiser = torch.optim.AdamW(
-            model.parameters(),
+            self._masters.stepped,
             lr=settings.rate,
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
         )
-        self.berth = berth_of(device, "learner", lambda: [model, moments(self._optimiser)])
+        self.berth = berth_of(device, "learner", lambda: [model, moments(self._optimiser), self._masters.made])
 
     # -- the state of the train phase: while it is on its nodes, they are this job's -----------------------------------
 
@@ -103,11 +107,22 @@ class Learner:
         """Trains these, and tells what came of it."""
         with self._turn:
             stats = self._gradients.gradient(self.version, samples)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip_norm)
+        self._masters.take_gradients()
+        norm = torch.nn.utils.clip_grad_norm_(self._masters.stepped, self._settings.clip_norm)
+        self._require_finite(stats, float(norm))
         self._optimiser.step()
+        self._masters.write_back()
         self._optimiser.zero_grad()
         self.version += 1
         return stats
+
+    def _require_finite(self, stats: Stats, norm: float) -> None:
+        """A step with what is no number would leave no weight that is one."""
+        wrong = [name for name, value in {**asdict(stats), "norm": norm}.items() if not isfinite(value)]
+        if wrong:
+            self._optimiser.zero_grad()
+            remedy = "begin again with a lower optimiser.rate, or with smaller rewards"
+            raise NotANumber(f"the gradient of step {self.version} is not finite ({', '.join(wrong)}): {remedy}")
 
     def close(self) -> None:
         """Ends what computes beside this process."""
@@ -119,10 +134,17 @@ class Learner:
                 log.warning("%s", held)
 
     def state(self) -> dict[str, Any]:
-        """What is on a device may leave it any time: it is copied."""
+        """What is on a device may leave it any time: it is copied. And so is what visits one in several precisions, for
+        at home it lies in one piece, of which torch saves one precision alone.
+        """
         with self.berth.still():
-            state = {"model": self.model.state_dict(), "optimiser": self._optimiser.state_dict()}
-            found: dict[str, Any] = copied(state) if self.berth.is_here else state
+            state = {
+                "model": self.model.state_dict(),
+                "optimiser": self._optimiser.state_dict(),
+                **self._masters.state(),
+            }
+            is_mixed = bool(self._masters.made) and not isinstance(self.berth, AtHome)
+            found: dict[str, Any] = copied(state) if self.berth.is_here or is_mixed else state
         return {**found, "version": self.version}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -132,6 +154,7 @@ class Learner:
             self.berth.offload()
             self.model.load_state_dict(state["model"])
             self._optimiser.load_state_dict(copied(state["optimiser"]))  # else all of what was loaded stays with it
+            self._masters.restore(state.get("masters", ()))
             if was_here:
                 self.berth.load()
         self.version = state["version"]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rollmux.trainer.masters import Masters
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.settings import Warmup
 from rollmux.trainer.tasks import MadeTask, Task
@@ -28,15 +29,18 @@ def warm_up(model: Any, task: Task, settings: Warmup, seed: int, told: Callable[
     if not isinstance(task, MadeTask):
         return  # nothing to imitate: its job files have no such steps
     random = Random(derived(seed, "warm-up"))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=0.0)
+    masters = Masters(model)
+    optimiser = torch.optim.AdamW(masters.stepped, lr=settings.rate, weight_decay=0.0)
     for step in range(settings.steps):
         for group in optimiser.param_groups:
             group["lr"] = settings.rate * min(1.0, (step + 1) / RAMP, (settings.steps - step) / (settings.steps * FALL))
         shown = [_shown(task, random) for _ in range(settings.batch)]
         optimiser.zero_grad()
         loss = _backward(model, sorted(shown, key=lambda each: sum(map(len, each))))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        masters.take_gradients()
+        torch.nn.utils.clip_grad_norm_(masters.stepped, 1.0)
         optimiser.step()
+        masters.write_back()
         told(step, loss)
     optimiser.zero_grad()
 

@@ -3,7 +3,7 @@
 RollmuxError
 ├── WrongVersion      a token was drawn by other weights than those of this update; nothing was added
 ├── UntrainableModel  the model can't be scored exactly as it stands
-└── NotANumber        a log-probability or a ratio is not finite; its samples were not trained
+└── NotANumber        a log-probability, a ratio or the whole gradient is not finite; no weight was changed
 """
 
 from rollmux.errors import RollmuxError
@@ -18,4 +18,4 @@ class UntrainableModel(RollmuxError):
 
 
 class NotANumber(RollmuxError):
-    """The message names the groups."""
+    """The message names the groups, or the step."""
