@@ -60,6 +60,24 @@ def test_a_damaged_file_is_refused_and_the_message_says_what_to_do(tmp_path: Pat
     assert made.load(0, JOB)
 
 
+def test_a_file_of_which_the_disk_lost_bytes_is_refused(tmp_path: Path) -> None:
+    made, path = filled(tmp_path, 2), tmp_path / "step-000000001.pt"
+    content = bytearray(path.read_bytes())
+    at = content.index(state(1)["weights"].numpy().tobytes())
+    content[at : at + 4] = bytes(4)
+    path.write_bytes(content)
+    with pytest.raises(CheckpointRefused, match=r"step-000000001\.pt can't be read .* remove it"):
+        made.load(1, JOB)
+    assert made.load(0, JOB)
+
+
+def test_a_file_of_which_a_name_is_none_is_refused(tmp_path: Path) -> None:
+    made, path = filled(tmp_path, 1), tmp_path / "step-000000000.pt"
+    path.write_bytes(path.read_bytes().replace(b"data.pkl", b"dat\xff.pkl"))
+    with pytest.raises(CheckpointRefused, match="can't be read"):
+        made.load(0, JOB)
+
+
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     torch.save({"format": 99}, tmp_path / "step-000000000.pt")
     with pytest.raises(CheckpointRefused, match="format"):
@@ -80,10 +98,11 @@ def test_other_settings_are_refused_and_all_of_them_named(tmp_path: Path) -> Non
     assert "hidden" not in str(refused.value)
 
 
-def test_what_came_later_and_did_not_count_is_dropped(tmp_path: Path) -> None:
+def test_what_came_later_and_did_not_count_is_dropped_and_so_is_what_was_not_finished(tmp_path: Path) -> None:
     made = filled(tmp_path, 4)
+    (tmp_path / "step-000000009.unfinished").write_bytes(b"of a run that was killed")
     made.drop_after(2)
-    assert made.steps() == [2]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000002.pt"]
 
 
 def test_a_checkpoint_of_before_there_was_a_setting_is_of_its_default(tmp_path: Path) -> None:

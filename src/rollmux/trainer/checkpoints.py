@@ -1,7 +1,7 @@
 """Points to continue from, in a folder: whole files or none, the newest two.
 
 A file is written under another name, brought to the disk, and only then named. Two are kept, for a controller may not
-have heard of the newest. Invariant: whatever is named as a checkpoint is whole.
+have heard of the newest. Invariant: whatever is named as a checkpoint is whole, and one that is not any more is seen.
 """
 
 import os
@@ -10,7 +10,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, is_zipfile
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
@@ -19,6 +19,7 @@ from rollmux.trainer.settings import JobFile
 
 FORMAT = 2
 KEPT = 2
+UNFINISHED = ".unfinished"
 _NAME = re.compile(r"step-(\d{9})\.pt")
 
 
@@ -36,7 +37,7 @@ class Checkpoints:
     def save(self, step: int, job: dict[str, Any], state: dict[str, Any]) -> None:
         """`step` steps are done."""
         path = self._path(step)
-        unfinished = path.with_suffix(".unfinished")
+        unfinished = path.with_suffix(UNFINISHED)
         try:
             with unfinished.open("wb") as file:
                 torch.save({"format": FORMAT, "step": step, "job": job, "state": state}, file)
@@ -57,10 +58,9 @@ class Checkpoints:
         if not path.exists():
             raise CheckpointRefused(f"there is no checkpoint of step {step} in {self._folder}, only {self.steps()}")
         try:
-            if not is_zipfile(path):  # what torch reads else, it reads uncritically
-                raise BadZipFile("it is not whole")
+            _require_whole(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, OSError, BadZipFile, pickle.UnpicklingError) as error:
+        except (RuntimeError, EOFError, OSError, ValueError, BadZipFile, pickle.UnpicklingError) as error:
             remedy = "remove it to continue from the one before it"
             raise CheckpointRefused(f"{path} can't be read ({error}): {remedy}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -73,13 +73,23 @@ class Checkpoints:
         return state
 
     def drop_after(self, step: int) -> None:
-        """What came later did not count."""
+        """What came later did not count, nor does what was not finished."""
         for later in self.steps():
             if later > step:
                 self._path(later).unlink()
+        for unfinished in self._folder.glob(f"*{UNFINISHED}"):
+            unfinished.unlink()
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:09d}.pt"
+
+
+def _require_whole(path: Path) -> None:
+    """By the checksums in it, of which torch reads none; what is no such file it would read uncritically."""
+    with ZipFile(path) as parts:
+        lost = parts.testzip()
+    if lost is not None:
+        raise BadZipFile(f"bytes of {lost} are not those that were written")
 
 
 def _changed(then: dict[str, Any], now: dict[str, Any], unsaid: dict[str, Any], path: str = "job") -> list[str]:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -19,7 +21,7 @@ from transformers import (
 )
 
 from rollmux.trainer.sample import Sample
-from rollmux.trainer.update import GradientSum, Objective
+from rollmux.trainer.update import GradientSum, Objective, UntrainableModel
 from rollmux.trainer.update.scorer import Scorer
 from tests.trainer.update.naive import furthest, gradients, sharing
 
@@ -28,6 +30,7 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 1, "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None,
     "pad_token_id": None,
 }  # fmt: skip
+GPT2_SHAPE: dict[str, Any] = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 128}
 
 
 def made(name: str, **more: Any) -> Any:
@@ -37,7 +40,7 @@ def made(name: str, **more: Any) -> Any:
         "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE | more)),
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE | {"head_dim": 8} | more)),
         "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE | more)),
-        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=128)),
+        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2_SHAPE | more)),
     }
     return makes[name]().eval()  # GPT-2 drops out while it trains
 
@@ -71,6 +74,34 @@ def test_responses_that_share_a_row_score_what_they_score_alone(name: str, atten
     torch.testing.assert_close(together.now, apart.now, rtol=1e-4, atol=1e-5)
     assert torch.equal(together.owner, apart.owner)
     assert torch.equal(together.lengths, apart.lengths)
+
+
+def test_rows_that_are_longer_than_a_sample_need_no_more_places_than_it() -> None:
+    """What pads the shorter row stands as far behind as the longer row is long."""
+    groups = [drawn(30, 8, 9, 10), drawn(30, 5, 6, seed=1)]
+    scorer = Scorer(made("gpt2", n_positions=40))
+    apart = scorer([[sample] for group in groups for sample in group])
+    torch.testing.assert_close(scorer(groups).now, apart.now, rtol=1e-4, atol=1e-5)
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0}
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "dynamic", "factor": 4.0}, LONGROPE])
+def test_no_sample_is_so_long_that_its_positions_change_what_others_score(rope: dict[str, Any]) -> None:
+    rope = {"rope_theta": 10000.0, "original_max_position_embeddings": 32, **rope}
+    places = 128 if rope["rope_type"] == "longrope" else 32
+    scorer = Scorer(made("llama", rope_parameters=rope, max_position_embeddings=places))
+    short, most, longer = drawn(5, 6), drawn(20, 13, seed=1), drawn(20, 14, seed=2)
+    torch.testing.assert_close(scorer([short, most]).now[:6], scorer([short]).now, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UntrainableModel, match=r"beyond 32 .* set rollout\.max_length to 32"):
+        scorer([short, longer])
+
+
+def test_a_model_that_caps_its_logits_is_refused_though_none_is_large_yet() -> None:
+    config = Gemma2Config(**SHAPE | {"head_dim": 8}, final_logit_softcapping=30.0)
+    with pytest.raises(UntrainableModel, match="changes its logits after its head"):
+        Scorer(Gemma2ForCausalLM(config).eval())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

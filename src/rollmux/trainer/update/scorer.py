@@ -8,6 +8,7 @@ responses stand behind it one after the other, each in the places that it would 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from rollmux.trainer.sample import Sample
 from rollmux.trainer.update.errors import UntrainableModel
 
 PROBE_TOKENS = 8
+PROBE_LOGIT = 1e3  # beyond what any cap lets through
 # A pair's products are a few, and a token's many: so many times less is done of them in the same time.
 PAIR_IS_DEARER = 2.0
 _proved: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()  # with `pairs_per_token`
@@ -47,18 +49,28 @@ class Scorer:
             _prove_parts(model)
             _proved[model] = _pairs_per_token(model) if _shares(model) else 0.0
         self.pairs_per_token = _proved[model]
+        self._name, self._fixed_places = type(model).__name__, _fixed_places(model)
         self._body, self._head = _parts(model)
         self.vocabulary: int = self._head.weight.shape[0]
         self.device: torch.device = self._head.weight.device
 
     def __call__(self, rows: Rows) -> Scored:
         samples = [sample for row in rows for sample in row]
+        self._require_fixed_places(samples)
         lengths = torch.tensor([len(sample.tokens) for sample in samples])
         hidden = _hidden(self._body, rows, self.device, self._head.weight.dtype)
         now = _logprobs(self._head(hidden), self._tokens(samples))
         drawn = torch.tensor([value for sample in samples for value in sample.logprobs], dtype=now.dtype)
         owner = torch.repeat_interleave(torch.arange(len(samples)), lengths)
         return Scored(now, drawn.to(self.device), owner.to(self.device), lengths.to(self.device))
+
+    def _require_fixed_places(self, samples: Sequence[Sample]) -> None:
+        if max(sample.length for sample in samples) - 1 > self._fixed_places:
+            most = int(self._fixed_places)
+            raise UntrainableModel(
+                f"{self._name} turns all positions otherwise once one is beyond {most} (its rope_parameters), and a "
+                f"score would depend on the samples beside it: set rollout.max_length to {most}"
+            )
 
     def _tokens(self, samples: Sequence[Sample]) -> Tensor:
         return torch.tensor([token for sample in samples for token in sample.tokens], device=self.device)
@@ -101,6 +113,7 @@ def _apart(rows: Rows, starts: Sequence[Sequence[int]], width: int, dtype: torch
         for owner, (start, end) in enumerate(zip(starts[number], starts[number][1:], strict=False), 1):
             whose[number, start:end] = owner
             places[number, start:end] -= start - prompt
+        places[number, starts[number][-1] :] = 0  # what pads: a model may have no place so far behind
     sees = (whose[:, None, :] == whose[:, :, None]) | (whose[:, None, :] == 0)
     sees &= torch.ones(width, width, dtype=torch.bool).tril()
     mask = torch.zeros(sees.shape, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
@@ -134,8 +147,21 @@ def _prove_parts(model: Any) -> None:
     with torch.no_grad():
         apart = head(body(input_ids=ids, use_cache=False).last_hidden_state)
         whole = model(input_ids=ids, use_cache=False).logits
-    if not torch.allclose(apart.float(), whole.float(), rtol=1e-3, atol=1e-3, equal_nan=True):
-        raise UntrainableModel(f"{type(model).__name__} changes its logits after its head: no such model is known")
+        large = torch.linspace(-PROBE_LOGIT, PROBE_LOGIT, apart.shape[-1], dtype=apart.dtype, device=apart.device)
+        with head.register_forward_hook(lambda *told: large.expand_as(apart)):
+            beyond = model(input_ids=ids, use_cache=False).logits
+    for one, other in ((apart, whole), (large.expand_as(apart), beyond)):
+        if not torch.allclose(one.float(), other.float(), rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise UntrainableModel(f"{type(model).__name__} changes its logits after its head: no such model is known")
+
+
+def _fixed_places(model: Any) -> float:
+    """How many have rotary positions whatever the longest of a pass is."""
+    said = getattr(model.config, "rope_parameters", None) or {}
+    each_layers = [each for each in (said, *said.values()) if isinstance(each, dict)]
+    growing = [each for each in each_layers if each.get("rope_type") in ("dynamic", "longrope")]
+    known = "original_max_position_embeddings"
+    return min((each.get(known) or model.config.max_position_embeddings for each in growing), default=inf)
 
 
 def _shares(model: Any) -> bool:
