@@ -126,6 +126,8 @@ def test_the_program_is_the_last_block_or_all_of_it(response: str, source: str) 
         ({"function": "scores"}, "function_task.function"),
         ({"function": "scores:listed", "arguments": {"response": 1}}, "arguments"),
         ({"function": "nowhere_at_all:f"}, "function"),
+        ({"function": "json.nowhere_at_all:f"}, "function"),
+        ({"function": "json.decoder.JSONDecoder:f"}, "function"),
         ({"function": ".scores:f"}, "function"),
         ({"function": "my scores:f"}, "function"),
         ({"asserts": "assert (("}, "asserts"),
@@ -143,6 +145,18 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(line: Mapping[str, An
     found = problems(lines({"answer": "1"}, line, {"answer": "2"}))
     assert f"line 2: {told}" in found
     assert all(path.startswith("line 2: ") for path in found)
+
+
+def test_modules_of_packages_are_found_and_none_is_imported(tmp_path: Path) -> None:
+    for place in ("mine_pack/deep", "mine_bare/bare"):
+        (tmp_path / place).mkdir(parents=True)
+    for file in ("mine_pack/__init__.py", "mine_pack/deep/__init__.py", "mine_pack/deep/f.py", "mine_bare/bare/f.py"):
+        (tmp_path / file).write_text("raise SystemExit")
+    functions = ("mine_pack:f", "mine_pack.deep.f:f", "mine_bare.bare.f:f", "os.path:join")
+    found = [{"function": each} for each in functions]
+    assert len(read_questions(lines(*found), "mine", str(tmp_path))) == 4
+    with pytest.raises(InvalidSpec, match=r"line 5: function = 'mine_pack\.f:f'.*put mine_pack/f\.py beside the file"):
+        read_questions(lines(*found, {"function": "mine_pack.f:f"}), "mine", str(tmp_path))
 
 
 def test_of_a_file_that_is_wrong_throughout_the_first_lines_are_told() -> None:
@@ -208,15 +222,25 @@ def test_a_model_that_was_not_taught_to_talk_reads_a_prompt_as_it_stands(folder:
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
     (tmp_path / "config.json").write_bytes((Path(folder) / "config.json").read_bytes())
-    path = written(tmp_path / "mine.jsonl", {"answer": 1, "prompt": "5? "})
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b"\n" + lines({"answer": 1, "prompt": "5? "}))
     plain = Pretrained(str(tmp_path))
     assert Questions(path, "", plain).prompt(0) == "5? "
     with pytest.raises(NotTaught, match="no chat template"):
         Questions(path, "Count.", plain).prompt(0)
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(NotTaught, match=r"turns of system, user: no system role"):
+    with pytest.raises(NotTaught, match=r"line 2 of the questions: .* turns of system, user: no system role"):
         Questions(path, "Count.", Pretrained(str(tmp_path))).prompt(0)
+
+
+def test_a_model_whose_responses_would_never_end_is_refused(folder: str, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_bytes((Path(folder) / "config.json").read_bytes())
+    with pytest.raises(NotTaught, match="no end token"):
+        Pretrained(str(tmp_path))
 
 
 def test_a_file_as_windows_writes_it_is_the_same(folder: str, tmp_path: Path) -> None:
@@ -232,6 +256,18 @@ def test_another_function_beside_the_file_is_another_task(folder: str, tmp_path:
         (tmp_path / "beside_mine.py").write_text(f"def f(response):\n    return {value}\n")
         digests.append(Questions(path, "", Pretrained(folder)).digest)
     assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize("file", ["beside_pack/__init__.py", "beside_pack/scores.py"])
+def test_and_so_is_another_package_of_functions(file: str, folder: str, tmp_path: Path) -> None:
+    (tmp_path / "beside_pack").mkdir()
+    path, digests = written(tmp_path / "mine.jsonl", {"function": "beside_pack.scores:f"}), set[str]()
+    for name in ("beside_pack/__init__.py", "beside_pack/scores.py"):
+        (tmp_path / name).write_text("def f(response):\n    return 1\n")
+    for value in (1, 2):
+        (tmp_path / file).write_text(f"def f(response):\n    return {value}\n")
+        digests.add(Questions(path, "", Pretrained(folder)).digest)
+    assert len(digests) == 2
 
 
 def scored(task: Questions, responses: Sequence[str], **rewards: Any) -> list[Reward]:

@@ -21,6 +21,11 @@ class Pretrained:
         if not any((place / name).is_file() for name in TOKENIZER_FILES):
             raise ModelMissing(f"the model in {folder!r} has no tokenizer, and this task is put in words")
         self._tokenizer = AutoTokenizer.from_pretrained(place)
+        if self._tokenizer.eos_token_id is None:
+            remedy = "name its eos_token in tokenizer_config.json, or take another"
+            raise NotTaught(
+                f"the model in {folder!r} has no end token, and no response would come to its end: {remedy}"
+            )
         self.vocabulary = len(self._tokenizer)
         self.end: str = self._tokenizer.eos_token
         self.end_tokens = (int(self._tokenizer.eos_token_id),)

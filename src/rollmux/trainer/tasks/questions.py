@@ -8,7 +8,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from hashlib import sha256
 from importlib.machinery import PathFinder
@@ -24,6 +24,7 @@ from rollmux.protocol.plain_json import read_object
 from rollmux.runtime.rewards import KINDS, Case, CodeTask, FunctionTask, JudgeTask, MathsTask
 from rollmux.runtime.rewards import Task as Asked
 from rollmux.runtime.sandbox import Program
+from rollmux.trainer.errors import NotTaught
 from rollmux.trainer.tasks.pretrained import Pretrained
 from rollmux.trainer.tasks.task import Needs
 
@@ -67,6 +68,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 class Question:
     """What is asked, and what makes of a response that which a pool scores."""
 
+    line: str  # its name
     said: tuple[tuple[str, str], ...]  # roles and what they say
     asked: Callable[[str], Asked]
 
@@ -79,7 +81,7 @@ class Questions:
         self.tokenizer = tokenizer
         before = (("system", system),) if system else ()
         self._questions = [
-            Question(each.said if each.said[0][0] == "system" else (*before, *each.said), each.asked)
+            each if each.said[0][0] == "system" else replace(each, said=(*before, *each.said))
             for each in read_questions(content, str(path), folder)
         ]
         samples = [each.asked("") for each in self._questions]
@@ -91,7 +93,11 @@ class Questions:
         return len(self._questions)
 
     def prompt(self, number: int) -> str:
-        return self.tokenizer.talk(self._questions[number].said)
+        question = self._questions[number]
+        try:
+            return self.tokenizer.talk(question.said)
+        except NotTaught as error:
+            raise NotTaught(f"{question.line} of the questions: {error}") from error
 
     def asked(self, number: int, response: str) -> Asked:
         return self._questions[number].asked(response.removesuffix(self.tokenizer.end))
@@ -110,9 +116,14 @@ def _module(task: FunctionTask) -> str:
 
 
 def _beside(modules: Sequence[str], folder: Path) -> list[bytes]:
-    """The text of those that lie beside the file: another function is another reward."""
-    files = [folder / f"{module.replace('.', '/')}.py" for module in modules]
+    """The text of those beside the file, and of the packages they are in: another function is another reward."""
+    files = dict.fromkeys(file for module in modules for file in _files(folder, module.split(".")))
     return [file.read_bytes() for file in files if file.is_file()]
+
+
+def _files(folder: Path, parts: Sequence[str]) -> list[Path]:
+    packages = [folder.joinpath(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1)]
+    return [*packages, folder.joinpath(*parts).with_suffix(".py")]
 
 
 def read_questions(content: bytes, subject: str, folder: str = "") -> list[Question]:
@@ -147,7 +158,7 @@ def _question(content: bytes, problem_name: str, folder: str) -> Question:
         raise _wrong("prompt", line.prompt, "a text, or turns of which the last is the user's", "ask something")
     asked = _asked(line, said[-1][1], problem_name)
     _require_askable(asked(""), folder)
-    return Question(said, asked)
+    return Question(problem_name, said, asked)
 
 
 def _require_askable(task: Asked, folder: str) -> None:
@@ -162,11 +173,27 @@ def _require_askable(task: Asked, folder: str) -> None:
                 raise _wrong("asserts", asserts, "at least one assert", "say what must hold")
         case FunctionTask(function=function):
             module = _module(task)
-            if not _MODULE.fullmatch(module) or PathFinder.find_spec(module.split(".")[0], [*sys.path, folder]) is None:
-                raise _wrong("function", function, "a module that can be found", f"put {module}.py beside the file")
+            if not _MODULE.fullmatch(module) or not _is_there(module, folder):
+                remedy = f"put {module.replace('.', '/')}.py beside the file"
+                raise _wrong("function", function, "a module that can be found", remedy)
         case JudgeTask(template=template):
             if "response" not in {name for _, name, _, _ in Formatter().parse(template)}:
                 raise _wrong("judge", template, "a text with {response}", "show the judge what it judges")
+
+
+def _is_there(module: str, folder: str) -> bool:
+    """Nothing is imported for that, so no package either."""
+    places: Sequence[str] | None = [*sys.path, folder]
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        try:
+            found = None if places is None else PathFinder.find_spec(".".join(parts[:depth]), places)
+        except KeyError:  # a folder without a file of its own, in another: its import alone can tell
+            return True
+        if found is None:
+            return module in sys.modules  # such as os.path, whose package is none
+        places = found.submodule_search_locations
+    return True
 
 
 def _require_one_way(line: _Line) -> None:
