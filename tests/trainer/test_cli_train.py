@@ -1,18 +1,23 @@
 """`rollmux train`: what it prints, what it refuses."""
 
 import json
+import os
 import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from rollmux.cli import app
+from rollmux.cli import train as train_module
+from rollmux.trainer.job import LOCK
 from rollmux.trainer.metrics import METRICS
-from tests.trainer.jobs import TINY, left_behind
+from tests.trainer.jobs import TINY, left_behind, tiny
 
 runner = CliRunner()
 
@@ -115,6 +120,56 @@ def test_a_checkpoint_without_room_is_told_and_the_run_goes_on_from_the_one_befo
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step-000000000.pt"]
     assert runner.invoke(app, [*call, str(tmp_path / "out")]).exit_code == 0
     assert left_behind(tmp_path / "out") == left_behind(tmp_path / "whole")
+
+
+def test_a_step_whose_line_has_no_room_is_told_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ["train", job(tmp_path), "--steps", "1", "--resume", "--out", str(tmp_path / "out")]
+
+    real = os.fsync
+
+    def full(handle: int) -> None:
+        if os.readlink(f"/proc/self/fd/{handle}").endswith(METRICS):
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        done = runner.invoke(app, call)
+    assert done.exit_code == 1, done.output
+    assert re.search(r"Error: .*metrics\.jsonl can't be written .*No space left.* continue with --resume", done.stderr)
+    assert runner.invoke(app, call).exit_code == 0
+
+
+def test_what_the_system_refuses_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "out" / LOCK).mkdir(parents=True)
+    done = runner.invoke(app, ["train", job(tmp_path), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1, done.output
+    assert done.stderr == f"Error: {tmp_path / 'out' / LOCK}: Is a directory\n"
+
+
+def test_a_model_without_weights_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    path = job(tmp_path, model={"path": str(tmp_path)})
+    done = runner.invoke(app, ["train", path, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1, done.output
+    assert re.match(r"Error: the model in .* can't be loaded \(.*\): give model\.path a whole one", done.stderr)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_bar_is_drawn_while_there_is_a_warm_up_and_no_longer(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = StringIO()
+    screen = Console(file=shown, force_terminal=True)
+    monkeypatch.setattr(train_module, "Console", lambda **told: screen)
+    with train_module._bar(tiny(warmup={"steps": steps}), shown=True) as warmed_up:
+        drawn = []
+        for step in range(steps):
+            warmed_up(step, 1.0)
+            drawn.append(bool(screen._live_stack))
+        assert drawn == [True, True, False][:steps]
+        assert not screen._live_stack
+    assert ("warm-up" in shown.getvalue()) == bool(steps)
 
 
 def test_a_line_that_is_of_no_step_is_named(tmp_path: Path) -> None:

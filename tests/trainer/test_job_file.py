@@ -1,11 +1,16 @@
 """A training job's file is read strictly: every problem at once, each with its path."""
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollmux.errors import InvalidSpec
 from rollmux.packer import Race
+from rollmux.protocol import plain_yaml
 from rollmux.trainer.job_file import read_job, read_job_file
 from rollmux.trainer.settings import JobFile
 
@@ -103,6 +108,23 @@ def test_a_file_that_is_no_mapping_is_refused(content: object) -> None:
 def test_sync_launches_what_is_wanted_and_lets_nobody_race() -> None:
     terms = read_job({"batching": {"mode": "sync", "eta_prompts": 2.0}}).batching.terms
     assert (terms.eta_prompts, terms.eta_responses, terms.race) == (1.0, 1.0, Race.NONE)
+
+
+@pytest.mark.parametrize("said", ["2e-05", "2e-5", "2E-5", "0.2e-4", "2.0e-05", "0.00002"])
+def test_a_number_may_be_written_as_json_writes_it(said: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"name: '{said}'\noptimiser: {{rate: {said}}}\n")
+    job = read_job_file(tmp_path / "job.yaml")
+    assert (job.optimiser.rate, job.name) == (2e-5, said)
+
+
+@given(st.floats(0.0, 10.0))
+def test_what_json_writes_of_a_number_is_that_number(number: float) -> None:
+    assert yaml.load(json.dumps({"rate": number}), plain_yaml._Loader) == {"rate": number}
+
+
+@pytest.mark.parametrize("text", ["1e", "e5", "1e5x", "-e5", "1_0e5", "01e5", "1e5 m", "0x1e5", "v1e5", "1.e5", ".1e5"])
+def test_what_is_no_number_of_json_is_what_it_was(text: str) -> None:
+    assert yaml.load(f"a: {text}", plain_yaml._Loader) == yaml.safe_load(f"a: {text}")
 
 
 def test_whole_numbers_may_stand_for_numbers_and_numbers_not_for_whole_ones() -> None:

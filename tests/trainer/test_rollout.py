@@ -5,12 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 from time import sleep
+from typing import Any
 
 import pytest
 import torch
 
-from rollmux.packer import RoundKind
+from rollmux.packer import Account, Prompt, Request, RoundKind
+from rollmux.runtime.rewards import Status
 from rollmux.trainer.errors import RolloutStuck
+from rollmux.trainer.metrics import _open
 from rollmux.trainer.parts import Parts
 from rollmux.trainer.rollout import Rolled, Rollout
 from rollmux.trainer.sample import Sample
@@ -101,6 +104,21 @@ def test_prompts_that_lost_their_race_are_trained_later_and_every_epoch_is_accou
     assert made.rollout.batcher.accounts()[0].trained == 20
 
 
+def test_what_a_step_tells_of_its_epochs_is_looked_for_once() -> None:
+    class Looked(dict[int, Account]):
+        times = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.times += 1
+            return super().__iter__()
+
+    waits, over = Account(drawn=2, trained=1), Account(drawn=1, trained=1)
+    accounts = Looked({0: over, 1: waits, **dict.fromkeys(range(2, 50), over)})
+    assert set(_open(accounts)) == {1, 48, 49}
+    assert accounts.times <= 2
+    assert not _open({})
+
+
 @pytest.mark.parametrize("race", ["rewarded", "none"])
 def test_a_task_that_nobody_can_do_ends_its_rounds_though_prompts_without_differences_are_replaced(race: str) -> None:
     made = parts(tiny(objective={"algorithm": "dapo"}, batching={"race": race}))
@@ -108,6 +126,15 @@ def test_a_task_that_nobody_can_do_ends_its_rounds_though_prompts_without_differ
     for rolled in rounds(made, 2):
         assert len(rolled.batch.prompts) == 3
         assert len(rolled.batch.filtered) == 30
+
+
+@pytest.mark.parametrize("value", [float("nan"), None, "1", 2e9, 10**400], ids=lambda value: repr(value)[:5])
+def test_what_is_no_score_is_a_failure_and_no_reward(value: Any) -> None:
+    direct = Direct(lambda number, response: value)
+    direct.submit(Request(0, Prompt(0, 1), 0), "so")
+    (found,) = direct.collect(wait=False)
+    assert found.reward.status is Status.ERROR
+    assert "no score: return a number from -1e+09 to 1e+09" in found.reward.detail
 
 
 def test_engines_are_called_by_one_thread_at_a_time_whoever_moves_them_off() -> None:

@@ -26,8 +26,13 @@ def refusals() -> Iterator[None]:
     except BrokenPipeError:
         raise  # who reads has enough
     except OSError as error:
-        where = "" if error.filename is None else f"{error.filename}: "
-        raise typer.BadParameter(where + (error.strerror or str(error))) from error
+        raise typer.BadParameter(why_not(error)) from error
+
+
+def why_not(error: OSError) -> str:
+    """What the system says, of which file."""
+    where = "" if error.filename is None else f"{error.filename}: "
+    return where + (error.strerror or str(error))
 
 
 def require_name(what: str, name: str, known: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rollmux.cli.outputs import console
-from rollmux.cli.refusals import refusals
+from rollmux.cli.refusals import refusals, why_not
 from rollmux.client import connect
 from rollmux.errors import InvalidSpec, RollmuxError
 from rollmux.trainer.job_file import read_job_file
@@ -50,6 +50,11 @@ def train(
     except RollmuxError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
+    except BrokenPipeError:
+        raise  # who reads has enough
+    except OSError as error:
+        typer.echo(f"Error: {why_not(error)}", err=True)
+        raise typer.Exit(1) from error
     if found is not None and not as_json:
         typer.echo("\n".join([*in_words(found), f"Written: {out}"]))
 
@@ -66,15 +71,20 @@ def _as_json(step: int, found: "Record") -> None:
 
 @contextmanager
 def _bar(settings: JobFile, shown: bool) -> Iterator["WarmedUp"]:
-    """How far the warm-up is, where somebody looks on."""
+    """How far the warm-up is, where there is one and somebody looks on."""
     screen = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not (shown and screen.is_terminal)) as bar:
-        task = bar.add_task("warm-up", total=settings.warmup.steps)
+    bar = Progress(*columns, console=screen, transient=True, disable=not (shown and screen.is_terminal))
+    task = bar.add_task("warm-up", total=settings.warmup.steps)
 
-        def warmed_up(step: int, loss: float) -> None:
-            bar.update(task, completed=step + 1, description=f"warm-up, loss {loss:.2f}")
-            if step + 1 == settings.warmup.steps:
-                bar.stop()
+    def warmed_up(step: int, loss: float) -> None:
+        bar.update(task, completed=step + 1, description=f"warm-up, loss {loss:.2f}")
+        if step + 1 < settings.warmup.steps:
+            bar.start()
+        else:
+            bar.stop()
 
+    try:
         yield warmed_up
+    finally:
+        bar.stop()

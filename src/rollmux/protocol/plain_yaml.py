@@ -1,5 +1,6 @@
 """YAML files as plain data. No key may be there twice: YAML would keep the last one in silence."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ class _Loader(yaml.SafeLoader):
                     raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+# JSON's numbers are YAML's since 1.2; what reads 1.1 takes 2e-05 for a text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?[eE][-+]?\d+\Z", re.ASCII), list("-0123456789")
+)
 
 
 def read_plain(path: Path, subject: str) -> object:

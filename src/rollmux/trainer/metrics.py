@@ -52,7 +52,8 @@ def record(step: int, rolled: Rolled, update: Stats, accounts: Mapping[int, Acco
 
 def _open(accounts: Mapping[int, Account]) -> Mapping[int, Account]:
     """The newest two epochs and those of which prompts wait: the others were told, and stay as they are."""
-    return {epoch: each for epoch, each in accounts.items() if each.waiting or epoch >= max(accounts) - 1}
+    newest = max(accounts, default=0)
+    return {epoch: each for epoch, each in accounts.items() if each.waiting or epoch >= newest - 1}
 
 
 class Metrics:
@@ -79,10 +80,16 @@ class Metrics:
             tracker(step, {**found, "seconds": dict(seconds)})
 
     def _append(self, name: str, line: Record) -> None:
-        with self._files[name].open("ab") as file:
-            file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        path = self._files[name]
+        try:
+            with path.open("ab") as file:
+                file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise CheckpointRefused(
+                f"{path} can't be written ({error}): make room, and continue with --resume"
+            ) from error
 
 
 def _step_of(line: bytes, path: Path) -> int:

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from rollmux.trainer.errors import ModelMissing
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.settings import Model
 from rollmux.trainer.tasks.pretrained import model_folder
@@ -21,7 +22,11 @@ def build_model(settings: Model, vocabulary: int, max_length: int, seed: int) ->
 
 
 def _loaded(settings: Model) -> Any:
-    return AutoModelForCausalLM.from_pretrained(model_folder(settings.path))
+    try:
+        return AutoModelForCausalLM.from_pretrained(model_folder(settings.path))
+    except OSError as error:
+        remedy = "give model.path a whole one, as `rollmux model fetch` makes one"
+        raise ModelMissing(f"the model in {settings.path!r} can't be loaded ({error}): {remedy}") from error
 
 
 def _from_scratch(settings: Model, vocabulary: int, max_length: int, seed: int) -> Any:

@@ -6,11 +6,11 @@ beside the rollout are asked by `pooled.Pooled`.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Protocol
 
 from rollmux.packer import Request
 from rollmux.runtime.rewards import Reward, Status
+from rollmux.runtime.rewards.functions import scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,6 @@ class Direct:
 
     def _scored(self, request: Request, response: str) -> Reward:
         try:
-            score = self._reward(int(request.prompt.id), response)
+            return scored(self._reward(int(request.prompt.id), response), 0.0, 0.0)
         except Exception as error:  # noqa: BLE001 - a task's code may raise anything; that is no zero
             return Reward(Status.ERROR, None, f"{type(error).__name__}: {error}")
-        if not isfinite(score):
-            return Reward(Status.ERROR, None, f"{score} is no score: return a finite number")
-        return Reward(Status.SCORE, score)

@@ -74,6 +74,9 @@ def test_coroutines_are_awaited_within_their_cap(pooled: Pooled) -> None:
     async def bad() -> float:
         raise KeyError("no")
 
+    async def huge() -> float:
+        return 10**400
+
     async def endless() -> float:
         await asyncio.sleep(1000)
         return 1.0
@@ -93,6 +96,7 @@ def test_coroutines_are_awaited_within_their_cap(pooled: Pooled) -> None:
     assert pooled.score(AsyncTask(calls_itself_off)).status is Status.ERROR
     assert pooled.score(AsyncTask(good)).value == 0.75
     assert pooled.score(AsyncTask(bad)).status is Status.ERROR
+    assert "no score" in pooled.score(AsyncTask(huge)).detail
     assert pooled.score(AsyncTask(endless)).status is Status.TIMEOUT
 
 

@@ -8,6 +8,7 @@ import inspect
 import json
 import socket
 from importlib import import_module
+from math import inf, nan
 from numbers import Real
 from typing import Any
 
@@ -73,8 +74,12 @@ async def _value(task: AsyncTask) -> object:
 
 def scored(value: object, cpu_s: float, wall_s: float) -> Reward:
     """Numbers of other libraries are numbers too."""
-    if isinstance(value, Real) and -MOST <= float(value) <= MOST:
-        return Reward(Status.SCORE, float(value), "", cpu_s, wall_s)
+    try:
+        number = float(value) if isinstance(value, Real) else nan
+    except OverflowError:
+        number = inf
+    if -MOST <= number <= MOST:
+        return Reward(Status.SCORE, number, "", cpu_s, wall_s)
     told = f"{value!r} is no score: return a number from {-MOST:g} to {MOST:g}"
     return Reward(Status.ERROR, None, told, cpu_s, wall_s)
 
