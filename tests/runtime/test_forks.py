@@ -89,6 +89,16 @@ def test_it_is_ended_though_what_it_is_a_fork_of_stands_still(busy: Fork) -> Non
         os.kill(server, signal.SIGCONT)
 
 
+def test_a_terminal_s_interrupt_is_left_to_whoever_began_it() -> None:
+    fork = begun(adds_up, name="adds up")
+    for _ in range(2):
+        fork.pipe.send([torch.ones(3)])
+        assert fork.pipe.recv() == 3.0
+        os.kill(fork.pid, signal.SIGINT)
+    fork.end(60.0)
+    assert not lives(fork.pid)
+
+
 def test_one_that_was_killed_has_ended() -> None:
     fork = begun(adds_up, name="adds up")
     os.kill(fork.pid, signal.SIGKILL)

@@ -73,7 +73,7 @@ def begun(serve: Callable[..., None], *told: Any, name: str) -> Fork:
         context.set_forkserver_preload([_FIRST, *heavy])
         for left in reversed(range(_TRIES)):
             here, there = context.Pipe()
-            process = context.Process(target=serve, args=(*told, there), name=name, daemon=True)
+            process = context.Process(target=_undisturbed, args=(serve, *told, there), name=name, daemon=True)
             try:
                 process.start()
                 return Fork(process, here)
@@ -85,3 +85,9 @@ def begun(serve: Callable[..., None], *told: Any, name: str) -> Fork:
             finally:
                 there.close()
     raise AssertionError("the last try returns or raises")
+
+
+def _undisturbed(serve: Callable[..., None], *told: Any) -> None:
+    """A terminal's Ctrl-C is sent to every process there: who began this one hears it, and closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(*told)
