@@ -60,7 +60,7 @@ class Learner:
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
         )
-        self.berth = berth_of(device, "learner", lambda: [model, moments(self._optimiser), self._masters.made])
+        self.berth = berth_of(device, "learner", lambda: [model, moments(self._optimiser), self._masters.tensors])
 
     # -- the state of the train phase: while it is on its nodes, they are this job's -----------------------------------
 
@@ -143,7 +143,7 @@ class Learner:
                 "optimiser": self._optimiser.state_dict(),
                 **self._masters.state(),
             }
-            is_mixed = bool(self._masters.made) and not isinstance(self.berth, AtHome)
+            is_mixed = bool(self._masters.tensors) and not isinstance(self.berth, AtHome)
             found: dict[str, Any] = copied(state) if self.berth.is_here or is_mixed else state
         return {**found, "version": self.version}
 

@@ -10,30 +10,31 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rollmux.trainer.device import copied
-
 PRECISE = torch.float32
 
 
 class Masters:
-    """Made from the weights with the first step: until then a model may be written."""
+    """They take over the weights with the first step: until then a model may be written."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.stepped = [_unmade(each) if _is_narrow(each) else each for each in model.parameters()]
+        self.stepped = [_beside(each) if _is_narrow(each) else each for each in model.parameters()]
         pairs = zip(model.parameters(), self.stepped, strict=True)
         self._pairs = [(weight, master) for weight, master in pairs if master is not weight]
+        self._are_right = False
 
     @property
-    def made(self) -> list[Tensor]:
-        return [master for _, master in self._pairs if master.numel()]
+    def tensors(self) -> list[Tensor]:
+        return [master for _, master in self._pairs]
 
+    @torch.no_grad()
     def take_gradients(self) -> None:
         """They are the masters' from now on, and none of them is the model's."""
         for weight, master in self._pairs:
-            if not master.numel():
-                master.data = weight.detach().to(PRECISE)
+            if not self._are_right:
+                master.copy_(weight)
             master.grad = None if weight.grad is None else weight.grad.to(PRECISE)
             weight.grad = None
+        self._are_right = True
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -42,18 +43,20 @@ class Masters:
             weight.copy_(master)
 
     def state(self) -> dict[str, list[Tensor]]:
-        """Of a checkpoint; nothing where there are none."""
-        return {"masters": [each.detach() for each in self.made]} if self.made else {}
+        """Of a checkpoint; nothing where they have nothing to tell."""
+        return {"masters": [each.detach() for each in self.tensors]} if self._pairs and self._are_right else {}
 
+    @torch.no_grad()
     def restore(self, found: Sequence[Tensor]) -> None:
-        """Without any they are made from the weights, with the next step."""
-        for place, (weight, master) in enumerate(self._pairs):
-            master.data = copied(found[place]) if found else _unmade(weight).data
+        """Without any they take over the weights, with the next step."""
+        for master, value in zip(self.tensors, found, strict=False):
+            master.copy_(value)
+        self._are_right = bool(found)
 
 
 def _is_narrow(weight: nn.Parameter) -> bool:
     return weight.requires_grad and weight.is_floating_point() and weight.dtype.itemsize < PRECISE.itemsize
 
 
-def _unmade(weight: Tensor) -> nn.Parameter:
-    return nn.Parameter(torch.empty(0, dtype=PRECISE, device=weight.device))
+def _beside(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(weight, dtype=PRECISE, requires_grad=False))
