@@ -483,6 +483,44 @@ def test_a_rank_hears_at_once_that_another_has_given_the_phase_up() -> None:
     assert world.ended("a") == "finished"
 
 
+@pytest.mark.parametrize("done", [1, 2])
+def test_ranks_that_are_done_move_off_what_they_were_let_keep_where_others_are_to_pause(done: int) -> None:
+    world, crowd, begun, told, short_done = World(), Crowd(), Event(), Event(), Event()
+    data = long_job()
+    both = [world.connect(data, rank=rank, processes=2) for rank in (0, 1)]
+    work, engine = Work(both[0]), Engine()
+
+    def roll() -> None:
+        with both[0].phase("rollout", state=Engine()):
+            begun.set()
+            if done == 2:
+                assert told.wait(3.0)
+            else:
+                work.run(short_done.is_set)
+
+    def finish() -> None:
+        with both[1].phase("rollout", state=engine):
+            assert begun.wait(3.0)
+
+    def hurry() -> None:
+        with world.connect(short_job()) as other, other.phase("rollout"):
+            assert not engine.here
+            short_done.set()
+
+    if done == 2:
+        both[0].runtime_hook("pause")(told.set)
+    crowd.start(roll)
+    crowd.start(finish)
+    soon(lambda: world.said("long", Said.FINISHED))
+    assert engine.here  # nobody was pinned beside it when it began
+    crowd.start(hurry)
+    soon(short_done.is_set)
+    crowd.join()
+    assert world.record("long").progress.rolled == 1
+    for mux in both:
+        mux.close()
+
+
 def test_ranks_pause_together_and_one_whose_work_was_done_has_nothing_left_to_do() -> None:
     world, crowd, begun, short_done = World(), Crowd(), Event(), Event()
     data = long_job()

@@ -71,6 +71,36 @@ def test_a_holder_may_finish_instead_of_pausing() -> None:
     world.ignores(ev.PhasePaused("long", pause.epoch))
 
 
+def is_pausing_what_began_alone() -> tuple[World, cmd.Pause]:
+    """The short job comes when the long one has rolled out for ten seconds, with nobody beside it."""
+    world = World()
+    world.run(long_job())
+    assert world.begin("long", ROLLOUT).keep
+    world.now += 10.0
+    world.run(short_job())
+    assert len(world.machine.state.groups) == 1
+    (pause,) = world.ask("short", ROLLOUT)
+    assert isinstance(pause, cmd.Pause)
+    return world, pause
+
+
+def test_a_phase_that_began_alone_pauses_for_a_neighbour_that_came_since() -> None:
+    world, pause = is_pausing_what_began_alone()
+    (grant,) = world.tell(ev.PhasePaused("long", pause.epoch), 2.0)
+    assert isinstance(grant, cmd.Grant)
+    assert grant.lease.job_id == "short"
+
+
+def test_one_that_began_alone_and_finishes_instead_moves_its_state_off_before_anybody_gets_its_nodes() -> None:
+    world, pause = is_pausing_what_began_alone()
+    (offload,) = world.tell(ev.PhaseFinished("long", pause.epoch), 1.0)
+    assert offload == cmd.Offload("long", pause.epoch, ("rollout-0",))
+    assert world.record("long").progress.rolled == 1
+    (grant,) = world.tell(ev.PhaseOffloaded("long", pause.epoch), 1.0)
+    assert isinstance(grant, cmd.Grant)
+    assert grant.lease.job_id == "short"
+
+
 def test_only_who_was_asked_may_pause() -> None:
     world = both_run()
     epoch = world.machine.state.ledger.epoch

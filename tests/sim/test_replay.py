@@ -313,6 +313,18 @@ def test_moving_state_off_for_a_newcomer_is_a_switch_too() -> None:
     assert switches[:3] == [(0.0, 3.0, "rollout-0"), (103.0, 106.0, "train-0"), (150.0, 152.0, "rollout-0")]
 
 
+@pytest.mark.parametrize("offload_s", [0.0, 2.0])
+def test_a_newcomer_does_not_wait_out_a_phase_that_began_alone_and_may_pause(offload_s: float) -> None:
+    long = JobSpec("long", PhaseSpec(600.0, 1, offload_s=offload_s, pause_s=0.0), PhaseSpec(300.0, 1), 2.0)
+    short = JobSpec("short", PhaseSpec(10.0, 2), PhaseSpec(10.0, 1), 3.0)
+    jobs = Workload("two", (Arrival(0.0, 9000.0, long), Arrival(3.0, 100.0, short)))
+    outcome = replay(jobs, "rollmux", HISTORY)
+    assert outcome.jobs[0].group == outcome.jobs[1].group
+    assert outcome.slo_attainment == 1
+    work_s = sum(s.end_s - s.start_s for s in outcome.spans if (s.job, s.kind) == ("long", "rollout"))
+    assert work_s == pytest.approx(10 * 600.0)
+
+
 def test_a_tail_makes_room_for_the_next_rollout() -> None:
     tail = Tail(100, 20, bulk_s=50.0, move_s=5.0)
     spec = replace(job("a", 100.0, 20.0, slo=4.0, nodes=(2, 1)), tail=tail, elastic_rollout=True)

@@ -95,7 +95,9 @@ class Heart(Thread):
         link = self.link
         with link.lock:
             stayed = held.epoch in link.finished or held.epoch == link.parked.get(held.kind, (0,))[0]
-        return held.state == "offloading" or (stayed and held.keep and (held.state == "fenced" or bool(held.given_up)))
+        return held.state == "offloading" or (
+            stayed and held.keep and (held.state in ("fenced", "pausing") or bool(held.given_up))
+        )
 
     def _start(self, work: Callable[[], None], of: str) -> None:
         Thread(target=self._free, args=(work, of), name="rollmux-offload", daemon=True).start()

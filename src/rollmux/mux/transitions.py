@@ -68,6 +68,7 @@ PHASES: dict[tuple[Phase, On], Phase] = {
     (Phase.PAUSING, On.PROGRESS): Phase.PAUSING,
     (Phase.PAUSING, On.PAUSED): Phase.WAITING,
     (Phase.PAUSING, On.FINISH): Phase.IDLE,
+    (Phase.PAUSING, On.PARK): Phase.PARKED,
     (Phase.PAUSING, On.FAIL): Phase.IDLE,
     (Phase.PAUSING, On.EXPIRE): Phase.FENCED,
     (Phase.SHRINKING, On.PROGRESS): Phase.SHRINKING,

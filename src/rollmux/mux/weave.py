@@ -266,7 +266,7 @@ class Weave:
         lane = self._lane_of(event.epoch, event.job_id)
         if lane is None or lane.state in (Phase.PARKED, Phase.OFFLOADING):
             return None  # late or repeated
-        parks = lane.keep and (lane.state is Phase.RUNNING or lane.state is Phase.GRANTED)
+        parks = lane.keep and lane.state in _MAY_PARK
         following = next_phase(lane.state, On.PARK if parks else On.FINISH, lane)
         if lane.state is not Phase.FENCED:  # what was done without a lease does not count
             worked_s = lane.worked_s + (0.0 if lane.started_at is None else now - lane.started_at)
@@ -275,7 +275,7 @@ class Weave:
         if following is Phase.PARKED:
             lane.state = following
             lane.deadline = inf
-            lane.pause = None
+            lane.pause, lane.pausing = None, False
             self._forget_tail(lane)
             if not lane.alone:
                 self._evict(now, lane, out)
@@ -373,8 +373,12 @@ class Weave:
         """Who is pinned beside whom has changed: state may stay on nodes only where nobody else is pinned."""
         self._count_neighbours()
         for lane in self.turns.claims:
-            if lane.state is Phase.PARKED and not lane.alone:
+            if lane.alone:
+                continue
+            if lane.state is Phase.PARKED:
                 self._evict(now, lane, out)
+            elif self.urgent and lane.keep and (lane.state is Phase.RUNNING or lane.state is Phase.GRANTED):
+                lane.pause = lane.can_pause  # granted while it was alone: its neighbours count on its pauses
 
     def _count_neighbours(self) -> None:
         pinned = Counter(node for lane in self.turns.claims for node in lane.nodes)
@@ -403,6 +407,8 @@ class Weave:
 def _is_overdue(lane: Lane, now: float) -> bool:
     return lane.state is Phase.FENCED and lane.deadline <= now
 
+
+_MAY_PARK = frozenset({Phase.GRANTED, Phase.RUNNING, Phase.PAUSING})
 
 _RENEWABLE = frozenset({Phase.GRANTED, Phase.RUNNING, Phase.PAUSING, Phase.SHRINKING, Phase.TAIL})
 

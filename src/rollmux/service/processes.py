@@ -268,6 +268,8 @@ class Processes:
                 self._controller.order(job_id)
             if lane is None or (len(heard) >= live.submission.processes and _is_said(lane, heard)):
                 counts = next(each for each in _BY_ALL if each in heard.values())
+                if counts is Said.OFFLOADED and lane is not None and lane.state is Phase.PAUSING:
+                    counts = Said.FINISHED  # all were done before they could pause
                 if counts is not Said.FINISHED or not _may_lie_there(lane):
                     self._controller.tell(now, _BY_ALL[counts](job_id, epoch))
                 live.said[epoch] = {} if counts is not Said.SHRUNK else _gone(heard)

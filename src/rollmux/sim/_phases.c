@@ -674,6 +674,8 @@ act_of(Phases *self, PyObject *actor, PyObject *lease, double now)
         PyObject *pause = SLOT(phase, PhaseSpec_pause_s);
         if (before) {
             double again_s = real(SLOT(phase, PhaseSpec_load_s)) + (pause == Py_None ? 0.0 : real(pause));
+            if (SLOT(SLOT(before, Act_lease), Lease_keep) == Py_True && SLOT(lease, Lease_keep) != Py_True)
+                again_s += real(SLOT(phase, PhaseSpec_offload_s)); /* it was to stay on the nodes */
             double left = real(SLOT(before, Act_left)) + again_s * held;
             act = new_act(lease, left, SLOT(before, Act_bulk), nodes, now, SLOT(before, Act_takes_s), 1);
             if (act && PyDict_DelItem(SLOT(actor, Actor_paused), kind))

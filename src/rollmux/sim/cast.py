@@ -306,6 +306,8 @@ class Cast:
         if lease.resumed:
             phase, before = job.phase(kind), actor.paused.pop(kind)
             again_s = phase.load_s + (phase.pause_s or 0.0)
+            if before.lease.keep and not lease.keep:
+                again_s += phase.offload_s  # it was to stay on the nodes
             left = before.left + again_s * len(lease.nodes)
             act = Act(lease, left, before.bulk, lease.nodes, self.now, before.takes_s, resumed=True)
             actor.acts[epoch] = act
@@ -384,7 +386,8 @@ class Cast:
             if actor.acts.pop(command.epoch, None) is not act:
                 return
             if self.observer is not None and self.now > began_s:
-                self.observer.used(act.lease, command.nodes, began_s, self.now, first=False, last=True)
+                last = replace(act.lease, keep=False)
+                self.observer.used(last, command.nodes, began_s, self.now, first=False, last=True)
             actor.paused[act.lease.kind] = act
             self.tell(ev.PhasePaused(command.job_id, command.epoch))
 
