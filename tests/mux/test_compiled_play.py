@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmux.mux import compiled
+from rollmux.mux import urgent_play as urgent_module
 from rollmux.mux.compiled import RULES, fastest, found_in_c
 from rollmux.mux.order import Pause
 from rollmux.mux.play import MAX_TURNS, JobPlay, Played
@@ -66,6 +67,15 @@ def test_both_give_the_same_to_the_last_bit(seed: int) -> None:
 
 
 @if_compiled
+@pytest.mark.parametrize("most", [2, 20, 300])
+def test_both_are_cut_short_alike(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(urgent_module, "MOST_ITERATIONS", most)
+    monkeypatch.setattr(sys.modules[__name__], "RULES", (*RULES[:-1], most))
+    for seed in range(40):
+        require_the_same(seed)
+
+
+@if_compiled
 def test_the_same_holds_where_lines_are_counted() -> None:
     for seed in range(200):
         require_the_same(seed)
@@ -111,7 +121,7 @@ def test_what_is_not_for_it_is_left_to_python(jobs: tuple[JobPlay, ...]) -> None
 def test_a_play_longer_than_quotients_are_exact_for_is_left_to_python() -> None:
     assert in_c is not None
     slow = JOB._replace(rollout_ms=2**36, aim_ms=2**36)
-    assert in_c((slow, slow), 10_000, (1e12, 1e12), (*RULES[:3], 1e9, 2, -1.0, 10_000, 10_000)) is None
+    assert in_c((slow, slow), 10_000, (1e12, 1e12), (*RULES[:3], 1e9, 2, -1.0, 10_000, 10_000, 100_000)) is None
 
 
 def test_who_asks_for_the_fastest_gets_an_answer_from_one_of_them() -> None:

@@ -7,6 +7,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rollmux.mux import forecast as forecast_module
+from rollmux.mux import play as play_module
+from rollmux.mux import quick_play as quick_module
+from rollmux.mux import urgent_play as urgent_module
 from rollmux.mux.forecast import TOLERANCE, Forecaster, Taken, Trial, closed_form, likely_s
 from rollmux.mux.group import Group
 from rollmux.mux.job import JobSpec, PhaseSpec
@@ -184,6 +187,37 @@ def test_the_urgent_play_gives_what_the_play_gives_to_the_millisecond(jobs: tupl
 def test_the_quick_play_gives_what_the_play_gives_where_nothing_repeats(seed: int) -> None:
     for jobs in drifting(seed, 10):
         assert quick_play(jobs) == play(jobs, Order.FIFO)
+
+
+@pytest.fixture
+def few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (play_module, quick_module, urgent_module):
+        monkeypatch.setattr(module, "MOST_ITERATIONS", 300)
+
+
+@pytest.mark.usefixtures("few_iterations")
+@pytest.mark.parametrize("share", [("r", "other"), ("other", "t")])
+@pytest.mark.parametrize("limits_ms", [None, (300.0, 1.5e9)])
+def test_a_job_next_to_which_another_is_too_short_to_be_played_is_taken_to_be_late(
+    share: tuple[str, str], limits_ms: tuple[float, float] | None
+) -> None:
+    jobs = (plain(10, 10, *share), plain(500_000_000, 500_000_000))
+    pausing = tuple(job._replace(rollout_pause=Pause(0, 1), train_pause=Pause(0, 1)) for job in jobs)
+    for found in (
+        quick_play(jobs, limits_ms=limits_ms),
+        urgent_play(pausing, limits_ms=limits_ms),
+        play(jobs, Order.FIFO, limits_ms=limits_ms),
+    ):
+        assert not found.exact
+        assert found.iteration_s[1] >= (1_000_000 if limits_ms is None else 2 * 1_500_000)
+
+
+@pytest.mark.usefixtures("few_iterations")
+@settings(max_examples=examples(100))
+@given(jobs=plain_jobs("ab", "xy"))
+def test_plays_that_are_cut_short_agree_to_the_millisecond(jobs: tuple[JobPlay, ...]) -> None:
+    assert quick_play(jobs) == play(jobs, Order.FIFO)
+    assert urgent_play(jobs) == play(jobs, Order.URGENCY)
 
 
 @given(jobs=any_plays(), order=ORDERS)
@@ -394,9 +428,9 @@ def test_memory_is_bounded_and_loses_first_what_was_not_asked_for_lately(monkeyp
     monkeypatch.setattr(forecast_module, "MEMO_LIMIT", 6)
     played: list[tuple[JobPlay, ...]] = []
 
-    def counted(jobs: tuple[JobPlay, ...], order: Order) -> object:
+    def counted(jobs: tuple[JobPlay, ...], order: Order, limits_ms: tuple[float, ...] | None) -> object:
         played.append(jobs)
-        return play(jobs, order)
+        return play(jobs, order, limits_ms=limits_ms)
 
     monkeypatch.setattr(forecast_module, "play", counted)
     forecaster = Forecaster()

@@ -28,7 +28,7 @@ typedef struct {
 
 typedef struct {
     double aim, hopeless, clear;
-    long debt, patience, trial_turns, hopeless_from, clear_from;
+    long debt, patience, trial_turns, hopeless_from, clear_from, most_iterations;
 } Rules;
 
 /* What was seen at the end of a turn. */
@@ -487,11 +487,25 @@ answer(const double *paces, int jobs, int exact)
     return found ? Py_BuildValue("(NO)", found, exact ? Py_True : Py_False) : NULL;
 }
 
+/* After as many iterations as may be played. */
+static PyObject *
+cut_short(Play *play, int64_t now_ms, int slowest, const double *limits_ms, double *paces)
+{
+    double least_ms = (double)play->solo[slowest];
+    for (int i = 0; i < play->jobs; i++)
+        paces[i] = cautious(&play->done[i], 0, now_ms);
+    if (limits_ms && 2 * limits_ms[slowest] > least_ms)
+        least_ms = 2 * limits_ms[slowest];
+    if (least_ms / 1000 > paces[slowest])
+        paces[slowest] = least_ms / 1000;
+    return answer(paces, play->jobs, 0);
+}
+
 static PyObject *
 run(Play *play, long max_turns, const double *limits_ms, int any_hurried, const Rules *rules, double *paces)
 {
     int slowest = 0, roams = 0, turned = 0, hopeless = -1;
-    long turns = -1, clear_from = any_hurried ? rules->trial_turns : rules->clear_from;
+    long turns = -1, to_play = rules->most_iterations, clear_from = any_hurried ? rules->trial_turns : rules->clear_from;
     int64_t now = 0;
     double late = 0.0, late_before = 0.0;
     for (int i = 0; i < play->jobs; i++) {
@@ -582,6 +596,8 @@ run(Play *play, long max_turns, const double *limits_ms, int any_hurried, const 
             play->due[i] = begin;
             if (complete(done, now_ms) < 0)
                 return PyErr_NoMemory();
+            if (--to_play <= 0)
+                return cut_short(play, now_ms, slowest, limits_ms, paces);
             turned |= i == slowest;
         }
         request(play, code, begin - play->before_due[code], play->takes[code], now);
@@ -611,9 +627,9 @@ urgent_play(PyObject *module, PyObject *args)
     double *paces = NULL, *limits_ms = NULL;
     int any_hurried = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!lO(dlldldll)", &PyTuple_Type, &jobs, &max_turns, &limits, &rules.aim, &rules.debt,
+    if (!PyArg_ParseTuple(args, "O!lO(dlldldlll)", &PyTuple_Type, &jobs, &max_turns, &limits, &rules.aim, &rules.debt,
                           &rules.patience, &rules.hopeless, &rules.hopeless_from, &rules.clear, &rules.clear_from,
-                          &rules.trial_turns))
+                          &rules.trial_turns, &rules.most_iterations))
         return NULL;
     if (limits != Py_None && (!PyTuple_Check(limits) || PyTuple_GET_SIZE(limits) != PyTuple_GET_SIZE(jobs))) {
         PyErr_SetString(PyExc_ValueError, "a play takes a limit for each job, or none at all");

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from importlib import import_module
 
 from rollmux.mux.order import AIM, DEBT, PATIENCE
-from rollmux.mux.play import JobPlay, Played
+from rollmux.mux.play import MOST_ITERATIONS, JobPlay, Played
 from rollmux.mux.urgent_play import CLEAR, CLEAR_FROM, HOPELESS, HOPELESS_FROM, TRIAL_TURNS, urgent_play
 
 Jobs = tuple[JobPlay, ...]
-Rules = tuple[float, int, int, float, int, float, int, int]
+Rules = tuple[float, int, int, float, int, float, int, int, int]
 InC = Callable[[Jobs, int, tuple[float, ...] | None, Rules], tuple[tuple[float, ...], bool] | None]
 UrgentPlay = Callable[[Jobs, int, tuple[float, ...] | None], Played]
 
 # In the order in which the module in C takes them: each is written down once, where it is explained.
-RULES: Rules = (AIM, DEBT, PATIENCE, HOPELESS, HOPELESS_FROM, CLEAR, CLEAR_FROM, TRIAL_TURNS)
+RULES: Rules = (AIM, DEBT, PATIENCE, HOPELESS, HOPELESS_FROM, CLEAR, CLEAR_FROM, TRIAL_TURNS, MOST_ITERATIONS)
 
 
 def found_in_c() -> InC | None:

@@ -175,7 +175,7 @@ TOLERANCE = 1e-9
 
 def _quickest(jobs: tuple[JobPlay, ...], order: Order, limits_ms: tuple[float, ...] | None) -> Played:
     if not is_plain(jobs, order):
-        return play(jobs, order)
+        return play(jobs, order, limits_ms=limits_ms)
     if order is Order.URGENCY:
         return fastest_play(jobs, MAX_TURNS if limits_ms is None else TRIAL_TURNS, limits_ms)
     return quick_play(jobs, limits_ms=limits_ms)

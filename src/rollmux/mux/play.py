@@ -15,6 +15,10 @@ from rollmux.mux.order import Claim, Order, Pause, Turns, next_due, turns_for
 # (no shared bottleneck) may take very long: after this many turns the mean of the second half is taken.
 MAX_TURNS = 32
 
+# Where one job's iterations are some thousand times as long as another's, turns bound nothing: no more iterations of
+# all jobs than these are played. A play of the shipped workloads takes up to some two thousand.
+MOST_ITERATIONS = 50_000
+
 # Where phases vary there is no cycle: so many turns of every job are played, of which the first tenth is not counted,
 # and none beyond what all would take if each made ten times as many. Of groups of three jobs whose phases vary by 30 %
 # one mean in twenty is still 8 % off after 60 turns, 4 % after 120.
@@ -57,9 +61,17 @@ class Played(NamedTuple):
     exact: bool
 
 
-def play(jobs: tuple[JobPlay, ...], order: Order, max_turns: int = MAX_TURNS) -> Played:
-    """Each job's steady iteration time when all start together, in the order given."""
-    return _Play(jobs, order).run(max_turns)
+def play(
+    jobs: tuple[JobPlay, ...],
+    order: Order,
+    max_turns: int = MAX_TURNS,
+    limits_ms: tuple[float, ...] | None = None,
+) -> Played:
+    """Each job's steady iteration time when all start together, in the order given.
+
+    Limits matter only where it would take too long to know whether they are met.
+    """
+    return _Play(jobs, order).run(max_turns, limits_ms)
 
 
 def varied_play(
@@ -106,6 +118,7 @@ class _Play:
         "rollouts",
         "started",
         "tails",
+        "to_play",
         "trained",
         "trains",
         "turns",
@@ -130,9 +143,10 @@ class _Play:
         self.rolled = [0] * len(jobs)  # rollouts done
         self.trained = [0] * len(jobs)  # trainings asked for
         self.done: list[list[int]] = [[] for _ in jobs]  # when each iteration was complete
+        self.to_play = MOST_ITERATIONS - len(jobs)  # the common start counts as one, as in quicker plays
         self.due = [job.aim_ms for job in jobs]  # when the iteration under way is due
 
-    def run(self, max_turns: int) -> Played:
+    def run(self, max_turns: int, limits_ms: tuple[float, ...] | None = None) -> Played:
         solo = [job.rollout_ms + job.train_ms + job.sync_ms for job in self.jobs]
         slowest = solo.index(max(solo))
         seen: dict[object, tuple[int, list[int]]] = {}
@@ -145,6 +159,8 @@ class _Play:
             while heap and heap[0][0] == now:
                 _, job, kind = heappop(heap)
                 self._happen(job, kind)
+                if self.to_play <= 0:
+                    return cut_short([[0, *times] for times in done], now, slowest, solo[slowest], limits_ms)
             if len(done[slowest]) > turns:
                 turns = len(done[slowest])
                 state = self._state()
@@ -183,6 +199,7 @@ class _Play:
 
     def _synced(self, job: int) -> None:
         self.done[job].append(self.now)
+        self.to_play -= 1
         if self.urgent:
             self.due[job] = next_due(self.due[job], self.now, self.jobs[job].aim_ms)
 
@@ -344,6 +361,16 @@ class _VariedPlay(_Play):
 def lasting(times: list[int], now: int) -> list[int]:
     """Completions, two at least: those of a job that others keep waiting may still be to come."""
     return times if len(times) > 1 else [*(times or [0]), now]
+
+
+def cut_short(
+    done: list[list[int]], now: int, slowest: int, solo_ms: int, limits_ms: tuple[float, ...] | None
+) -> Played:
+    """Iteration times after as many as may be played: nobody knows whether the slowest job keeps up, so it does not."""
+    means = cautious_means([lasting(times, now) for times in done])
+    least_ms = solo_ms if limits_ms is None else max(solo_ms, 2 * limits_ms[slowest])
+    means[slowest] = max(means[slowest], least_ms / 1000)
+    return Played(tuple(means), exact=False)
 
 
 def cautious_mean(done: list[list[int]]) -> Played:

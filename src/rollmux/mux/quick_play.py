@@ -5,7 +5,7 @@ give what `play` gives, to the last millisecond: tests/mux/test_forecast.py hold
 """
 
 from rollmux.mux.order import Order
-from rollmux.mux.play import MAX_TURNS, JobPlay, Played, cautious_mean
+from rollmux.mux.play import MAX_TURNS, MOST_ITERATIONS, JobPlay, Played, cautious_mean, cut_short
 
 WAITING = 1 << 62  # later than anything that happens
 
@@ -46,7 +46,7 @@ def quick_play(
     solo = [job.rollout_ms + job.train_ms + job.sync_ms for job in jobs]
     slowest = solo.index(max(solo))
     seen: dict[object, tuple[int, list[int]]] = {}
-    turns = -1
+    turns, to_play = -1, MOST_ITERATIONS
     while turns < max_turns:
         now = min(next_at)
         i = next_at.index(now)
@@ -63,6 +63,9 @@ def quick_play(
         if not ends[at_step]:
             continue
         done[i].append(now)
+        to_play -= 1
+        if to_play <= 0:
+            return cut_short(done, now, slowest, solo[slowest], limits_ms)
         if i != slowest:
             continue
         turns += 1

@@ -6,7 +6,16 @@ It must give what `play` gives, to the last millisecond: tests/mux/test_forecast
 from bisect import insort
 
 from rollmux.mux.order import AIM, DEBT, PATIENCE, Pause
-from rollmux.mux.play import MAX_TURNS, JobPlay, Played, cautious_mean, cautious_means, lasting
+from rollmux.mux.play import (
+    MAX_TURNS,
+    MOST_ITERATIONS,
+    JobPlay,
+    Played,
+    cautious_mean,
+    cautious_means,
+    cut_short,
+    lasting,
+)
 from rollmux.mux.roaming_lines import RoamingLines
 
 # The steps of a job, in the last two bits of their codes. A rollout or training that pauses does so in a step apart.
@@ -82,7 +91,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
         roaming = RoamingLines(lines_of, pauses, low_bits, PAUSING, agenda, ends, left, pausing)
         roamed = {id(line) for of in lines_of if len(of) > 1 for line in of}
         meets = [bool(of) and id(of[0]) in roamed for of in lines_of]
-    turns, now, turned = -1, 0, False
+    turns, now, turned, to_play = -1, 0, False, MOST_ITERATIONS
     late = late_before = 0.0  # by how many iterations anybody was late, in this turn and in the one before
     hopeless = -1
     while True:
@@ -164,6 +173,9 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
                 begin = aim[i] + (begin if begin > oldest else oldest)
             due[i] = begin
             done[i].append(now >> low_bits)
+            to_play -= 1
+            if to_play <= 0:
+                return cut_short(done, now >> low_bits, slowest, solo[slowest], limits_ms)
             if i == slowest:
                 turned = True
             begin -= before_due[code]
