@@ -74,10 +74,9 @@ class Progress:
         self.recent_s += RECENT_PART * (iteration_s - self.recent_s)
         self.slowest_s = max(self.slowest_s, iteration_s)
 
-    @property
-    def slowdown(self) -> float | None:
-        """Time taken over active time, so far: the slowdown that the SLO limits. None before the first iteration."""
-        return self.elapsed_s / self.active_s if self.active_s else None
+    def slowdown(self, job: JobSpec) -> float | None:
+        """Time taken over time alone: what the SLO of this job limits. None before the first iteration."""
+        return self.elapsed_s / (self.active_s * job.overlap) if self.active_s else None
 
 
 class Lane(Claim):

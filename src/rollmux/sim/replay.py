@@ -171,8 +171,7 @@ def _job_outcome(arrival: Arrival, cast: Cast, books: Books) -> JobOutcome:
     ended_s = cast.ended.get(name, arrival.at_s)  # a job that is refused is over at once
     iterations, solo_s = cast.done(name), arrival.job.solo_s
     if iterations and name in cast.active_s:
-        job = arrival.job
-        solo_s *= cast.active_s[name] / iterations / (job.rollout.planned_s + job.train.planned_s + job.sync_s)
+        solo_s = cast.active_s[name] / iterations * arrival.job.overlap
     iteration_s = cast.iteration_s(name) if iterations else None
     first = books.first.get(name)
     return JobOutcome(

@@ -58,7 +58,8 @@ class Account(msgspec.Struct):
     def follow(self, record: JobRecord, cluster: Cluster) -> None:
         """What the record says now."""
         job = record.job
-        self.done, self.iterations, self.slowdown = record.progress.synced, job.iterations, record.progress.slowdown
+        self.done, self.iterations = record.progress.synced, job.iterations
+        self.slowdown = record.progress.slowdown(job)
         self.solo_s, self.alone_usd_per_hour, self.slo = job.solo_s, job.usd_per_hour(cluster), job.slo
 
 
