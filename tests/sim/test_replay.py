@@ -122,6 +122,13 @@ def test_a_part_of_an_iteration_at_the_end_of_a_life_slows_nobody(fidelity: Fide
     assert each.slowdown == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_rollouts_ahead_of_the_last_sync_are_no_work_of_finished_iterations(staleness: int) -> None:
+    ahead = JobSpec("a", PhaseSpec(100.0, 1), PhaseSpec(300.0, 1), 1.5, staleness=staleness)
+    (one,) = replay(Workload("one", (Arrival(0.0, 450.0, ahead),)), "solo", LIFETIMES).jobs
+    assert (one.iterations, one.solo_s, one.iteration_s) == (1, pytest.approx(ahead.solo_s), pytest.approx(400.0))
+
+
 def test_a_job_may_go_while_it_starts_or_before_it_has_a_place() -> None:
     short, longer = Arrival(0.0, 10.0, job("a")), Arrival(0.0, 500.0, job("b"))
     outcome = replay(Workload("w", (short, longer)), "solo", replace(LIFETIMES, launch_s=100.0, cluster=fixed(1, 1)))

@@ -17,7 +17,7 @@
 #define SLOTS(X)                                                                                                       \
     X(Act, lease) X(Act, left) X(Act, bulk) X(Act, nodes) X(Act, since) X(Act, takes_s) X(Act, resumed)                \
     X(Act, ends_at) X(Act, fresh)                                                                                      \
-    X(Actor, active_s) X(Actor, acts) X(Actor, asked) X(Actor, attempt) X(Actor, job) X(Actor, kept)                   \
+    X(Actor, active_s) X(Actor, acts) X(Actor, ahead_s) X(Actor, asked) X(Actor, attempt) X(Actor, job) X(Actor, kept)                   \
     X(Actor, paused) X(Actor, rank) X(Actor, rolled) X(Actor, synced) X(Actor, trained)                                \
     X(End, cast) X(End, actor) X(End, act) X(End, at)                                                                  \
     X(Lease, job_id) X(Lease, attempt) X(Lease, kind) X(Lease, iteration) X(Lease, epoch) X(Lease, nodes)              \
@@ -991,8 +991,21 @@ count(Phases *self, PyObject *actor, PyObject *act, double now)
     PyObject **done = kind == is.ROLLOUT ? &SLOT(actor, Actor_rolled)
                       : kind == is.TRAIN ? &SLOT(actor, Actor_trained)
                                          : &SLOT(actor, Actor_synced);
-    double active_s = real(SLOT(actor, Actor_active_s)) + real(SLOT(act, Act_takes_s));
-    if (put_real(&SLOT(actor, Actor_active_s), active_s) || put_whole(done, whole(*done) + 1))
+    PyObject *ahead = SLOT(actor, Actor_ahead_s);
+    double takes_s = real(SLOT(act, Act_takes_s));
+    if (put_whole(done, whole(*done) + 1))
+        return -1;
+    if (kind == is.ROLLOUT) /* it is of an iteration that may be synced long after */
+        return PyList_Append(ahead, SLOT(act, Act_takes_s));
+    if (kind == is.TRAIN) {
+        if (!PyList_GET_SIZE(ahead))
+            return missing("what is trained was not rolled out");
+        takes_s = real(PyList_GET_ITEM(ahead, 0)) + takes_s;
+        if (PyList_SetSlice(ahead, 0, 1, NULL))
+            return -1;
+    }
+    double active_s = real(SLOT(actor, Actor_active_s)) + takes_s;
+    if (put_real(&SLOT(actor, Actor_active_s), active_s))
         return -1;
     if (kind != is.SYNC)
         return 0;

@@ -81,14 +81,28 @@ class Act:
 class Actor:
     """One attempt of a job: what it has done, asked for, and is doing."""
 
-    __slots__ = ("active_s", "acts", "asked", "attempt", "job", "kept", "paused", "rank", "rolled", "synced", "trained")
+    __slots__ = (
+        "active_s",
+        "acts",
+        "ahead_s",
+        "asked",
+        "attempt",
+        "job",
+        "kept",
+        "paused",
+        "rank",
+        "rolled",
+        "synced",
+        "trained",
+    )
 
     def __init__(self, job: JobSpec, rank: int, attempt: int, synced: int) -> None:
         self.job, self.rank, self.attempt = job, rank, attempt
         self.rolled = self.trained = self.synced = synced
         self.asked = dict.fromkeys(PhaseKind, synced)
         self.acts: dict[int, Act] = {}
-        self.active_s = 0.0  # in phases since the last sync
+        self.active_s = 0.0  # in phases of the iteration that is to be synced next, once it is trained
+        self.ahead_s: list[float] = []  # in rollouts that are not trained yet, the next first
         self.kept: dict[PhaseKind, cmd.Lease] = {}  # the latest whose state may stay on the nodes
         self.paused: dict[PhaseKind, Act] = {}
 
@@ -348,12 +362,14 @@ class Cast:
         job_id, kind = actor.job.id, act.lease.kind
         del actor.acts[act.lease.epoch]
         self._used(act, last=True)
-        actor.active_s += act.takes_s
         if kind is _ROLLOUT:
+            actor.ahead_s.append(act.takes_s)
             actor.rolled += 1
         elif kind is _TRAIN:
+            actor.active_s += actor.ahead_s.pop(0) + act.takes_s
             actor.trained += 1
         else:
+            actor.active_s += act.takes_s
             actor.synced += 1
             self.completed[job_id].append(self.now)
             self.active_s[job_id] = self.active_s.get(job_id, 0.0) + actor.active_s
