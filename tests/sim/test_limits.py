@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmux.mux.forecast import Forecaster
@@ -21,8 +21,11 @@ from rollmux.sim.limits import (
     whole_nodes,
     workload_bound_usd,
 )
+from rollmux.sim.replay import Fidelity, Settings, replay
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 from tests.builders import ROLLOUT_USD, SHARED_CLUSTER, TRAIN_USD, any_jobs, groups_of, job, snapshot, strict_jobs
+from tests.sim import worlds
+from tests.thorough import examples
 
 PAIR_USD = ROLLOUT_USD + TRAIN_USD
 
@@ -108,6 +111,24 @@ def test_groups_of_a_limited_size_hold_nodes_that_they_can_not_fill() -> None:
     assert workload_bound_usd(workload, PAPER_CLUSTER) == pytest.approx(fluid_usd(workload, PAPER_CLUSTER), rel=1e-3)
     with_groups = workload_bound_usd(workload, PAPER_CLUSTER, 5)
     assert with_groups == pytest.approx(1000 * (9 * ROLLOUT_USD + 2 * TRAIN_USD), rel=1e-3)
+
+
+@settings(max_examples=examples(60))
+@given(jobs=worlds.workloads(most_nodes=(3, 4)), policy=st.sampled_from([*worlds.PHASED, "rollmux"]))
+def test_no_policy_that_meets_all_slos_costs_less_than_the_bound(jobs: Workload, policy: str) -> None:
+    outcome = replay(jobs, policy, Settings(fidelity=Fidelity.PACE))
+    if outcome.slo_attainment == 1:
+        assert workload_bound_usd(jobs, PAPER_CLUSTER) <= outcome.usd_total * (1 + 1e-9)
+
+
+def test_a_job_that_is_trained_on_fewer_nodes_than_it_wants_holds_no_more() -> None:
+    jobs = job("a", 200, 47, slo=1.2), job("b", 50, 10, slo=5.0, nodes=(3, 4))
+    workload = Workload(
+        "two", tuple(Arrival(0.0, n * each.solo_s, each) for each, n in zip(jobs, (200, 100), strict=True))
+    )
+    outcome = replay(workload, "paper")
+    assert outcome.slo_attainment == 1
+    assert workload_bound_usd(workload, PAPER_CLUSTER) <= outcome.usd_total
 
 
 @given(group=groups_of(any_jobs(most_nodes=(2, 2), most_gb=400), nodes=("r0 r1 r2", "t0 t1 t2")))

@@ -117,6 +117,7 @@ def fewest_nodes(works: Sequence[Work], pool: Pool, max_group: int | None = None
         ceil(time * (1 - FORGIVEN)),
         _crowded_nodes(shares, counts),
         _apart_nodes(works, pool),
+        max(counts),
         _held_nodes(works, pool, max_group),
     )
 
@@ -167,10 +168,10 @@ def _apart_nodes(works: Sequence[Work], pool: Pool) -> int:
 
 
 def _held_nodes(works: Sequence[Work], pool: Pool, max_group: int | None) -> int:
-    """Nodes that the jobs hold whether they run or wait: for their state, and for groups of a limited size."""
+    """Nodes that the jobs hold whether they run or wait, however few they train on (`paper` takes what a group has)."""
     room = pool.node_type.room_bytes
     state = sum(job.phase(kind).resident_bytes * job.phase(kind).nodes for job, kind in works)
-    widest = max((job.phase(kind).nodes for job, kind in works), default=0)
+    widest = max((job.phase(kind).nodes if kind is ROLLOUT else 1 for job, kind in works), default=0)
     groups = -(-len({job.id for job, _ in works}) // max_group) if max_group else 0
     return max(-(-state // room), widest, groups)
 
