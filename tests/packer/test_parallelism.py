@@ -102,6 +102,7 @@ def test_no_smaller_size_is_chosen_while_preemptions_rise(
     fits_now = size in dict(choice.predicted)
     if fits_now:
         assert not choice.size < size < choice.by_preemptions
+        assert choice.size >= size or not planner.state()["risen"]
     if choice.ground is Ground.DISAGREEMENT:
         assert choice.size == size != choice.by_prediction
 
@@ -158,6 +159,13 @@ def test_preemptions_veto_a_prediction_that_points_the_other_way() -> None:
     assert planner.choose([RoundLoad(16, (50,))]).size == 1
 
 
+def test_the_largest_size_is_not_left_for_a_smaller_one_either_while_preemptions_rise() -> None:
+    largest = SETTINGS.sizes[-1]
+    profile = DecodeRates(1, 10**6, 0.1, 0.0, 0.0, 1e9), DecodeRates(largest, 10**6, 1.0, 0.0, 0.0, 1e9)
+    choice = told(ParallelismPlanner(SETTINGS, profile, largest), 100, 106).choose([RoundLoad(16, (50,))])
+    assert (choice.size, choice.ground, choice.by_prediction) == (largest, Ground.DISAGREEMENT, 1)
+
+
 def test_quiet_rounds_do_not_keep_a_larger_size_from_being_chosen_where_it_is_faster() -> None:
     profile = DecodeRates(1, 10**6, 1.0, 0.0, 0.0, 1e9), DecodeRates(2, 10**6, 0.1, 0.0, 0.0, 1e9)
     planner = told(ParallelismPlanner(SETTINGS, profile, 1), 0, 0, 0, 0, 0)
@@ -202,8 +210,11 @@ def test_a_planner_refuses_sizes_that_its_settings_do_not_allow() -> None:
         "planner.rates[0].size",
         "planner.rates[2].size",
     ]
+    planner = told(ParallelismPlanner(SETTINGS), 10, 20)
+    before = planner.state()
     with pytest.raises(InvalidSpec):
-        ParallelismPlanner(SETTINGS).resized(3)
+        planner.resized(3)
+    assert planner.state() == before
     with pytest.raises(InvalidSpec):
         ParallelismPlanner(SETTINGS).observe(-1, short=True)
 

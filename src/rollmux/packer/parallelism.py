@@ -86,13 +86,13 @@ class ParallelismPlanner:
         self._last_short: int | None = None
         self._risen = False
         self._quiet = 0
-        self._check(rates)
+        self._check(self.size, rates)
 
-    def _check(self, rates: Sequence[DecodeRates]) -> None:
+    def _check(self, size: int, rates: Sequence[DecodeRates]) -> None:
         checks, sizes = Checks("planner"), self.settings.sizes
         limit = f"one of {', '.join(map(str, sizes))}"
-        if self.size not in sizes:
-            checks.report("size", self.size, limit, "begin with a size that the settings allow")
+        if size not in sizes:
+            checks.report("size", size, limit, "begin with a size that the settings allow")
         for place, each in enumerate(rates):
             if each.size not in sizes or self._rates[each.size] is not each:
                 checks.report(f"rates[{place}].size", each.size, f"{limit}, each once", "leave these rates out")
@@ -111,8 +111,8 @@ class ParallelismPlanner:
     def resized(self, size: int) -> None:
         """The rollout now runs with this size: preemptions with the old one say nothing about it."""
         if size != self.size:
+            self._check(size, ())
             self.size, self._last_short, self._risen, self._quiet = size, None, False, 0
-            self._check(())
 
     def choose(self, ahead: Sequence[RoundLoad] = ()) -> SizeChoice:
         """The size for the first of the rounds ahead; they are the horizon over which a resize must pay.
@@ -125,7 +125,7 @@ class ParallelismPlanner:
         if not table:
             return SizeChoice(asked, Ground.PREEMPTIONS, asked)
         best, saving_s = self._cheapest(table)
-        if best < self.size < asked and self.size in table[0]:
+        if best < self.size and self._risen and self.size in table[0]:
             return SizeChoice(self.size, Ground.DISAGREEMENT, asked, best, 0.0, tuple(table[0].items()))
         return SizeChoice(best, Ground.PREDICTION, asked, best, saving_s, tuple(table[0].items()))
 
