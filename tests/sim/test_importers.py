@@ -127,6 +127,8 @@ def test_what_is_wrong_in_a_philly_log_is_told_at_once(tmp_path: Path) -> None:
     assert "there once" in problems_of(lambda: import_philly(philly_log(tmp_path, good, good)))[0]
     (tmp_path / "cluster_job_log").write_text("[{", encoding="utf-8")
     assert "well-formed JSON" in problems_of(lambda: import_philly(tmp_path / "cluster_job_log"))[0]
+    (tmp_path / "cluster_job_log").write_text("[" * 100_000, encoding="utf-8")
+    assert "well-formed JSON" in problems_of(lambda: import_philly(tmp_path / "cluster_job_log"))[0]
     (tmp_path / "cluster_job_log").write_text("{}", encoding="utf-8")
     assert "a list of jobs" in problems_of(lambda: import_philly(tmp_path / "cluster_job_log"))[0]
 
@@ -176,6 +178,15 @@ def test_alibabas_tasks_are_joined_to_jobs_with_their_gpus(tmp_path: Path, heade
     workload = import_alibaba(table, Selection(gpus_per_node=8))
     assert taken(workload) == [("j1", 0.0, 3.0), ("j2", 2.0, 0.5)]
     assert [arrival.job.rollout.nodes for arrival in workload.arrivals] == [1, 2]
+
+
+@pytest.mark.parametrize(("percent", "gpus_per_node"), [(7.0, 1), (56.0, 8)])
+def test_parts_of_gpus_that_add_up_to_whole_nodes_are_no_more_than_these(
+    tmp_path: Path, percent: float, gpus_per_node: int
+) -> None:
+    row = f"j1,worker,100.0,Terminated,3600.0,10800.0,600.0,29.3,{percent},T4"
+    workload = import_alibaba(lines(tmp_path, "t.csv", TASK_HEADER, row), Selection(gpus_per_node=gpus_per_node))
+    assert workload.arrivals[0].job.rollout.nodes == 7
 
 
 def test_alibabas_job_table_knows_no_gpus(tmp_path: Path) -> None:

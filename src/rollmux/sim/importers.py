@@ -25,6 +25,9 @@ from rollmux.sim.workload_file import hours as exact_hours
 _AS_PUBLISHED = "take the file as it was published"
 _MEND = "mend it or take the job out"
 
+# Of the GPUs of a job: a hundred times 7 % of one are seven, but for the last bits of the product.
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -149,7 +152,7 @@ class _Trace:
         if job.gpus is None:
             self.report(f"{job.name!r}, GPUs", None, "known", "leave out gpus_per_node, or take a table with GPUs")
             return 1
-        return ceil(job.gpus / gpus_per_node)
+        return ceil(job.gpus / gpus_per_node - _ROUNDING)
 
 
 def _thinned(jobs: list[_TraceJob], wants: Selection) -> list[_TraceJob]:
@@ -193,7 +196,7 @@ def import_philly(path: str | Path, wants: Selection | None = None) -> Workload:
     trace = _Trace(Path(path))
     try:
         entries = json.loads(trace.path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         trace.report("content", str(error), "well-formed JSON", _AS_PUBLISHED)
         entries = []
     if not isinstance(entries, list):
