@@ -219,6 +219,7 @@ def test_jobs_for_which_there_is_no_machine_are_named(tmp_path: Path, jobs: Path
         (("--move-s", "-1"), "greater than or equal to 0"),
         (("--move-s", "nan"), "--move-s"),
         (("--move-s", "inf"), "give seconds"),
+        (("--pause-s", "1e10"), "give at most"),
         (("--node-mtbf-h", "0"), "give hours above 0"),
         (("--job-mtbf-h", "-3"), "give hours above 0"),
         (("--job-mtbf-h", "nan", "--node-mtbf-h", "5"), "give hours above 0"),

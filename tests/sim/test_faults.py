@@ -11,6 +11,7 @@ from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.hardware import PAPER_CLUSTER
+from rollmux.sim import faults as faults_module
 from rollmux.sim.books import Books
 from rollmux.sim.cast import Cast, Delays
 from rollmux.sim.faults import Faults, strike
@@ -271,3 +272,12 @@ def test_without_faults_nobody_is_restarted() -> None:
     outcome = replay(GENERATORS["mixed"](0, 30, 15.0), "rollmux", Settings(fidelity=Fidelity.PACE))
     assert outcome.moves > 0
     assert outcome.restarts == sum(each.restarts for each in outcome.jobs) == 0
+
+
+def test_a_job_that_never_gets_through_an_iteration_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults_module, "MOST_ATTEMPTS", 50)
+    outcome = replay(workload(job("a")), "solo", Settings(faults=Faults(node_mtbf_h=0.001)))
+    (given_up,) = outcome.jobs
+    assert given_up.failed
+    assert given_up.iterations == 0
+    assert 0 < given_up.restarts < 50

@@ -185,6 +185,7 @@ def test_everything_wrong_is_said_before_anything_runs() -> None:
     assert problems(bad) == names
     assert problems(replace(SMALL, realised="tail")) == {"realised"}
     assert problems(replace(SMALL, jobs=0)) == {"jobs"}
+    assert problems(replace(SMALL, pause_s=1e10)) == {"pause_s"}
     assert problems() == {"cases"}
 
 

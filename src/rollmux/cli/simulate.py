@@ -18,17 +18,18 @@ from rollmux.cli.job_tier import JobTier, JobTierOption, SloOfOption, StaggerOpt
 from rollmux.cli.outputs import HERE, console, require_apart, require_writable, write_json, write_text
 from rollmux.cli.refusals import refusals
 from rollmux.cli.workload import describe_workload
+from rollmux.mux.validation import MAX_DURATION_S
 from rollmux.report.page import html_report
 from rollmux.report.trace import chrome_trace
 from rollmux.sim.abilities import PAUSE_S, SPARES
-from rollmux.sim.faults import Faults
+from rollmux.sim.faults import MOST_ATTEMPTS, Faults
 from rollmux.sim.limits import workload_bound_usd
 from rollmux.sim.optimal import Optimum
 from rollmux.sim.optimal_run import OptimalRun, optimal_run, require_optimum
 from rollmux.sim.outcome import Outcome
 from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP, played_paced
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
-from rollmux.sim.replay import MOST_ATTEMPTS, Accounting, Fidelity, Settings, Told, replay
+from rollmux.sim.replay import Accounting, Fidelity, Settings, Told, replay
 from rollmux.sim.summary import percentile, summary
 from rollmux.sim.workload import Workload
 
@@ -153,6 +154,8 @@ def _require_seconds(move_s: float, pause_s: float) -> None:
     for option, seconds in (("--move-s", move_s), ("--pause-s", pause_s)):
         if not isfinite(seconds):
             raise typer.BadParameter(f"{option} {seconds:g}: give seconds")
+    if pause_s > MAX_DURATION_S:  # every job would be refused
+        raise typer.BadParameter(f"--pause-s {pause_s:g}: give at most {MAX_DURATION_S:g} s")
 
 
 def _faults(node_mtbf_h: float | None, job_mtbf_h: float | None) -> Faults | None:
@@ -303,7 +306,8 @@ def _notes(run: Run, struck: bool) -> Iterator[str]:
         yield f"{outcome.policy}: {len(homeless)} jobs never had a place: {_some(homeless)}."
     failed = [job.job for job in outcome.jobs if job.failed]
     if failed:
-        yield f"{outcome.policy}: {len(failed)} jobs failed {MOST_ATTEMPTS} times and were given up: {_some(failed)}."
+        how = f"failed or lost nodes {MOST_ATTEMPTS} times and were given up"
+        yield f"{outcome.policy}: {len(failed)} jobs {how}: {_some(failed)}."
     if struck and proof is not None:
         yield "optimal meets no faults: neither nodes nor jobs fail there."
     if outcome.restarts:

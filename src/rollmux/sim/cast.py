@@ -199,6 +199,12 @@ class Cast:
             self.failed.add(job_id)
             self.ended[job_id] = self.now
 
+    def give_up(self, job_id: str) -> None:
+        """The job ends now with its work undone, whatever it is doing."""
+        self.failed.add(job_id)
+        self.ended[job_id] = self.now
+        self.tell(ev.JobCancelled(job_id))
+
     def at(self, at_s: float, happen: Callable[[], None]) -> None:
         """Something of another kind happens then."""
         self._later(at_s, -1, -1, happen)

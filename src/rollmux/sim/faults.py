@@ -1,5 +1,6 @@
 """Faults on demand: nodes that are lost and jobs that fail, at seeded random times."""
 
+from collections import Counter
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +9,10 @@ from random import Random
 from rollmux.mux.transitions import Job
 from rollmux.sim.cast import Cast
 from rollmux.sim.workload import HOUR_S
+
+# A job that fails, or loses a node, so often is given up: else one that is never spared for an iteration would go on
+# for ever. As often as a spec may ask for.
+MOST_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,12 @@ def strike(cast: Cast, faults: Faults, seed: int) -> None:
     book = cast.machine.state.book
     jobs = cast.machine.state.jobs
     specs = cast.specs.values()
+    losses: Counter[str] = Counter()
 
     def lose_node(rng: Random) -> None:
         node = rng.choice(sorted(book.nodes))
         pool = next(pool for pool in cast.machine.state.cluster.pools if pool.name == book.nodes[node].pool)
-        cast.lose(node, None if pool.on_demand else faults.repair_h * HOUR_S)
+        _lose(cast, node, None if pool.on_demand else faults.repair_h * HOUR_S, losses)
 
     def fail_job(rng: Random) -> None:
         running = sorted(name for name, record in jobs.items() if record.state is Job.RUNNING)
@@ -64,6 +70,17 @@ def strike(cast: Cast, faults: Faults, seed: int) -> None:
     for kind in kinds:
         if specs:
             plan(kind)
+
+
+def _lose(cast: Cast, node: str, back_after_s: float | None, losses: Counter[str]) -> None:
+    """The node is lost; a job that has lost one too often by now is given up."""
+    jobs = cast.machine.state.jobs.items()
+    hit = [name for name, record in jobs if record.placement and node in record.placement.all_nodes]
+    cast.lose(node, back_after_s)
+    losses.update(hit)
+    for name in hit:
+        if losses[name] >= MOST_ATTEMPTS:
+            cast.give_up(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from rollmux.sim.baselines import on_training_nodes, training_only
 from rollmux.sim.books import Books, PoolBook
 from rollmux.sim.cast import Cast, Delays, Takes, as_planned
 from rollmux.sim.compiled import hasten
-from rollmux.sim.faults import Faults, strike
+from rollmux.sim.faults import MOST_ATTEMPTS, Faults, strike
 from rollmux.sim.limits import fluid_usd, whole_node_usd
 from rollmux.sim.outcome import JobOutcome, Outcome, PoolHours
 from rollmux.sim.paced import PacedCast
@@ -24,9 +24,6 @@ from rollmux.sim.policies import CONTENDERS
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 
 Told = Callable[[int, int], None]
-
-# Where failures are simulated, a job is restarted as often as a spec may ask for.
-MOST_ATTEMPTS = 1000
 
 
 class Accounting(Enum):
@@ -70,6 +67,8 @@ class Settings:
 def replay(workload: Workload, policy: str, settings: Settings | None = None, told: Told | None = None) -> Outcome:
     """What this policy makes of the workload. `told` hears how many jobs have arrived, of how many."""
     settings = settings or Settings()
+    in_nodes = tuple(replace(each, job=each.job.resolve(settings.cluster)) for each in workload.arrivals)
+    workload = replace(workload, arrivals=in_nodes)
     contender = CONTENDERS[policy]
     cluster, arrivals = settings.cluster, workload.arrivals
     if contender.colocated:

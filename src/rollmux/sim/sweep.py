@@ -23,7 +23,7 @@ from threading import Thread
 from rollmux import __version__
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
-from rollmux.mux.validation import MAX_SPARES
+from rollmux.mux.validation import MAX_DURATION_S, MAX_SPARES
 from rollmux.protocol.cluster_file import read_cluster
 from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.generate import GENERATORS
@@ -233,8 +233,8 @@ def _case_problems(case: Case) -> Iterator[Problem]:
         yield Problem("max_group", case.max_group, "at least 0", "1 shares nothing, 0 is the policy's own")
     if not 0 <= case.move_s < float("inf"):
         yield Problem("move_s", case.move_s, "seconds from 0", "0 moves jobs for nothing")
-    if not abs(case.pause_s) < float("inf"):
-        yield Problem("pause_s", case.pause_s, "seconds", "below 0 nothing pauses")
+    if not -float("inf") < case.pause_s <= MAX_DURATION_S:
+        yield Problem("pause_s", case.pause_s, f"seconds, at most {MAX_DURATION_S:g}", "below 0 nothing pauses")
     if not 0 <= case.spares <= MAX_SPARES:
         yield Problem(
             "spares", case.spares, f"from 0 to {MAX_SPARES}", "0 pins every rollout to the nodes that it wants"
