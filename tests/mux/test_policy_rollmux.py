@@ -12,7 +12,7 @@ from rollmux.errors import InvariantViolated
 from rollmux.mux.explain import explain
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
-from rollmux.mux.hardware import PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN, finite
+from rollmux.mux.hardware import PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN, Cluster, finite
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
@@ -324,6 +324,17 @@ def test_on_a_shared_pool_a_job_alone_takes_the_same_nodes_for_both_phases() -> 
     plan = placed(job("a", nodes=(2, 1)), snapshot(cluster=SHARED_CLUSTER))
     assert plan.added_usd_per_hour == pytest.approx(2 * TRAIN_USD)
     assert set(plan.placement.train) <= set(plan.placement.rollout)
+
+
+@pytest.mark.parametrize(("there", "slo", "wanted"), [(0, 4.0, 1), (1, 1.0, 2)])
+def test_what_a_shared_pool_lacks_is_told_once(there: int, slo: float, wanted: int) -> None:
+    pool = replace(SHARED_CLUSTER.rollout, on_demand=False, max_nodes=there)
+    idle = {pool.name: tuple(f"{pool.name}-{i}" for i in range(there))}
+    slow = job("a", 100, 100, slo=slo)
+    slow = replace(slow, rollout=replace(slow.rollout, load_s=5.0))
+    decision = RollmuxPolicy().place(slow, snapshot(cluster=Cluster(pool, pool), idle=idle))
+    missing = [(each.value, each.limit) for each in decision.candidates if each.verdict is Verdict.NO_NODES]
+    assert missing == [(wanted, there)]
 
 
 def test_on_a_shared_pool_switching_that_would_break_the_slo_keeps_phases_apart() -> None:

@@ -79,13 +79,19 @@ def place_alone(
             return plan
     if trail is None:
         return None
-    for pool, wanted in ((snapshot.cluster.rollout, job.rollout.nodes), (snapshot.cluster.train, job.train.nodes)):
-        _report_shortage(pool, wanted, snapshot, empty, trail)
+    cluster, rollout, train = snapshot.cluster, job.rollout.nodes, job.train.nodes
+    if cluster.shared:
+        _report_shortage(cluster.rollout, (max(rollout, train), rollout + train), snapshot, empty, trail)
+    else:
+        _report_shortage(cluster.rollout, (rollout,), snapshot, empty, trail)
+        _report_shortage(cluster.train, (train,), snapshot, empty, trail)
     return None
 
 
-def _report_shortage(pool: Pool, wanted: int, snapshot: Snapshot, empty: Group, trail: Trail) -> None:
+def _report_shortage(pool: Pool, ways: tuple[int, ...], snapshot: Snapshot, empty: Group, trail: Trail) -> None:
+    """Of the numbers of nodes that a group could have, the fewest that are not there; what is there did not do."""
     room = snapshot.room(pool)
+    wanted = ways[0] if room is None else next((way for way in ways if way > room), room)
     if room is not None and room < wanted:
         usd = wanted * pool.node_type.usd_per_hour
         trail.add(Candidate(empty.id, Strategy.ISOLATED, usd, Verdict.NO_NODES, pool.name, wanted, room))

@@ -155,7 +155,7 @@ class RollmuxPolicy:
             added = widening(snapshot, new_rollout, new_train)
             if added is not None:
                 self._try(search, newcomer, added, candidates, snapshot, trail)
-        if alone is None and job.usd_per_hour(cluster) - worth < search.below_usd:
+        if not cluster.shared and job.usd_per_hour(cluster) - worth < search.below_usd:
             alone = self._alone(job, snapshot, trail)
             if alone is not None:
                 search.offer(alone, alone.added_usd_per_hour - worth)
