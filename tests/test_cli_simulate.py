@@ -272,7 +272,7 @@ def test_jobs_that_fail_for_good_are_named_and_the_optimum_meets_no_faults(tmp_p
     words = ("--workload", jobs, "--policy", "solo,optimal", "--job-mtbf-h", "0.01")
     code, output = simulate(*words)
     assert code == 0, output
-    assert "solo: 1 jobs failed 1000 times and were given up: long." in output
+    assert "solo: 1 jobs failed or lost nodes 1000 times and were given up: long." in output
     assert "optimal meets no faults" in output
     found = figures(*words)
     assert (found["workload"]["job_mtbf_h"], found["workload"]["node_mtbf_h"]) == (0.01, None)

@@ -276,7 +276,7 @@ class Process:
             self._give_up(held.epoch, Said.FAILED, keeps=False)
         elif held.state == "pausing" and held.epoch not in self.finished:
             self._give_up(held.epoch, Said.PAUSED, keeps=True)
-        elif held.epoch in self.rests and (held.state == "fenced" or held.given_up):
+        elif self._must_move(held):
             self._move_off(held.epoch)
         elif held.state == "fenced":
             self._give_up(held.epoch, Said.FAILED, keeps=False)
@@ -287,6 +287,11 @@ class Process:
             self.say(msg.Report(Said.SHRUNK, held.epoch, self.rank, instance=self.instance), lambda _: None)
         elif held.state == "offloading":
             self._move_off(held.epoch)
+
+    def _must_move(self, held: msg.Held) -> bool:
+        if held.state == "pausing":  # it was done before the others of its job could pause
+            return held.keep
+        return held.epoch in self.rests and (held.state == "fenced" or bool(held.given_up))
 
     def _move_off(self, epoch: int) -> None:
         self._clear(epoch)
