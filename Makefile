@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BENCHMARKS := $(filter-out __init__ controllers harness populations,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format bench clean
+.PHONY: help setup demo test quick test-slow lint format bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' Makefile
@@ -21,7 +21,10 @@ setup: $(INSTALLED) ## Install everything; all else does this first
 demo: $(INSTALLED) ## Show RollMux at work on this machine
 	@$(BIN)/rollmux demo
 
-test: lint ## Lint, then every quick test with coverage
+test: $(INSTALLED) ## Lint, and every quick test with coverage: each waits for what the other does not
+	@$(MAKE) --no-print-directory -j 2 lint quick
+
+quick: $(INSTALLED) ## The quick tests alone
 	$(BIN)/pytest --cov -n $(WORKERS) --dist worksteal
 
 test-slow: $(INSTALLED) ## The tests that take minutes, and all properties with all their examples
