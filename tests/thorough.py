@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 def examples(count: int) -> int:
     """So many where there is time (`--hypothesis-profile=thorough`)."""
-    return count if _is_thorough() else max(10, count // 6)
+    return count if _is_thorough() else max(10, count // 9)
 
 
 def some(of: Sequence[T], every: int) -> Sequence[T]:
