@@ -9,9 +9,7 @@ RollmuxError
 """
 
 from rollmux.errors import RollmuxError
-
-# Of why something has failed, so many characters are passed on.
-MOST_REASON = 1000
+from rollmux.protocol.messages import MOST_REASON
 
 
 def reason_of(error: BaseException) -> str:

@@ -13,6 +13,8 @@ VERSION = 1
 
 # Signs of life for each lease time: all but one may get lost.
 SIGNS = 3
+# Of why something has failed, so many characters are passed on.
+MOST_REASON = 1000
 
 
 class Said(Enum):
@@ -139,9 +141,7 @@ class Orders:
     attempt: int
     held: tuple[Held, ...] = ()
     stop: str = ""  # why it is to end, if it is
-    lease_s: float = (
-        0.0  # how long a lease lasts now: a controller may be started anew with another time; 0 says nothing
-    )
+    lease_s: float = 0.0  # as in Attached, and as it is now: a controller may start anew with another; 0 says nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,8 @@ from rollmux.mux.seat import Progress
 from rollmux.mux.transitions import Job
 from rollmux.mux.weave import Timing
 from rollmux.protocol.job_file import Submission
-from rollmux.protocol.messages import Attach, Said
+from rollmux.protocol.messages import MOST_REASON, Attach, Said
 
-# Of what a process says of its failure, so many characters are passed on.
-MOST_REASON = 1000
 # A job without a launcher that shows no life for so many leases, and for so long, is gone.
 SILENT_LEASES, SILENT_S = 10, 600.0
 

@@ -14,6 +14,7 @@ from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Lane, Seat
 from rollmux.mux.transitions import Job, Phase
 from rollmux.protocol.messages import (
+    MOST_REASON,
     Ask,
     Attach,
     Attached,
@@ -28,7 +29,7 @@ from rollmux.protocol.messages import (
     Said,
     Turn,
 )
-from rollmux.service.live import MOST_REASON, Live, gone
+from rollmux.service.live import Live, gone
 
 if TYPE_CHECKING:
     from rollmux.service.controller import Controller

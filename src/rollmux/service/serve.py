@@ -124,6 +124,7 @@ class Service:
         except asyncio.CancelledError:
             if not self._is_to_end:
                 raise
+        if self._is_to_end:  # it may have been told so in the moment in which all had started
             self._door.close()
             self._socket.close()
             await self.host.stop()
