@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from rollmux.cli import app
 from rollmux.cli.serve import warn_if_moved
 from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.service.controller import Errand
 from rollmux.service.door import Door
 from rollmux.service.journal import Record, SqliteJournal
 from rollmux.service.launcher import OnExit
@@ -264,6 +265,21 @@ def test_a_controller_that_is_told_to_end_while_it_starts_does(tmp_path: Path) -
     asyncio.run(story())
     with served(tmp_path) as there:
         assert there.get("/healthz", token="")["state"] == "ready"
+
+
+def test_a_controller_that_is_told_to_end_in_the_moment_in_which_all_has_started_does(tmp_path: Path) -> None:
+    service = Service(Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES), ProcessLauncher(tmp_path))
+    start = service.host.start
+
+    async def started(again: list[Errand]) -> None:
+        await start(again)
+        asyncio.get_running_loop().call_soon(service.end)
+
+    async def story() -> None:
+        service.host.start = started  # type: ignore[method-assign]
+        await asyncio.wait_for(service.run(), 5.0)
+
+    asyncio.run(story())
 
 
 def test_whoever_comes_while_the_door_closes_is_answered_or_sent_away() -> None:
