@@ -363,6 +363,7 @@ def test_a_learner_that_takes_steps_back_stays_as_large_as_it_was(dtype: str, by
     learner.close()
 
 
+@pytest.mark.slow
 def test_a_tail_leaves_nothing_on_the_nodes_that_it_frees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = elastic(0)
     train(tiny(**job), tmp_path / "alone", alone())

@@ -101,6 +101,7 @@ def test_what_it_is_a_fork_of_may_be_killed_with_it() -> None:
         assert engine.pid not in (None, fork.pid)
 
 
+@pytest.mark.slow
 def test_the_next_begins_in_a_small_part_of_the_time_that_importing_takes() -> None:
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import transformers.models.llama.modeling_llama"], check=True)
