@@ -20,7 +20,7 @@ from rollmux.client.wire import read
 from rollmux.errors import InvalidSpec
 from rollmux.mux.job import PhaseKind
 from rollmux.protocol.messages import Attach, Attached, Held, Leave, Profile, Said, Turn
-from tests.client.world import Crowd, Engine, World, job_data, soon
+from tests.client.world import Engine, World, job_data, soon
 
 ROLLOUT, TRAIN, SYNC = PhaseKind
 
@@ -235,45 +235,6 @@ def test_hooks_and_phases_with_unknown_names_are_refused() -> None:
             mux.phase("evaluate")
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["the first time", "having been in"])
-def test_a_task_that_is_cancelled_while_it_waits_gives_its_turn_to_others(before: bool) -> None:
-    world, crowd, begun, over = World(), Crowd(), Event(), Event()
-    with world.connect(job_data("b")) as other, world.connect(job_data("a"), wait_s=0.05) as mux:
-
-        def hold() -> None:
-            with other.phase("rollout"):
-                begun.set()
-                assert over.wait(5.0)
-
-        async def work() -> None:
-            async with rollout:
-                pass
-
-        async def wait() -> None:
-            async with rollout:
-                raise AssertionError("it was cancelled")
-
-        async def give_up() -> None:
-            if before:
-                await work()
-                with mux.phase("train"):
-                    pass
-            crowd.start(hold)
-            assert begun.wait(3.0)
-            waiting = asyncio.create_task(wait())
-            await asyncio.sleep(0.1)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-
-        rollout = mux.phase("rollout")
-        asyncio.run(give_up())
-        over.set()
-        crowd.join()
-        asyncio.run(work())
-        assert world.record("a").progress.rolled == 1 + before
-
-
 def test_phases_are_measured_and_the_longest_of_the_first_few_is_reported_once() -> None:
     world, engine = World(), Engine()
     engine.nbytes = 7 * 10**9
@@ -425,6 +386,29 @@ def test_a_step_whose_work_was_lost_comes_again() -> None:
                     pass
     assert steps == [0, 1, 1, 2]
     assert world.record("a").progress.synced == 3 if not world.ended("a") else world.ended("a") == "finished"
+
+
+def test_a_step_whose_training_was_lost_is_trained_with_what_its_rollout_gave() -> None:
+    world, cut, done = World(lease_s=0.3, drain_s=3.0), Event(), list[int]()
+    world.fate = lambda verb, message: "lost" if cut.is_set() and verb == "listen" else ""
+    with world.connect(job_data("a", iterations=2), wait_s=0.2) as mux:
+        for step in mux.steps(2):
+            if not done:
+                with mux.phase("rollout"):
+                    pass
+            elif done == [0]:
+                with pytest.raises(CallRefused, match=r"rollout\(0\) counts, and its training is yet to come"):
+                    mux.phase("rollout").__enter__()
+            else:
+                break
+            done.append(step)
+            with suppress(LeaseLost), mux.phase("train"):
+                if done == [0]:
+                    cut.set()
+                    sleep(0.6)
+                    cut.clear()
+        assert done == [0, 0]
+        assert mux.synced == 1
 
 
 def test_a_script_without_a_log_shows_why_it_waits_and_one_with_a_log_says_it_there() -> None:

@@ -4,11 +4,10 @@ import random
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from threading import Event, Thread, current_thread, main_thread
+from threading import Event, Thread
 from time import sleep
 from typing import Any
 
-import httpx
 import pytest
 
 from rollmux.client import LeaseLost, Mux, Stopped, Unreachable
@@ -537,92 +536,6 @@ def test_whatever_a_body_has_failed_with_others_get_its_nodes_and_it_is_what_the
         assert len(world.said("a", Said.FAILED)[0].reason) <= 1000
         mux.close(message)
     assert "a" not in world.machine.state.jobs or world.record("a").attempt == 2
-
-
-def test_who_stops_waiting_for_its_turn_holds_up_nobody() -> None:
-    """It is granted all the same, as nobody can tell in time."""
-    world, engine, crowd, begun, over = World(lease_s=0.5, drain_s=0.5), Engine(), Crowd(), Event(), Event()
-    patient = iter(range(5))
-
-    def impatient(verb: str, message: Any) -> str:
-        if verb == "ask" and current_thread() is main_thread() and next(patient, None) is None:
-            raise KeyboardInterrupt
-        return ""
-
-    def hold(mux: Mux) -> None:
-        with mux.phase("rollout"):
-            begun.set()
-            assert over.wait(5.0)
-
-    with (
-        world.connect(job_data("a"), wait_s=0.05) as mux,
-        world.connect(job_data("b"), wait_s=0.05) as other,
-        world.connect(job_data("c"), wait_s=0.05) as third,
-    ):
-        crowd.start(lambda: hold(other))
-        assert begun.wait(3.0)
-        world.fate = impatient
-        interrupted(mux, engine)
-        world.fate = lambda verb, message: ""
-        over.set()
-        with third.phase("rollout"):
-            assert engine.moves == []
-        crowd.join()
-        with mux.phase("rollout", state=engine):
-            assert engine.here
-        assert world.record("a").attempt == 1
-
-
-def test_state_that_was_left_on_nodes_leaves_them_where_nobody_waits_for_their_lease_any_more() -> None:
-    world, engine = World(lease_s=0.5, drain_s=0.5), Engine()
-    broken = Event()
-
-    def way(request: httpx.Request) -> httpx.Response:
-        answer = world.handle(request)
-        if broken.is_set() and b'"rollout"' in request.content:
-            broken.clear()
-            raise KeyboardInterrupt
-        return answer
-
-    with world.connect(job_data("a"), transport=httpx.MockTransport(way)) as mux:
-        with mux.phase("rollout", state=engine):
-            pass
-        with mux.phase("train"):
-            pass
-        assert engine.here
-        broken.set()
-        interrupted(mux, engine)
-        assert engine.here
-        soon(lambda: not engine.here)
-        with world.connect(job_data("b")) as other, other.phase("rollout"):
-            pass
-        with mux.phase("rollout", state=engine):
-            assert engine.here
-        assert world.record("a").attempt == 1
-
-
-def interrupted(mux: Mux, state: Engine) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        mux.phase("rollout", state=state).__enter__()
-
-
-def test_who_asks_again_for_what_it_had_given_up_has_its_turn() -> None:
-    world, patient = World(), iter(range(1))
-
-    def impatient(verb: str, message: Any) -> str:
-        if verb == "ask" and next(patient, None) is not None:
-            raise KeyboardInterrupt
-        return ""
-
-    world.fate = impatient
-    with world.connect(job_data("a")) as mux:
-        interrupted(mux, Engine())
-        for _ in mux.steps(3):
-            with mux.phase("rollout"):
-                sleep(0.05)
-            with mux.phase("train"):
-                pass
-    assert world.said("a", Said.FAILED) == []
 
 
 def test_a_job_that_can_not_say_that_it_has_begun_leaves_its_nodes_to_others() -> None:

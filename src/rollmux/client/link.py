@@ -64,7 +64,7 @@ class Link:
         self.lock = Condition()
         self.next = dict.fromkeys(PhaseKind, attached.synced)  # the first iteration that is not committed
         self.stints: dict[PhaseKind, Stint] = {}
-        self.wanted: set[tuple[PhaseKind, int]] = set()  # asked for: whatever lease comes of it is ours
+        self.wanted: dict[tuple[PhaseKind, int], Stint] = {}  # asked for: whatever lease comes of it is theirs
         self.unwanted: set[tuple[PhaseKind, int]] = set()  # asked for, and nobody waits any more
         self.declined: set[int] = set()  # leases that came of it
         self.finished: set[int] = set()  # leases that we are done with, and don't know to be committed
@@ -109,6 +109,7 @@ class Link:
             turn = self.ask(kind, iteration, wait_s)
             wait_s = self.wait_s
             if turn.done:
+                self.next[kind] = max(self.next[kind], iteration + 1)
                 raise AlreadyCommitted(f"{kind.value}({iteration}) of job {self.job} is committed: go on from there")
             if turn.lease is not None and turn.lease.epoch != paused and self._has_left(turn.lease.epoch):
                 if turn.lease.epoch not in self.declined:
@@ -134,6 +135,10 @@ class Link:
             raise Stopped(orders.stop) from refused
         fenced = [held for held in orders.held if held.kind is kind and held.state == "fenced"]
         if not fenced:
+            done = self.next[kind] - 1
+            if kind is PhaseKind.ROLLOUT and done >= self.next[PhaseKind.TRAIN]:
+                hint = f"rollout({done}) counts, and its training is yet to come: train with what it gave"
+                raise CallRefused(refused.status, f"{refused.error}; {hint}", refused.problems) from refused
             raise refused
         for held in fenced:
             self.leave_behind_nothing(kind, held.epoch)

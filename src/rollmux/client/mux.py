@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rollmux.client.aside import Aside
-from rollmux.client.errors import LeaseLost, reason_of, sendable
+from rollmux.client.errors import AlreadyCommitted, LeaseLost, reason_of, sendable
 from rollmux.client.exits import Exit, failed_by
 from rollmux.client.heart import Heart
 from rollmux.client.kin import Kin
@@ -69,7 +69,10 @@ class Mux:
         return Phase(self, known, as_state(state), iteration)
 
     def steps(self, n: int) -> Iterator[int]:
-        """The iterations from the first that is not committed to the last of `n`. One that was lost comes again."""
+        """The iterations from the first that is not committed to the last of `n`. One that was lost comes again.
+
+        Where its rollout counts and its training was lost, that is to be trained with once more.
+        """
         step, link = self.synced, self._link
         while step < n:
             lost = link.losses if link is not None else 0
@@ -144,7 +147,7 @@ class Mux:
             try:
                 stint.begin()
                 stint.end()
-            except LeaseLost:
+            except (LeaseLost, AlreadyCommitted):
                 continue  # it has done nothing that could not be done again
 
     def measured(self) -> None:

@@ -7,12 +7,12 @@ the nodes are given back.
 import asyncio
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from rollmux.client.errors import LeaseLost
 from rollmux.client.residency import State
 from rollmux.client.stint import Stint
 from rollmux.mux.job import PhaseKind
@@ -24,12 +24,39 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(slots=True)
 class _Entry:
-    """An asynchronous context is being entered: whether it is in by now, and whether its task has been cancelled."""
+    """An asynchronous context is being entered by a thread, and its task may be cancelled meanwhile.
 
-    is_in: bool = False
-    abandoned: bool = False
+    Its stint is its own until it is in: the phase may be entered anew while one that was given up is on its way out.
+    """
+
+    def __init__(self) -> None:
+        self.stint: Stint | None = None
+        self._is_in = self._abandoned = False
+        self._lock = Lock()
+
+    def begins(self, stint: Stint) -> bool:
+        """Whether somebody waits for it."""
+        with self._lock:
+            self.stint = stint
+            return not self._abandoned
+
+    def is_abandoned(self) -> bool:
+        return self._abandoned
+
+    def arrives(self) -> bool:
+        """It has its turn; False where nobody waits for it any more."""
+        with self._lock:
+            self._is_in = not self._abandoned
+            return self._is_in
+
+    def abandon(self) -> bool:
+        """The task was cancelled: True if it just had its turn, and gives it back itself."""
+        with self._lock:
+            self._abandoned = not self._is_in
+            if self.stint is not None:
+                self.stint.abandoned = True
+            return self._is_in
 
 
 class Phase:
@@ -38,7 +65,6 @@ class Phase:
     def __init__(self, mux: "Mux", kind: PhaseKind, state: State, iteration: int | None) -> None:
         self._mux, self._kind, self._state, self._iteration = mux, kind, state, iteration
         self._stint: Stint | None = None
-        self._lock = Lock()
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -110,26 +136,27 @@ class Phase:
         try:
             await asyncio.shield(asyncio.to_thread(self._enter, entry))
         except asyncio.CancelledError as cancelled:
-            if self._abandon(entry):
-                await asyncio.to_thread(self.__exit__, type(cancelled), cancelled, None)
+            if entry.abandon() and entry.stint is not None:
+                await asyncio.to_thread(entry.stint.fail, cancelled)
             raise
+        self._stint = entry.stint
         return self
 
-    def _enter(self, entry: "_Entry") -> None:
-        self.__enter__()
-        with self._lock:
-            entry.is_in = True
-        if entry.abandoned:
-            cancelled = asyncio.CancelledError("cancelled while it waited")
-            self.__exit__(type(cancelled), cancelled, None)
-
-    def _abandon(self, entry: "_Entry") -> bool:
-        """The task was cancelled while it waited: True if it just had its turn, and gives it back itself."""
-        with self._lock:
-            entry.abandoned = not entry.is_in
-            if self._stint is not None:
-                self._stint.abandoned = entry.abandoned
-            return entry.is_in
+    def _enter(self, entry: _Entry) -> None:
+        """In a thread. Nobody hears what becomes of an entry that was given up."""
+        if entry.is_abandoned():
+            return
+        stint = self._mux.open_stint(self._kind, self._state, self._iteration)
+        if stint is None or not entry.begins(stint):
+            return
+        try:
+            stint.begin()
+        except LeaseLost:
+            if not entry.is_abandoned():
+                raise
+            return
+        if not entry.arrives():
+            stint.fail(asyncio.CancelledError("cancelled while it waited"))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -7,7 +7,7 @@ comes first, the end of the work or the end of a pause, the other waits for it.
 import logging
 from time import monotonic
 
-from rollmux.client.errors import Unreachable, reason_of
+from rollmux.client.errors import LeaseLost, Unreachable, reason_of
 from rollmux.client.link import Link
 from rollmux.client.residency import State, load, moves, size
 from rollmux.client.timings import Timing
@@ -39,7 +39,7 @@ class Stint:
         self.heeding = 0  # orders that are being carried out
         self.heeded: set[tuple[int, str]] = set()  # orders seen, by lease and name
         self.away_s = 0.0  # paused
-        self.abandoned = False  # nobody waits for it to begin any more
+        self.abandoned = False  # nobody waits for it to begin, or to go on, any more
         self.loaded: State = ()
         self._load_s: float | None = None  # if it was moved in
         self._began = monotonic()
@@ -55,10 +55,10 @@ class Stint:
 
     def end(self) -> None:
         """The work is done: returns if that counts, and raises LeaseLost or Stopped if it does not."""
-        self._stop()
-        body_s = monotonic() - self._began - self.away_s
-        lease, link = self.lease, self.link
+        link = self.link
         try:
+            self._stop()
+            body_s, lease = monotonic() - self._began - self.away_s, self.lease
             if lease is None:
                 raise link.lost(f"{self} has lost its nodes while it paused: {self.lost}")
             offload_s = self._leave(lease)
@@ -72,7 +72,7 @@ class Stint:
             self._forget()
         if not counts:
             with link.lock:
-                link.wanted.add((self.kind, self.iteration))  # it will be done again
+                link.wanted[self.kind, self.iteration] = self  # it will be done again
             raise link.lost(f"{self} ended without its lease: what it did does not count, do it again")
         link.next[self.kind] = self.iteration + 1
         switched = self._load_s is not None and offload_s is not None and moves(self.state)
@@ -81,29 +81,35 @@ class Stint:
 
     def fail(self, error: BaseException) -> None:
         """The work has raised this: others get the nodes."""
-        self._stop()
-        self.give_up(error)
+        try:
+            self._stop()
+        finally:
+            self.give_up(error)
 
     # -- its lease and its state -------------------------------------------------------------------------------------
 
     def take(self, paused: int = 0) -> None:
-        """Waits for the lease and moves the state in; `paused` is the lease before, where the phase goes on."""
+        """Waits for the lease and moves the state in; `paused` is the lease before, where the phase goes on.
+
+        Who asks again for what was given up takes over: an answer that comes to the one before is nothing to it.
+        """
         link, key = self.link, (self.kind, self.iteration)
         while True:
             with link.lock:
-                link.wanted.add(key)
+                link.lock.wait_for(self._may_follow)
+                link.wanted[key] = self
                 link.unwanted.discard(key)
             try:
-                lease = link.lease_for(*key, self._check_abandoned, paused)
+                lease = link.lease_for(*key, self._check_wanted, paused)
+                with link.lock:
+                    self._check_wanted()
+                    self.lease, self.arriving = lease, True
+                    link.stints[self.kind] = self
+                    del link.wanted[key]
             except BaseException:
                 with link.lock:
-                    link.wanted.discard(key)
-                    link.unwanted.add(key)
+                    self._want_no_more(key)
                 raise
-            with link.lock:
-                self.lease, self.arriving = lease, True
-                link.stints[self.kind] = self
-                link.wanted.discard(key)
             try:
                 self._move_in(lease)
             except BaseException as error:
@@ -143,8 +149,10 @@ class Stint:
 
     def give_up(self, error: BaseException) -> None:
         """Moves off, and tells why; but where that fails, nothing that would free the nodes."""
-        lease = self.lease
+        lease, self.abandoned = self.lease, True
         try:
+            if lease is not None:
+                self.link.take_off(self.kind, lease.epoch)
             self.move_off()
         finally:
             self._forget()
@@ -184,6 +192,7 @@ class Stint:
             stays = lease.keep and not self.disturbed and not self.lost and self.link.sure_s > 0
             if stays:
                 self.link.parked[self.kind] = (lease.epoch, self.loaded)
+                self.loaded = ()
         return None if stays else self.move_off()
 
     def _finish(self, lease: Held) -> bool:
@@ -224,9 +233,19 @@ class Stint:
         except RollmuxError as error:
             log.warning("%s has failed, and the controller could not be told: %s", self, error)
 
-    def _check_abandoned(self) -> None:
-        if self.abandoned:
-            raise self.link.lost(f"{self} is no longer waited for")
+    def _may_follow(self) -> bool:
+        """Not before whoever was given up while its state moved in is off the nodes: the lease is the same."""
+        before = self.link.stints.get(self.kind)
+        return before is None or before is self or not before.abandoned
+
+    def _check_wanted(self) -> None:
+        if self.abandoned or self.link.wanted.get((self.kind, self.iteration)) is not self:
+            raise LeaseLost(f"{self} is no longer waited for")
+
+    def _want_no_more(self, key: tuple[PhaseKind, int]) -> None:
+        if self.link.wanted.get(key) is self:
+            del self.link.wanted[key]
+            self.link.unwanted.add(key)
 
     def _stop(self) -> None:
         """No order is begun from here on, and none is half-way."""
@@ -238,7 +257,8 @@ class Stint:
 
     def _forget(self) -> None:
         with self.link.lock:
-            self.lease = None
-            self.link.wanted.discard((self.kind, self.iteration))
+            self.lease, key = None, (self.kind, self.iteration)
+            self._want_no_more(key)
             if self.link.stints.get(self.kind) is self:
                 del self.link.stints[self.kind]
+                self.link.lock.notify_all()

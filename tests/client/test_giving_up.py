@@ -1,0 +1,284 @@
+"""Who no longer waits for its turn, or for word of its end, and who asks again."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event, current_thread, main_thread
+from time import sleep
+from typing import Any
+
+import httpx
+import pytest
+
+from rollmux.client import AlreadyCommitted, Mux
+from rollmux.protocol.messages import Report, Said
+from tests.client.world import Crowd, Engine, World, job_data, soon
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["the first time", "having been in"])
+def test_a_task_that_is_cancelled_while_it_waits_gives_its_turn_to_others(before: bool) -> None:
+    world, crowd, begun, over = World(), Crowd(), Event(), Event()
+    with world.connect(job_data("b")) as other, world.connect(job_data("a"), wait_s=0.05) as mux:
+
+        def hold() -> None:
+            with other.phase("rollout"):
+                begun.set()
+                assert over.wait(5.0)
+
+        async def work() -> None:
+            async with rollout:
+                pass
+
+        async def wait() -> None:
+            async with rollout:
+                raise AssertionError("it was cancelled")
+
+        async def give_up() -> None:
+            if before:
+                await work()
+                with mux.phase("train"):
+                    pass
+            crowd.start(hold)
+            assert begun.wait(3.0)
+            waiting = asyncio.create_task(wait())
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+        rollout = mux.phase("rollout")
+        asyncio.run(give_up())
+        over.set()
+        crowd.join()
+        asyncio.run(work())
+        assert world.record("a").progress.rolled == 1 + before
+
+
+def test_who_stops_waiting_for_its_turn_holds_up_nobody() -> None:
+    """It is granted all the same, as nobody can tell in time."""
+    world, engine, crowd, begun, over = World(lease_s=0.5, drain_s=0.5), Engine(), Crowd(), Event(), Event()
+    patient = iter(range(5))
+
+    def impatient(verb: str, message: Any) -> str:
+        if verb == "ask" and current_thread() is main_thread() and next(patient, None) is None:
+            raise KeyboardInterrupt
+        return ""
+
+    def hold(mux: Mux) -> None:
+        with mux.phase("rollout"):
+            begun.set()
+            assert over.wait(5.0)
+
+    with (
+        world.connect(job_data("a"), wait_s=0.05) as mux,
+        world.connect(job_data("b"), wait_s=0.05) as other,
+        world.connect(job_data("c"), wait_s=0.05) as third,
+    ):
+        crowd.start(lambda: hold(other))
+        assert begun.wait(3.0)
+        world.fate = impatient
+        interrupted(mux, engine)
+        world.fate = lambda verb, message: ""
+        over.set()
+        with third.phase("rollout"):
+            assert engine.moves == []
+        crowd.join()
+        with mux.phase("rollout", state=engine):
+            assert engine.here
+        assert world.record("a").attempt == 1
+
+
+def test_state_that_was_left_on_nodes_leaves_them_where_nobody_waits_for_their_lease_any_more() -> None:
+    world, engine = World(lease_s=0.5, drain_s=0.5), Engine()
+    broken = Event()
+
+    def way(request: httpx.Request) -> httpx.Response:
+        answer = world.handle(request)
+        if broken.is_set() and b'"rollout"' in request.content:
+            broken.clear()
+            raise KeyboardInterrupt
+        return answer
+
+    with world.connect(job_data("a"), transport=httpx.MockTransport(way)) as mux:
+        with mux.phase("rollout", state=engine):
+            pass
+        with mux.phase("train"):
+            pass
+        assert engine.here
+        broken.set()
+        interrupted(mux, engine)
+        assert engine.here
+        soon(lambda: not engine.here)
+        with world.connect(job_data("b")) as other, other.phase("rollout"):
+            pass
+        with mux.phase("rollout", state=engine):
+            assert engine.here
+        assert world.record("a").attempt == 1
+
+
+def interrupted(mux: Mux, state: Engine) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        mux.phase("rollout", state=state).__enter__()
+
+
+def test_who_asks_again_for_what_it_had_given_up_has_its_turn() -> None:
+    world, patient = World(), iter(range(1))
+
+    def impatient(verb: str, message: Any) -> str:
+        if verb == "ask" and next(patient, None) is not None:
+            raise KeyboardInterrupt
+        return ""
+
+    world.fate = impatient
+    with world.connect(job_data("a")) as mux:
+        interrupted(mux, Engine())
+        for _ in mux.steps(3):
+            with mux.phase("rollout"):
+                sleep(0.05)
+            with mux.phase("train"):
+                pass
+    assert world.said("a", Said.FAILED) == []
+
+
+@contextmanager
+def held(world: World, until: Event) -> Iterator[None]:
+    """Another job is in its rollout until then."""
+    crowd, begun = Crowd(), Event()
+
+    def hold() -> None:
+        with world.connect(job_data("b")) as other, other.phase("rollout"):
+            begun.set()
+            assert until.wait(5.0)
+
+    crowd.start(hold)
+    assert begun.wait(3.0)
+    yield
+    crowd.join()
+
+
+@pytest.mark.parametrize("wait_s", [0.05, 5.0], ids=["between two calls", "while it was parked"])
+def test_a_phase_that_is_tried_again_has_its_lease_for_itself(wait_s: float) -> None:
+    """The thread that was given up hears of the turn, too, and says nothing, be it answered before or after."""
+    world, engine, over, told = World(lease_s=0.5), Engine(), Event(), list[dict[str, Any]]()
+
+    async def work() -> None:
+        async with rollout as phase:
+            for _ in range(10):
+                await asyncio.sleep(0.03)
+                assert engine.here
+                assert phase.lost == ""
+
+    async def try_again() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work(), 0.1)
+        again = asyncio.create_task(work())
+        await asyncio.sleep(0.1)
+        over.set()
+        await again
+
+    with world.connect(job_data("a"), wait_s=wait_s) as mux, held(world, over):
+        rollout = mux.phase("rollout", state=engine)
+        asyncio.run(try_again())
+        gc.collect()
+        assert world.said("a", Said.FAILED) == []
+        assert engine.moves[:1] == ["load"]
+        assert told == []
+
+
+def test_who_tries_again_begins_once_what_was_given_up_is_off_the_nodes() -> None:
+    world, there = World(), Event()
+
+    class Slow(Engine):
+        def load(self) -> None:
+            super().load()
+            assert there.wait(5.0)
+
+    engine = Slow()
+
+    async def work() -> None:
+        async with mux.phase("rollout", state=engine):
+            assert engine.here
+
+    async def try_again() -> None:
+        first = asyncio.create_task(work())
+        while not engine.here:
+            await asyncio.sleep(0.01)
+        first.cancel()
+        again = asyncio.create_task(work())
+        await asyncio.sleep(0.1)
+        there.set()
+        await again
+
+    with world.connect(job_data("a"), wait_s=0.05) as mux:
+        asyncio.run(try_again())
+        assert engine.moves[:3] == ["load", "offload", "load"]
+        assert world.record("a").progress.rolled == 1
+
+
+def test_who_is_cancelled_before_its_thread_begins_asks_for_nothing() -> None:
+    world, busy = World(), Event()
+
+    async def work() -> None:
+        async with mux.phase("rollout"):
+            raise AssertionError("it was cancelled")
+
+    async def give_up() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        blocked = loop.run_in_executor(None, busy.wait)
+        waiting = asyncio.create_task(work())
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        busy.set()
+        await blocked
+
+    with world.connect(job_data("a")) as mux:
+        asyncio.run(give_up())
+        assert "ask" not in [verb for _, verb, _ in world.heard]
+
+
+def test_state_that_was_to_stay_is_loaded_again_where_the_word_of_the_end_was_broken_off() -> None:
+    world, engine, broken = World(), Engine(), Event()
+
+    def impatient(verb: str, message: Any) -> str:
+        if isinstance(message, Report) and message.said is Said.FINISHED and not broken.is_set():
+            broken.set()
+            raise KeyboardInterrupt
+        return ""
+
+    world.fate = impatient
+    with world.connect(job_data("a")) as mux:
+        with pytest.raises(KeyboardInterrupt), mux.phase("rollout", state=engine):
+            assert engine.here
+        assert engine.moves == ["load", "offload"]
+        with mux.phase("rollout", state=engine):
+            assert engine.moves == ["load", "offload", "load"]
+        assert world.record("a").progress.rolled == 1
+
+
+def test_who_has_not_heard_that_a_phase_counts_hears_it_once_and_goes_on() -> None:
+    world, broken = World(), Event()
+
+    def way(request: httpx.Request) -> httpx.Response:
+        answer = world.handle(request)
+        if broken.is_set() and b'"finished"' in request.content and request.url.path.endswith("/report"):
+            broken.clear()
+            raise KeyboardInterrupt
+        return answer
+
+    with world.connect(job_data("a"), transport=httpx.MockTransport(way)) as mux:
+        with mux.phase("rollout"):
+            pass
+        broken.set()
+        with pytest.raises(KeyboardInterrupt), mux.phase("train"):
+            pass
+        with pytest.raises(AlreadyCommitted, match=r"train\(0\) of job a is committed"):
+            mux.phase("train").__enter__()
+        with mux.phase("rollout"):
+            pass
+        assert mux.synced == 1
