@@ -23,14 +23,28 @@ from rollmux.runtime.engine.http import (
     Server,
     ServerFailed,
     ServerMismatch,
+    ServerRefused,
     environment_of,
     nvidia_smi,
 )
+from rollmux.runtime.engine.http.calls import Call, Reply
+from rollmux.runtime.engine.http.wire import Wire
 from rollmux.runtime.engine.requests import Ended, FinishReason
 from rollmux.runtime.engine.seam import Begun
 from tests.runtime.engine_http.fake_machine import BASE_BYTES, CACHE_BYTES, WEIGHTS_BYTES, greedy
 from tests.runtime.engine_http.fake_server import FakeServer
-from tests.runtime.engine_http.rigs import DIALECTS, PATIENT, PROMPT, all_ended, eventually, grown, request, rig, run
+from tests.runtime.engine_http.rigs import (
+    DIALECTS,
+    PATIENT,
+    PROMPT,
+    Rig,
+    all_ended,
+    eventually,
+    grown,
+    request,
+    rig,
+    run,
+)
 
 BOTH = pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 ORDER = {
@@ -367,6 +381,88 @@ def test_a_server_that_paused_without_saying_so_is_woken(dialect: str) -> None:
         assert it.server.machine.paused
         it.engine.resume()  # the sleep is given up
         assert run(it.engine, request()).response.tokens == greedy("base", PROMPT, 12)
+
+
+@BOTH
+def test_a_pause_without_an_answer_fails_no_response_when_the_sleep_is_given_up(dialect: str) -> None:
+    with rig(dialect, token_s=0.01) as it:
+        it.engine.submit(request(count=60))
+        grown(it.engine, 3)
+        it.server.faults.lost_answers.add("/pause" if dialect == "vllm" else "/pause_generation")
+        with pytest.raises(ServerFailed):
+            it.engine.suspend()
+        it.engine.resume()
+        ended = all_ended(it.engine)["r"]
+    assert (ended.reason, ended.response.tokens) == (FinishReason.LENGTH, greedy("base", PROMPT, 60))
+
+
+@BOTH
+@pytest.mark.parametrize("then", ["resume", "update", "update asleep", "suspend"])
+@pytest.mark.parametrize("fault", ["504", "interrupted", "lost on the way"])
+def test_a_server_that_may_sleep_is_woken_before_anything_else(
+    dialect: str, fault: str, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = {"vllm": "/sleep", "sglang": "/release_memory_occupation"}[dialect]
+    with rig(dialect, canary=(5, 6)) as it:
+        run(it.engine, request("before"))
+        break_answer(it, path, fault, monkeypatch)
+        with pytest.raises(KeyboardInterrupt if fault == "interrupted" else ServerFailed):
+            it.engine.suspend()
+        assert bool(it.server.machine.asleep) is (fault != "lost on the way")
+        if then == "suspend":
+            it.engine.suspend()
+            assert it.server.machine.held() == BASE_BYTES
+        elif then.startswith("update"):
+            it.engine.update(1, {"path": "/weights/1"})
+            if then == "update asleep":
+                it.engine.suspend()
+                assert it.server.machine.held() == BASE_BYTES
+        it.engine.resume()
+        ended = run(it.engine, request("after"))
+    assert ended.response.tokens == greedy("/weights/1" if "update" in then else "base", PROMPT, 12)
+
+
+@BOTH
+def test_a_sleep_that_the_server_refuses_leaves_it_awake(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = {"vllm": "/sleep", "sglang": "/release_memory_occupation"}[dialect]
+    with rig(dialect) as it:
+        break_answer(it, path, "404", monkeypatch)
+        for _ in range(2):
+            with pytest.raises(ServerFailed, match="404"):
+                it.engine.suspend()
+        it.engine.resume()
+        assert not [call for call in it.server.control_calls() if "wake" in call or "resume_memory" in call]
+        assert run(it.engine, request()).response.tokens == greedy("base", PROMPT, 12)
+
+
+def break_answer(it: Rig, path: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of this path are answered otherwise: the next one only, but for 404."""
+    ask = Wire.ask
+
+    def broken(wire: Wire, call: Call, within_s: float | None = None) -> Reply:
+        if call.path != path:
+            return ask(wire, call, within_s)
+        if fault == "404":
+            raise ServerRefused(404, "404")
+        monkeypatch.setattr(Wire, "ask", ask)
+        if fault == "lost on the way":
+            raise ServerFailed("reset")
+        ask(wire, call, within_s)
+        raise KeyboardInterrupt if fault == "interrupted" else ServerRefused(504, "a proxy says so")
+
+    monkeypatch.setattr(Wire, "ask", broken)
+
+
+@BOTH
+def test_a_server_that_runs_without_saying_so_is_frozen_again(dialect: str) -> None:
+    with rig(dialect) as it:
+        it.engine.suspend(keep=True)
+        it.server.faults.lost_answers.add("/resume" if dialect == "vllm" else "/continue_generation")
+        with pytest.raises(ServerFailed):
+            it.engine.resume()
+        it.engine.suspend(keep=True)
+        assert it.server.machine.paused
+        it.engine.resume()
 
 
 @BOTH

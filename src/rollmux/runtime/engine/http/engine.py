@@ -181,12 +181,14 @@ class HttpEngine:
             for live in self._counter.find(tuple(self._counter.open)):
                 self._abort(self._counter.hang_up(live))
                 self._counter.waiting.append(live.request.id)
-        self._life.empty()
-        self._drain()
-        for live in self._counter.find(tuple(self._counter.open)):
-            name = self._counter.open[live.request.id].name
-            self._counter.park(live)
-            self._abort(name)
+        try:
+            self._life.empty()
+            self._drain()
+        finally:  # it may have ended them without an answer: as aborted, which is no failure of theirs
+            for live in self._counter.find(tuple(self._counter.open)):
+                name = self._counter.open[live.request.id].name
+                self._counter.park(live)
+                self._abort(name)
 
     def _drain(self) -> None:
         """Until all streams have ended, or are silent: what came to a paused server waits there and is not aborted."""

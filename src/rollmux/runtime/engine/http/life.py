@@ -17,6 +17,8 @@ from rollmux.runtime.engine.http.memory import Memory
 from rollmux.runtime.engine.http.reading import thing
 from rollmux.runtime.engine.http.wire import Wire
 
+BOTH = frozenset({WEIGHTS, CACHE})
+
 
 class Pause(Enum):
     """What a server does with requests."""
@@ -32,11 +34,11 @@ class Life:
     def __init__(self, wire: Wire, dialect: Dialect, memory: Memory | None) -> None:
         self._wire, self._dialect, self._memory = wire, dialect, memory
         self.pause = Pause.NONE
-        self.asleep: set[str] = set()
+        self.asleep: frozenset[str] = frozenset()
+        self._unsure: frozenset[str] = frozenset()  # what sleeps or does not: the answer to the last call is missing
         self._stale = False  # keys and values of before may be there still
         self._half: int | None = None  # the version of an update that was begun and not ended
         self._touched = False  # it was asked to pause, and may have done so
-        self._unsure: set[str] = set()  # what was asked without an answer
         self._first_held: int | None = None
         self.leaked_bytes = 0
 
@@ -61,13 +63,13 @@ class Life:
     def sleep(self) -> None:
         """Of an empty server. Returns when its bytes are seen to be free."""
         memory = self.require_memory()
-        if self.asleep != {WEIGHTS, CACHE}:
-            if self.asleep:
-                self._wake(CACHE)  # half awake after an update, it would sleep no further
-            if not self._says_asleep():
-                self._once("sleep", self._dialect.sleep())
-            self.asleep = {WEIGHTS, CACHE}
+        if self.asleep != BOTH:
+            if self._unsure != BOTH:
+                self._wake()  # half awake after an update, it would sleep no further
             self._stale = True
+            if not self._says_asleep():
+                self._once(BOTH, self._dialect.sleep())
+            self.asleep, self._unsure = BOTH, frozenset()
         held = memory.settle()
         self._first_held = held if self._first_held is None else self._first_held
         self.leaked_bytes = max(self.leaked_bytes, held - self._first_held)
@@ -95,32 +97,36 @@ class Life:
                 f"from sleep to sleep the server has gained {self.leaked_bytes} bytes, {self._memory.leak_bytes} are "
                 "allowed: export what is unfinished and start it anew"
             )
-        self._wake(WEIGHTS)
-        self._wake(CACHE)
+        self._wake()
         if self._stale:
             self._ask(self._dialect.invalidate())
             self._stale = False
         if self._touched:
+            self.pause = Pause.NONE  # even if its answer is lost
             self._ask(self._dialect.proceed())
-            self.pause, self._touched = Pause.NONE, False
+            self._touched = False
 
-    def _wake(self, tag: str) -> None:
-        if tag in self.asleep:
-            self._once(tag, self._dialect.wake(tag))
-            self.asleep.discard(tag)
+    def _wake(self, *tags: str) -> None:
+        """These, or both, as far as they sleep or may sleep."""
+        for tag in tags or (WEIGHTS, CACHE):
+            if tag in self.asleep | self._unsure:
+                self._once(frozenset({tag}), self._dialect.wake(tag))
 
-    def _once(self, step: str, call: Call) -> None:
-        """For what some servers can't bear twice. After a lost answer, a refusal says that it was done already;
-        whether that is true is seen by the bytes and the canary."""
+    def _once(self, tags: frozenset[str], call: Call) -> None:
+        """Puts these to sleep or wakes them, which some servers can't bear twice. After a lost answer, a refusal says
+        that it was done already, or was never begun and need not be undone; whether that is true is seen by the bytes
+        and the canary. Errors of 500 and above say nothing: they may be a proxy's, or come from the middle of it."""
+        before, again = self.asleep, tags <= self._unsure
+        self.asleep, self._unsure = before - tags, self._unsure | tags
         try:
             self._ask(call)
-        except ServerRefused:
-            if step not in self._unsure:
+        except ServerRefused as refused:
+            if refused.status >= 500:
                 raise
-        except ServerFailed:
-            self._unsure.add(step)
-            raise
-        self._unsure.discard(step)
+            if not again:
+                self.asleep, self._unsure = before, self._unsure - tags
+                raise
+        self._unsure -= tags
 
     def _ask(self, call: Call) -> Reply:
         return self._wire.ask(call)
