@@ -4,9 +4,11 @@ Nothing in between: no token twice, none missing, none without its log-probabili
 """
 
 from dataclasses import replace
+from time import monotonic
 
 import pytest
 
+from rollmux.runtime.engine.http import engine
 from rollmux.runtime.engine.requests import FinishReason
 from tests.runtime.engine_http.fake_machine import greedy
 from tests.runtime.engine_http.fake_server import FakeServer
@@ -34,6 +36,19 @@ def test_a_stream_that_falls_silent_is_given_up_and_goes_on(dialect: str) -> Non
         ended = run(it.engine, request())
         assert it.server.faults.stalls == 0
     assert (ended.reason, ended.response.tokens) == (FinishReason.LENGTH, ANSWER)
+
+
+@BOTH
+def test_an_owner_who_was_away_finds_nothing_cut(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    away_s = 0.0
+    monkeypatch.setattr(engine, "monotonic", lambda: monotonic() + away_s)
+    with rig(dialect, replace(PATIENT, inbox=1, wait_s=10.0, cuts=0)) as it:
+        for n in range(3):
+            it.engine.submit(request(f"r{n}"))
+        it.engine.step()
+        away_s = 1000.0
+        ended = all_ended(it.engine)
+    assert {each.reason for each in ended.values()} == {FinishReason.LENGTH}
 
 
 @BOTH

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from rollmux.runtime.engine.http.live import Live
 from rollmux.runtime.engine.http.metrics import Metrics
 from rollmux.runtime.engine.http.sse import Events
 from rollmux.runtime.engine.http.wire import Cut, Heard, Refused, Stream
-from rollmux.runtime.engine.requests import Generated, GenerationRequest, Grown, Unfinished
+from rollmux.runtime.engine.requests import FinishReason, Generated, GenerationRequest, Grown, Unfinished
 
 TEXTS = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), min_size=1), max_size=6)
 
@@ -116,6 +117,115 @@ def test_settings_that_are_no_settings_are_refused_all_at_once() -> None:
 def test_a_refusal_can_go_from_process_to_process() -> None:
     refused = pickle.loads(pickle.dumps(ServerRefused(400, "no")))
     assert (refused.status, str(refused)) == (400, "no")
+
+
+class Desk:
+    """A counter whose clock is moved by hand, and streams that lead nowhere."""
+
+    def __init__(self, ids: str, **settings: float) -> None:
+        self.now_s = 0.0
+        self.counter = Counter(Settings(max_length=99, **settings), lambda each: None, lambda: self.now_s)  # type: ignore[arg-type]
+        self.counter.add([Unfinished(replace(asked(), id=name), Generated()) for name in ids])
+        self._loop = asyncio.new_event_loop()
+
+    def launch(self) -> list[str]:
+        self.counter.launch(lambda attempt, live: Stream(self._loop, set()), "x")
+        return list(self.counter.open)
+
+    def speak(self, name: str) -> None:
+        count = len(self.counter.live[name].tokens) + 1
+        self.counter.hear(Heard((name, self.counter.open[name].attempt), Piece((5,), (-1.0,), count)), 0)
+
+    def stalled(self) -> str:
+        return "".join(live.request.id for live in self.counter.stalled())
+
+    def __enter__(self) -> "Desk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.close()
+
+
+def test_who_waits_in_the_queue_of_a_server_that_speaks_has_not_stalled() -> None:
+    with Desk("ab", stall_s=10.0, queue_s=100.0) as desk:
+        desk.launch()
+        for _ in range(10):
+            desk.now_s += 9.0
+            desk.speak("a")
+            assert desk.stalled() == ""
+        desk.now_s += 9.0
+        assert desk.stalled() == ""
+        desk.speak("b")
+        desk.now_s += 10.0
+        assert desk.stalled() == ""
+        desk.now_s += 1.0
+        assert desk.stalled() == "ab"  # now that nobody speaks
+
+
+def test_a_stream_whose_connection_is_dead_ends_though_others_go_on() -> None:
+    with Desk("ab", stall_s=10.0, queue_s=50.0) as desk:
+        desk.launch()
+        while not desk.stalled():
+            desk.now_s += 9.0
+            desk.speak("a")
+        assert (desk.stalled(), desk.now_s) == ("b", 54.0)
+    with Desk("ab", stall_s=10.0, queue_s=1000.0) as desk:  # and sooner once the others have ended
+        desk.launch()
+        desk.now_s += 9.0
+        desk.speak("a")
+        desk.counter.end(desk.counter.live["a"], FinishReason.LENGTH)
+        desk.now_s += 9.0
+        assert desk.stalled() == ""
+        desk.now_s += 2.0
+        assert desk.stalled() == "b"
+
+
+def test_who_could_not_be_heard_was_not_silent() -> None:
+    with Desk("ab", stall_s=10.0) as desk:
+        desk.launch()
+        desk.now_s += 99.0
+        assert desk.stalled() == "ab"
+        desk.counter.listen_anew()
+        desk.now_s += 10.0
+        assert desk.stalled() == ""
+        desk.now_s += 1.0
+        assert desk.stalled() == "ab"
+
+
+def test_who_came_first_is_first_and_a_pause_keeps_no_other_waiting() -> None:
+    with Desk("abcd", max_open=2, retry_s=5.0) as desk:
+        assert desk.launch() == ["a", "b"]
+        desk.counter.cut(desk.counter.live["a"], "reset")
+        assert desk.launch() == ["b", "c"]
+        desk.counter.remove(desk.counter.live["b"])
+        desk.counter.remove(desk.counter.live["d"])
+        assert desk.launch() == ["c"]  # a pauses
+        desk.now_s += 5.0
+        assert desk.launch() == ["c", "a"]
+        assert not desk.counter.waiting
+
+
+class Counted(str):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str(self) == str(other)
+
+    __hash__ = str.__hash__
+
+
+def test_who_leaves_a_long_queue_is_not_looked_for_among_the_others() -> None:
+    names = [Counted(n) for n in range(300)]
+    with Desk("") as desk:
+        desk.counter.add([Unfinished(replace(asked(), id=name), Generated()) for name in names])
+        Counted.compared = 0
+        for name in reversed(names):
+            desk.counter.remove(desk.counter.live[name])
+        assert not desk.counter.waiting
+    assert Counted.compared < 10 * len(names)
 
 
 def test_news_of_an_attempt_that_was_given_up_changes_nothing() -> None:

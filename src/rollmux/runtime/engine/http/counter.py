@@ -4,9 +4,10 @@ Invariant: a request is here from `add` to exactly one of `end` and `remove`; ne
 or of another day change nothing.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
 
 from rollmux.checks import Checks
 from rollmux.runtime.engine.http.calls import Attempt, Over, Piece
@@ -34,10 +35,11 @@ class Counter:
     def __init__(self, settings: Settings, check: Callable[[Unfinished], None], now: Callable[[], float]) -> None:
         self._settings, self._check, self._now = settings, check, now
         self.live: dict[str, Live] = {}
-        self.waiting: deque[str] = deque()
+        self.waiting: dict[str, None] = {}  # in order
         self.open: dict[str, Open] = {}
         self.events: list[Event] = []
         self.continued_tokens = 0
+        self._spoke_s = self._anew_s = -inf  # when any stream last said something, and since when it can be heard
         self._attempts = 0  # of all requests: one that comes back has attempts of its own
 
     def add(self, requests: Iterable[Unfinished]) -> None:
@@ -50,7 +52,7 @@ class Counter:
                 each.request, list(response.tokens), list(response.logprobs), list(response.versions)
             )
         self.live |= adding
-        self.waiting.extend(adding)
+        self.waiting |= dict.fromkeys(adding)
 
     def _check_new(self, each: Unfinished, adding: dict[str, Live]) -> None:
         request, had = each.request, each.response.tokens
@@ -69,14 +71,10 @@ class Counter:
     def launch(self, begin: Callable[[Attempt, Live], Stream], prefix: str) -> None:
         """Opens streams for those that wait, the first come first, as far as there may be more."""
         now = self._now()
-        for _ in range(len(self.waiting)):
-            if len(self.open) >= self._settings.max_open:
-                return
-            name = self.waiting.popleft()
+        ready = (name for name in self.waiting if self.live[name].not_before_s <= now)
+        for name in tuple(islice(ready, self._settings.max_open - len(self.open))):
+            del self.waiting[name]
             live = self.live[name]
-            if live.not_before_s > now:
-                self.waiting.append(name)
-                continue
             self.continued_tokens += len(live.tokens)
             live.attempt = self._attempts
             attempt = live.next_attempt(prefix)
@@ -93,6 +91,7 @@ class Counter:
         live.heard_s = self._now()
         match heard.what:
             case Piece() as piece:
+                self._spoke_s = live.heard_s
                 self._hear_piece(live, piece, version, parking)
             case Cut(why):
                 self.park(live) if parking else self.cut(live, why)
@@ -118,27 +117,27 @@ class Counter:
         else:
             self.end(live, *live.ending(piece.over, piece.why))
 
-    def cut(self, live: Live, why: str) -> None:
+    def cut(self, live: Live, why: str) -> str | None:
         """Goes on later from the tokens that are there, unless that was so too often."""
         live.cuts += 1
         if live.cuts > self._settings.cuts:
-            self.end(live, FinishReason.FAILED, f"cut {live.cuts} times, at last: {why}")
-            return
+            return self.end(live, FinishReason.FAILED, f"cut {live.cuts} times, at last: {why}")
         live.not_before_s = self._now() + min(self._settings.retry_s * 2 ** (live.cuts - 1), LONGEST_RETRY_S)
-        self.park(live)
+        return self.park(live)
 
-    def park(self, live: Live) -> None:
+    def park(self, live: Live) -> str | None:
         """Its stream is given up; it waits, with its tokens. One that has all its tokens is over."""
-        self.hang_up(live)
+        name = self._hang_up(live)
         last = live.tokens[-1] if live.tokens else None
         if last in live.request.stop_tokens:
             self.end(live, FinishReason.STOP)
         elif len(live.tokens) == live.request.max_tokens:
             self.end(live, FinishReason.LENGTH)
         else:
-            self.waiting.append(live.request.id)
+            self.waiting[live.request.id] = None
+        return name
 
-    def hang_up(self, live: Live) -> str | None:
+    def _hang_up(self, live: Live) -> str | None:
         """Closes the stream if there is one; gives the attempt's name."""
         opened = self.open.pop(live.request.id, None)
         if opened is None:
@@ -156,16 +155,22 @@ class Counter:
         return Unfinished(live.request, live.generated()), name
 
     def _leave(self, live: Live) -> str | None:
-        name = self.hang_up(live)
+        name = self._hang_up(live)
         del self.live[live.request.id]
-        if live.request.id in self.waiting:
-            self.waiting.remove(live.request.id)
+        self.waiting.pop(live.request.id, None)
         return name
 
+    def listen_anew(self) -> None:
+        """Who was silent until now may have been unable to speak, or to be heard."""
+        self._anew_s = self._now()
+
     def stalled(self) -> list[Live]:
-        """Whose stream has said nothing for too long."""
-        before = self._now() - self._settings.stall_s
-        return [self.live[name] for name in self.open if self.live[name].heard_s < before]
+        """Whose stream has said nothing for too long. While others speak it may wait in the queue of a sound server."""
+        settings = self._settings
+        before = self._now() - settings.stall_s
+        if max(self._spoke_s, self._anew_s) >= before:
+            before = min(before, self._now() - settings.queue_s)
+        return [self.live[name] for name in self.open if max(self.live[name].heard_s, self._anew_s) < before]
 
     def find(self, ids: Iterable[str]) -> tuple[Live, ...]:
         return tuple(self.live[name] for name in dict.fromkeys(ids) if name in self.live)

@@ -179,16 +179,13 @@ class HttpEngine:
         """Takes the server's requests back; the tokens that it still sends count, or were never heard of."""
         if not keep_tokens:
             for live in self._counter.find(tuple(self._counter.open)):
-                self._abort(self._counter.hang_up(live))
-                self._counter.waiting.append(live.request.id)
+                self._abort(self._counter.park(live))
         try:
             self._life.empty()
             self._drain()
         finally:  # it may have ended them without an answer: as aborted, which is no failure of theirs
             for live in self._counter.find(tuple(self._counter.open)):
-                name = self._counter.open[live.request.id].name
-                self._counter.park(live)
-                self._abort(name)
+                self._abort(self._counter.park(live))
 
     def _drain(self) -> None:
         """Until all streams have ended, or are silent: what came to a paused server waits there and is not aborted."""
@@ -220,9 +217,7 @@ class HttpEngine:
         if self._slept and self._canary is not None:
             self._check_canary(self._canary)
         self._slept = False
-        now = monotonic()
-        for name in self._counter.open:
-            self._counter.live[name].heard_s = now  # frozen, it could not say anything
+        self._counter.listen_anew()  # frozen, nobody could say anything
         self._suspended = False
 
     def _check_canary(self, canary: Canary) -> None:
@@ -241,9 +236,7 @@ class HttpEngine:
         counter.launch(self._begin, self._prefix)
         self._listen(0.0 if counter.events or not counter.live else self._settings.wait_s)
         for live in counter.stalled():
-            name = counter.open[live.request.id].name
-            counter.cut(live, f"nothing came for {self._settings.stall_s:g} s")
-            self._abort(name)
+            self._abort(counter.cut(live, f"nothing came for {self._settings.stall_s:g} s"))
         return counter.told()
 
     def _begin(self, attempt: Attempt, live: Live) -> Stream:
@@ -265,6 +258,8 @@ class HttpEngine:
         notes = self._wire.take(wait_s)
         for heard in notes:
             self._counter.hear(heard, self._version, parking)
+        if len(notes) >= self._settings.inbox:
+            self._counter.listen_anew()  # there may have been no room for what others said
         return bool(notes)
 
     def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:

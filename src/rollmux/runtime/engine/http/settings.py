@@ -9,8 +9,9 @@ from rollmux.checks import MAX_COUNT, MAX_SECONDS, Checks
 class Settings:
     """`max_length` bounds a prompt with its response and is the server's own limit (`--max-model-len`).
 
-    A stream that says nothing for `stall_s` is cut. A response that was cut is continued, `cuts` times at most; before
-    that a pause that begins with `retry_s` and doubles.
+    A stream that says nothing for `stall_s` is cut, but while others speak only after `queue_s`: it may wait in the
+    server's queue, or have been put off there for want of room. A response that was cut is continued, `cuts` times at
+    most; before that a pause that begins with `retry_s` and doubles.
     """
 
     max_length: int
@@ -18,6 +19,7 @@ class Settings:
     inbox: int = 4096  # pieces heard and not yet taken by `step`
     wait_s: float = 0.05  # the longest that a step waits for news
     stall_s: float = 120.0
+    queue_s: float = 3600.0
     cuts: int = 5
     retry_s: float = 0.2
     ready_s: float = 600.0  # for a server that loads its model
@@ -28,6 +30,6 @@ class Settings:
         for name in ("max_length", "max_open", "inbox"):
             checks.whole(name, getattr(self, name), 1, MAX_COUNT, "give at least 1")
         checks.whole("cuts", self.cuts, 0, 1000, "give how often a response may be continued")
-        for name in ("wait_s", "stall_s", "retry_s", "ready_s", "drain_s"):
+        for name in ("wait_s", "stall_s", "queue_s", "retry_s", "ready_s", "drain_s"):
             checks.number(name, getattr(self, name), 0, MAX_SECONDS, "give seconds")
         checks.require()
