@@ -7,11 +7,24 @@ import pytest
 
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.engine.errors import EngineClosed, UpdateRefused
-from rollmux.runtime.engine.http import HttpEngine, Server, ServerFailed, Sglang, Vllm
+from rollmux.runtime.engine.http import HttpEngine, Server, ServerFailed, ServerMismatch, ServerRefused, Sglang, Vllm
+from rollmux.runtime.engine.http.calls import Call, Reply
+from rollmux.runtime.engine.http.wire import Wire
 from rollmux.runtime.engine.requests import Ended, FinishReason, Grown
 from tests.runtime.engine_http.fake_machine import draw, greedy
 from tests.runtime.engine_http.fake_server import FakeServer
-from tests.runtime.engine_http.rigs import PATIENT, PROMPT, all_ended, eventually, grown, request, rig, run, until
+from tests.runtime.engine_http.rigs import (
+    DIALECTS,
+    PATIENT,
+    PROMPT,
+    all_ended,
+    eventually,
+    grown,
+    request,
+    rig,
+    run,
+    until,
+)
 
 BOTH = pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 
@@ -159,6 +172,75 @@ def test_no_server_is_an_error_and_leaves_no_thread() -> None:
     with pytest.raises(ServerFailed, match="not ready after"):
         HttpEngine(Server("http://127.0.0.1:9"), Vllm(), replace(PATIENT, ready_s=0.0))
     assert not [each for each in threading.enumerate() if each.name == "rollmux-engine-http"]
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:9", "htp://a", "http://", "http://a:99999", "http://a\n", "http://[::1", None]
+)
+def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(InvalidSpec, match=r"server\.url"):
+        Server(url)
+
+
+@pytest.mark.parametrize("value", [None, 3, "a\n", " a", "\u00fc"])
+def test_a_header_that_can_not_be_sent_is_refused_and_not_told(value: str) -> None:
+    with pytest.raises(InvalidSpec, match="'Authorization'"):
+        Server("http://a", {"Authorization": value})
+    Server("http://a", {"Authorization": "Bearer a-b_c"})
+
+
+@BOTH
+@pytest.mark.parametrize("status", [401, 403])
+def test_who_is_not_let_in_does_not_wait_until_the_server_is_ready(
+    dialect: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def shut(wire: Wire, call: Call, within_s: float | None = None) -> Reply:
+        asked.append(call)
+        raise ServerRefused(status, "no")
+
+    monkeypatch.setattr(Wire, "ask", shut)
+    with pytest.raises(ServerRefused):
+        HttpEngine(Server("http://127.0.0.1:9"), DIALECTS[dialect], replace(PATIENT, ready_s=1.0))
+    assert len(asked) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("content", [b"{}", b"<html>", b"[1]"])
+def test_a_server_that_says_no_version_is_another_than_was_meant(
+    dialect: str, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Wire, "ask", lambda *_: Reply(200, content))
+    with pytest.raises(ServerMismatch, match="does not say the version"):
+        HttpEngine(Server("http://127.0.0.1:9"), DIALECTS[dialect], PATIENT)
+
+
+@BOTH
+def test_an_id_that_no_wire_can_carry_is_as_good_as_any(dialect: str) -> None:
+    with rig(dialect) as it:
+        assert run(it.engine, request("half \ud800")).response.tokens == greedy("base", PROMPT, 12)
+
+
+@BOTH
+def test_a_close_that_is_interrupted_can_be_asked_again(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    join = threading.Thread.join
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "rollmux-engine-http":
+            monkeypatch.setattr(threading.Thread, "join", join)
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    with rig(dialect, token_s=0.003) as it:
+        it.engine.submit(request(count=400))
+        grown(it.engine, 2)
+        monkeypatch.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            it.engine.close()
+        assert [event.reason for event in it.engine.close() if isinstance(event, Ended)] == [FinishReason.CANCELLED]
+        assert not [each for each in threading.enumerate() if each.name == "rollmux-engine-http"]
+        assert it.engine.close() == []
 
 
 @BOTH

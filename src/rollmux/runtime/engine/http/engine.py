@@ -18,7 +18,7 @@ from rollmux.runtime.engine.errors import EngineClosed, EngineSuspended, UpdateR
 from rollmux.runtime.engine.http.calls import Attempt, Reply
 from rollmux.runtime.engine.http.counter import Counter
 from rollmux.runtime.engine.http.dialect import Dialect
-from rollmux.runtime.engine.http.errors import ServerFailed, ServerMismatch, Unsound
+from rollmux.runtime.engine.http.errors import ServerFailed, ServerMismatch, ServerRefused, Unsound
 from rollmux.runtime.engine.http.life import Life
 from rollmux.runtime.engine.http.live import Live
 from rollmux.runtime.engine.http.memory import Memory
@@ -32,6 +32,7 @@ from rollmux.runtime.engine.versions import require_adoptable, require_newer, re
 
 HEALTH_EVERY_S = 0.1
 HEALTH_WITHIN_S = 5.0
+FORBIDDEN = frozenset({401, 403})  # however long one waits
 
 
 class HttpEngine:
@@ -71,6 +72,8 @@ class HttpEngine:
                 self._wire.ask(self._dialect.health(), HEALTH_WITHIN_S)
                 return
             except ServerFailed as failed:
+                if isinstance(failed, ServerRefused) and failed.status in FORBIDDEN:
+                    raise
                 if monotonic() >= until:
                     raise ServerFailed(f"not ready after {self._settings.ready_s:g} s: {failed}") from failed
             sleep(HEALTH_EVERY_S)
@@ -80,7 +83,13 @@ class HttpEngine:
         reply = self._wire.ask(self._dialect.version())
         if reply.status == 404:
             return False
-        why = self._wrong_version(reply)
+        try:
+            why = self._wrong_version(reply)
+        except (ValueError, LookupError) as error:
+            raise ServerMismatch(
+                f"the server does not say the version of its weights ({error!r:.120}): name the right dialect, or "
+                "start a newer server"
+            ) from error
         if why is not None and self._dialect.read_version(reply).isdecimal():
             raise ServerMismatch(why)
         self._wire.ask(self._dialect.announce(self._version))
@@ -289,10 +298,8 @@ class HttpEngine:
         )
 
     def close(self) -> list[Event]:
-        if self._closed:
-            return []
-        self.cancel(list(self._counter.live))
         self._closed = self._suspended = True
+        self.cancel(list(self._counter.live))
         self._wire.close()
         return self._counter.told()
 

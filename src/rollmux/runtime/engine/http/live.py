@@ -33,7 +33,8 @@ class Live:
     def next_attempt(self, prefix: str) -> Attempt:
         self.attempt += 1
         self.begun = len(self.tokens)
-        return Attempt(f"{prefix}-{self.request.id}-{self.attempt}", self.request, tuple(self.tokens))
+        name = self.request.id.encode(errors="backslashreplace").decode()  # half a surrogate pair goes over no wire
+        return Attempt(f"{prefix}-{name}-{self.attempt}", self.request, tuple(self.tokens))
 
     def take(self, piece: Piece, version: int) -> Generated | None:
         """The tokens that are new in a piece; None if some before them are missing."""

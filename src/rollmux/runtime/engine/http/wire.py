@@ -1,6 +1,7 @@
 """The connection to one server: a thread of its own with an event loop, in which all streams are read.
 
 Invariant: after `close` there is neither the thread nor a socket; whoever waits for an answer then gets `ServerFailed`.
+A `close` whose waiting was interrupted goes on, and the next one waits for it.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from rollmux.checks import Checks
 from rollmux.runtime.engine.http.calls import Call, Piece, Reply
 from rollmux.runtime.engine.http.errors import ServerFailed, ServerRefused
 from rollmux.runtime.engine.http.inbox import Inbox
@@ -31,6 +33,16 @@ class Server:
     headers: dict[str, str] = field(default_factory=dict)
     connect_s: float = 5.0
     call_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        """What no waiting cures."""
+        checks = Checks("server")
+        if not _is_address(self.url):
+            checks.report("url", self.url, "like http://machine:8000", "write it with http:// or https://")
+        for name, value in self.headers.items():
+            if not (isinstance(value, str) and value.isascii() and value.isprintable() and value == value.strip()):
+                checks.report("headers", name, "of letters, digits and signs", "give its value as a text of one line")
+        checks.require()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +131,12 @@ class Wire:
             verify=server.url.startswith("https:"),  # without need, loading the certificates is most of the start
             trust_env=False,  # a proxy named in the environment is not meant for machines of our own
         )
-        self._thread = Thread(target=self._loop.run_forever, name="rollmux-engine-http", daemon=True)
+        self._closing = asyncio.Event()
+        self._thread = Thread(target=self._run, name="rollmux-engine-http", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._until_closed())
 
     def ask(self, call: Call, within_s: float | None = None) -> Reply:
         """Waits for an answer."""
@@ -141,8 +157,7 @@ class Wire:
     def close(self) -> None:
         if self._loop.is_closed():
             return
-        self._wait(self._ended())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
         self._loop.close()
 
@@ -213,7 +228,8 @@ class Wire:
             await response.aclose()
         return Cut("the stream ended without an end")
 
-    async def _ended(self) -> None:
+    async def _until_closed(self) -> None:
+        await self._closing.wait()
         for stream in tuple(self._streams):
             stream.hang_up_here()
         if tasks := asyncio.all_tasks() - {_this_task()}:
@@ -223,6 +239,15 @@ class Wire:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
+
+
+def _is_address(url: str) -> bool:
+    try:
+        found = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        return False
+    port = 80 if found.port is None else found.port
+    return found.scheme in ("http", "https") and bool(found.host) and 0 < port < 2**16
 
 
 def _this_task() -> "asyncio.Task[Any]":
