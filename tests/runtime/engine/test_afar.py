@@ -127,7 +127,7 @@ def test_what_is_refused_is_refused_as_by_the_engine_itself() -> None:
 class Breaks:
     """Raises what no engine does; says what no engine says."""
 
-    version, is_suspended, unfinished = 0, False, 0
+    version, is_suspended = 0, False
 
     def adopt(self, unfinished: object, mixed: bool) -> None: ...
 
@@ -221,7 +221,7 @@ def test_an_update_that_loses_the_engine_forgets_nobody() -> None:
         while not engine.step():
             pass
         engine.submit(GenerationRequest("ahead", (4, 5), 6, temperature=0.0))
-        while not any(event.id == "ahead" for event in engine._heard):
+        while not any(event.id == "ahead" for event, _ in engine._heard):
             assert all(event.id == "long" for event in engine.step())
             engine.gauges()
 

@@ -2,20 +2,31 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import Pipe
 from random import Random
+from threading import Timer
 from typing import Any, NoReturn
 
 import pytest
 import torch
 
-from rollmux.runtime.engine import Ended, EngineClosed, FinishReason, GenerationRequest, Grown, UpdateRefused
-from rollmux.runtime.engine.beside import EngineBeside
+from rollmux.runtime.engine import (
+    Ended,
+    EngineClosed,
+    FinishReason,
+    GenerationRequest,
+    Grown,
+    UpdateRefused,
+    elsewhere,
+)
+from rollmux.runtime.engine.beside import EngineBeside, _Pipe
 from rollmux.runtime.engine.errors import EngineLost
 from rollmux.runtime.engine.slots import slots
 from rollmux.service.local.process_tree import look
@@ -190,3 +201,33 @@ def test_a_process_that_dies_each_time_is_given_up() -> None:
     with pytest.raises(EngineLost, match="in a row"):
         engine.submit(LONG)
     engine.close()
+
+
+def test_one_that_stands_still_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elsewhere, "_END_S", 0.1)
+    with beside(1) as (engine,):
+        engine.submit(LONG)
+        engine.gauges()
+        pid, late = engine.pid or 0, list[int]()
+
+        def kill() -> None:
+            late.append(pid)
+            os.kill(pid, signal.SIGKILL)
+
+        timer = Timer(60.0, kill)
+        timer.start()
+        os.kill(pid, signal.SIGSTOP)
+        engine._begin_step()
+        assert [event.id for event in engine.close()] == ["long"]
+        timer.cancel()
+    assert gone(pid)
+    assert not late
+
+
+def test_a_process_that_dies_in_the_middle_of_an_answer_is_gone() -> None:
+    here, there = Pipe()
+    os.write(there.fileno(), struct.pack("!i", 100) + b"of these it sends a few")
+    there.close()
+    with pytest.raises(EOFError):
+        _Pipe(here).recv()
+    here.close()

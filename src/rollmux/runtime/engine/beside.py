@@ -57,7 +57,12 @@ class _Pipe:
         self._pipe.send((name, told))
 
     def recv(self) -> Answer:
-        found: Answer = self._pipe.recv()
+        try:
+            found: Answer = self._pipe.recv()
+        except OSError as error:
+            if type(error) is OSError:  # it is over in the middle of an answer
+                raise EOFError(str(error)) from error
+            raise
         return found
 
     def close(self) -> None:

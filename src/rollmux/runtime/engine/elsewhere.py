@@ -2,13 +2,14 @@
 
 A step is asked for ahead: while its owner is with another engine, this one computes. What came of a step is told by
 the next call of `step`. If the process dies it is begun anew: its requests are resubmitted with the tokens that were
-heard of, and since a response depends on its request and the weights alone, nothing else comes of them.
+heard of, and since a response depends on its request and the weights alone, nothing else comes of them. A call that
+is interrupted (by Ctrl-C, say) ends the process too, for nobody would hear what it answers.
 
 Invariant: an exported request has the tokens that were told, no more: whoever goes on with it draws the others again.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from rollmux.runtime.engine.seam import Begun, Engine, Gauges
 
 _LIVES = 3  # that end without a step in between: then it is no accident
 _END_S = 5.0
+_GONE = (ConnectionError, EOFError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,6 @@ class Standing:
 
     version: int
     is_suspended: bool
-    unfinished: int
 
 
 # What came of a step, on its way: plain tuples are quick to pack. An end (a reason, and why) has no tokens with it, for
@@ -36,7 +37,7 @@ Answer = tuple[Any, Exception | None, Standing]
 
 
 class Line(Protocol):
-    """Calls to an engine elsewhere and their answers, in their order. OSError or EOFError: that engine is gone."""
+    """Calls to an engine elsewhere and their answers, in their order. ConnectionError or EOFError: it is gone."""
 
     def send(self, name: str, told: tuple[Any, ...]) -> None: ...
 
@@ -50,15 +51,15 @@ class Home(Protocol):
     """Where the engine lives, one life after the other."""
 
     def begin(self, version: int) -> Line:
-        """A new engine over weights of this version. OSError or EOFError: it died at once."""
+        """A new engine over weights of this version. ConnectionError or EOFError: it died at once."""
 
     def end(self, patience_s: float) -> None:
         """Of the present one nothing is left, if there is one; it has so long to end itself."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Known:
-    """A request that is not over, and all that was heard of it."""
+    """A request, and all that was heard of it."""
 
     request: GenerationRequest
     tokens: list[int]
@@ -83,22 +84,18 @@ class _Known:
         return Unfinished(self.request, self.response(count))
 
 
-class _Gone(Exception):
-    """The process is: nothing of what it was asked for last counts."""
-
-
 class EngineElsewhere:
     """See `rollmux.runtime.engine.seam.Engine`. Its process begins with the first call that needs one."""
 
     def __init__(self, home: Home, version: int = 0) -> None:
         self._home = home
-        self._stands = Standing(version, is_suspended=False, unfinished=0)
+        self._stands = Standing(version, is_suspended=False)
         self._line: Line | None = None
         self._ahead = False  # a step was asked for, and its answer not read yet
-        self._heard: list[Event] = []  # what it has said and is not told yet
+        self._heard: list[tuple[Event, _Known]] = []  # what it has said, and of whom, and is not told yet
         self._failed: Exception | None = None  # the same, where a step raised
-        self._known: dict[str, _Known] = {}
-        self._cancelled: set[str] = set()
+        self._known: dict[str, _Known] = {}  # who is not over
+        self._cancelled: set[str] = set()  # of these
         self._lives = 0
         self._closed = False
 
@@ -112,7 +109,7 @@ class EngineElsewhere:
 
     @property
     def unfinished(self) -> int:
-        return self._stands.unfinished
+        return len(self._known) - len(self._cancelled)
 
     def submit(self, request: GenerationRequest) -> None:
         self._hear_the_end_of({request.id})
@@ -128,30 +125,28 @@ class EngineElsewhere:
     def _hear_the_end_of(self, names: set[str]) -> None:
         """A name may come again once it was cancelled: all that comes of who had it before is heard first."""
         self._require_open()
-        while self._failed is None and not self._cancelled.isdisjoint(names):
+        self._listen()
+        while not self._cancelled.isdisjoint(names):
             if self._line is None:
                 self._begin()
             self._begin_step()
+            before, self._failed = self._failed, None
             self._listen()
+            if self._failed is not None:
+                raise self._failed
+            self._failed = before
 
     def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
-        self._listen()
-        untold: dict[str, int] = {}
-        for event in self._heard:
-            if isinstance(event, Ended):
-                untold.pop(event.id, None)  # of who had the name before
-            else:
-                untold.setdefault(event.id, event.first)
         taken: tuple[Unfinished, ...] = self._call("export", None if ids is None else list(ids))
-        names = [each.request.id for each in taken]
-        self._heard = [event for place, event in enumerate(self._heard) if not self._is_of(names, place)]
-        return tuple(self._known.pop(name).unfinished(untold.get(name)) for name in names)
+        left = [self._known.pop(each.request.id) for each in taken]
+        untold = {whose: event.first for event, whose in reversed(self._heard) if isinstance(event, Grown)}
+        self._forget(left)
+        return tuple(each.unfinished(untold.get(each)) for each in left)
 
-    def _is_of(self, names: Collection[str], place: int) -> bool:
-        """Whether what was heard there is of those who have these names now."""
-        event = self._heard[place]
-        later = (each for each in self._heard[place:] if isinstance(each, Ended) and each.id == event.id)
-        return event.id in names and not any(later)
+    def _forget(self, some: Iterable[_Known]) -> None:
+        """What was heard of them is not told."""
+        left = set(some)
+        self._heard = [(event, whose) for event, whose in self._heard if whose not in left]
 
     def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
         adopted = tuple(unfinished)
@@ -160,20 +155,34 @@ class EngineElsewhere:
         self._known.update((each.request.id, _Known.of(each)) for each in adopted)
 
     def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
-        """Who has begun ahead, and nobody was told, has not begun: the new weights draw all of it."""
+        """Who has begun ahead, and nobody was told, has not begun, even if it is over: the new weights draw it all."""
         self._listen()
-        ahead = self.export({event.id for event in self._heard if isinstance(event, Grown) and event.first == 0})
+        ahead = self._taken_ahead()
         try:
             self._call("update", version, weights, begun)
-        except EngineLost:
-            self._stands = replace(self._stands, unfinished=self._stands.unfinished + len(ahead))
-            self._known.update((each.request.id, _Known.of(each)) for each in ahead)
-            raise
-        except BaseException:
-            self.adopt(ahead)
-            raise
-        if ahead:
-            self.adopt(ahead)
+        finally:
+            self._put_back(ahead)
+
+    def _taken_ahead(self) -> list[Unfinished]:
+        begun = [whose for event, whose in self._heard if isinstance(event, Grown) and event.first == 0]
+        ends = {whose: event.reason for event, whose in self._heard if isinstance(event, Ended)}
+        over = [
+            each
+            for each in begun
+            if ends.get(each, FinishReason.CANCELLED) is not FinishReason.CANCELLED
+            and each.request.id not in self._known  # its name may have come again
+        ]
+        taken = self.export([each.request.id for each in begun if each not in ends])
+        self._forget(over)
+        return [*taken, *(Unfinished(each.request, Generated()) for each in over)]
+
+    def _put_back(self, taken: Iterable[Unfinished]) -> None:
+        """They are known again, whatever has happened, and whatever happens now."""
+        back = tuple(taken)
+        self._known.update((each.request.id, _Known.of(each)) for each in back)
+        if back and self._line is not None:
+            with suppress(*_GONE), self._whole():
+                self._require_done(self._line, "adopt", back, True)
 
     def suspend(self, keep: bool = False) -> None:
         self._call("suspend", keep)
@@ -191,9 +200,9 @@ class EngineElsewhere:
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
-        told, self._heard = self._heard, []
         self._begin_step()
-        return told
+        told, self._heard = self._heard, []
+        return [event for event, _ in told]
 
     def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
         found: tuple[int, ...] = self._call("probe", prompt, count)
@@ -206,13 +215,12 @@ class EngineElsewhere:
     def close(self) -> list[Event]:
         if self._closed:
             return []
+        self._end(_END_S)
         self._closed = True
-        self._listen()
-        self._end()
         ends = [Ended(name, FinishReason.CANCELLED, each.response()) for name, each in self._known.items()]
-        told = [*self._heard, *ends]
-        self._known, self._heard = {}, []
-        self._stands = replace(self._stands, is_suspended=True, unfinished=0)
+        told = [*(event for event, _ in self._heard), *ends]
+        self._known, self._heard, self._cancelled = {}, [], set()
+        self._stands = replace(self._stands, is_suspended=True)
         return told
 
     # -- its process -------------------------------------------------------------------------------------------------
@@ -227,8 +235,7 @@ class EngineElsewhere:
             line = self._line or self._begin()
             try:
                 answer, refusal = self._asked(line, name, told)
-            except _Gone:
-                self._end()
+            except _GONE:
                 continue
             if refusal is not None:
                 raise refusal
@@ -249,88 +256,92 @@ class EngineElsewhere:
         else:
             (names,) = told
             left = [each for each in self._known if each not in self._cancelled and (names is None or each in names)]
-            self._stands = replace(self._stands, unfinished=self._stands.unfinished - len(left))
             return tuple(self._known[each].unfinished() for each in left)
         return None
 
     def _begin_step(self) -> None:
         """Ahead, where there is something to do."""
-        if self._line is None or self._ahead or not (self._stands.unfinished or self._cancelled):
+        if self._line is None or self._ahead or not self._known:
             return
-        with suppress(OSError):  # whoever listens hears that it is gone
-            self._line.send("step", ())
         self._ahead = True
+        with suppress(*_GONE), self._whole():
+            self._line.send("step", ())
 
     def _listen(self) -> None:
         """Reads what came of the step that was asked for ahead."""
         if not self._ahead or self._line is None:
             return
-        self._ahead = False
-        try:
+        with suppress(*_GONE), self._whole():
             events, self._failed = self._answer(self._line)
-        except _Gone:
-            self._end()
-            return
-        self._lives = 0
-        self._heard += map(self._hear, events or ())
+            self._ahead = False
+            self._lives = 0
+            self._heard += map(self._hear, events or ())
 
-    def _hear(self, told: Told) -> Event:
+    def _hear(self, told: Told) -> tuple[Event, _Known]:
         name, first, tokens, logprobs, versions, reason, why = told
         if reason is not None:
             self._cancelled.discard(name)
-            return Ended(name, reason, self._known.pop(name).response(), why)
+            over = self._known.pop(name)
+            return Ended(name, reason, over.response(), why), over
         gained = Generated(tokens, logprobs, versions)
         self._known[name].grow(gained)
-        return Grown(name, first, gained)
+        return Grown(name, first, gained), self._known[name]
 
     def _asked(self, line: Line, name: str, told: tuple[Any, ...]) -> tuple[Any, Exception | None]:
         """The answer, or what was refused."""
-        try:
+        with self._whole():
             line.send(name, told)
-        except OSError as error:
-            raise _Gone from error
-        return self._answer(line)
+            return self._answer(line)
 
     def _answer(self, line: Line) -> tuple[Any, Exception | None]:
-        try:
-            answer, refusal, self._stands = line.recv()
-        except (OSError, EOFError) as error:
-            raise _Gone from error
+        answer, refusal, self._stands = line.recv()
         return answer, refusal
+
+    def _require_done(self, line: Line, name: str, *told: Any) -> None:
+        _, refusal = self._asked(line, name, told)
+        if refusal is not None:
+            raise refusal
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What is broken off ends the process: what it answers would be taken for the answer of the next call."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, _GONE):
+                self._lives = 0  # it has not died: who hears of this may try again
+            self._end()
+            raise
 
     def _begin(self) -> Line:
         """A process, in place of one that is gone: with all that is not over, as it was."""
         self._end()
         stands = self._stands
-        while True:
+        trouble: Exception | None = None
+        while self._lives < _LIVES:
             self._lives += 1
-            if self._lives > _LIVES:
-                raise EngineLost(f"the engine's process has died {_LIVES} times in a row: its log may say why")
             try:
-                self._line = line = self._opened()
-                for name, words in (
-                    ("adopt", (tuple(each.unfinished() for each in self._known.values()), True)),
-                    ("cancel", (sorted(self._cancelled),)),
-                    *((("suspend", (False,)),) if stands.is_suspended else ()),
-                ):
-                    _, refusal = self._asked(line, name, words)
-                    if refusal is not None:
-                        raise refusal
-                return line
-            except _Gone:
-                self._end()
+                with self._whole():
+                    return self._begun(stands)
+            except _GONE as error:
+                trouble = error
+            finally:
+                self._stands = stands
+        raise EngineLost(f"the engine's process has died {_LIVES} times in a row: its log may say why") from trouble
 
-    def _opened(self) -> Line:
-        try:
-            return self._home.begin(self._stands.version)
-        except (OSError, EOFError) as error:
-            raise _Gone from error
+    def _begun(self, stands: Standing) -> Line:
+        self._line = line = self._home.begin(stands.version)
+        self._require_done(line, "adopt", tuple(each.unfinished() for each in self._known.values()), True)
+        self._require_done(line, "cancel", sorted(self._cancelled))
+        if stands.is_suspended:
+            self._require_done(line, "suspend", False)
+        return line
 
-    def _end(self) -> None:
+    def _end(self, patience_s: float = 0.0) -> None:
         line, self._line, self._ahead = self._line, None, False
         if line is not None:
             line.close()
-        self._home.end(_END_S if self._closed else 0.0)
+        self._home.end(patience_s)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -344,7 +355,7 @@ def answer(engine: Engine, name: str, told: tuple[Any, ...]) -> Answer:
         found = getattr(engine, name)(*told) if name != "step" else list(map(_packed, engine.step()))
     except Exception as error:  # noqa: BLE001  whatever it is, it is its owner's to deal with
         refusal = error
-    return found, refusal, Standing(engine.version, engine.is_suspended, engine.unfinished)
+    return found, refusal, Standing(engine.version, engine.is_suspended)
 
 
 def _packed(event: Event) -> Told:
