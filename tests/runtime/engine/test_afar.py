@@ -22,9 +22,9 @@ from rollmux.runtime.engine import (
     Grown,
     UpdateRefused,
 )
-from rollmux.runtime.engine.afar import EngineFailed, Spoken, serve
+from rollmux.runtime.engine.afar import Spoken, serve
 from rollmux.runtime.engine.elsewhere import EngineElsewhere
-from rollmux.runtime.engine.errors import EngineLost
+from rollmux.runtime.engine.errors import EngineFailed, EngineLost
 from rollmux.runtime.engine.slots import slots
 from rollmux.runtime.sync.channel import Channel
 from rollmux.runtime.sync.errors import Broken, SyncFailed

@@ -1,17 +1,18 @@
 """Engines in processes of their own do what engines do, also when their processes are killed."""
 
+import errno
 import os
 import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import Pipe
 from random import Random
-from threading import Timer
+from threading import Lock, Timer
 from typing import Any, NoReturn
 
 import pytest
@@ -23,11 +24,12 @@ from rollmux.runtime.engine import (
     FinishReason,
     GenerationRequest,
     Grown,
+    UnsupportedModel,
     UpdateRefused,
     elsewhere,
 )
 from rollmux.runtime.engine.beside import EngineBeside, _Pipe
-from rollmux.runtime.engine.errors import EngineLost
+from rollmux.runtime.engine.errors import EngineFailed, EngineLost
 from rollmux.runtime.engine.slots import slots
 from rollmux.service.local.process_tree import look
 from tests.runtime.engine.histories import CALLS, History, alone, some_requests
@@ -222,6 +224,80 @@ def test_one_that_stands_still_is_ended_all_the_same(monkeypatch: pytest.MonkeyP
         timer.cancel()
     assert gone(pid)
     assert not late
+
+
+def refuses(version: int) -> NoReturn:
+    raise UnsupportedModel("model type 'odd'")
+
+
+class NoRoom:
+    """Goes to no other process: there are too many descriptors, say."""
+
+    def __call__(self, version: int) -> NoReturn:
+        raise AssertionError
+
+    def __reduce__(self) -> NoReturn:
+        raise OSError(errno.EMFILE, "too many open files")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "why"),
+    [
+        (refuses, UnsupportedModel, "model type 'odd'"),
+        (NoRoom(), OSError, "too many"),
+        (lambda _: _, Exception, "<lambda>"),
+    ],
+)
+def test_why_an_engine_cannot_be_made_is_told_each_time(make: Any, error: type[Exception], why: str) -> None:
+    engine = EngineBeside(make)
+    for _ in range(4):
+        with pytest.raises(error, match=why):
+            engine.submit(LONG)
+        assert (engine.unfinished, engine.pid) == (0, None)
+    engine.close()
+
+
+class Odd(Exception):
+    """Is no pickle that can be read."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+def held() -> Exception:
+    error = RuntimeError("the device")
+    error.lock = Lock()  # type: ignore[attr-defined]
+    return error
+
+
+class Raises:
+    """An engine whose gauges raise what cannot be sent."""
+
+    def __init__(self, error: Callable[[], Exception], version: int) -> None:
+        self.version, self.is_suspended, self._error = version, False, error
+
+    def adopt(self, unfinished: object, mixed: bool) -> None: ...
+
+    def cancel(self, ids: object) -> None: ...
+
+    def gauges(self) -> NoReturn:
+        raise self._error()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(partial(Odd, "this", "that"), "Odd: this: that"), (held, "RuntimeError: the device")]
+)
+def test_an_error_that_cannot_be_sent_is_told_as_a_text_and_the_engine_goes_on(
+    error: Callable[[], Exception], text: str
+) -> None:
+    engine = EngineBeside(partial(Raises, error))  # type: ignore[arg-type]
+    with pytest.raises(EngineFailed, match=text):
+        engine.gauges()
+    pid = engine.pid
+    with pytest.raises(EngineFailed, match=text):
+        engine.gauges()
+    assert engine.pid == pid is not None
+    engine.close()
 
 
 def test_a_process_that_dies_in_the_middle_of_an_answer_is_gone() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rollmux.errors import InvalidSpec, Problem, RollmuxError
+from rollmux.errors import InvalidSpec, Problem
 from rollmux.runtime.engine import errors
 from rollmux.runtime.engine.elsewhere import Answer, Standing, Told, answer
 from rollmux.runtime.engine.requests import GenerationRequest, Unfinished
@@ -70,17 +70,13 @@ class _Refused(msgspec.Struct, frozen=True, array_like=True):
         if self.problems:
             return InvalidSpec(self.text, tuple(Problem(*each) for each in self.problems))
         kind = _KINDS.get(self.kind)
-        return EngineFailed(f"{self.kind}: {self.text}") if kind is None else kind(self.text)
+        return errors.EngineFailed(f"{self.kind}: {self.text}") if kind is None else kind(self.text)
 
 
 class _Answered(msgspec.Struct, frozen=True, array_like=True):
     found: msgspec.Raw
     refused: _Refused | None
     standing: Standing
-
-
-class EngineFailed(RollmuxError):
-    """Something that no engine raises by itself was raised where it lives: the message says what."""
 
 
 _KINDS: dict[str, Callable[[str], Exception]] = {

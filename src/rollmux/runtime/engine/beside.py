@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 
-from rollmux.runtime.engine.elsewhere import Answer, EngineElsewhere, answer
+from rollmux.runtime.engine.elsewhere import Answer, EngineElsewhere, Standing, answer
+from rollmux.runtime.engine.errors import EngineFailed
 from rollmux.runtime.engine.seam import Engine
 from rollmux.runtime.forks import Fork, begun
 
@@ -38,8 +40,12 @@ class _Process:
 
     def begin(self, version: int) -> "_Pipe":
         self.running = begun(_serve, self._threads, name="engine")
-        self.running.pipe.send((self._make, version))
-        return _Pipe(self.running.pipe)
+        line = _Pipe(self.running.pipe)
+        line.send("make", (self._make, version))
+        _, refusal, _ = line.recv()
+        if refusal is not None:
+            raise refusal
+        return line
 
     def end(self, patience_s: float) -> None:
         fork, self.running = self.running, None
@@ -72,9 +78,29 @@ class _Pipe:
 def _serve(threads: int, pipe: Connection) -> None:
     """The engine, until its pipe is closed: by its owner, or with that process."""
     torch.set_num_threads(threads)
-    with suppress(OSError, EOFError):
-        make, version = pipe.recv()
-        engine: Engine = make(version)
-        while True:
+    with suppress(ConnectionError, EOFError):
+        engine = _made(pipe)
+        while engine is not None:
             name, told = pipe.recv()
-            pipe.send(answer(engine, name, told))
+            _send(pipe, *answer(engine, name, told))
+
+
+def _made(pipe: Connection) -> Engine | None:
+    """The engine that is asked for first, or none, and why that is."""
+    engine, refusal, version = None, None, 0
+    try:
+        _, (make, version) = pipe.recv()
+        engine = make(version)
+    except Exception as error:  # noqa: BLE001  whatever it is, it is its owner's to deal with
+        refusal = error
+    _send(pipe, None, refusal, Standing(version, is_suspended=False))
+    return engine
+
+
+def _send(pipe: Connection, found: Any, refusal: Exception | None, stands: Standing) -> None:
+    """An error that is no pickle goes as a text."""
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(refusal))
+    except Exception:  # noqa: BLE001  its own ways to be packed may raise anything
+        refusal = EngineFailed(f"{type(refusal).__name__}: {refusal}")
+    pipe.send((found, refusal, stands))

@@ -6,6 +6,7 @@ RollmuxError
 ├── UpdateRefused      new weights, or tokens of other weights, would break on-policy; nothing was changed
 ├── UnsupportedModel   the `slots` engine can't compute this model exactly
 ├── EngineLost         the process of an engine dies again and again
+├── EngineFailed       where an engine lives, something was raised that can't be sent as it is
 └── CanaryDied         the engine answers a fixed prompt otherwise than before: its weights or memory are damaged
 
 A request described wrongly is an `InvalidSpec`, as everywhere.
@@ -32,6 +33,10 @@ class UnsupportedModel(RollmuxError):
 
 class EngineLost(RollmuxError):
     """Its requests are where they were: make another engine for them, with more memory say."""
+
+
+class EngineFailed(RollmuxError):
+    """No engine raises it by itself: the message says what it was."""
 
 
 class CanaryDied(RollmuxError):
