@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from rollmux.runtime.engine import GenerationRequest, Limits, UnsupportedModel, projections
+from rollmux.runtime.engine import GenerationRequest, Limits, projections
 from rollmux.runtime.engine.projections import packed_dtype
 from rollmux.runtime.engine.slots import slots
 from tests.runtime.engine.models import finished, forward_logprobs, generated, on_processors, prompt, tiny
@@ -140,39 +139,3 @@ def test_all_ways_to_multiply_agree(blocked_weights: int, monkeypatch: pytest.Mo
     ):
         assert packed.response.tokens == referenced.response.tokens
         assert packed.response.logprobs == pytest.approx(referenced.response.logprobs, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changed", "word"),
-    [
-        ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
-    ],
-)
-def test_a_model_that_would_not_be_exact_is_refused(changed: dict[str, Any], word: str) -> None:
-    with pytest.raises(UnsupportedModel, match=word):
-        slots(tiny(**changed), SMALL)
-
-
-def test_a_window_and_another_family_are_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="sliding"):
-        slots(tiny("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1), SMALL)
-    model = tiny()
-    model.config.model_type = "mamba"
-    with pytest.raises(UnsupportedModel, match="mamba"):
-        slots(model, SMALL)
-
-
-def test_an_adapter_in_place_of_a_matrix_is_refused() -> None:
-    model = tiny()
-    model.model.layers[1].mlp.up_proj = torch.nn.Sequential(model.model.layers[1].mlp.up_proj)
-    with pytest.raises(UnsupportedModel, match="Sequential"):
-        slots(model, SMALL)
-
-
-def test_parameters_of_two_types_are_refused() -> None:
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-                                         num_attention_heads=1))  # fmt: skip
-    model.lm_head.to(torch.bfloat16)
-    with pytest.raises(UnsupportedModel, match="bfloat16"):
-        slots(model, SMALL)

@@ -207,6 +207,17 @@ def test_a_model_that_can_not_judge_keeps_its_layers(monkeypatch: pytest.MonkeyP
     assert all(torch.equal(parameter.cpu(), before[name].cpu()) for name, parameter in made.named_parameters())
 
 
+def test_a_model_that_would_be_judged_wrongly_is_refused_before_anything_is_moved() -> None:
+    with pytest.raises(UnsupportedModel, match="give the causal model"):
+        ModelJudge(model().model, Free(), 1e9, 1e9, DEVICE)
+    made = model()
+    made.model.layers[2].register_forward_hook(lambda module, given, found: found + 1)
+    addresses = [parameter.data_ptr() for parameter in made.parameters()]
+    with pytest.raises(UnsupportedModel, match="hooks"):
+        ModelJudge(made, Free(), 1e9, 1e9, DEVICE)
+    assert [parameter.data_ptr() for parameter in made.parameters()] == addresses
+
+
 def failing(*_: object) -> None:
     raise RuntimeError("no copies today")
 

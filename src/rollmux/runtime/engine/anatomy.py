@@ -1,8 +1,4 @@
-"""The parts of a Hugging Face causal model, and the refusal of every model that would not be computed exactly.
-
-Known are the Llama, Qwen2 and Qwen3 families with full attention and with rotary positions that do not depend on the
-length. Parameters are referenced, never owned.
-"""
+"""The parts of a Hugging Face causal model that is `known`. Parameters are referenced, never owned."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rollmux.runtime.engine.errors import UnsupportedModel
+from rollmux.runtime.engine.known import require_known
 from rollmux.runtime.engine.projections import Packed, Projection, Referenced, packed_dtype
-
-FAMILIES = ("llama", "qwen2", "qwen3")
-ROPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +78,8 @@ Kind = Callable[[Sequence[nn.Linear]], Projection]
 
 def anatomy(model: Any, packed: bool | None = None) -> Anatomy:
     """Takes a model apart. `packed` None: where it can be and is faster."""
-    config = model.config
-    _require_known(config)
-    body = model.model
+    require_known(model)
+    config, body = model.config, model.model
     parameter = body.embed_tokens.weight
     device, dtype = parameter.device, parameter.dtype
     others = sorted({f"{p.dtype} on {p.device}" for p in model.parameters()})
@@ -102,7 +95,7 @@ def anatomy(model: Any, packed: bool | None = None) -> Anatomy:
         embedding=parameter,
         layers=layers,
         norm=_norm(body.norm),
-        head=_projection(kind, model.lm_head),
+        head=kind([model.lm_head]),
         rotary=body.rotary_emb,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
@@ -113,43 +106,19 @@ def anatomy(model: Any, packed: bool | None = None) -> Anatomy:
     )
 
 
-def _require_known(config: Any) -> None:
-    if config.model_type not in FAMILIES:
-        raise UnsupportedModel(f"model type {config.model_type!r}: known are {', '.join(FAMILIES)}")
-    if config.hidden_act not in ("silu", "swish"):
-        raise UnsupportedModel(f"activation {config.hidden_act!r}: known is silu")
-    rope = config.rope_parameters["rope_type"]
-    if rope not in ROPES:
-        raise UnsupportedModel(f"rotary positions {rope!r} may depend on the length: known are {', '.join(ROPES)}")
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise UnsupportedModel(f"attention {sorted(kinds)}: known is full_attention")
-
-
 def _layer(layer: Any, kind: Kind) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return Layer(
         attention_norm=_norm(layer.input_layernorm),
-        queries_keys_values=_projection(kind, attention.q_proj, attention.k_proj, attention.v_proj),
+        queries_keys_values=kind([attention.q_proj, attention.k_proj, attention.v_proj]),
         query_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
         key_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
-        output=_projection(kind, attention.o_proj),
+        output=kind([attention.o_proj]),
         mlp_norm=_norm(layer.post_attention_layernorm),
-        gate_up=_projection(kind, mlp.gate_proj, mlp.up_proj),
-        down=_projection(kind, mlp.down_proj),
+        gate_up=kind([mlp.gate_proj, mlp.up_proj]),
+        down=kind([mlp.down_proj]),
     )
 
 
 def _norm(module: Any) -> Norm:
     return Norm(module.weight, module.variance_epsilon)
-
-
-def _projection(kind: Kind, *modules: nn.Module) -> Projection:
-    linears: Sequence[nn.Linear] = [_linear(module) for module in modules]
-    return kind(linears)
-
-
-def _linear(module: nn.Module) -> nn.Linear:
-    if type(module) is not nn.Linear:
-        raise UnsupportedModel(f"{type(module).__name__} where a plain Linear is known: merge adapters, unquantise")
-    return module

@@ -16,6 +16,7 @@ from rollmux.packer.judge import JudgeBudget, JudgeModel, JudgePlan, JudgeRefuse
 from rollmux.runtime.engine.anatomy import Anatomy, anatomy
 from rollmux.runtime.engine.desk import Live
 from rollmux.runtime.engine.forward import Forward
+from rollmux.runtime.engine.known import require_known
 from rollmux.runtime.engine.requests import GenerationRequest
 from rollmux.runtime.host import Claim
 from rollmux.runtime.judge.streamed import StreamedLayers
@@ -59,6 +60,7 @@ class ModelJudge:
         claim: Callable[[int], Claim] | None = None,
     ) -> None:
         self._device, self._free_bytes, self._page_tokens = torch.device(device), free_bytes, page_tokens
+        require_known(model)
         body = model.model
         self.layers = StreamedLayers(body.layers[: model.config.num_hidden_layers], memory_of(self._device), claim)
         try:
