@@ -17,15 +17,19 @@ from rollmux.runtime.engine import (
     Begun,
     Canary,
     CanaryDied,
+    Ended,
     EngineClosed,
     EngineSuspended,
     FinishReason,
+    Generated,
     GenerationRequest,
     Limits,
     LocalEngine,
+    Unfinished,
     UpdateRefused,
 )
 from rollmux.runtime.engine import slots as slots_module
+from rollmux.runtime.engine.desk import Live
 from rollmux.runtime.engine.slots import slots
 from rollmux.runtime.residency import CpuMemory, NotFreed
 from tests.runtime.engine.models import finished, forward_logprobs, generated, on_processors, prompt, tiny
@@ -200,6 +204,76 @@ def test_adopting_is_all_or_nothing() -> None:
     with pytest.raises(InvalidSpec, match="no other unfinished"):
         there.adopt(here.export())
     assert there.unfinished == 1
+
+
+@pytest.mark.parametrize("token", [-1, -100, 1.0, 61])
+def test_a_response_with_what_is_no_token_of_the_models_is_not_adopted(token: Any) -> None:
+    engine = slots(tiny(), LIMITS)
+    with pytest.raises(InvalidSpec, match=f"{token}"):
+        engine.adopt([Unfinished(request("bad"), Generated((3, token), (-1.0, -1.0), (0, 0)))])
+    assert engine.unfinished == 0
+
+
+def test_ids_that_are_one_text_are_refused() -> None:
+    engine = slots(tiny(), LIMITS)
+    for name in ("1", "r1"):
+        engine.submit(request(name))
+    for call in (engine.cancel, engine.export):
+        with pytest.raises(InvalidSpec, match="in a list"):
+            call("r1")
+    assert engine.unfinished == 2
+
+
+def test_many_leave_from_among_many_in_any_order_and_who_is_left_keeps_its_place() -> None:
+    engine = slots(tiny(), Limits(room_tokens=320, max_running=1, page_tokens=8))
+    names = [f"r{n}" for n in range(9)]
+    for name in names:
+        engine.submit(request(name, tokens=2))
+    engine.step()
+    engine.cancel(["r4", "r8", "r2"])
+    assert [each.request.id for each in engine.export(["r6", "r1"])] == ["r6", "r1"]
+    engine.suspend()  # the one that runs is the first again
+    engine.resume()
+    ended = [name for name, end in finished(engine).items() if end.reason is FinishReason.LENGTH]
+    assert ended == ["r0", "r3", "r5", "r7"]
+
+
+def test_who_leaves_is_not_searched_for_among_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = list[object]()
+    engine = slots(tiny(), LIMITS)
+    names = [f"r{n}" for n in range(300)]
+    for name in names:
+        engine.submit(request(name))
+    engine.step()
+
+    def equal(one: Live, other: object) -> bool:
+        compared.append(other)
+        return one is other
+
+    monkeypatch.setattr(Live, "__eq__", equal)
+    engine.cancel(reversed(names[100:]))
+    engine.export(reversed(names))
+    assert len(compared) <= LIMITS.max_running**2
+
+
+@pytest.mark.parametrize("call", ["done", "grow"])
+def test_what_was_drawn_and_lost_to_an_interrupt_is_drawn_again(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = slots(tiny(), LIMITS)
+    asked = [GenerationRequest(f"r{n}", prompt(n, 5), 6, seed=n) for n in range(3)]
+    want = {name: end.response.tokens for name, end in finished(slots(tiny(), LIMITS), asked).items()}
+    for each in asked:
+        engine.submit(each)
+    engine.step()
+
+    def interrupted(*told: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._desk, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    events = [event for _ in range(20) for event in engine.step()]
+    assert {event.id: event.response.tokens for event in events if isinstance(event, Ended)} == want
 
 
 def test_a_request_that_could_never_run_is_refused_at_once() -> None:

@@ -6,7 +6,7 @@ and is the first to come back. Pure: neither torch nor a clock.
 Invariant: a request is at the desk from `add` to exactly one of `end` and `remove`, and holds pages only while it runs.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from rollmux.runtime.engine.requests import (
     GenerationRequest,
     Grown,
     Unfinished,
+    check_tokens,
 )
 from rollmux.runtime.engine.room import Room
 
@@ -66,7 +67,7 @@ class Desk:
         self.max_running, self.max_length, self.prefill_tokens = max_running, max_length, prefill_tokens
         self.vocabulary = vocabulary
         self.live: dict[str, Live] = {}
-        self.waiting: deque[Live] = deque()
+        self.waiting: OrderedDict[str, Live] = OrderedDict()  # by id, for those that leave from among many
         self.running: list[Live] = []  # the youngest last
         self.events: list[Event] = []
         self.preemptions = self.generated = self.computed = self.recomputed = self.ended = 0
@@ -80,12 +81,14 @@ class Desk:
             adding[each.request.id] = _entering(each)
         checks.require()
         self.live |= adding
-        self.waiting.extend(adding.values())
+        self.waiting.update(adding)
 
     def _check(self, checks: Checks, each: Unfinished, adding: dict[str, Live]) -> None:
         request, had = each.request, len(each.response.tokens)
         if request.id in self.live or request.id in adding:
             checks.report("id", request.id, "the id of no other unfinished request", "give each request its own")
+        if not check_tokens(checks, "response", each.response.tokens):
+            return
         longest = len(request.prompt) + request.max_tokens
         if self._fits(checks, request, each.response.tokens) and self.room.needed(longest - 1) > self.room.pages:
             room = self.room.pages * self.room.page_tokens
@@ -119,6 +122,9 @@ class Desk:
         work: list[Work] = []
         for live in tuple(self.running):
             count = live.owed
+            if not count:  # what was drawn got lost, as by Ctrl-C: it is drawn once more
+                live.cached -= 1
+                count = 1
             if count > 1:
                 count = min(count, budget)
                 budget -= count
@@ -133,12 +139,12 @@ class Desk:
         room = self.room
         growing = sum(room.needed(each.length) > len(each.pages) for each in self.running)
         while self.waiting and len(self.running) < self.max_running:
-            live = self.waiting[0]
+            live = next(iter(self.waiting.values()))
             need = room.needed(live.length)
             if need + growing > room.free:
                 break
             room.take(live.pages, need)
-            self.running.append(self.waiting.popleft())
+            self.running.append(self.waiting.pop(live.request.id))
 
     def _hold(self, live: Live, tokens: int) -> bool:
         """Whether a request that runs has the pages for so many tokens, now that younger ones gave way."""
@@ -158,17 +164,19 @@ class Desk:
     def preempt(self) -> None:
         """The youngest that runs gives its pages back and is the next to come in."""
         self.preemptions += 1
-        live = self.running.pop()
-        self._forget(live)
-        self.waiting.appendleft(live)
+        self._put_first(self.running.pop())
 
     def stop(self, begun: bool = True) -> None:
         """All that run wait, without their pages; those that have a token only if told."""
         stopped = [live for live in self.running if begun or not live.tokens]
         self.running = [live for live in self.running if not begun and live.tokens]
         for live in reversed(stopped):
-            self._forget(live)
-            self.waiting.appendleft(live)
+            self._put_first(live)
+
+    def _put_first(self, live: Live) -> None:
+        self._forget(live)
+        self.waiting[live.request.id] = live
+        self.waiting.move_to_end(live.request.id, last=False)
 
     def _forget(self, live: Live) -> None:
         self.room.give(live.pages)
@@ -184,12 +192,12 @@ class Desk:
 
     def grow(self, live: Live, token: int, logprob: float, version: int) -> None:
         """A request has its next token, which may be its last."""
+        grown = Grown(live.request.id, len(live.tokens), Generated((token,), (logprob,), (version,)))
         live.tokens.append(token)
         live.logprobs.append(logprob)
         live.versions.append(version)
         self.generated += 1
-        gained = Generated((token,), (logprob,), (version,))
-        self.events.append(Grown(live.request.id, len(live.tokens) - 1, gained))
+        self.events.append(grown)
         if token in live.request.stop_tokens:
             self.end(live, FinishReason.STOP)
         elif len(live.tokens) == live.request.max_tokens:
@@ -207,7 +215,8 @@ class Desk:
 
     def _leave(self, live: Live) -> None:
         del self.live[live.request.id]
-        (self.running if live in self.running else self.waiting).remove(live)
+        if self.waiting.pop(live.request.id, None) is None:
+            self.running.remove(live)
         self._forget(live)
 
     def told(self) -> list[Event]:

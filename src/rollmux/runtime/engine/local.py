@@ -121,6 +121,10 @@ class LocalEngine:
 
     def _find(self, ids: Iterable[str]) -> tuple[Live, ...]:
         """Those of the ids that are there, each once."""
+        if isinstance(ids, str):
+            checks = Checks("requests")
+            checks.report("ids", ids, "several ids", "give them in a list: a text alone is its letters")
+            checks.require()
         return tuple(self._desk.live[name] for name in dict.fromkeys(ids) if name in self._desk.live)
 
     def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:

@@ -31,10 +31,10 @@ class GenerationRequest:
         checks = Checks("request")
         if not isinstance(self.id, str) or not self.id:
             checks.report("id", self.id, "a text that is not empty", "give each request a name of its own")
-        _tokens(checks, "prompt", self.prompt, MAX_COUNT)
+        check_tokens(checks, "prompt", self.prompt)
         if isinstance(self.prompt, tuple) and not self.prompt:
             checks.report("prompt", self.prompt, "at least one token", "begin with the model's first token")
-        _tokens(checks, "stop_tokens", self.stop_tokens, MAX_STOPS)
+        check_tokens(checks, "stop_tokens", self.stop_tokens, MAX_STOPS)
         checks.whole("max_tokens", self.max_tokens, 1, MAX_COUNT, "give the longest response wanted")
         checks.number("temperature", self.temperature, 0.0, 1e3, "give 0 for greedy, 1 for the model's own")
         if checks.number("top_p", self.top_p, 0.0, 1.0, "give 1 for all tokens") and self.top_p == 0:
@@ -43,14 +43,15 @@ class GenerationRequest:
         checks.require()
 
 
-def _tokens(checks: Checks, name: str, tokens: object, most: int) -> None:
+def check_tokens(checks: Checks, name: str, tokens: object, most: int = MAX_COUNT) -> bool:
     """A tuple of token ids; only the first wrong one is told."""
     if not isinstance(tokens, tuple) or len(tokens) > most:
         checks.report(name, tokens, f"a tuple of at most {most} token ids", "give whole numbers")
-        return
-    wrong = next((t for t in tokens if type(t) is not int or not 0 <= t <= MAX_TOKEN), None)
-    if wrong is not None:
-        checks.report(name, wrong, f"whole numbers from 0 to {MAX_TOKEN}", "give token ids, not text or tensors")
+        return False
+    wrong = [t for t in tokens if type(t) is not int or not 0 <= t <= MAX_TOKEN]
+    if wrong:
+        checks.report(name, wrong[0], f"whole numbers from 0 to {MAX_TOKEN}", "give token ids, not text or tensors")
+    return not wrong
 
 
 class FinishReason(Enum):
