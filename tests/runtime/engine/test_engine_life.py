@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollmux.errors import InvalidSpec
+from rollmux.errors import InvalidSpec, InvariantViolated
 from rollmux.runtime.engine import (
     Begun,
     Canary,
@@ -532,3 +532,90 @@ def test_a_probe_is_refused_as_a_request_would_be_and_may_be_as_long() -> None:
         engine.probe(prompt(1, 30), 11)
     with pytest.raises(InvalidSpec, match="use the tokenizer of this model"):
         engine.probe((10**6,), 2)
+
+
+@pytest.mark.parametrize("form", [torch.sparse_coo, torch.int8, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_weights_that_a_copy_would_cast_silently_or_break_off_at_are_refused(form: Any) -> None:
+    model = tiny()
+    engine, before = slots(model, LIMITS), {name: each.clone() for name, each in model.named_parameters()}
+    weights: dict[str, Any] = {**other_weights()}
+    last = weights.pop("model.norm.weight")
+    weights["model.norm.weight"] = last.to_sparse() if form is torch.sparse_coo else last.to(form)
+    with pytest.raises(InvalidSpec, match=r"weights\.model\.norm\.weight.*dense"):
+        engine.update(1, weights)
+    assert all(torch.equal(each, before[name]) for name, each in model.named_parameters())
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_nothing_is_computed_with_weights_that_are_half_new(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny()
+    engine = slots(model, LIMITS)
+    engine.submit(request())
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._compute, "_refresh", _no_memory)  # all are copied, none is packed anew
+        with pytest.raises(MemoryError):
+            engine.update(1, None if in_place else other_weights())
+    for call in (engine.step, lambda: engine.probe((1, 2), 2)):
+        with pytest.raises(InvariantViolated, match="update to version 1 did not end"):
+            call()
+    engine.suspend()
+    engine.resume()
+    with pytest.raises(InvariantViolated, match="update again"):
+        engine.step()
+    assert engine.version == 0
+    engine.update(1, other_weights())
+    response = finished(engine)["r"].response
+    assert (set(response.versions), list(response.tokens)) == ({1}, generated(tiny(seed=9), request()))
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_who_was_told_that_memory_is_not_free_may_go_on_or_ask_again(
+    at_the_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+    is_free = False
+
+    class Books(CpuMemory):
+        def expect(self, nbytes: int, piece: int | None) -> None:
+            asked.append(nbytes)
+
+        def release(self) -> None:
+            asked.append(-1)
+            if not is_free:
+                raise NotFreed("kept")
+
+    monkeypatch.setattr(slots_module, "memory_of", lambda device: Books())
+    engine = slots(tiny(), LIMITS)
+    held = engine.gauges().nbytes
+    engine.submit(request())
+    engine.step()
+    for _ in range(2):
+        with pytest.raises(NotFreed):
+            engine.close() if at_the_end else engine.suspend()
+    assert asked == [held, -1, -1]
+    assert engine.is_suspended
+    if not at_the_end:
+        engine.resume()
+        assert list(finished(engine)["r"].response.tokens) == generated(tiny(), request())
+        with pytest.raises(NotFreed):
+            engine.suspend()
+    is_free = True
+    engine.suspend()
+    engine.suspend()
+    assert asked == [held, -1, -1] + ([] if at_the_end else [held, -1]) + [-1]
+    assert [type(event) for event in engine.close()] == ([Ended] if at_the_end else [])
+
+
+def test_tied_parameters_get_one_value() -> None:
+    model = tiny(tie_word_embeddings=True)
+    engine = slots(model, LIMITS)
+    before = model.lm_head.weight.clone()
+    ones = torch.ones_like(before)
+    with pytest.raises(InvalidSpec, match=r"weights\.lm_head\.weight.*those of model\.embed_tokens\.weight"):
+        engine.update(1, {"model.embed_tokens.weight": ones, "lm_head.weight": 2 * ones})
+    assert torch.equal(model.lm_head.weight, before)
+    for version, other in enumerate((ones, ones.view_as(ones), ones.clone(), ones.double())):
+        engine.update(version + 1, {"model.embed_tokens.weight": ones, "lm_head.weight": other})
+    assert torch.equal(model.lm_head.weight, ones)
+    engine.update(9, tiny(tie_word_embeddings=True).state_dict())
+    assert torch.equal(model.lm_head.weight, before)

@@ -4,7 +4,7 @@ What is computed, and how, stands behind `Compute`; everything about requests st
 compute a model and the one that only plays lengths differ in nothing else.
 
 Invariants: what is refused has changed nothing; if a computation raises, no token of it was drawn, and the same step
-may be tried again.
+may be tried again. Nothing is computed with weights that are half new.
 """
 
 import math
@@ -77,7 +77,7 @@ class Compute(Protocol):
         """Takes weights that were checked, or those written in place."""
 
     def release(self) -> None:
-        """Gives all memory back."""
+        """Gives all memory back. Asked again after an error, it asks again whether that has happened."""
 
     def restore(self) -> None:
         """Gets it again."""
@@ -92,6 +92,7 @@ class LocalEngine:
         self._desk = Desk(room, limits.max_running, longest, compute.vocabulary, limits.prefill_tokens)
         self._compute = compute
         self._version = version
+        self._half: int | None = None  # the version of an update that was begun and not ended
         self._suspended = self._holds_nothing = self._closed = False
 
     @property
@@ -142,17 +143,21 @@ class LocalEngine:
         if weights is not None:
             self._compute.check(weights)
         self._desk.stop(begun is not Begun.KEEP)
+        self._half = version
         self._compute.load(weights)
-        self._version = version
+        self._version, self._half = version, None
 
     def suspend(self, keep: bool = False) -> None:
-        """Whoever sees that it rests sees it once nothing is held any more."""
         self._require_open()
+        self._rest(keep)
+
+    def _rest(self, keep: bool) -> None:
+        """Whoever sees that it rests sees it once nothing is held any more."""
         try:
-            if not keep and not self._holds_nothing:
+            if not keep:
                 self._desk.stop()
-                self._compute.release()
                 self._holds_nothing = True
+                self._compute.release()
         finally:
             self._suspended = True
 
@@ -174,6 +179,8 @@ class LocalEngine:
         return desk.told()
 
     def _run(self, work: Sequence[Work]) -> list[Drawn | None]:
+        if self._half is not None:
+            raise InvariantViolated("weights", f"the update to version {self._half} did not end: update again")
         room = self._desk.room
         room.settle()
         return self._compute.run(work, room.used)
@@ -245,8 +252,8 @@ class LocalEngine:
         if self._closed:
             return []
         self.cancel(list(self._desk.live))
-        self._compute.release()
-        self._closed = self._suspended = self._holds_nothing = True
+        self._rest(keep=False)
+        self._closed = True
         return self._desk.told()
 
     def _require_open(self) -> None:

@@ -21,6 +21,7 @@ from rollmux.runtime.engine.sampling import sample
 from rollmux.runtime.residency.memory import Memory, memory_of
 
 MOVED_AT_ONCE = 16  # pages; so many are held twice meanwhile
+LEAST_ITEM = 2  # bytes: a smaller one is scaled by numbers that stand elsewhere
 
 
 def slots(model: Any, limits: Limits, version: int = 0, packed: bool | None = None) -> LocalEngine:
@@ -37,6 +38,7 @@ class _Slots:
         self._limits = limits
         self._forward: Forward | None = None
         self._memory: Memory | None = None  # that says whether what was let go of is the device's again
+        self._is_freed = False  # it has said so
         self._hold()
 
     def _hold(self) -> None:
@@ -97,12 +99,22 @@ class _Slots:
     def check(self, weights: Mapping[str, Any]) -> None:
         known = dict(self._model.named_parameters(remove_duplicate=False))
         checks = Checks("weights")
+        given: dict[int, tuple[str, Tensor]] = {}  # of each parameter, by its first name
         for name, weight in weights.items():
             if name not in known:
                 checks.report(name, name, "the name of a parameter", "give names as `named_parameters` has them")
             elif not isinstance(weight, Tensor) or weight.is_meta or weight.shape != known[name].shape:
                 wanted = f"a tensor of shape {tuple(known[name].shape)} with data"
                 checks.report(name, tuple(getattr(weight, "shape", ())), wanted, "reshape it")
+            elif weight.layout is not torch.strided or not weight.is_floating_point() or weight.itemsize < LEAST_ITEM:
+                held = f"{weight.dtype} in {weight.layout}"
+                checks.report(name, held, "dense, in floating point of 16 bits at least", "give it unquantised")
+            else:
+                first, value = given.setdefault(id(known[name]), (name, weight))
+                if not _are_equal(value, weight):
+                    checks.report(
+                        name, "other numbers", f"those of {first}, which it is tied to", "give the same or one"
+                    )
         checks.require()
 
     def load(self, weights: Mapping[str, Any] | None) -> None:
@@ -119,16 +131,30 @@ class _Slots:
             projection.refresh()
 
     def release(self) -> None:
+        if self._forward is not None or self.nbytes:
+            self._let_go()
+        if self._memory is not None and not self._is_freed:
+            self._memory.release()
+            self._is_freed = True
+
+    def _let_go(self) -> None:
         device = self._anatomy.device if self._forward is None else self._forward.keys.device
         if self._memory is None or self._memory.device != device:
             self._memory = memory_of(device)
-        memory = self._memory
-        memory.expect(self.nbytes, None)
-        self._forward = None
+        self._memory.expect(self.nbytes, None)
+        self._is_freed = False
         for projection in self._anatomy.projections:
             projection.release()
-        memory.release()
+        self._forward = None
 
     def restore(self) -> None:
         self._refresh()
-        self._hold()
+        if self._forward is None:
+            self._hold()
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Two of one shape; those that are one are not looked at."""
+    if one.data_ptr() == other.data_ptr() and (one.dtype, one.stride()) == (other.dtype, other.stride()):
+        return True
+    return torch.equal(one, other.to(one))
