@@ -92,3 +92,16 @@ def test_what_is_nearly_nothing_takes_the_most_likely(temperature: float, top_p:
     logits = torch.randn(8, 1000)
     due = [(asked(temperature, top_p, seed=row), row) for row in range(8)]
     assert [token for token, _ in sample(logits, due)] == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_draw_does_not_depend_on_torchs_default_type(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(200, 50, dtype=dtype)
+    due = [(asked(0.7, 0.9, seed=row), row) for row in range(200)]
+    want = sample(logits, due)
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        assert sample(logits, due) == want
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -89,6 +89,14 @@ def test_sampled_tokens_have_the_logprobs_of_a_forward_at_temperature_one() -> N
         assert response.logprobs == pytest.approx(forward_logprobs(model, request, response), abs=2e-5)
 
 
+@pytest.mark.parametrize("packed", [None, False])
+def test_autocast_around_an_engine_changes_nothing(packed: bool | None) -> None:
+    model, asked = tiny(), requests(temperature=0.7)
+    want = finished(slots(model, SMALL, packed=packed), asked)
+    with torch.autocast(model.device.type, dtype=torch.bfloat16):
+        assert finished(slots(model, SMALL, packed=packed), asked) == want
+
+
 def test_bfloat16_is_as_near_to_single_precision_as_the_models_own_code() -> None:
     model, exact = tiny(dtype=torch.bfloat16), tiny()
     for request in requests(temperature=1.0)[1:]:

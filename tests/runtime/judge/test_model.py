@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rollmux.errors import InvalidSpec
 from rollmux.packer.judge import BUFFERS
-from rollmux.runtime.engine import UnsupportedModel
+from rollmux.runtime.engine import EngineClosed, UnsupportedModel
 from rollmux.runtime.host import NoRoom
 from rollmux.runtime.judge import model as judge_model
 from rollmux.runtime.judge.judge import TextJudge
@@ -124,6 +125,12 @@ def test_a_judge_says_what_a_plain_forward_says(judge: ModelJudge) -> None:
     assert judge.judge([]) == []
 
 
+def test_autocast_around_a_judge_changes_nothing(judge: ModelJudge) -> None:
+    plain = judge.judge(QUESTIONS)
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        assert judge.judge(QUESTIONS) == plain
+
+
 @pytest.mark.parametrize("resident", range(LAYERS + 1))
 @pytest.mark.parametrize("late", [False, pytest.param(True, marks=on_processors)])
 def test_it_says_the_same_with_any_number_of_layers_on_the_device(
@@ -205,6 +212,37 @@ def test_a_model_that_can_not_judge_keeps_its_layers(monkeypatch: pytest.MonkeyP
     with pytest.raises(UnsupportedModel if why == "another layer" else RuntimeError):
         ModelJudge(made, Free(), 1e9, 1e9)
     assert all(torch.equal(parameter.cpu(), before[name].cpu()) for name, parameter in made.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("given", "answers"),
+    [((1,), ((-1,),)), ((1, -1), ((1,),)), ((), ((1,),)), ((1,), ((),)), ((1,), ((2.0,),)), ((1,), ([2],))],
+)
+def test_a_question_of_what_is_no_token_is_refused(given: Any, answers: Any) -> None:
+    with pytest.raises(InvalidSpec, match="question"):
+        Question(given, answers)
+
+
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [
+        (Question((1,), ((2,), (3, 61))), "below 61"),
+        (Question((61,), ((2,),)), "below 61"),
+        (Question(prompt(1, 129), ((2,),)), "at most 128"),
+        (Question(prompt(1, 127), ((2,), (3, 4, 5))), "at most 128"),
+    ],
+)
+def test_a_question_that_the_model_does_not_take_is_refused(judge: ModelJudge, question: Question, why: str) -> None:
+    with pytest.raises(InvalidSpec, match=why):
+        judge.judge([QUESTIONS[0], question])
+    assert judge.judge([Question(prompt(1, 127), ((2,), (3, 4)))])
+
+
+def test_a_judge_that_was_closed_says_so() -> None:
+    judge = judging(Free())
+    judge.close()
+    with pytest.raises(EngineClosed, match="load the model anew"):
+        judge.judge(QUESTIONS)
 
 
 def test_a_model_that_would_be_judged_wrongly_is_refused_before_anything_is_moved() -> None:

@@ -97,7 +97,14 @@ class Forward:
         return Continued(start, stop, torch.tensor(live.pages, device=device), mask)
 
     def __call__(self, layout: Layout) -> Tensor:
-        """The logits that are wanted."""
+        """The logits that are wanted, in the model's own type whatever `torch.autocast` there is around."""
+        kind = self.keys.device.type
+        if not torch.is_autocast_enabled(kind):
+            return self._logits(layout)
+        with torch.autocast(kind, enabled=False):
+            return self._logits(layout)
+
+    def _logits(self, layout: Layout) -> Tensor:
         a = self.anatomy
         x = functional.embedding(layout.tokens, a.embedding).to(a.dtype)
         cosines = self.cosines.index_select(0, layout.positions).unsqueeze(1)

@@ -5,6 +5,7 @@ no random state on any device. Invariant: a token of probability zero is never d
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,10 +38,11 @@ def sample(logits: Tensor, due: Sequence[Due]) -> list[tuple[int, float]]:
 
 def _draw(logprobs: Tensor, due: Sequence[Due]) -> Tensor:
     device = logprobs.device
-    heat = torch.tensor([request.temperature for request, _ in due], device=device).unsqueeze(-1)
+    single = partial(torch.tensor, dtype=torch.float32, device=device)  # whatever torch's default is
+    heat = single([request.temperature for request, _ in due]).unsqueeze(-1)
     probabilities = torch.softmax(logprobs / heat, -1)
     if any(request.top_p < 1 for request, _ in due):
-        top_p = torch.tensor([max(request.top_p, LEAST) for request, _ in due], device=device)
+        top_p = single([max(request.top_p, LEAST) for request, _ in due])
         probabilities = _nucleus(probabilities, top_p)
     numbers = [uniform(request.seed, place) for request, place in due]
     return _inverse(probabilities, torch.tensor(numbers, dtype=torch.float64, device=device))

@@ -6,18 +6,20 @@ what else was judged at once.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rollmux.checks import Checks
 from rollmux.errors import RollmuxError
 from rollmux.packer.judge import JudgeBudget, JudgeModel, JudgePlan, JudgeRefused
 from rollmux.runtime.engine.anatomy import Anatomy, anatomy
 from rollmux.runtime.engine.desk import Live
 from rollmux.runtime.engine.forward import Forward
 from rollmux.runtime.engine.known import require_known
-from rollmux.runtime.engine.requests import GenerationRequest
+from rollmux.runtime.engine.requests import GenerationRequest, check_tokens
 from rollmux.runtime.host import Claim
 from rollmux.runtime.judge.streamed import StreamedLayers
 from rollmux.runtime.residency.memory import memory_of
@@ -36,6 +38,13 @@ class Question:
 
     prompt: Tokens
     answers: tuple[Tokens, ...]
+
+    def __post_init__(self) -> None:
+        checks = Checks("question")
+        for name, tokens in (("prompt", self.prompt), *(("answers", answer) for answer in self.answers)):
+            if check_tokens(checks, name, tokens) and not tokens:
+                checks.report(name, tokens, "at least one token", "write more of it")
+        checks.require()
 
     @property
     def texts(self) -> set[Tokens]:
@@ -92,7 +101,8 @@ class ModelJudge:
 
     @torch.no_grad()
     def judge(self, questions: Sequence[Question]) -> list[list[float]]:
-        """For each question the log-probability of each of its answers."""
+        """For each question the log-probability of each of its answers. InvalidSpec if one is not the model's."""
+        self._require_fitting(questions)
         texts = sorted({text for question in questions for text in question.texts}, key=len)  # as a forward takes them
         if not texts:
             return []
@@ -103,6 +113,17 @@ class ModelJudge:
     def close(self) -> None:
         """Gives the layers' memory back; the model is of no use any more."""
         self.layers.close()
+
+    def _require_fitting(self, questions: Sequence[Question]) -> None:
+        checks = Checks("question")
+        for question in questions:
+            highest = max(chain(question.prompt, *question.answers))
+            if highest >= self.vocabulary:
+                checks.report("tokens", highest, f"below {self.vocabulary}", "use the tokenizer of this model")
+            longest = max(map(len, question.texts), default=0)
+            if longest > self.max_length:
+                checks.report("length", longest, f"at most {self.max_length} tokens with the answer", "shorten it")
+        checks.require()
 
     def _make_room(self, tokens: int, batch: int) -> None:
         plan = self._budget.plan(-(-tokens // self._page_tokens) * self._page_tokens, self._free_bytes(), batch)

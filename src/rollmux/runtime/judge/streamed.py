@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rollmux.packer.judge import BUFFERS
 from rollmux.runtime.engine.anatomy import Layer
-from rollmux.runtime.engine.errors import UnsupportedModel
+from rollmux.runtime.engine.errors import EngineClosed, UnsupportedModel
 from rollmux.runtime.host import Claim
 from rollmux.runtime.residency import Memory
 from rollmux.runtime.residency.transfer import Transfer
@@ -75,6 +75,8 @@ class StreamedLayers:
 
     def arrange(self, streamed: Sequence[int]) -> None:
         """From now on these are streamed and all others stay."""
+        if not self._at_end.alive:
+            raise EngineClosed("the layers were given back: load the model anew")
         if self._streamed == tuple(streamed):
             return
         self.release()
