@@ -84,6 +84,13 @@ class Stack:
     def __repr__(self): return f"Stack({self.items})"
     def __format__(self, spec): return f"{self.size:{spec}}"
 """
+EXITS = """
+import sys
+class Quit(SystemExit): pass
+def leave(*code): sys.exit(*code)
+def quit_it(): raise Quit(3)
+def stay(): return 1
+"""
 NODES = """
 class Node:
     def __init__(self, value, next=None): self.value, self.next, self.children = value, next, []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollmux.runtime.rewards.asserts import asking
 from rollmux.runtime.rewards.asserts.answering import Answers
-from rollmux.runtime.rewards.asserts.asking import FAILED, PASSED, Link, Over
+from rollmux.runtime.rewards.asserts.asking import FAILED, PASSED, UNASKABLE, Link, Over
 from rollmux.runtime.sandbox import frames
 from tests.runtime.rewards.served import MIXED, ended, serving
 from tests.runtime.rewards.test_values import JSON
@@ -113,3 +113,76 @@ def test_the_link_stays_over() -> None:
             link.refuse("once")
         with pytest.raises(Over, match="once"):
             link.ask("name", "LIMIT")
+
+
+ADDRESS = """
+class Answer:
+    def __getattr__(self, name):
+        if name in ("__array_interface__", "__cuda_array_interface__"):
+            return {"shape": (9,), "typestr": "<f8", "data": (4096, True), "version": 3}
+        if name == "_as_parameter_": return 4096
+        if name in ("__array_struct__", "__array__", "__dlpack__"): return lambda *_: 4096
+        raise AttributeError(name)
+def f(): return Answer()
+"""
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        *(
+            "import numpy as np\nnp.sum(f())",
+            "import numpy as np\nnp.asarray([f()])",
+            "f().__cuda_array_interface__",
+        ),
+        *("import ctypes\nctypes.c_void_p.from_param(f())", "f().__array_interface__", "f()._as_parameter_"),
+    ],
+)
+def test_no_address_that_a_program_names_is_read_where_the_tests_are(tests: str) -> None:
+    assert ended(ADDRESS, f"try:\n    exec({tests!r})\nexcept Exception: pass")[0] == UNASKABLE
+
+
+LEAVING = """
+import sys
+class Leaves(Exception):
+    def __str__(self): sys.exit(0)
+class Object:
+    def __getattr__(self, name): sys.exit(0)
+    __len__ = __iter__ = __eq__ = __bool__ = __call__ = __repr__ = lambda self, *_: sys.exit(0)
+class Quit(SystemExit): code = 0
+def raises(): raise Leaves
+def leaves(): sys.exit(0)
+def quits(): raise Quit
+"""
+
+
+CLASS = "import unittest\nclass T(unittest.TestCase):\n"
+
+
+@pytest.mark.parametrize("called", ["leaves()", "quits()", "raises()", "Object()", "Object", "MISSING"])
+@pytest.mark.parametrize(
+    "tests",
+    [
+        *("assert {} == 3", "assert len({}) == 3", "for each in {}: pass\nassert False", "assert not {}", "{}.more"),
+        *("try: {}\nexcept Exception as error: assert str(error) == 'no'\nassert {}.more == 3", "{}()()"),
+        f"{CLASS}    def test(self): self.assertEqual({{}}, 3)\nunittest.main(argv=['tests'])",
+        f"{CLASS}    def setUpClass(): {{}}.more\n    def test(self): pass\nunittest.main(argv=['tests'])",
+    ],
+)
+def test_a_program_that_would_end_its_process_ends_no_tests_well(
+    called: str, tests: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _ = ended(LEAVING, tests.replace("{}", called))
+    assert status in (FAILED, UNASKABLE)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_that_ends_by_each_answer_has_failed(first: bool) -> None:
+    class Leaving(Answers):
+        def answer(self, head: dict[str, Any], blobs: list[bytes]) -> bytes:
+            if head["verb"] == "bool" and not first:
+                return super().answer(head, blobs)
+            said = [{"error": [0, "builtins", "SystemExit", []]}, {"tuple": [0]}, {"kept": [0]}]
+            return frames.packed({"raised": True}, [json.dumps({"list": said}).encode()])
+
+    assert ended("", "assert f(1) == 2", Leaving)[0] == FAILED

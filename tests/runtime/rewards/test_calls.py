@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rollmux.runtime.rewards.asserts.answering import Answers
 from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, FAILED, PASSED, UNASKABLE, Link
-from rollmux.runtime.rewards.asserts.reading import Names
-from tests.runtime.rewards.served import MIXED, NODES, STACK, VECTOR, ended, in_python, serving
+from rollmux.runtime.rewards.asserts.reading import Solution
+from tests.runtime.rewards.served import EXITS, MIXED, NODES, STACK, VECTOR, ended, in_python, serving
 from tests.runtime.rewards.test_values import PLAIN_VALUES
 
 AGREED = [
@@ -78,7 +78,7 @@ AGREED = [
     (MIXED, "add(2); assert total == 2; add(3); assert total == 5"),
     (MIXED, "assert total"),
     (MIXED, "LIMIT = LIMIT + 1\nassert LIMIT == 4"),
-    (MIXED, "def of(total): return total\nassert of(3) == 3"),
+    (MIXED, "def of(total): return total\nassert of(LIMIT) == 3"),
     (MIXED, "assert Colour.RED == Colour.RED and Colour(1) is Colour.RED and Colour.RED.value == 1 and Level.LOW == 1"),
     (MIXED, "assert Colour.RED.name == 'BLUE'"),
     (MIXED, "assert [each.name for each in Colour] == ['RED'] and Colour['RED'] is Colour.RED"),
@@ -151,6 +151,31 @@ AGREED = [
     ),
     (MIXED, "if __name__ == '__main__':\n    assert LIMIT == 4"),
     (MIXED, "assert type(LIMIT) is int and type(LIMIT) == int and isinstance(LIMIT, int | str)"),
+    (MIXED, "class T:\n    limit = LIMIT\n    def of(self, f=add): return f\nassert T.limit == 3 and T().of() is add"),
+    (MIXED, "class T:\n    made = adder(1)\nassert T.made(2) == 3"),
+    (MIXED, "class T:\n    gone = MISSING"),
+    (
+        NODES,
+        "import unittest\nt = unittest.TestCase(); t.assertIs(one(), one()); t.assertIsNot(one(), Node(0), 'other')",
+    ),
+    (NODES, "import unittest\nunittest.TestCase().assertIs(one(), Node(0))"),
+    (NODES, "import unittest\nunittest.TestCase().assertIsNot(one(), one())"),
+    (NODES, "import unittest\nt = unittest.TestCase(); t.assertIs(linked([]), None); t.assertIsNot(one(), None)"),
+    (NODES, "assert one() is one() is ONE and id(one()) == id(ONE) and id(Node(1)) != id(one())"),
+    (NODES, "assert one() is one() is not ONE"),
+    (NODES, "assert one() is not one() is not None"),
+    (NODES, "a = Node(1); assert a is a in [a] is not None and 1 < a.value is not a"),
+    (NODES, "a = Node(1); assert a is a in [a] is not None and 0 < a.value is not a"),
+    (NODES, "assert id(one()) != id(one())"),
+    (EXITS, "try: leave(2)\nexcept SystemExit as e: assert e.code == 2 and e.args == (2,)\nelse: assert False"),
+    (EXITS, "try: leave()\nexcept SystemExit as e: assert e.code is None\nelse: assert False"),
+    (EXITS, "try: leave(2)\nexcept Exception: pass\nexcept BaseException as e: assert type(e) is not Exception"),
+    (EXITS, "try: quit_it()\nexcept Quit as e: assert isinstance(e, SystemExit)\nelse: assert False"),
+    (
+        EXITS,
+        "import unittest as u\nwith u.TestCase().assertRaises(SystemExit) as c: leave(2)\nassert c.exception.code == 2",
+    ),
+    (EXITS, "import unittest\nwith unittest.TestCase().assertRaises(SystemExit): stay()"),
     (MIXED, "match Colour.RED.value:\n    case 1 if LIMIT == 3: pass\n    case _: assert False"),
 ]
 
@@ -170,8 +195,8 @@ def test_plain_values_of_names_and_attributes_are_what_they_are(value: Any) -> N
 
     source = "class Box:\n    def __init__(self, value): self.value = value\ndef same(value): return value"
     with serving(source, Given) as connection:
-        names = Names(Link(connection))
-        for got in (names["VALUE"], names["Box"](value).value, names["same"](value)):
+        solution = Solution(Link(connection))
+        for got in (solution.VALUE, solution.Box(value).value, solution.same(value)):
             assert got == value
             assert type(got) is type(value)
 
@@ -188,7 +213,7 @@ class Sequence:
 @settings(max_examples=25)
 def test_a_container_of_the_programs_looks_like_its_items(items: list[int], at: int, item: int) -> None:
     with serving(CONTAINER) as connection:
-        made = Names(Link(connection))["Sequence"](items)
+        made = Solution(Link(connection)).Sequence(items)
         assert (len(made), bool(made), list(made), item in made) == (len(items), bool(items), items, item in items)
         assert made[at:item] == items[at:item]
         assert list(reversed(made)) == items[::-1]
@@ -214,6 +239,14 @@ def test_a_container_of_the_programs_looks_like_its_items(items: list[int], at: 
         ("import solution\nsolution.LIMIT = 5\nassert solution.LIMIT == 5", "LIMIT of the program's module"),
         ("import doctest\nassert doctest.testmod().failed == 0", "import of doctest halted"),
         ("def test_it(): assert applied(len, [])", "nobody calls test_it"),
+        ("import pickle\npickle.dumps(Dog())", "__reduce_ex__, by which a library would take Dog"),
+        ("import asyncio\nasyncio.run(Dog())", "run of an object of the program's"),
+        (
+            "import asyncio as a\nl = a.new_event_loop()\ntry: l.run_until_complete(Dog())\nfinally: l.close()",
+            "run_until_complete of an object of the program's",
+        ),
+        ("from dataclasses import asdict\nasdict(Place('a'))", "asdict of an object of the program's"),
+        ("match Place('a'):\n    case Place(name='b'): assert False", "whether a pattern of Place matches"),
     ],
 )
 def test_what_can_not_be_asked_is_no_score(tests: str, why: str) -> None:
@@ -230,7 +263,25 @@ def test_an_operator_that_makes_a_value_of_one_is_asked_once_the_tests_need_an_o
 
 def test_a_program_that_does_not_run_passes_no_tests() -> None:
     assert ended("raise SystemExit", "assert True")[0] == FAILED
-    assert ended("", "assert True") == (PASSED, "")
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "# nothing yet",
+        "assert True",
+        "assert False",
+        "for x, y in []: assert adder(x) == y",
+        "def check(candidate): assert candidate(1)(2) == 3",
+        "from solution import adder\ndef check(candidate): assert candidate(1)(2) == 3",
+        "import unittest\nclass Sums(unittest.TestCase):\n    def test_it(self): self.assertEqual(adder(1)(2), 3)",
+        "class TestSums:\n    f = adder\n    def test_it(self): assert self.f(1)(2) == 3",
+        "import sys\nsys.exit(0)",
+    ],
+)
+def test_tests_that_ask_nothing_of_the_program_are_no_score(tests: str) -> None:
+    status, why = ended(MIXED, tests)
+    assert (status, why[:31]) == (BROKEN_TESTS, "they ask nothing of the program")
 
 
 def test_tests_may_import_the_program() -> None:
@@ -243,13 +294,19 @@ def test_tests_may_import_the_program() -> None:
 
 
 def test_tests_that_end_themselves_end_with_what_they_say() -> None:
-    assert ended(MIXED, "import sys\nsys.exit(0)")[0] == PASSED
-    assert ended(MIXED, "import sys\nsys.exit(3)")[0] == FAILED
+    assert ended(MIXED, "import sys\nassert LIMIT == 3\nsys.exit(0)")[0] == PASSED
+    assert ended(MIXED, "import sys\nassert LIMIT == 3\nsys.exit(3)")[0] == FAILED
 
 
 def test_builtins_are_the_tests_own() -> None:
-    source = "def abs(_): return 1\ndef sorted(_): return 'all'"
-    assert ended(source, "assert abs(-3) == 3 and sorted([2, 1]) == [1, 2]")[0] == PASSED
+    source = "def abs(_): return 1\ndef sorted(_): return 'all'\nLIMIT = -3"
+    assert ended(source, "assert abs(LIMIT) == 3 and sorted([2, 1]) == [1, 2]")[0] == PASSED
+
+
+def test_what_the_program_names_like_a_builtin_is_had_from_its_module() -> None:
+    for tests in ("from solution import pow\nassert pow(2, 3) == 9", "import solution\nassert solution.pow(2, 3) == 9"):
+        assert ended("def pow(base, power): return 9", tests) == (PASSED, "")
+        assert ended("def pow(base, power): return 8", tests)[0] == FAILED
 
 
 UNITTEST = """
@@ -273,3 +330,24 @@ def test_tests_of_unittest_are_found_and_run(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["tests.py"])
     assert ended(source, UNITTEST)[0] == status
+
+
+NUMPY = """
+import numpy
+def half(): return numpy.float64(0.5)
+def all_of(n): return numpy.arange(float(n))
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "status"),
+    [
+        ("assert np.isclose(half(), 0.5) and np.allclose([half(), 1], [0.5, 1]) and np.float64(0.5) == half()", PASSED),
+        ("assert np.isclose(half(), 0.6)", FAILED),
+        ("assert all_of(3).tolist() == [0, 1, 2]", PASSED),
+        ("assert np.allclose(all_of(3), [0, 1, 2])", UNASKABLE),
+        ("assert (np.arange(3) == all_of(3)).all()", UNASKABLE),
+    ],
+)
+def test_numpy_in_the_tests_has_numbers_of_the_program_and_none_of_its_arrays(tests: str, status: int) -> None:
+    assert ended(NUMPY, f"import numpy as np\n{tests}")[0] == status

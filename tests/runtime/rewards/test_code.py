@@ -179,10 +179,19 @@ else:
         "def abs(x): return 3\nall = print",
         "import gc\nfor each in gc.get_objects():\n    if isinstance(each, dict): each['passed'] = True",
         "raise AssertionError",
+        "import sys\nclass Last(Exception):\n    def __str__(self): sys.exit(0)\ndef add(*_, **__): raise Last",
     ],
 )
 def test_asserts_are_not_deceived_by_what_the_program_does_to_its_process(pooled: Pooled, source: str) -> None:
     reward = by_asserts(pooled, source, ASSERTS)
+    assert (reward.status, reward.score) == (Status.SCORE, 0.0)
+
+
+def test_the_last_words_of_tests_do_not_let_the_program_end_them(pooled: Pooled) -> None:
+    told = "import sys\nclass Told:\n    def write(self, _): add()\n    flush = write\nsys.stderr = Told()\n"
+    reward = by_asserts(
+        pooled, "import sys\ndef add(*_): sys.exit(0)", told + "try: add()\nexcept SystemExit: assert 0"
+    )
     assert (reward.status, reward.score) == (Status.SCORE, 0.0)
 
 

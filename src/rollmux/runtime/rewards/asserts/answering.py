@@ -86,10 +86,10 @@ class Answers:
             said = self._refer(result) if head["keep"] and type(result) in MUTABLE else written(result, self._refer)
             after = written(arguments, self._refer) if head["back"] else asked
             return frames.packed({"raised": False}, [text(said), *([] if after == asked else [text(after)])])
-        except Exception as error:  # noqa: BLE001 - what the program raises is its answer
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - what the program raises is its answer
             return frames.packed({"raised": True}, [self._raised(error)])
 
-    def _raised(self, error: Exception) -> bytes:
+    def _raised(self, error: BaseException) -> bytes:
         try:
             return text(written([type(error), error.args, error], self._refer))
         except Exception:  # noqa: BLE001 - an error that can't be told is an error

@@ -34,6 +34,10 @@ class Over(BaseException):
         self.status, self.why = status, why
 
 
+class Exited(SystemExit):
+    """What the program has raised to end itself: for tests that expect it. It ends no tests well."""
+
+
 class Link:
     """Asks one question after the other. Once it is over, it is over for every question."""
 
@@ -42,7 +46,7 @@ class Link:
         self._connection = connection
         self._turn = threading.Lock()  # tests may have threads
         self.asked = 0
-        self._errors: dict[int, type[Exception]] = {}
+        self._errors: dict[int, type[BaseException]] = {}
 
     def ask(self, verb: str, *arguments: Any, keep: bool = False, name: str = "") -> Any:
         """`keep`: a container comes as a reference, so that what is done to it is done in the program."""
@@ -90,6 +94,8 @@ class Link:
             self._end(FAILED, f"no answer of the program: {type(broken).__name__}: {broken}")
         if error is not None:
             raise error
+        if verb == "name" and type(said) is Remote:
+            self.asked -= 1  # where something is: nothing is asked of it yet
         return said, after[0] if after else None
 
     def _sent(self, arguments: tuple[Any, ...]) -> bytes:
@@ -126,7 +132,7 @@ class Link:
                 return self._error_class(*parts)
         raise Unreadable(sort[:100])
 
-    def _error_class(self, number: int, module: str, name: str, bases: list[list[Any]]) -> type[Exception]:
+    def _error_class(self, number: int, module: str, name: str, bases: list[list[Any]]) -> type[BaseException]:
         """Python's own; for one of the program's a class like it, so that the tests can catch it."""
         if (known := _known_error(module, name)) is not None:
             return known
@@ -148,8 +154,8 @@ class Link:
                 old.clear()
                 (old.update if hasattr(old, "update") else old.extend)(new)
 
-    def _error(self, kind: Any, arguments: Any, of: Any) -> Exception:
-        if type(kind) is not type or not issubclass(kind, Exception) or type(arguments) is not tuple:
+    def _error(self, kind: Any, arguments: Any, of: Any) -> BaseException:
+        if type(kind) is not type or not issubclass(kind, Exception | Exited) or type(arguments) is not tuple:
             raise Unreadable("an error that is none")
         error = kind.__new__(kind, *arguments)
         with suppress(TypeError):  # of some the arguments do not say all
@@ -181,7 +187,9 @@ def _place(value: Any) -> tuple[str, str]:
     raise _Stays(f"a {type(value).__name__}" + (f" ({name})" if name else ""))
 
 
-def _known_error(module: str, name: str) -> type[Exception] | None:
+def _known_error(module: str, name: str) -> type[BaseException] | None:
+    if (module, name) == ("builtins", "SystemExit"):
+        return Exited
     place = builtins if module == "builtins" else sys.modules.get(module) if module in _LIBRARY else None
     found = None if place is None else vars(place).get(name)
     return found if isinstance(found, type) and issubclass(found, Exception) else None

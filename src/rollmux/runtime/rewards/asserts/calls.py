@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from rollmux.runtime.rewards.asserts.answering import Answers
-from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, FAILED, MOST_SENT_BYTES, PASSED, Link, Over
+from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, FAILED, MOST_SENT_BYTES, PASSED, Exited, Link, Over
 from rollmux.runtime.rewards.asserts.reading import Names, Solution, Tests, compiled
 from rollmux.runtime.sandbox import frames
 
@@ -38,21 +38,24 @@ def answer_all(connection: socket.socket, answers: Answers) -> None:
 
 def check(tests: str) -> NoReturn:
     """In the judging process: ends with a status that says how the tests went."""
-    status, why = verdict(tests, socket.socket(fileno=CHANNEL))
-    if why:
-        print(" ".join(why.split()), file=sys.stderr)
-    sys.exit(status)
+    status = FAILED
+    try:
+        status, why = verdict(tests, socket.socket(fileno=CHANNEL))
+        if why:
+            print(" ".join(why.split()), file=sys.stderr)
+    finally:  # whatever the tests have put in the place of that stream
+        sys.exit(status)
 
 
 def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
-    """How the tests went, and why. They pass only with a program that has run to its end."""
+    """How the tests went, and why. They pass only with a program that has run to its end, and of which they ask."""
     try:
         code = compiled(tests)
     except (SyntaxError, ValueError) as error:
         return BROKEN_TESTS, str(error)
     link = Link(connection)
-    names = Names(link)
-    sys.modules["solution"] = Solution(names, link)
+    names, begun = Names(link), 0
+    sys.modules["solution"] = Solution(link)
     sys.modules["__main__"] = Tests(names)
     sys.modules["doctest"] = None  # type: ignore[assignment]  # it would find nothing of the program's, and be content
     try:
@@ -60,10 +63,10 @@ def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
         begun = link.asked
         exec(code, names)
         ended = PASSED, ""
-        if link.asked == begun and (idle := names.uncalled()):
-            ended = BROKEN_TESTS, f"they ask nothing of the program, as nobody calls {', '.join(idle)}: call them"
     except Over:
         ended = FAILED, ""
+    except Exited as error:
+        ended = FAILED, _told(error)
     except SystemExit as error:
         ended = (FAILED, "the tests have ended themselves") if error.code else (PASSED, "")
     except ImportError as error:
@@ -71,12 +74,21 @@ def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
         ended = BROKEN_TESTS if missing else FAILED, _told(error)
     except Exception as error:  # noqa: BLE001 - however a test fails, it has failed
         ended = FAILED, _told(error)
-    return ended if link.over is None else (link.over.status, link.over.why)
+    if link.over is not None:
+        return link.over.status, link.over.why
+    if link.asked == begun:
+        return BROKEN_TESTS, _idle(names, ended[1])
+    return ended
 
 
-def _told(error: Exception) -> str:
+def _idle(names: Names, why: str) -> str:
+    uncalled = ", ".join(names.uncalled())
+    return "they ask nothing of the program" + (f", as nobody calls {uncalled}: call them" if uncalled else f" {why}")
+
+
+def _told(error: BaseException) -> str:
     """The text of an error of the program's is asked of it, too."""
     try:
         return f"{type(error).__name__}: {error}"
-    except (Exception, Over):  # noqa: BLE001 - the verdict stands, whatever can be told of it
+    except BaseException:  # noqa: BLE001 - the verdict stands, whatever can be told of it
         return type(error).__name__

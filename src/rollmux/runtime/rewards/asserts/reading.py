@@ -6,6 +6,9 @@ at each use. Without a `Remote` every construct means what it means in Python.
 
 import ast
 import builtins
+import operator
+from collections.abc import Callable
+from copy import deepcopy
 from types import CodeType, ModuleType, UnionType
 from typing import Any
 
@@ -13,45 +16,69 @@ from rollmux.runtime.rewards.asserts.asking import Link
 from rollmux.runtime.rewards.asserts.remote import Remote, attribute, held_by, item
 from rollmux.runtime.rewards.asserts.values import MUTABLE
 
+_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
+    "Eq": operator.eq,
+    "NotEq": operator.ne,
+    "Lt": operator.lt,
+    "LtE": operator.le,
+    "Gt": operator.gt,
+    "GtE": operator.ge,
+    "In": lambda item, within: item in within,
+    "NotIn": lambda item, within: item not in within,
+}
+# Functions of libraries that do something with an object by its type, or run it.
+_BY_TYPE = frozenset(
+    {
+        *("run", "run_until_complete", "create_task", "ensure_future", "gather", "wait", "wait_for", "shield"),
+        *("is_dataclass", "fields", "asdict", "astuple", "replace"),
+    }
+)
+
 
 def compiled(tests: str) -> CodeType:
     return compile(ast.fix_missing_locations(_Asking().visit(ast.parse(tests, "tests.py"))), "tests.py", "exec")
 
 
 class Names(dict[str, Any]):
-    """The tests' global names, over the program's."""
+    """The tests' global names, over Python's own, over the program's."""
 
     def __init__(self, link: Link) -> None:
-        super().__init__({"__name__": "__main__", **_Functions(link).by_name()})
-        self._link = link
-
-    def __missing__(self, name: str) -> Any:
-        if name in vars(builtins) or name.startswith("__"):
-            raise KeyError(name)
-        try:
-            return self._link.ask("name", name, name=name)
-        except NameError:
-            raise KeyError(name) from None
+        super().__init__({"__name__": "__main__", **_Functions(link).by_name(), "__builtins__": _Others(link)})
 
     def uncalled(self) -> list[str]:
         """The functions that a runner of tests would call."""
         return [name for name, value in self.items() if name.startswith("test") and callable(value)]
 
 
-class Solution(ModuleType):
-    """For tests that import the program."""
+class _Others(dict[str, Any]):
+    """Python's own names, over the program's. Bodies of classes look for what is missing here, and nowhere else."""
 
-    def __init__(self, names: Names, link: Link) -> None:
+    def __init__(self, link: Link) -> None:
+        super().__init__(vars(builtins))
+        self._link = link
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise KeyError(name)
+        try:
+            return self._link.ask("name", name, name=name)
+        except NameError:
+            raise KeyError(name) from None
+
+
+class Solution(ModuleType):
+    """For tests that import the program: its own names alone, whatever Python calls so."""
+
+    def __init__(self, link: Link) -> None:
         super().__init__("solution")
-        self._names = names
         self._link = link
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         try:
-            return self._names.__missing__(name)
-        except KeyError:
+            return self._link.ask("name", name, name=name)
+        except NameError:
             raise AttributeError(name) from None
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -103,16 +130,28 @@ class _Asking(ast.NodeTransformer):
         match node:
             case ast.Call(func=ast.Name(id="type"), args=[_], keywords=[]):
                 node.func = _name("@type")
+            case ast.Call(
+                func=ast.Attribute(attr="assertIs" | "assertIsNot" as how) as called, args=[left, right, *message]
+            ):
+                called.attr = "assertTrue" if how == "assertIs" else "assertFalse"
+                node.args = [_call("@same", left, right), *message]
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _BY_TYPE:
+                node.func = _call("@here", node.func)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
-        match node:
-            case ast.Compare(left=left, ops=[ast.Is() | ast.IsNot() as how], comparators=[right]):
-                if isinstance(left, ast.Constant) or isinstance(right, ast.Constant):
-                    return node
-                same = ast.Call(_name("@same"), [left, right], [])
-                return same if isinstance(how, ast.Is) else ast.UnaryOp(ast.Not(), same)
+        operands = [node.left, *node.comparators]
+        known = sum(isinstance(each, ast.Constant) for each in operands)
+        if known >= len(operands) - 1 or not any(isinstance(how, ast.Is | ast.IsNot) for how in node.ops):
+            return node
+        return _call("@chain", *(ast.Constant(type(how).__name__) for how in node.ops), *operands)
+
+    def visit_Match(self, node: ast.Match) -> ast.AST:
+        self.generic_visit(node)
+        patterns = [each for case in node.cases for each in ast.walk(case.pattern)]
+        kinds = [each.cls for each in patterns if isinstance(each, ast.MatchClass)]
+        node.subject = _call("@matched", node.subject, *map(deepcopy, kinds))
         return node
 
     def visit_match_case(self, node: ast.match_case) -> ast.AST:
@@ -127,12 +166,16 @@ def _name(name: str) -> ast.Name:
     return ast.Name(name, ast.Load())
 
 
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(_name(name), list(arguments), [])
+
+
 def _held(node: ast.expr) -> ast.expr:
     match node:
         case ast.Attribute(attr=name) if not name.startswith("__"):
-            return ast.Call(_name("@held"), [ast.Constant("getattr"), node.value, ast.Constant(name)], [])
+            return _call("@held", ast.Constant("getattr"), node.value, ast.Constant(name))
         case ast.Subscript(slice=key) if not isinstance(key, ast.Slice | ast.Tuple):
-            return ast.Call(_name("@held"), [ast.Constant("getitem"), node.value, key], [])
+            return _call("@held", ast.Constant("getitem"), node.value, key)
     return node
 
 
@@ -143,9 +186,10 @@ class _Functions:
         self._link = link
 
     def by_name(self) -> dict[str, Any]:
-        rewritten = {"@held": self.held, "@done": self.done, "@same": self.same, "@type": self.kind}
+        looked_into = {"@held": self.held, "@done": self.done, "@here": self.here}
+        compared = {"@same": self.same, "@chain": self.chain, "@type": self.kind, "@matched": self.matched}
         asking = {"isinstance": self.is_instance, "issubclass": self.is_subclass, "callable": self.is_callable}
-        return {**rewritten, **asking, "hasattr": self.has}
+        return {**looked_into, **compared, **asking, "hasattr": self.has, "id": self.identity}
 
     def held(self, how: str, value: Any, key: Any) -> Any:
         """A part of an object that stays where it is, so that it can be changed there."""
@@ -165,6 +209,41 @@ class _Functions:
         if left is not right and type(left) in MUTABLE and type(right) is type(left):
             self._link.refuse(f"whether two {type(left).__name__}s are one: the program's come here as copies")
         return left is right
+
+    def chain(self, *parts: Any) -> Any:
+        """Operators, and then what stands around them."""
+        hows, values = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+        holds: Any = True
+        for how, left, right in zip(hows, values, values[1:], strict=False):
+            holds = self.same(left, right) is (how == "Is") if how in ("Is", "IsNot") else _COMPARED[how](left, right)
+            if not holds:
+                break
+        return holds
+
+    def identity(self, value: Any) -> int:
+        """Below all that Python gives: what is one object there is one here."""
+        return -1 - held_by(value).number if type(value) is Remote else id(value)
+
+    def here(self, called: Any) -> Any:
+        """Of a library that looks at the types of what it is given, and so would not know the program's."""
+        place = "" if type(called) is Remote else str(getattr(called, "__module__", ""))
+        if place.partition(".")[0] not in ("asyncio", "dataclasses"):
+            return called
+
+        def known(*arguments: Any, **named: Any) -> Any:
+            if any(type(each) is Remote for each in (*arguments, *named.values())):
+                self._link.refuse(f"{called.__name__} of an object of the program's would have to be in its process")
+            return called(*arguments, **named)
+
+        return known
+
+    def matched(self, subject: Any, *kinds: Any) -> Any:
+        for each in kinds:
+            if type(each) is Remote:
+                self._link.refuse(
+                    f"whether a pattern of {held_by(each).name} matches: it would have to be in both processes"
+                )
+        return subject
 
     def kind(self, value: Any) -> Any:
         return attribute(value, "__class__") if type(value) is Remote else type(value)

@@ -6,8 +6,10 @@ attribute that none has). So an answer that is an object where a value is due ga
 it is besides, or equal to none. Where the tests have made it by what they name like a class, they can't be answered.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import BuiltinFunctionType, CodeType, CoroutineType, FunctionType, GeneratorType, MethodType
 from typing import Any, NoReturn, Protocol
 
 from rollmux.runtime.rewards.asserts.answering import ARITHMETIC, IN_PLACE, OF_OBJECTS, OF_VALUES, ORDER, operation
@@ -15,6 +17,21 @@ from rollmux.runtime.rewards.asserts.values import MUTABLE, PLAIN
 
 _NAMES_OF_VALUES = frozenset(name for kind in PLAIN for name in dir(kind))
 SIZES = ("lt", "le", "gt", "ge")
+_OF_PYTHON = (
+    *(object, type, property, BaseException, FunctionType, MethodType, BuiltinFunctionType, CodeType),
+    *(GeneratorType, CoroutineType),
+)
+# What means something to Python itself. By other such names a library asks for what it believes: addresses of memory,
+# above all, and it would look there in the process that judges.
+_ASKED = frozenset(
+    {
+        *(name for kind in (*_OF_PYTHON, *PLAIN) for name in dir(kind)),
+        *("__wrapped__", "__signature__", "__slots__", "__match_args__", "__members__", "__orig_bases__"),
+        *(f"__{verb}__" for verb in (*OF_VALUES, *ARITHMETIC, *IN_PLACE, *ORDER, *OF_OBJECTS)),
+        *(f"__r{verb}__" for verb in ARITHMETIC),
+        *("__get__", "__set__", "__delete__", "__set_name__", "__missing__", "__post_init__", "__length_hint__"),
+    }
+) - {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__buffer__", "__release_buffer__"}
 _NOT_ASKED = ("enter", "exit", "aenter", "aexit", "await", "aiter", "anext")
 
 
@@ -122,9 +139,22 @@ def attribute(remote: Remote, name: str, *, keep: bool = False) -> Any:
         return lambda _: held.link.ask("deepcopy", remote)
     if name == "__mro_entries__":
         held.link.refuse(f"a class that derives from {held.name} would have to be in both processes")
+    if _of_a_library(name):
+        return _for_a_library(remote, name)
     result = held.link.ask("getattr", remote, name, keep=keep, name=name)
     held.used = held.used or _only_of_objects(name)
     return held.weigh(result) if held.biased else result
+
+
+def _for_a_library(remote: Remote, name: str) -> Any:
+    """Numpy has the plain value that an object is. What else an object tells a library would be believed."""
+    held = held_by(remote)
+    if form := held.form(remote):
+        if name == "__array__":
+            return lambda *_, **__: sys.modules["numpy"].asarray(form[0])
+    elif held.link.ask("hasattr", remote, name):
+        held.link.refuse(f"{name}, by which a library would take {held.name or 'an answer'} for one of its own")
+    raise AttributeError(name)
 
 
 def item(remote: Remote, key: Any) -> Any:
@@ -166,6 +196,10 @@ def combined(remote: Remote, verb: str, other: Any, *, reflected: bool = False) 
     if not held.made and not held.link.crosses(other):
         return NotImplemented
     return held.weigh(held.link.ask(verb, left, right))
+
+
+def _of_a_library(name: str) -> bool:
+    return name == "_as_parameter_" or (name.startswith("__") and name.endswith("__") and name not in _ASKED)
 
 
 def _only_of_objects(name: str) -> bool:
