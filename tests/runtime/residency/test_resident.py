@@ -30,7 +30,7 @@ from rollmux.runtime.residency import (
     pages,
 )
 from rollmux.runtime.residency.layout import CHUNK_BYTES
-from rollmux.runtime.residency.pages import MADV_FREE, Piece
+from rollmux.runtime.residency.pages import MADV_FREE, MADV_HUGEPAGE, Piece
 from tests.runtime.residency.keeping import MB
 from tests.runtime.residency.late import LateCopies, LateMemory
 
@@ -144,6 +144,15 @@ def test_memory_that_can_not_be_given_back_is_not_free(budget: Budget, monkeypat
     assert torch.equal(state["w"], torch.ones(BIG))
     assert not state["then zeros"].any()
     resident.offload()
+
+
+def test_a_kernel_that_has_no_huge_pages_gives_small_ones(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Piece, "advise", refusing(MADV_HUGEPAGE))
+    state = {"w": torch.ones(BIG)}
+    resident = Resident(state, name="a", budget=budget)
+    resident.offload()
+    resident.load()
+    assert torch.equal(state["w"], torch.ones(BIG))
 
 
 def refusing(*refused: int) -> Callable[[Piece, int], None]:

@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -97,6 +99,109 @@ def test_an_update_that_is_refused_leaves_the_only_version_whole(values: dict[st
         resident.update(values, notes=bytes(100_000))
     resident.load()
     assert torch.equal(state["w"], torch.full((100_000,), 4.0))
+
+
+@pytest.mark.parametrize(
+    ("value", "notes"),
+    [
+        (torch.ones(100_000).to_sparse(), None),
+        (torch.ones(100_000, device="meta"), None),
+        (torch.ones(100_000), "words"),
+    ],
+    ids=["sparse", "without data", "words for notes"],
+)
+def test_an_update_that_nobody_can_write_is_refused_before_it_is_begun(
+    value: Tensor, notes: Any, budget: Budget
+) -> None:
+    state = some(4.0)
+    resident = Resident(state, name="a", budget=budget, slots=1)
+    resident.offload()
+    with pytest.raises(Unfit):
+        resident.update({"w": value}, notes)
+    assert resident.version == 1
+    resident.load()
+    assert torch.equal(state["w"], torch.full((100_000,), 4.0))
+
+
+@pytest.mark.parametrize(
+    "target", [torch.ones(100, 1).expand(100, 3), torch.arange(10.0).unfold(0, 4, 1)], ids=["expanded", "unfolded"]
+)
+def test_a_tensor_whose_elements_share_memory_is_not_updated(target: Tensor, budget: Budget) -> None:
+    before, state = target.clone(), {"w": target}
+    resident = Resident(state, name="a", budget=budget, slots=1)
+    resident.offload()
+    with pytest.raises(Unfit, match="share memory"):
+        resident.update({"w": torch.zeros(before.shape)})
+    resident.load()
+    assert torch.equal(state["w"], before)
+
+
+def test_an_update_may_be_of_another_type_and_of_parameters(budget: Budget) -> None:
+    state = {"w": torch.ones(10, 4).t(), "v": torch.ones(3)}
+    resident = Resident(state, name="a", budget=budget, slots=1)
+    resident.offload()
+    new = torch.arange(40.0, dtype=torch.float64).view(4, 10)
+    resident.update({"w": new, "v": nn.Parameter(torch.full((3,), 2.0))})
+    resident.load()
+    assert torch.equal(state["w"], new.float())
+    assert torch.equal(state["v"], torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_notes_that_are_no_bytes_are_refused_before_anything_is_moved(slots: int, budget: Budget) -> None:
+    state, words = some(), cast("Any", "words")
+    resident = Resident(state, name="a", budget=budget, slots=slots)
+    resident.offload()
+    resident.load()
+    with pytest.raises(Unfit, match="give bytes"):
+        resident.offload(words)
+    assert resident.version == 1
+    assert state["w"].numel()
+
+
+def optimizer_with(extra: Callable[[Any, Tensor], object]) -> tuple[nn.Module, Any]:
+    """Whose state is not what torch's own optimizers have."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizer.state[model.weight]["average"] = torch.ones(1, 3)
+    extra(optimizer, model.weight)
+    return model, optimizer
+
+
+def test_what_an_optimizer_keeps_for_no_parameter_moves_and_is_kept_too(budget: Budget) -> None:
+    def extra(optimizer: Any, _: Tensor) -> None:
+        optimizer.state["all"] = {"average": torch.full((4,), 5.0)}
+
+    first = optimizer_with(extra)
+    resident = Resident(first, name="a", budget=budget, survive_s=60)
+    resident.offload()
+    assert not first[1].state["all"]["average"].numel()
+    resident.close(keep=True)
+    again = optimizer_with(extra)
+    again[1].state["all"]["average"].zero_()
+    Resident.attach(again, name="a", budget=budget).load()
+    assert torch.equal(again[1].state["all"]["average"], torch.full((4,), 5.0))
+
+
+def test_an_optimizer_that_keeps_something_for_a_tensor_that_is_not_its_own_is_refused(budget: Budget) -> None:
+    def extra(optimizer: Any, _: Tensor) -> None:
+        optimizer.state[torch.ones(3)] = {"average": torch.ones(3)}
+
+    with pytest.raises(Unfit, match="none of the optimizer's parameters"):
+        Resident(optimizer_with(extra), name="a", budget=budget)
+
+
+def test_a_plain_number_of_an_optimizer_is_no_state_that_survives(budget: Budget) -> None:
+    def extra(optimizer: Any, weight: Tensor) -> None:
+        optimizer.state[weight]["step"] = 3
+
+    state = optimizer_with(extra)
+    with pytest.raises(Unfit, match=r"1\.state\.0\.step is a number"):
+        Resident(state, name="a", budget=budget, survive_s=60)
+    resident = Resident(state, name="b", budget=budget)
+    resident.offload()
+    resident.load()
+    assert state[1].state[next(state[0].parameters())]["step"] == 3
 
 
 def test_an_empty_tensor_may_be_updated(budget: Budget) -> None:

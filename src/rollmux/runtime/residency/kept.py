@@ -18,7 +18,7 @@ from rollmux.runtime.residency.errors import BadCopy
 from rollmux.runtime.residency.host_copy import HostCopy
 from rollmux.runtime.residency.layout import Layout
 from rollmux.runtime.residency.memory import Memory
-from rollmux.runtime.residency.record import Record, require_short
+from rollmux.runtime.residency.record import Record, require_fit
 
 
 class Kept:
@@ -179,7 +179,7 @@ class Kept:
         """The next version: the chunks in `changed` go to their targets, or are zeros; these are their checksums."""
         notes = notes if notes is not None else self.record.notes if self.record is not None else b""
         aside = aside if aside is not None else self.aside
-        require_short(notes)
+        require_fit(notes)
         chunks = range(self.host.layout.chunks)
         slots = bytes(self.next_slot(each) if each in changed else self._slot(each) for each in chunks)
         sums = [found for each in chunks if (found := changed.get(each) or self.sum_of(each)) is not None]

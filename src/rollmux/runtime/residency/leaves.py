@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,16 @@ def fill(state: object, known: Mapping[str, Callable[[], Tensor]]) -> Callable[[
     return empty
 
 
+def plain_number(state: object) -> str | None:
+    """One that an optimizer counts in, or the like: it is no tensor, so that nobody keeps it."""
+    for name, optimizer in _optimizers("", state):
+        for place, held in enumerate(optimizer.state.values()):
+            for key, value in held.items() if isinstance(held, Mapping) else ():
+                if isinstance(value, (int, float, complex)):
+                    return _under(name, f"state.{place}.{key}")
+    return None
+
+
 def _optimizers(name: str, value: object) -> Iterator[tuple[str, Optimizer]]:
     if isinstance(value, Optimizer):
         yield name, value
@@ -127,9 +138,23 @@ class _Walk:
         parameters = _parameters(optimizer)
         for place, parameter in enumerate(parameters):
             self._tensor(_under(name, f"params.{place}"), parameter)
+        met = 0
         for place, parameter in enumerate(parameters):
             if parameter in optimizer.state:
+                met += 1
                 self.through(_under(name, f"state.{place}"), optimizer.state[parameter])
+        if met != len(optimizer.state):
+            self._beside(_under(name, "state"), optimizer, {id(each) for each in parameters})
+
+    def _beside(self, name: str, optimizer: Optimizer, parameters: set[int]) -> None:
+        """What an optimizer keeps that belongs to none of its parameters."""
+        for key, value in cast("dict[object, object]", optimizer.state).items():
+            if id(key) in parameters:
+                continue
+            if not isinstance(key, str | int):
+                kind = f"{name} has an entry for a {type(key).__qualname__} that is none of the optimizer's parameters"
+                raise Unfit(f"{kind}; take it out, or name it")
+            self.through(_under(name, str(key)), value)
 
 
 def _items(name: str, value: object) -> Iterator[tuple[str, object]]:

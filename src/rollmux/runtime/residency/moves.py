@@ -11,7 +11,7 @@ from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.passing import copy_summed, in_threads, is_zero, same
-from rollmux.runtime.residency.record import Record, require_short
+from rollmux.runtime.residency.record import Record, require_fit
 from rollmux.runtime.residency.sending import AHEAD, Sending
 from rollmux.runtime.residency.stretches import runs, stretch
 
@@ -145,19 +145,45 @@ def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None) -> Non
         raise Unfit(
             f"{unknown[0]!r} is not in the state {kept.host.path.stem!r}: it holds {sorted(places)[:3]} and so on"
         )
-    for name, value in values.items():
-        if tuple(value.shape) != places[name].size:
-            raise Unfit(f"{name!r} has the shape {places[name].size}, not {tuple(value.shape)}; give all of it")
-    require_short(notes)
+    require_fit(notes)
+    # What can't be taken is refused here: in one slot there is no version from the first byte written to the last.
+    given = {places[name]: _fitted(places[name], value) for name, value in values.items()}
+    given = {place: value for place, value in given.items() if value.numel()}
     with kept.writing():
         kept.refresh()
-        given = {places[name]: value for name, value in values.items() if value.numel()}
         touched = {chunk for place in given for chunk in _chunks_of(layout, place)}
         for chunk in touched:
             kept.take_over(chunk)
         for place, value in given.items():
             _write(kept, place, value)
         kept.commit(kept.drafted({chunk: _told(kept, chunk) for chunk in sorted(touched)}, notes))
+
+
+def _fitted(place: Place, value: Tensor) -> Tensor:
+    """The value as a plain tensor of the host and of the type that is kept, which any may be copied from."""
+    if tuple(value.shape) != place.size:
+        raise Unfit(f"{place.name!r} has the shape {place.size}, not {tuple(value.shape)}; give all of it")
+    if value.numel() and _overlaps(place):
+        raise Unfit(f"{place.name!r} has elements that share memory; update the tensor that it is a view of")
+    dtype, value = getattr(torch, place.dtype), value.detach()
+    kind = (value.dtype, value.device.type, value.layout)
+    if type(value) is Tensor and kind == (dtype, "cpu", torch.strided):
+        return value
+    try:
+        return torch.empty(place.size, dtype=dtype).copy_(value)
+    except RuntimeError as error:
+        what = f"{value.layout} on {value.device}"
+        raise Unfit(f"the value of {place.name!r} is {what}, and has no data that can be copied: {error}") from error
+
+
+def _overlaps(place: Place) -> bool:
+    """Whether a step of some dimension is shorter than what lies within it."""
+    span = 1
+    for step, count in sorted(zip(place.stride, place.size, strict=True)):
+        if count > 1 and step < span:
+            return True
+        span += (count - 1) * step
+    return False
 
 
 def note(kept: Kept, notes: bytes) -> None:

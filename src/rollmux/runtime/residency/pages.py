@@ -9,6 +9,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 
@@ -44,7 +45,8 @@ class Piece:
         self.start, self.end = found, found + self._length
         for at in (self.start, self.end - PAGE_BYTES):
             _called(_libc.mprotect, at, PAGE_BYTES, PROT_NONE)
-        self.advise(MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without them refuses it
+            self.advise(MADV_HUGEPAGE)
 
     def tensor(self) -> Tensor:
         """All of it, from the first whole huge page on."""

@@ -39,7 +39,9 @@ class Record:
         return body + blake2b(body, digest_size=CHECKSUM_BYTES).digest()
 
 
-def require_short(notes: bytes | None) -> None:
+def require_fit(notes: bytes | None) -> None:
+    if notes is not None and not isinstance(notes, bytes):
+        raise Unfit(f"the notes are a {type(notes).__name__}: give bytes, such as of `encode()`")
     if notes is not None and len(notes) > NOTES_BYTES:
         raise Unfit(f"the notes take {shown(len(notes))}: at most {shown(NOTES_BYTES)}; keep a file, and its name")
 

@@ -23,7 +23,7 @@ from rollmux.runtime.residency.leaves import fill
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.moves import bring, change, note, save, save_early
 from rollmux.runtime.residency.on_device import OnDevice
-from rollmux.runtime.residency.record import Record
+from rollmux.runtime.residency.record import Record, require_fit
 
 log = logging.getLogger("rollmux")
 
@@ -164,6 +164,7 @@ class Resident:
 
         An error other than NotFreed leaves the state on the device, as it was.
         """
+        require_fit(notes)
         with self._lock:
             if not self._loaded:
                 self.device.require_freed()
@@ -280,6 +281,12 @@ class Resident:
         if self._survive_s and self.device.left_bytes:
             what = f"{shown(self.device.left_bytes)} of it are on the host, and end with this process"
             raise Unfit(f"{self.name!r} is to survive, and {what}; put them on {self.device.memory.device}")
+        number = self.device.left_number if self._survive_s or self._shared else None
+        if number is not None:
+            remedy = "keep it in a tensor, as torch's optimizers do"
+            raise Unfit(
+                f"{self.name!r} is for other processes too, and {number} is a number that none is told; {remedy}"
+            )
         size = HostCopy.size(layout, self._slots)
         if self._declared_bytes is not None and size > self._declared_bytes:
             both = (
