@@ -153,6 +153,14 @@ def test_a_limit_that_was_broken_off_in_writing_is_written_again(budget: Budget)
         Budget(budget.folder, 99 * MB)
 
 
+def test_a_file_that_is_no_claim_is_told_by_its_name(budget: Budget) -> None:
+    (budget.folder / "odd.claim").write_text("junk")
+    with pytest.raises(Unfit, match=r"odd\.claim is no claim of ours"):
+        budget.claim("a", 5)
+    (budget.folder / "odd.claim").unlink()
+    budget.claim("a", 5).release()
+
+
 def test_a_claim_that_cannot_be_written_leaves_its_name_free(budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(name: str, entry: object) -> None:
         raise OSError(28, "no space left")

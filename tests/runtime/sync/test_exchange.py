@@ -5,7 +5,9 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.sync import Exchange, Place, Receiver, Sender, Side, SyncFailed, make_plan
 from rollmux.runtime.sync.tensors import as_torch, from_torch, spec_of
-from tests.runtime.sync.models import TENSORS, TOKEN, World, holds, on_tcp, side, small, whole, world
+from tests.runtime.sync.models import TENSORS, TOKEN, World, filling, holds, on_tcp, side, small, whole, world
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -265,6 +267,36 @@ def test_what_is_closed_twice_closes_nothing_of_others(tmp_path: Path) -> None:
             for each in closing:
                 each.close()
             mine.write("mine"), another.write("another")
+
+
+def test_what_is_closed_writes_nothing_into_a_folder_that_is_another_s_by_now(tmp_path: Path) -> None:
+    plan = small(senders=(1, 1), receivers=(1, 1))
+    with world(plan, tmp_path) as made:
+        replicated(made, 1)
+        closed = made.senders[0]
+        closed.close()
+        made.senders[0] = Sender(plan, 0, closed._shelf.folder, TOKEN)
+        replicated(made, 2)
+        fill = filling(plan, plan.exchange.senders, 0, whole(plan, 3))
+        for late in (lambda: closed.publish(3, fill), lambda: closed.sync(3, made.addresses)):
+            with pytest.raises(SyncFailed, match="is closed"):
+                late()
+        made.sync(4)
+        assert made.serve(whole(plan, 2))
+
+
+@pytest.mark.parametrize("number", [2.5, "3", -1, np.float64(2)])
+def test_a_version_or_an_epoch_that_is_no_whole_number_is_refused_before_anything_changes(
+    tmp_path: Path, number: Any
+) -> None:
+    with world(small(senders=(1, 1), receivers=(1, 1)), tmp_path) as made:
+        replicated(made, 1)
+        with pytest.raises(InvalidSpec, match=r"sync\.version"):
+            made.senders[0].publish(number, lambda _name, _words: None)
+        with pytest.raises(InvalidSpec, match=r"sync\.epoch"):
+            made.senders[0].sync(number, made.addresses)
+        made.sync(1)
+        assert made.serve(whole(made.plan, 1))
 
 
 def test_a_folder_is_free_once_its_writer_is_closed_though_a_child_was_forked_meanwhile(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollmux.runtime.host import Budget, NoRoom
+from rollmux.runtime.host import Budget, NoRoom, Unfit
 from rollmux.runtime.host.budget import cleared
 from rollmux.runtime.sync import Receiver, Sender, SyncFailed, shelf
 from rollmux.runtime.sync.plan import Plan
@@ -32,7 +32,7 @@ def receiver(budget: Budget | None, folder: Path, plan: Plan = PLAN) -> Receiver
     return Receiver(plan, 0, folder, TOKEN, ["tcp://127.0.0.1:0"], budget=budget)
 
 
-def sync(version: int, into: Receiver, budget: Budget, folder: Path, *, delta: bool = False) -> None:
+def sync(version: int, into: Receiver, budget: Budget | None, folder: Path, *, delta: bool = False) -> None:
     sender = Sender(PLAN, 0, folder, TOKEN, delta=delta, budget=budget)
     sender.publish(version, filling(PLAN, PLAN.exchange.senders, 0, whole(PLAN, version)))
     sender.sync(version, [into.addresses])
@@ -107,6 +107,53 @@ def test_a_folder_that_its_launcher_removed_gives_its_room_back(budget: Budget, 
     receiver(budget, tmp_path / "r").close()
     shutil.rmtree(tmp_path / "r")
     assert len(budget.sweep()) == 1
+
+
+def test_a_folder_that_was_not_cleared_to_the_end_holds_its_version_whole_or_none(tmp_path: Path) -> None:
+    first = receiver(None, tmp_path / "r")
+    sync(1, first, None, tmp_path / "s")
+    first.close()
+    gone = [*(FILES[:count] for count in range(len(FILES))), ("weights-0",), ("digests-0",)]
+    for number, names in enumerate(gone):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "r", folder)
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        again = receiver(None, folder)
+        assert again.held is None if names else holds(PLAN, again, whole(PLAN, 1))
+        sync(1, again, None, tmp_path / "s")
+        assert holds(PLAN, again, whole(PLAN, 1))
+        again.close()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_who_finds_no_room_on_the_disk_gives_up_the_claim_but_for_what_was_kept(
+    budget: Budget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    def full(file: int, at: int, nbytes: int) -> None:
+        raise OSError(28, "no space left")
+
+    folder = tmp_path / "r"
+    if kept:
+        held = receiver(None, folder)
+        sync(1, held, None, tmp_path / "s")
+        held.close()
+        (folder / "weights-1").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match=r"no space left: .* are wanted: '.*/r/weights-"):
+            receiver(budget, folder)
+    assert len(budget.holdings()) == kept
+    assert folder.exists() == kept
+    again = receiver(budget, folder)
+    assert (again.held is not None) == kept
+    again.close()
+
+
+def test_a_folder_whose_name_is_no_text_is_refused_by_name(budget: Budget, tmp_path: Path) -> None:
+    with pytest.raises(Unfit, match="is no text"):
+        receiver(budget, tmp_path / os.fsdecode(b"r\xff"))
+    assert budget.holdings() == ()
 
 
 def test_a_receiver_that_can_t_be_called_leaves_its_folder_to_the_next(budget: Budget, tmp_path: Path) -> None:

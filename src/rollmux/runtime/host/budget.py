@@ -74,7 +74,10 @@ class Claim:
 
     def lies_in(self, folder: Path, files: Sequence[str]) -> None:
         """From now on these files go with the claim: this process's own, as it holds the lock that is the last."""
-        place = Place(str(folder.absolute()), tuple(files))
+        try:
+            place = Place(bytes(folder.absolute()).decode(), tuple(files))
+        except UnicodeDecodeError as error:
+            raise Unfit(f"{str(folder)!r} is no text, and can't be written into a claim: rename it") from error
         with self.budget.locked():
             self.entry = msgspec.structs.replace(self.entry, place=place)
             self.budget.write(self.name, self.entry)
@@ -237,7 +240,12 @@ class Budget:
 
     def _read(self, name: str) -> Entry:
         data = self._path(name).read_bytes()
-        return msgspec.json.decode(data, type=Entry) if data else Entry(0, 0.0)  # its process ended while it began
+        if not data:
+            return Entry(0, 0.0)  # its process ended while it began
+        try:
+            return msgspec.json.decode(data, type=Entry)
+        except msgspec.DecodeError as error:
+            raise Unfit(f"{self._path(name)} is no claim of ours ({error}): remove it") from error
 
     def _is_over(self, name: str) -> bool:
         """Whether a dead process's state has survived it for long enough, from when that was first noticed."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rollmux.runtime.host.errors import shown
 from rollmux.runtime.sync.errors import StillRead
 from rollmux.runtime.sync.layout import Slot, inside, shape_of
 from rollmux.runtime.sync.plan import Piece
@@ -54,10 +55,10 @@ class Generation:
 
     def __init__(self, folder: Path, number: int, slots: dict[str, Slot], nbytes: int, pieces: int, plan: str) -> None:
         self.number, self._slots = number, slots
-        self.path, ledger = folder / f"weights-{number}", folder / f"digests-{number}"
+        self.path, ledger = _paths(folder, number)
         head = bytes.fromhex(plan)
         sizes = _sizes(nbytes, pieces)
-        if not _is_of(self.path, ledger, sizes, head):
+        if not self.is_there(folder, number, nbytes, pieces, plan):
             for path in (ledger, self.path):
                 path.unlink(missing_ok=True)
             _make(self.path, sizes[0], b"")
@@ -76,8 +77,17 @@ class Generation:
     @staticmethod
     def found(folder: Path, number: int) -> int:
         """The bytes that they take now."""
-        paths = [folder / f"weights-{number}", folder / f"digests-{number}"]
-        return sum(path.stat().st_size for path in paths if path.exists())
+        return sum(path.stat().st_size for path in _paths(folder, number) if path.exists())
+
+    @staticmethod
+    def is_there(folder: Path, number: int, nbytes: int, pieces: int, plan: str) -> bool:
+        """Whether both are, and of this plan."""
+        paths, head = _paths(folder, number), bytes.fromhex(plan)
+        for path, size in zip(paths, _sizes(nbytes, pieces), strict=True):
+            if not path.exists() or path.stat().st_size != size:
+                return False
+        with paths[1].open("rb") as file:
+            return file.read(len(head)) == head
 
     def whole(self, name: str) -> Words:
         return whole_of(self.bytes, self._slots[name])
@@ -131,12 +141,8 @@ def _sizes(nbytes: int, pieces: int) -> tuple[int, int]:
     return max(1, nbytes), PLAN_BYTES + pieces * DIGEST_BYTES
 
 
-def _is_of(weights: Path, ledger: Path, sizes: tuple[int, int], head: bytes) -> bool:
-    for path, size in zip((weights, ledger), sizes, strict=True):
-        if not path.exists() or path.stat().st_size != size:
-            return False
-    with ledger.open("rb") as file:
-        return file.read(len(head)) == head
+def _paths(folder: Path, number: int) -> tuple[Path, Path]:
+    return folder / f"weights-{number}", folder / f"digests-{number}"
 
 
 def _make(path: Path, nbytes: int, head: bytes) -> None:
@@ -145,5 +151,7 @@ def _make(path: Path, nbytes: int, head: bytes) -> None:
     try:
         os.posix_fallocate(file, 0, nbytes)
         os.pwrite(file, head, 0)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}: {shown(nbytes)} are wanted", str(path)) from error
     finally:
         os.close(file)

@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Lock
 
+from rollmux.checks import Checks
 from rollmux.runtime.host import Budget
 from rollmux.runtime.sync import door
 from rollmux.runtime.sync.channel import Carry, Channel
@@ -54,6 +55,7 @@ class Sender:
 
     def publish(self, version: int, fill: Fill) -> None:
         """Takes a version over: `fill` writes this rank's part of each tensor, in the type in which it lands."""
+        _check("version", version)
         with self._busy:
             target = self._shelf.begin(self._patience_s)
             target.clear_all()
@@ -67,12 +69,14 @@ class Sender:
 
         When the leader returns, all receivers serve it. The other ranks return when theirs has landed.
         """
+        _check("epoch", epoch)
         expected = len(self.plan.exchange.receivers.places)
         if len(addresses) != expected:
             raise SyncFailed(
                 f"addresses of {len(addresses)} receivers, and the plan has {expected}: give those of each"
             )
         with self._busy:
+            self._shelf.require_open()
             version = self.version
             if version is None:
                 raise SyncFailed(f"sender {self.rank} has no version: publish one first")
@@ -134,6 +138,12 @@ class Sender:
         with self._lock:
             for channel in self._calls:
                 channel.hang_up()
+
+
+def _check(name: str, number: int) -> None:
+    checks = Checks("sync")
+    checks.whole(name, number, 0, 2**63 - 1, "count with int")
+    checks.require()
 
 
 def _told(task: "Future[Tally]") -> int:

@@ -20,11 +20,12 @@ from rollmux.runtime.sync.layout import slots
 from rollmux.runtime.sync.plan import Plan, Side
 
 GENERATIONS = 2
-# All that a shelf ever makes; the last is the lock of whoever writes there.
+# All that a shelf ever makes, in the order in which it goes: no mark outlives what it names. The last is the lock of
+# whoever writes there.
 MARKS = ("held", "ready", "epoch")
 FILES = (
-    *(f"{kind}-{number}" for kind in ("weights", "digests") for number in range(GENERATIONS)),
     *(f"{mark}{fresh}" for mark in MARKS for fresh in ("", ".new")),
+    *(f"{kind}-{number}" for kind in ("weights", "digests") for number in range(GENERATIONS)),
     "writer",
 )
 
@@ -64,12 +65,15 @@ class Shelf:
         self.folder, self.plan, self._generations = folder, plan, generations
         self.slots, self._nbytes = slots(plan.exchange.tensors, side.layout, rank)
         self._claim = claimed(budget, folder, self._size()) if budget is not None else None
+        joined = self._claim is None or self._claim.entry.place is not None
         self._writer: int | None = None
         self._open: dict[int, Generation] = {}
+        self.held: Mark | None = None
+        self.ready: Mark | None = None
         try:
             self._take()
         except BaseException:
-            self.close(keep=self._claim is None or self._claim.entry.place is not None)
+            self.close(keep=joined or self.held is not None or self.ready is not None)
             raise
 
     def _take(self) -> None:
@@ -79,7 +83,7 @@ class Shelf:
         self._writer = self._only_writer()
         if self._claim is not None:
             self._claim.lies_in(folder, FILES)
-        self.held, self.ready = read_mark(folder, "held"), read_mark(folder, "ready")
+        self.held, self.ready = self._found("held"), self._found("ready")
         if self.ready is not None and self.ready.plan != plan.fingerprint:
             self._forget("ready")  # the room in which it landed is taken for pieces of this plan
             self.ready = None
@@ -88,6 +92,16 @@ class Shelf:
         for number in range(self._generations):
             if self.held is None or self.held.generation != number or self.held.plan == plan.fingerprint:
                 self._generation(number)
+
+    def _found(self, name: str) -> Mark | None:
+        """A mark; it is forgotten if what it names is gone, as where a folder was not cleared to the end."""
+        mark, plan = read_mark(self.folder, name), self.plan
+        if mark is None or mark.plan != plan.fingerprint:
+            return mark
+        if Generation.is_there(self.folder, mark.generation, self._nbytes, len(plan.pieces), plan.fingerprint):
+            return mark
+        self._forget(name)
+        return None
 
     def _size(self) -> int:
         """The most that the folder takes from now on: a version of another plan stays until the next one is served."""
@@ -162,7 +176,13 @@ class Shelf:
         elif not keep:
             cleared(self.folder, FILES)
 
+    def require_open(self) -> None:
+        """Once it is closed, the folder may be another's."""
+        if self._writer is None:
+            raise SyncFailed(f"{self.folder} is closed here: open it again")
+
     def _generation(self, number: int) -> Generation:
+        self.require_open()
         if number not in self._open:
             pieces, name = len(self.plan.pieces), self.plan.fingerprint
             self._open[number] = Generation(self.folder, number, self.slots, self._nbytes, pieces, name)
