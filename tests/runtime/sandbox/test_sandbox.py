@@ -61,6 +61,76 @@ raise ValueError("no")
     assert b"ValueError: no" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sys\nprint(42)\nsys.stdout.close()",
+        "import sys\nwith sys.stdout as out: out.write('42\\n')",
+        "import sys\nsys.stderr.close()\nprint(42)",
+        "import sys\nsys.stderr = None\nprint(42)",
+        "import sys\nprint(42)\nsys.stdout.flush()\nsys.stdout = None",
+        "import sys\nprint(42)\ndel sys.stdout",
+        "out = open(1, 'w')\nout.write('42\\n')",
+        "import io, sys\nprint(42)\nsys.stdout = io.StringIO()\nprint('debug')",
+        "import io, sys\nprint(42)\nsys.stdout = sys.__stdout__ = io.StringIO()\nprint('debug')",
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach())\nprint(42)",
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\nprint(42)",
+        "def said(): return 42\nclass Last:\n    def __del__(self): print(said())\nlast = Last()",
+        "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))\nprint(42)",
+        "import inspect\ndef f():\n    return 42\nassert 'return 42' in inspect.getsource(f)\nprint(f())",
+        "print(open('/dev/stdin').read())",
+        "with open('/dev/stdout', 'w') as out: out.write('42\\n')",
+        "import os\nr, w = os.pipe()\nos.close(r)\ntry: os.write(w, b'x')\nexcept BrokenPipeError: print(42)",
+        "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: print(42)",
+    ],
+)
+def test_a_program_is_run_and_ended_as_python_does(full: World, source: str) -> None:
+    ended = full.run(Program(source, stdin=b"42"))
+    assert (ended.cause, ended.status, ended.stdout) == (Cause.EXITED, 0, b"42\n"), ended
+
+
+@pytest.mark.parametrize(
+    "script", ["cat /dev/stdin", "cat > /dev/stdout", "cat; echo log > /dev/stderr", "yes 42 | head -n 1"]
+)
+def test_a_command_opens_its_streams_by_name_and_is_ended_by_a_pipe_that_nobody_reads(full: World, script: str) -> None:
+    ended = full.run(Program(command=("/bin/sh", "-c", script), stdin=b"42\n"))
+    assert (ended.cause, ended.status, ended.stdout) == (Cause.EXITED, 0, b"42\n"), ended
+
+
+def test_as_many_threads_as_are_allowed_have_room_for_their_memory(full: World) -> None:
+    source = """
+from threading import Barrier, Thread
+barrier = Barrier(29)
+def work():
+    made = [bytearray(1000) for _ in range(10)]
+    barrier.wait()
+for _ in range(28): Thread(target=work).start()
+barrier.wait()
+print("all of them")
+"""
+    assert full.run(Program(source), RunLimits()).stdout == b"all of them\n"
+
+
+def test_a_process_that_the_owner_has_forked_holds_up_no_end() -> None:
+    async def story() -> None:
+        sandbox = await Sandbox(list(Concern), spares=0).start()
+        run = asyncio.create_task(sandbox.run(Program("import time; time.sleep(1000)"), SMALL))
+        await _until(lambda: len(busy(sandbox.pid, 0)) >= 3)
+        forked = os.fork()
+        if forked == 0:
+            signal.pause()
+        try:
+            run.cancel()
+            await _until(lambda: not busy(sandbox.pid, 0))
+            await asyncio.wait_for(sandbox.close(), 60)
+            assert state(sandbox.pid) == "gone"
+        finally:
+            os.kill(forked, signal.SIGKILL)
+            os.waitpid(forked, 0)
+
+    asyncio.run(story())
+
+
 def test_processes_of_a_program_work_together(full: World) -> None:
     source = """
 from multiprocessing import get_context

@@ -6,6 +6,7 @@ program's doing, never the sandbox's.
 
 import atexit
 import gc
+import linecache
 import os
 import resource
 import signal
@@ -20,7 +21,7 @@ from io import TextIOWrapper
 from itertools import pairwise
 from math import ceil
 from types import ModuleType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from rollmux.runtime.sandbox import frames, kernel, landlock, root, seccomp
 from rollmux.runtime.sandbox.limits import RunLimits
@@ -30,6 +31,7 @@ from rollmux.runtime.sandbox.protections import Mechanism, Protections
 MOST_PROGRAM_BYTES = 1 << 28
 STARTED = b"started\n"
 MEMORY_STATUS = 113  # what a run ends with when an allocation failed and nobody caught that
+_PROGRAM = "program.py"
 _SIGNALS = 1024  # that wait, or that a timer has set aside
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _UNSHARED = {
@@ -185,7 +187,6 @@ def _run(place: Place, job: Job, ends: Ends, channel: int | None) -> NoReturn:
     status = 1
     try:
         _take_descriptors(ends, channel)
-        _reset_signals()
         _limit(job.limits, counted=bool(place.protections.active & _COUNTED_APART))
         kernel.hide_from_peers(hidden=False)
         os.setsid()
@@ -212,11 +213,6 @@ def _close_all_but(*kept: int) -> None:
             os.closerange(below + 1, above)
 
 
-def _reset_signals() -> None:
-    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-
-
 def _limit(limits: RunLimits, counted: bool) -> None:
     """For each process; what they take together is watched from outside. Processes are counted by user."""
     cpu_s = ceil(limits.cpu_s) + 1
@@ -230,6 +226,7 @@ def _limit(limits: RunLimits, counted: bool) -> None:
         resource.RLIMIT_SIGPENDING: (_SIGNALS, _SIGNALS),
     }
     if limits.address_bytes is not None:
+        kernel.share_arenas()
         wanted[resource.RLIMIT_AS] = (limits.address_bytes,) * 2
     if counted:
         wanted[resource.RLIMIT_NPROC] = (limits.processes + 1,) * 2
@@ -240,6 +237,8 @@ def _limit(limits: RunLimits, counted: bool) -> None:
 
 
 def _execute(command: tuple[str, ...], environment: Mapping[str, str]) -> int:
+    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, dict(environment))
     except OSError as error:
@@ -249,20 +248,22 @@ def _execute(command: tuple[str, ...], environment: Mapping[str, str]) -> int:
 
 def _interpret(source: str, environment: Mapping[str, str], has_files: bool) -> int:
     """As `python program.py` would beside these files, in the interpreter that is warm already."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["program.py"]
+    sys.argv = [_PROGRAM]
     if has_files:
         sys.path.insert(0, os.getcwd())
     stderr = _text(2, "w")
     stderr.reconfigure(line_buffering=True, errors="backslashreplace")
-    sys.stdin, sys.stdout, sys.stderr = _text(0, "r"), _text(1, "w"), stderr
-    for name in ("stdin", "stdout", "stderr"):
-        setattr(sys, f"__{name}__", getattr(sys, name))
-    module = ModuleType("__main__")
-    sys.modules["__main__"] = module
-    status = _guarded(lambda: exec(compile(source, "program.py", "exec"), module.__dict__))
-    return _guarded(_finish) or status
+    streams = sys.stdin, sys.stdout, sys.stderr = _text(0, "r"), _text(1, "w"), stderr
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    module.__file__ = os.path.abspath(_PROGRAM)
+    linecache.cache[_PROGRAM] = len(source), None, source.splitlines(keepends=True), _PROGRAM
+    del module  # who refers to what the program has made is the program alone
+    status = _guarded(lambda: exec(compile(source, _PROGRAM, "exec"), vars(sys.modules["__main__"])))
+    return _guarded(lambda: _finish(streams)) or status
 
 
 def _text(number: int, mode: str) -> TextIOWrapper:
@@ -271,11 +272,22 @@ def _text(number: int, mode: str) -> TextIOWrapper:
     return stream
 
 
-def _finish() -> None:
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does at its end
+def _finish(streams: tuple[TextIO, TextIO, TextIO]) -> None:
+    """As the interpreter ends: what the program leaves open is written when its objects go."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush(getattr(sys, "stdout", None), getattr(sys, "stderr", None))
+    sys.stdin, sys.stdout, sys.stderr = streams
+    sys.modules.pop("__main__", None)
+    gc.collect()
+    _flush(*streams[1:])
+
+
+def _flush(*streams: TextIO | None) -> None:
+    for stream in streams:
+        with suppress(ValueError):  # closed, or its descriptor is another's now
+            if stream is not None:
+                stream.flush()
 
 
 def _guarded(call: Callable[[], None]) -> int:

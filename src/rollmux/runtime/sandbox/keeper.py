@@ -85,6 +85,10 @@ class Keeper:
     def _start(self) -> None:
         """The first process of the tree, and the pipes to it."""
         (stdin, self._stdin), (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe(), os.pipe()
+        if Mechanism.OWN_USER in self._place.protections.active:
+            with suppress(PermissionError):  # who may become somebody else may not always give things away
+                for descriptor in (stdin, stdout, stderr):  # or the program can't open /dev/stdin
+                    os.fchown(descriptor, self._place.uid, -1)
         self._status, status = os.pipe()
         self._go, go = socket.socketpair()
         self._pid = os.fork()

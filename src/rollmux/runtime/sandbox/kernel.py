@@ -36,6 +36,7 @@ _NUMBERS = {
 _MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 442, 444, 445, 446  # the same on both
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
+_M_ARENA_MAX = -8  # malloc.h
 _CAPABILITY_VERSION_3 = 0x20080522
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -93,6 +94,12 @@ def die_with_parent() -> None:
 def hide_from_peers(hidden: bool) -> None:
     """Whether other processes of the same user may look into this one through /proc."""
     prctl(PR_SET_DUMPABLE, 0 if hidden else 1, "dumpable")
+
+
+def share_arenas() -> None:
+    """All threads allocate from two areas: glibc would reserve 64 MiB of address space for each of many."""
+    if hasattr(libc, "mallopt"):  # musl has none, and needs none
+        libc.mallopt(_M_ARENA_MAX, 2)
 
 
 def adopt_orphans() -> None:

@@ -9,8 +9,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -141,8 +141,8 @@ class Sandbox:
 
     async def _stop(self) -> None:
         if self._control is not None:
-            self._control.close()
-            self._control = None
+            with self._control, _ended(self._control):
+                self._control = None
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
 
@@ -161,7 +161,7 @@ class Sandbox:
     async def run(self, program: Program, limits: RunLimits, channel: socket.socket | None = None) -> Ended:
         """How the program ended. Cancelled, it ends the program. `channel` is its descriptor 3, and closed here."""
         ours, theirs = socket.socketpair()
-        with ours:
+        with ours, _ended(ours):
             ours.setblocking(False)
             try:
                 await self._hand_over([theirs, *([] if channel is None else [channel])])
@@ -191,6 +191,16 @@ class Sandbox:
             except OSError:
                 await self._restart(control)
         raise SandboxError("the sandbox is closed, or was never started: use `async with` or start()")
+
+
+@contextmanager
+def _ended(connection: socket.socket) -> Iterator[None]:
+    """Over for the other end too, at last, though a process that was forked meanwhile may have a copy of this one."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 async def _exchange(connection: socket.socket, program: Program, limits: RunLimits) -> Ended:
