@@ -229,6 +229,24 @@ def test_a_limit_that_was_learnt_too_tight_is_found_by_an_audit(pooled: Pooled) 
     assert pooled.pool.timeouts.limits("audited/0").cpu_s > 0.6
 
 
+SPENT = "import time\nuntil = time.process_time() + 0.45\nwhile time.process_time() < until: pass\n"
+LASTS = "import threading, time\nthreading.Thread(target=time.sleep, args=[1000]).start()\n"
+
+
+@pytest.mark.parametrize(
+    ("problem", "source", "asserts"),
+    [
+        ("spent by the tests", "def f(): return 7", f"{SPENT}assert f() == 7"),
+        ("spent by one that does not end", f"{SPENT}{LASTS}def f(): return 7", "assert f() == 7"),
+    ],
+)
+def test_what_the_tests_or_a_program_that_does_not_end_have_taken_is_learnt_too(
+    pooled: Pooled, problem: str, source: str, asserts: str
+) -> None:
+    assert by_asserts(pooled, source, asserts, problem).value == 1.0
+    assert pooled.pool.timeouts.limits(f"{problem}/0").cpu_s > 0.45
+
+
 def test_a_task_without_tests_or_with_both_kinds_is_refused() -> None:
     with pytest.raises(InvalidSpec):
         CodeTask("none", Program(SUM))

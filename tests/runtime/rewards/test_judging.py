@@ -18,6 +18,13 @@ from tests.runtime.judge.test_model import told
 ANSWERS = {"y": 1.0, "n": 0.0, "m": 0.5}
 
 
+ODD: dict[str, list[float]] = {
+    "odd count": [-1.0],
+    "odd size": [800.0, 1.0, 1.0],
+    "odd kind": [None, 1.0, 1.0],  # type: ignore[list-item]
+}
+
+
 class Scripted:
     """Says what each task's text names; `hold` keeps it from answering until the test lets it."""
 
@@ -34,6 +41,8 @@ class Scripted:
     def _said(self, text: str) -> list[float] | str:
         if text == "raise":
             raise RuntimeError("out of memory")
+        if text.startswith("odd"):
+            return ODD[text]
         return [log(0.3), log(0.1), log(0.1)] if text == "mostly y" else [float("nan")] * 3 if text == "nan" else text
 
     def close(self) -> None:
@@ -68,6 +77,21 @@ def test_each_task_of_a_pass_has_its_own_outcome() -> None:
         assert pool.outcomes[Kind.JUDGE, Status.ERROR] == 2
 
     judged(all_of_them, Scripted())
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_odd_about_one_task_of_a_pass_is_its_error_alone(odd: str) -> None:
+    judge = Scripted()
+
+    async def crowd(pool: RewardPool) -> None:
+        judge.hold.clear()
+        tasks = [pool.submit(task(said)) for said in ("mostly y", "mostly y", odd, "mostly y")]
+        await asyncio.sleep(0.05)
+        judge.hold.set()
+        outcomes = [(await each.reward()).status for each in tasks]
+        assert outcomes == [Status.SCORE, Status.SCORE, Status.ERROR, Status.SCORE]
+
+    judged(crowd, judge)
 
 
 def test_a_judge_that_raises_fails_its_pass_and_goes_on() -> None:

@@ -264,3 +264,44 @@ def test_a_coroutine_that_would_end_the_program_ends_its_task_alone() -> None:
             return [each.status for each in await asyncio.gather(*map(pool.score, map(AsyncTask, (leaves, one))))]
 
     assert asyncio.run(story()) == [Status.ERROR, Status.SCORE]
+
+
+def test_a_pool_is_started_again_in_another_loop_and_once_at_a_time() -> None:
+    async def soon() -> float:
+        await asyncio.sleep(0)
+        return 1.0
+
+    async def step() -> list[Status]:
+        async with pool:
+            with pytest.raises(SandboxError, match="started already"):
+                await pool.start()
+            return [each.status for each in await asyncio.gather(*(pool.score(AsyncTask(soon)) for _ in range(3)))]
+
+    pool = RewardPool(PoolSettings(turns={Kind.ASYNC: 1}))
+    for _ in range(2):
+        assert asyncio.run(step()) == [Status.SCORE] * 3
+
+
+def test_whoever_is_cancelled_while_a_pool_closes_is_cancelled() -> None:
+    async def lingers() -> float:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.sleep(0)
+        return 1.0
+
+    async def owner() -> None:
+        async with RewardPool(PoolSettings(turns={Kind.ASYNC: 1})) as pool:
+            scoring = pool.submit(AsyncTask(lingers))
+            await asyncio.sleep(0.01)
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_soon(task.cancel)
+        assert scoring is None, "it went on behind the pool"
+
+    async def story() -> None:
+        task = asyncio.create_task(owner())
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(story())

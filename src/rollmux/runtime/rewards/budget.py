@@ -31,7 +31,7 @@ class Budget:
         self._idle.clear()
         try:
             await self._free.acquire()
-        except asyncio.CancelledError:
+        except BaseException:
             self._leave()
             raise
 

@@ -110,8 +110,12 @@ def _of_case(ended: Ended, case: Case) -> Trial:
 
 
 def _of_asserts(checking: Ended, serving: Ended | None) -> Trial:
-    """The judge's exit decides. Where the program has met a limit, that is why the judge got no answer."""
-    cpu_s = checking.cpu_s if serving is None else serving.cpu_s
+    """The judge's exit decides. Where the program has met a limit, that is why the judge got no answer.
+
+    Each of the two has the limit for itself, and so the one that took more is learnt from. Of a program that has
+    not ended the CPU time is not known: one thread can't have taken more than passed.
+    """
+    cpu_s = max(checking.cpu_s, checking.wall_s if serving is None else serving.cpu_s)
     end, detail = _end(checking), _told(checking)
     if checking.cause is Cause.EXITED and checking.status in _UNTOLD:
         end, detail = End.BROKEN, f"{_UNTOLD[checking.status]}: {detail}"

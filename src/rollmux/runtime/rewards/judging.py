@@ -8,7 +8,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from math import exp, isfinite
 from queue import SimpleQueue
@@ -106,8 +105,6 @@ class JudgeScorer:
         """A pass that runs is waited for, as a thread can't be killed; but not for longer than a task would be."""
         if self._serving is not None:
             self._serving.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._serving
         closing = self._thread.do(self._judge.close)
         self._thread.end()
         await asyncio.wait([closing], timeout=self._settings.cap_s)
@@ -155,11 +152,16 @@ class JudgeScorer:
             wall_s = loop.time() - start_s
             return [self._reward(task, each, wall_s) for task, each in zip(tasks, said, strict=True)]
         except Exception as error:  # noqa: BLE001 - whatever a judge raises is its tasks' error, and the next pass goes on
-            told = f"{type(error).__name__}: {error}"
-            return [Reward(Status.ERROR, None, told, 0.0, loop.time() - start_s)] * len(tasks)
+            return [_failed(error, loop.time() - start_s)] * len(tasks)
 
     def _reward(self, task: JudgeTask, said: list[float] | str, wall_s: float) -> Reward:
         """Of a pass that others shared: its time is the pass's."""
+        try:
+            return self._weighed(task, said, wall_s)
+        except Exception as error:  # noqa: BLE001 - what can't be reckoned with is this task's error
+            return _failed(error, wall_s)
+
+    def _weighed(self, task: JudgeTask, said: list[float] | str, wall_s: float) -> Reward:
         if isinstance(said, str):
             return Reward(Status.ERROR, None, said, 0.0, wall_s)
         if not all(map(isfinite, said)):
@@ -171,6 +173,10 @@ class JudgeScorer:
             return Reward(Status.ERROR, None, f"{told}: the judge would say something else", 0.0, wall_s)
         score, told = expected(task, said)
         return Reward(Status.SCORE, score, f"{told}; together {mass:.3g}", 0.0, wall_s)
+
+
+def _failed(error: Exception, wall_s: float) -> Reward:
+    return Reward(Status.ERROR, None, f"{type(error).__name__}: {error}", 0.0, wall_s)
 
 
 def expected(task: JudgeTask, logprobs: Sequence[float]) -> tuple[float, str]:

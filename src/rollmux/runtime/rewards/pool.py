@@ -82,13 +82,12 @@ class RewardPool:
         self.settings = settings or PoolSettings()
         self.timeouts = timeouts or TimeoutPolicy()
         self.outcomes: Counter[tuple[Kind, Status]] = Counter()
-        self._budgets = {kind: Budget(turns) for kind, turns in self.settings.turns.items() if turns}
+        self._budgets: dict[Kind, Budget] = {}
         self._running: set[asyncio.Task[Reward]] = set()
         self._sandboxes: dict[Kind, Sandbox] = {}
         self._stack = AsyncExitStack()
         self._is_open = False
         self._audits: deque[Audit] = deque(maxlen=_MOST_AUDITS)
-        self._audits_wait = asyncio.Event()
         self._auditor: asyncio.Task[None] | None = None
 
     @property
@@ -99,7 +98,12 @@ class RewardPool:
         return self._sandboxes[Kind.CODE].protections
 
     async def start(self) -> Self:
+        """Once closed, it may be started again, in another event loop too."""
+        if self._is_open:
+            raise SandboxError("the pool is started already: start it once, or close it before")
         settings = self.settings
+        self._budgets = {kind: Budget(turns) for kind, turns in settings.turns.items() if turns}
+        self._audits_wait = asyncio.Event()
         async with AsyncExitStack() as stack:
             for kind, sandbox in _sandboxes(settings).items():
                 if kind in self._budgets:
@@ -123,9 +127,10 @@ class RewardPool:
         running = [*self._running, *([] if self._auditor is None else [self._auditor])]
         for task in running:
             task.cancel()
-        with suppress(asyncio.CancelledError):
+        try:
             await asyncio.gather(*running, return_exceptions=True)
-        await self._stack.aclose()
+        finally:
+            await self._stack.aclose()
 
     async def __aenter__(self) -> Self:
         return await self.start()
