@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollmux.errors import InvalidSpec
-from rollmux.runtime.sync import Exchange, Place, Receiver, Sender, Side, SyncFailed, make_plan
+from rollmux.runtime.sync import Exchange, Layout, Place, Receiver, Sender, Side, SyncFailed, make_plan
 from rollmux.runtime.sync.tensors import as_torch, from_torch, spec_of
 from tests.runtime.sync.models import TENSORS, TOKEN, World, filling, holds, on_tcp, side, small, whole, world
 
@@ -253,6 +253,31 @@ def test_a_second_receiver_does_not_take_the_address_of_one_that_lives(tmp_path:
         Receiver(plan, 0, tmp_path / "second", TOKEN, [address])
     first.close()
     Receiver(plan, 0, tmp_path / "second", TOKEN, [address]).close()
+
+
+def test_ranks_of_one_node_whose_socket_can_t_be_reached_are_called_by_tcp(tmp_path: Path) -> None:
+    one = Place("one", "node")
+    here = Side(Layout(1), (one,))
+    plan = make_plan(Exchange(TENSORS, here, here))
+    with world(plan, tmp_path, listen=lambda _: [f"unix://{tmp_path}/socket", "tcp://127.0.0.1:0"]) as made:
+        (tmp_path / "socket").unlink()
+        replicated(made, 1)
+        made.sync(1)
+        assert made.serve(whole(plan, 1))
+        gone = made.receivers[0].addresses
+        made.receivers[0].close()
+        with pytest.raises(SyncFailed, match=r"unix://.* can't be reached: .*; tcp://.* can't be reached"):
+            made.senders[0].sync(2, [gone])
+
+
+def test_a_receiver_at_a_socket_may_be_closed_twice_and_leaves_the_next_one_s_alone(tmp_path: Path) -> None:
+    plan, address = small(senders=(1, 1), receivers=(1, 1)), f"unix://{tmp_path}/socket"
+    first = Receiver(plan, 0, tmp_path / "first", TOKEN, [address])
+    first.close()
+    second = Receiver(plan, 0, tmp_path / "second", TOKEN, [address])
+    first.close()
+    assert (tmp_path / "socket").exists()
+    second.close()
 
 
 def test_what_is_closed_twice_closes_nothing_of_others(tmp_path: Path) -> None:

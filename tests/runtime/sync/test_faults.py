@@ -2,20 +2,24 @@
 
 import socket
 import struct
+import time
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import msgspec
 import pytest
 
 from rollmux.errors import InvalidSpec
-from rollmux.runtime.sync import Mark, Receiver, Refused, Sender, SyncFailed, door
+from rollmux.runtime.sync import Exchange, Mark, Receiver, Refused, Sender, SyncFailed, door, make_plan, receive, send
 from rollmux.runtime.sync.channel import Channel
-from rollmux.runtime.sync.errors import Broken
+from rollmux.runtime.sync.errors import Broken, Silent
 from rollmux.runtime.sync.generation import NO_DIGEST
 from rollmux.runtime.sync.lead import Lead
+from rollmux.runtime.sync.round import Round
 from rollmux.runtime.sync.transports.inline import Inline
 from rollmux.runtime.sync.transports.sockets import call
 from rollmux.runtime.sync.wire import (
@@ -31,8 +35,9 @@ from rollmux.runtime.sync.wire import (
     Proof,
     Status,
     Welcome,
+    Whole,
 )
-from tests.runtime.sync.models import TOKEN, World, holds, small, whole, world
+from tests.runtime.sync.models import PATIENCE_S, TENSORS, TOKEN, World, holds, side, small, whole, world
 
 
 def publish(made: World, version: int) -> None:
@@ -251,16 +256,16 @@ def test_a_stranger_who_says_anything_is_hung_up_on_and_changes_nothing(tmp_path
         assert made.serve(whole(made.plan, 2))
 
 
-def led(made: World, epoch: int, version: int) -> Channel:
-    channel = call(made.addresses[0], False, 10)
+def led(made: World, epoch: int, version: int, to: int = 0) -> Channel:
+    channel = call(made.addresses[to], False, 10)
     door.knock(channel, TOKEN.encode(), Hello("lead", "sender", 0, epoch, version, made.plan.fingerprint, door.nonce()))
     channel.hear(Status)
     return channel
 
 
-def giving(made: World, epoch: int, version: int) -> Channel:
-    channel = call(made.addresses[0], False, 10)
-    door.knock(channel, TOKEN.encode(), Hello("give", "sender", 0, epoch, version, made.plan.fingerprint, door.nonce()))
+def giving(made: World, epoch: int, version: int, role: str = "sender", to: int = 0) -> Channel:
+    channel = call(made.addresses[to], False, 10)
+    door.knock(channel, TOKEN.encode(), Hello("give", role, 0, epoch, version, made.plan.fingerprint, door.nonce()))
     return channel
 
 
@@ -354,6 +359,157 @@ def test_ranks_with_another_plan_are_told_so(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="give all the same"):
             sender.sync(1, made.addresses)
         sender.close()
+
+
+ONE_PIECE = make_plan(Exchange(TENSORS[:1], side(1, 1, {}, "train"), side(1, 2, {}, "roll")))  # 1 has it from 0
+
+
+def test_a_receiver_that_has_nothing_to_pass_on_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as pieces land: here the round is more patient than a connection."""
+    wait_whole = Round.wait_whole
+    monkeypatch.setattr(Round, "wait_whole", lambda self, _: wait_whole(self, PATIENCE_S))
+    with world(ONE_PIECE, tmp_path) as made:
+        leader = led(made, 1, 1, to=1)
+        leader.say(Begin(tuple(made.addresses)))
+        leader.hear(Begun)
+        made.receivers[1]._patience_s = 0.1
+        giver = giving(made, 1, 1, "receiver", to=1)
+        giver.body(giver.header().size)
+        made.receivers[1]._patience_s = PATIENCE_S
+        giver.patience(0.3)
+        with pytest.raises(Silent):
+            giver.header()
+        giver.close()
+        with pytest.raises(Refused, match="receiver 0: the other side hung up"):
+            leader.hear(Whole)
+        leader.close()
+
+
+def test_where_nothing_lands_at_all_the_attempt_ends_for_whoever_is_waited_for(tmp_path: Path) -> None:
+    with world(ONE_PIECE, tmp_path) as made:
+        made.receivers[1]._patience_s = 0.3
+        leader = led(made, 1, 1, to=1)
+        leader.say(Begin(tuple(made.addresses)))
+        leader.hear(Begun)
+        giver = giving(made, 1, 1, "receiver", to=1)
+        giver.body(giver.header().size)
+        with pytest.raises(Refused, match="none has landed"):
+            leader.hear(Whole)
+        made.receivers[1]._patience_s = PATIENCE_S
+        with pytest.raises(Broken):
+            giver.header()
+        giver.close()
+        leader.close()
+
+
+def test_a_receiver_that_finds_no_thread_for_a_caller_serves_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused = Thread.start, list[Thread]()
+
+    def start(thread: Thread) -> None:
+        if thread.name == "sync caller" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with world(small(senders=(1, 1), receivers=(1, 1)), tmp_path) as made:
+        publish(made, 1)
+        monkeypatch.setattr(Thread, "start", start)
+        turned_away = call(made.addresses[0], False, 10)
+        with pytest.raises(Broken):
+            turned_away.hear(Challenge)
+        turned_away.close()
+        assert refused
+        made.sync(1)
+        assert made.serve(whole(made.plan, 1))
+
+
+def test_a_stranger_who_says_a_byte_now_and_then_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive, "GREETING_S", 0.3)
+    with world(small(senders=(1, 1), receivers=(1, 1)), tmp_path) as made:
+        stranger = call(made.addresses[0], False, 10)
+        stranger.hear(Challenge)
+        said = Header(Kind.MESSAGE, 0, 4000).pack() + b"{" * 30
+        for byte in said:
+            if stranger.is_over:
+                break
+            with suppress(OSError):
+                stranger._link.send(bytes([byte]))
+            time.sleep(0.05)
+        else:
+            pytest.fail("it was listened to for as long as it spoke")
+        stranger.close()
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_byte_of_what_is_served_that_went_bad_is_sent_again(tmp_path: Path, delta: bool) -> None:
+    with world(small(senders=(1, 1), receivers=(1, 1)), tmp_path, delta=delta) as made:
+        made.publish(1, whole(made.plan, 1, 0.02))
+        made.sync(1)
+        held = made.receivers[0].held
+        assert held is not None
+        with (made.receivers[0].folder / f"weights-{held.generation}").open("r+b") as file:
+            before = file.read(2)
+            file.seek(0)
+            file.write(bytes(each ^ 255 for each in before))
+        version = 2 if delta else 1
+        made.publish(version, whole(made.plan, version, 0.02))
+        with pytest.raises(SyncFailed, match="it will be sent again"):
+            made.sync(2)
+        assert made.sync(3).plain == 1
+        assert made.serve(whole(made.plan, version, 0.02))
+
+
+def test_a_sender_as_patient_as_its_receivers_hears_what_they_waited_for(tmp_path: Path) -> None:
+    with world(small(senders=(1, 1), receivers=(1, 1)), tmp_path) as made:
+        for version in (1, 2):
+            publish(made, version)
+            made.sync(version)
+            if version == 1:
+                older = made.receivers[0].read()
+        publish(made, 3)
+        made.senders[0]._patience_s = made.receivers[0]._patience_s = 0.3
+        for epoch in (3, 4, 5):
+            with pytest.raises(Refused, match="is still read after"):
+                made.sync(epoch)
+        made.receivers[0]._patience_s = PATIENCE_S
+        older.close()
+
+
+def test_an_interrupt_hangs_up_on_all_receivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not answer, so that each call would wait for long."""
+    plan = small(senders=(2, 1), receivers=(1, 2))
+    sender = Sender(plan, 1, tmp_path / "sender", TOKEN, patience_s=8)
+    sender.publish(1, lambda _name, _words: None)
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    links, hung_up, real = list[socket.socket](), list[bool](), futures.wait
+
+    def watch() -> None:
+        for link in links:
+            link.settimeout(5)
+            with suppress(TimeoutError):
+                hung_up.append(link.recv(1) == b"")
+
+    watching = Thread(target=watch)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        if not links:
+            links.extend(server.accept()[0] for server in servers)
+            watching.start()
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    monkeypatch.setattr(send, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sender.sync(1, [(f"tcp://127.0.0.1:{server.getsockname()[1]}",) for server in servers])
+    watching.join()
+    for link in (*links, *servers):
+        link.close()
+    sender.close()
+    assert hung_up == [True, True]
 
 
 def test_a_header_has_the_size_that_the_limits_reckon_with() -> None:

@@ -16,6 +16,8 @@ from rollmux.runtime.sync.wire import Begin, Begun, Flip, Flipped, Hello, Status
 
 # For all receivers together: whoever knows why it failed has said so already.
 _REASON_S = 1.0
+# Beyond what receivers wait for themselves, so that they have the time to say for what.
+_ANSWER_S = 5.0
 
 
 class Lead:
@@ -44,6 +46,7 @@ class Lead:
         place = len(self._channels)
         nodes = [self._plan.exchange.senders.places[0].node, self._plan.exchange.receivers.places[place].node]
         channel = call(addresses, nodes[0] == nodes[1], self._patience_s)
+        channel.patience(self._patience_s + _ANSWER_S)
         self._channels.append(channel)
         hello = Hello("lead", "sender", 0, self._epoch, self._version, self._plan.fingerprint, door.nonce())
         door.knock(channel, self._token, hello)

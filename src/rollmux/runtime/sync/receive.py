@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock, Thread, Timer
 
 from rollmux.runtime.host import Budget
 from rollmux.runtime.sync import door
@@ -118,8 +118,17 @@ class Receiver:
                 self._callers.add(channel)
             if full:
                 self._gone(channel)
-            else:
-                Thread(target=self._serve, args=(channel,), name="sync caller", daemon=True).start()
+                continue
+            hurry = Timer(GREETING_S, channel.hang_up)  # each byte may be in time, and all of them never come
+            hurry.daemon = True
+            try:
+                hurry.start()
+                Thread(target=self._serve, args=(channel, hurry), name="sync caller", daemon=True).start()
+            except RuntimeError as trouble:  # no room for another thread
+                log.warning("receiver %d can't serve a call: %s", self.rank, trouble)
+                hurry.cancel()
+                self._gone(channel)
+                time.sleep(_REST_S)
 
     def _gone(self, channel: Channel) -> None:
         channel.close()
@@ -127,9 +136,10 @@ class Receiver:
             self._callers.discard(channel)
             self._changed.notify_all()
 
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: Channel, hurry: Timer) -> None:
         try:
             hello = door.admit(channel, self._token)
+            hurry.cancel()
             channel.patience(self._patience_s)
             self._check(hello)
             (self._led if hello.purpose == "lead" else self._given)(channel, hello)
@@ -142,6 +152,7 @@ class Receiver:
             _tell(channel, trouble)
             self._fail(f"receiver {self.rank} failed: {trouble!r}")
         finally:
+            hurry.cancel()
             self._gone(channel)
 
     def _check(self, hello: Hello) -> None:
@@ -236,6 +247,9 @@ class Receiver:
             return
         with current.working(channel, hello.role, hello.rank):
             door.welcome(channel, self._token, hello)
+            if hello.role == "receiver":
+                # It has nothing to pass on while nothing comes to it; whether pieces land at all, the round watches.
+                channel.patience(None)
             if self._carry is not None:
                 channel.carrier = self._carry((hello.role, hello.rank), ("receiver", self.rank))
             try:

@@ -22,6 +22,9 @@ from rollmux.runtime.sync.shelf import Shelf
 from rollmux.runtime.sync.transports.sockets import call
 from rollmux.runtime.sync.wire import Hello
 
+# How often those are looked for that were still calling when the others were hung up.
+_PUT_THROUGH_S = 0.05
+
 Fill = Callable[[str, Words], None]
 
 
@@ -108,9 +111,12 @@ class Sender:
             return total
         with ThreadPoolExecutor(len(given), "sync to receiver") as executor:
             tasks = [executor.submit(self._give, stock, epoch, version, to, addresses[to]) for to in given]
-            wait(tasks, return_when=FIRST_EXCEPTION)
-            if any(task.done() and task.exception() for task in tasks):
+            try:
+                wait(tasks, return_when=FIRST_EXCEPTION)
+            finally:  # one has failed, or this is interrupted: the others end, as soon as they have been put through
                 self._hang_up()
+                while wait(tasks, _PUT_THROUGH_S).not_done:
+                    self._hang_up()
         for task in sorted(tasks, key=_told):
             total.add(task.result())
         return total

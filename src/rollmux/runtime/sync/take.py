@@ -29,6 +29,12 @@ class Landing:
         """What there is of a piece: in its place already, and in the version that is served."""
         return self.target.digest(piece.index) + (self.base.digest(piece.index) if self.base else NO_DIGEST)
 
+    def doubt(self, piece: Piece) -> None:
+        """What came of the version that is served is wrong: if that went bad itself, no giver is told of it again."""
+        base = self.base
+        if base is not None and digest_of(bytes_of(base.words(piece))) != base.digest(piece.index):
+            base.clear(piece.index)
+
 
 def take(channel: Channel, pieces: Sequence[Piece], landing: Landing) -> None:
     """Takes all of these pieces, in any order."""
@@ -59,6 +65,8 @@ def _take(channel: Channel, piece: Piece, header: Header, landing: Landing) -> N
     else:
         raise Broken(f"{header.kind.name} of {header.size} bytes for piece {piece.index} of {piece.nbytes} bytes")
     if digest_of(bytes_of(target.words(piece))) != header.digest:
+        if header.kind is not Kind.PLAIN:
+            landing.doubt(piece)
         raise Corrupt(f"piece {piece.index} ({piece.tensor.name}) is not what was sent: it will be sent again")
     target.mark(piece.index, header.digest)
 

@@ -43,6 +43,8 @@ class Listener:
         return _channel(link, patience_s)
 
     def close(self) -> None:
+        if self.link.fileno() < 0:
+            return  # and what it listened at may be another's by now
         if self.link.family == socket.AF_UNIX:
             Path(self.link.getsockname()).unlink(missing_ok=True)
         with suppress(OSError):
@@ -59,23 +61,33 @@ def _require_dead(path: str) -> None:
 
 
 def call(addresses: Sequence[str], same_node: bool, patience_s: float) -> Channel:
-    """The best of a party's addresses: shared memory on one node, else TCP."""
+    """The best of a party's addresses that answers: shared memory on one node, else TCP."""
     local = [address for address in addresses if address.startswith("unix:")]
     remote = [address for address in addresses if address.startswith("tcp:")]
     chosen = (local if same_node else []) + remote
     if not chosen:
         raise Refused(f"none of the addresses {', '.join(addresses)} can be called from here: listen on TCP as well")
-    scheme, rest = _parsed(chosen[0])
+    troubles = list[str]()
+    for address in chosen:
+        try:
+            return _channel(_connected(address, patience_s), patience_s)
+        except OSError as trouble:
+            troubles.append(f"{address} can't be reached: {trouble}")
+    raise Broken("; ".join(troubles))
+
+
+def _connected(address: str, patience_s: float) -> socket.socket:
+    scheme, rest = _parsed(address)
+    if scheme == "tcp":
+        return socket.create_connection(_host_port(address), timeout=patience_s)
+    link = socket.socket(socket.AF_UNIX)
     try:
-        if scheme == "unix":
-            link = socket.socket(socket.AF_UNIX)
-            link.settimeout(patience_s)
-            link.connect(rest)
-        else:
-            link = socket.create_connection(_host_port(chosen[0]), timeout=patience_s)
-    except OSError as trouble:
-        raise Broken(f"{chosen[0]} can't be reached: {trouble}") from trouble
-    return _channel(link, patience_s)
+        link.settimeout(patience_s)
+        link.connect(rest)
+    except BaseException:
+        link.close()
+        raise
+    return link
 
 
 def _channel(link: socket.socket, patience_s: float) -> Channel:
