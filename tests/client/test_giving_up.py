@@ -198,9 +198,18 @@ def test_who_tries_again_begins_once_what_was_given_up_is_off_the_nodes() -> Non
 
     engine = Slow()
 
+    def slow(verb: str, message: Any) -> str:
+        if isinstance(message, Report) and message.said is Said.FAILED:
+            sleep(0.2)
+        return ""
+
+    world.fate = slow
+
     async def work() -> None:
-        async with mux.phase("rollout", state=engine):
+        async with mux.phase("rollout", state=engine) as phase:
             assert engine.here
+            await asyncio.sleep(0.3)
+            assert phase.lost == ""
 
     async def try_again() -> None:
         first = asyncio.create_task(work())

@@ -155,9 +155,13 @@ class Stint:
                 self.link.take_off(self.kind, lease.epoch)
             self.move_off()
         finally:
-            self._forget()
-            if lease is not None and lease.epoch not in self.link.stuck:
-                self._report_failed(lease.epoch, reason_of(error))
+            with self.link.lock:
+                self.lease = None  # no sign of life is given for it any more, however long telling takes
+            try:
+                if lease is not None and lease.epoch not in self.link.stuck:
+                    self._report_failed(lease.epoch, reason_of(error))
+            finally:
+                self._forget()  # from here on another may ask, and is not given what was given up
 
     def move_off(self) -> float:
         if self.lease is None or not self.loaded:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 
+import pytest
+
 from rollmux.runtime.engine.http import HttpEngine, Memory, Server, Settings, Sglang, Vllm
 from rollmux.runtime.engine.requests import Ended, Event, GenerationRequest, Grown
 from tests.runtime.engine_http.fake_machine import BASE_BYTES
 from tests.runtime.engine_http.fake_server import FakeServer
 
 DIALECTS: Mapping[str, Any] = {"vllm": Vllm(), "sglang": Sglang(raw_logprobs=True)}
+BOTH = pytest.mark.parametrize("dialect", list(DIALECTS))
 PROMPT = (11, 12, 13)
 PATIENT = Settings(max_length=512, wait_s=0.02, retry_s=0.01, stall_s=30.0, drain_s=2.0, ready_s=20.0)
 

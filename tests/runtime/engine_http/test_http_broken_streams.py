@@ -12,9 +12,8 @@ from rollmux.runtime.engine.http import engine
 from rollmux.runtime.engine.requests import FinishReason
 from tests.runtime.engine_http.fake_machine import greedy
 from tests.runtime.engine_http.fake_server import FakeServer
-from tests.runtime.engine_http.rigs import PATIENT, PROMPT, all_ended, request, rig, run
+from tests.runtime.engine_http.rigs import BOTH, PATIENT, PROMPT, all_ended, request, rig, run
 
-BOTH = pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 ANSWER = greedy("base", PROMPT, 12)
 
 

@@ -14,6 +14,7 @@ from rollmux.runtime.engine.requests import Ended, FinishReason, Grown
 from tests.runtime.engine_http.fake_machine import draw, greedy
 from tests.runtime.engine_http.fake_server import FakeServer
 from tests.runtime.engine_http.rigs import (
+    BOTH,
     DIALECTS,
     PATIENT,
     PROMPT,
@@ -25,8 +26,6 @@ from tests.runtime.engine_http.rigs import (
     run,
     until,
 )
-
-BOTH = pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 
 
 @BOTH

@@ -34,6 +34,7 @@ from rollmux.runtime.engine.seam import Begun
 from tests.runtime.engine_http.fake_machine import BASE_BYTES, CACHE_BYTES, WEIGHTS_BYTES, greedy
 from tests.runtime.engine_http.fake_server import FakeServer
 from tests.runtime.engine_http.rigs import (
+    BOTH,
     DIALECTS,
     PATIENT,
     PROMPT,
@@ -46,7 +47,6 @@ from tests.runtime.engine_http.rigs import (
     run,
 )
 
-BOTH = pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 ORDER = {
     "vllm": [
         "POST /pause?mode=abort",
