@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -106,9 +107,10 @@ def test_an_update_that_is_refused_leaves_the_only_version_whole(values: dict[st
     [
         (torch.ones(100_000).to_sparse(), None),
         (torch.ones(100_000, device="meta"), None),
+        (torch.zeros(100_000, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), None),
         (torch.ones(100_000), "words"),
     ],
-    ids=["sparse", "without data", "words for notes"],
+    ids=["sparse", "without data", "of half bytes", "words for notes"],
 )
 def test_an_update_that_nobody_can_write_is_refused_before_it_is_begun(
     value: Tensor, notes: Any, budget: Budget
@@ -145,6 +147,28 @@ def test_an_update_may_be_of_another_type_and_of_parameters(budget: Budget) -> N
     resident.load()
     assert torch.equal(state["w"], new.float())
     assert torch.equal(state["v"], torch.full((3,), 2.0))
+
+
+def test_an_update_in_another_type_takes_room_for_a_tensor_at_a_time(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {str(k): torch.full((MB // 4,), float(k)) for k in range(6)}
+    resident = Resident(state, name="a", budget=budget)
+    resident.offload()
+    made, live, peak = torch.empty, [0], [0]
+
+    def counted(*size: Any, **kinds: Any) -> Tensor:
+        tensor = made(*size, **kinds)
+        live[0] += tensor.nbytes
+        peak[0] = max(peak[0], live[0])
+        weakref.finalize(tensor, lambda nbytes: live.__setitem__(0, live[0] - nbytes), tensor.nbytes)
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", counted)
+    resident.update({name: torch.full((MB // 4,), 9.0, dtype=torch.float64) for name in state})
+    assert MB <= peak[0] < 2 * MB
+    resident.load()
+    assert all(torch.equal(tensor, torch.full((MB // 4,), 9.0)) for tensor in state.values())
 
 
 @pytest.mark.parametrize("slots", [1, 2])

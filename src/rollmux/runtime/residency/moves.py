@@ -160,20 +160,21 @@ def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None) -> Non
 
 
 def _fitted(place: Place, value: Tensor) -> Tensor:
-    """The value as a plain tensor of the host and of the type that is kept, which any may be copied from."""
+    """One that can be copied from: the value itself, or what a tensor of its own kind holds."""
     if tuple(value.shape) != place.size:
         raise Unfit(f"{place.name!r} has the shape {place.size}, not {tuple(value.shape)}; give all of it")
     if value.numel() and _overlaps(place):
         raise Unfit(f"{place.name!r} has elements that share memory; update the tensor that it is a view of")
-    dtype, value = getattr(torch, place.dtype), value.detach()
-    kind = (value.dtype, value.device.type, value.layout)
-    if type(value) is Tensor and kind == (dtype, "cpu", torch.strided):
-        return value
+    value = value.detach()
+    is_plain = type(value) is Tensor and value.layout is torch.strided
+    # Of a plain one its first element tells: a whole model from a device does not lie on the host twice.
+    tried = value[(slice(1),) * value.dim()] if is_plain else value
     try:
-        return torch.empty(place.size, dtype=dtype).copy_(value)
+        copy = torch.empty(tried.shape, dtype=getattr(torch, place.dtype)).copy_(tried)
     except RuntimeError as error:
         what = f"{value.layout} on {value.device}"
         raise Unfit(f"the value of {place.name!r} is {what}, and has no data that can be copied: {error}") from error
+    return value if is_plain else copy
 
 
 def _overlaps(place: Place) -> bool:
