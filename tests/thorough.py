@@ -18,5 +18,10 @@ def some(of: Sequence[T], every: int) -> Sequence[T]:
     return of if _is_thorough() else of[::every]
 
 
+def first(of: Sequence[T], count: int) -> Sequence[T]:
+    """All of them where there is time, otherwise so many."""
+    return of if _is_thorough() else of[:count]
+
+
 def _is_thorough() -> bool:
     return settings.get_current_profile_name() == "thorough"
