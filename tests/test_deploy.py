@@ -2,8 +2,12 @@
 
 import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
+import sys
+from email import message_from_string
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +83,23 @@ def test_kuberay_starts_a_controller_that_jobs_and_probes_find(
     assert "--cluster=" + mounts["cluster"] + "/cluster.yaml" in arguments
     claims = {each["persistentVolumeClaim"]["claimName"] for each in _volumes(kinds) if "persistentVolumeClaim" in each}
     assert claims == {name for kind, name in kinds if kind == "PersistentVolumeClaim"}
+
+
+def test_the_image_has_what_is_installed_and_nothing_that_was_written_here(tmp_path: Path) -> None:
+    root = DEPLOY.parent
+    lines = (root / ".dockerignore").read_text().splitlines()
+    assert lines[1] == "*"
+    sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    for name in sent:
+        whole = root / name
+        shutil.copytree(whole, tmp_path / name) if whole.is_dir() else shutil.copy(whole, tmp_path)
+    code = "from setuptools.build_meta import prepare_metadata_for_build_wheel as told; told('.')"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    (told,) = tmp_path.glob("*.dist-info/METADATA")
+    metadata = message_from_string(told.read_text())
+    (extras,) = re.findall(r"rollmux\[(.*)\]", (DEPLOY / "kuberay" / "Dockerfile").read_text())
+    assert {"postgres", "torch"} <= set(extras.split(",")) <= set(metadata.get_all("Provides-Extra", []))
+    assert "constraints.txt" in sent
 
 
 def _volumes(kinds: dict[tuple[str, str], Any]) -> list[Any]:
