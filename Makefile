@@ -53,10 +53,12 @@ clean: ## Remove the environment and every cache
 # The build backend is pinned too: pip reads the first variable, from 25.3 on the second. A pip as old as Python 3.11 takes
 # twice as long. What it would compile on one core is compiled on all, but for what is hardly ever imported; some of it
 # is for other versions of Python, and is not.
+HARDLY_IMPORTED := /(networkx|pandas|pip|pygments|setuptools|tests)/|/ray/(air|data|llm|rllib|serve|train|tune)/|/transformers/models/
+
 $(INSTALLED): pyproject.toml constraints.txt $(COMPILED)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt --upgrade pip
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	    $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m compileall -q -j 0 -x '/tests/|/transformers/models/' .venv/lib > /dev/null 2>&1 || true
+	@$(BIN)/python -m compileall -q -j 0 -x '$(HARDLY_IMPORTED)' .venv/lib > /dev/null 2>&1 || true
 	@touch $@
