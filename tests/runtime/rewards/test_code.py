@@ -86,6 +86,7 @@ def add(left, right=None, key=""):
 
 def test_asserts_call_what_the_program_defines(pooled: Pooled) -> None:
     assert by_asserts(pooled, ADD, ASSERTS).value == 1.0
+    assert by_asserts(pooled, f"\ufeff{ADD}", f"\ufeff{ASSERTS}").value == 1.0
 
 
 def test_asserts_reach_objects_and_their_methods(pooled: Pooled) -> None:

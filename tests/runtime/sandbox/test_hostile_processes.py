@@ -113,3 +113,19 @@ def test_the_exit_status_is_the_programs_own(world: World, status: int) -> None:
 def test_death_by_a_signal_is_told_apart_from_an_exit(world: World, number: int, name: str) -> None:
     ended = world.run(f"import os; os.kill(os.getpid(), {number})", SMALL)
     assert (ended.cause, ended.status, ended.detail) == (Cause.SIGNALLED, number, name)
+
+
+def test_a_program_that_reads_its_own_output_breaks_no_keeper(full: World) -> None:
+    ended = full.run("""
+import os, threading, time
+reading = os.open("/proc/self/fd/1", os.O_RDONLY | os.O_NONBLOCK)
+def steal():
+    while True:
+        try: os.read(reading, 100)
+        except BlockingIOError: pass
+for _ in range(2): threading.Thread(target=steal, daemon=True).start()
+end = time.monotonic() + 0.6
+while time.monotonic() < end: os.write(1, b"x")
+os._exit(3)
+""")
+    assert (ended.cause, ended.status) == (Cause.EXITED, 3), ended

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -82,11 +83,30 @@ raise ValueError("no")
         "with open('/dev/stdout', 'w') as out: out.write('42\\n')",
         "import os\nr, w = os.pipe()\nos.close(r)\ntry: os.write(w, b'x')\nexcept BrokenPipeError: print(42)",
         "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: print(42)",
+        "\ufeffprint(42)",
     ],
 )
 def test_a_program_is_run_and_ended_as_python_does(full: World, source: str) -> None:
     ended = full.run(Program(source, stdin=b"42"))
     assert (ended.cause, ended.status, ended.stdout) == (Cause.EXITED, 0, b"42\n"), ended
+
+
+def test_carriage_returns_of_the_input_are_read_as_they_are(full: World) -> None:
+    source = "import sys\nprint([input(), sys.stdin.readline(), sys.stdin.read()])"
+    ended = full.run(Program(source, stdin=b"a\r\nb\rc\r\nd\r"))
+    assert ended.stdout == b"['a\\r', 'b\\rc\\r\\n', 'd\\r']\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="nobody else can keep a run's user from having processes")
+def test_a_program_that_can_not_be_forked_has_not_failed() -> None:
+    async def story() -> Ended:
+        async with Sandbox(list(Concern), spares=0) as sandbox:
+            resource.prlimit(sandbox.pid, resource.RLIMIT_NPROC, (1, 1))
+            return await sandbox.run(Program("print(42)"), SMALL)
+
+    ended = asyncio.run(story())
+    assert ended.cause is Cause.BROKEN
+    assert "temporarily unavailable" in ended.detail
 
 
 @pytest.mark.parametrize(

@@ -122,3 +122,11 @@ def test_who_dies_while_it_is_looked_at_counts_once(moment: str, monkeypatch: py
     assert looked[-1].cpu_s >= 0.18
     assert max(usage.cpu_s for usage in looked) < 0.36
     assert ledger.lost_s == 0
+
+
+def test_who_can_not_be_looked_into_and_dies_then_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(path: str) -> bytes:
+        raise PermissionError if path.endswith("smaps_rollup") else FileNotFoundError
+
+    monkeypatch.setattr(tree, "_read", gone)
+    assert tree.memory_bytes(os.getpid()) == 0

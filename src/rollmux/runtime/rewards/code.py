@@ -13,6 +13,7 @@ from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, UNASKABLE
 from rollmux.runtime.rewards.reward import Reward, Status
 from rollmux.runtime.rewards.tasks import Case, CodeTask
 from rollmux.runtime.sandbox import Cause, Ended, Program, RunLimits, Sandbox
+from rollmux.runtime.sandbox.limits import BOM
 
 _LAST_WORDS_S = 1.0  # how long a program may take to end when its tests are done
 _TIME = (Cause.CPU_LIMIT, Cause.WALL_LIMIT)
@@ -86,8 +87,8 @@ class CodeScorer:
     async def _try_asserts(self, task: CodeTask, limits: RunLimits) -> Trial:
         """The program and its judge, each in a sandbox of its own."""
         asked, asking = socket.socketpair()
-        tests = Program(_CHECK.format(tests=task.asserts))
-        program = replace(task.program, source=_SERVE.format(source=task.program.source))
+        tests = Program(_CHECK.format(tests=task.asserts.removeprefix(BOM)))
+        program = replace(task.program, source=_SERVE.format(source=task.program.source.removeprefix(BOM)))
         with asked, asking:
             serving = asyncio.create_task(self._sandbox.run(program, limits, asked))
             try:

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 from rollmux.runtime.sandbox import frames, kernel, landlock, root, seccomp
-from rollmux.runtime.sandbox.limits import RunLimits
+from rollmux.runtime.sandbox.limits import BOM, RunLimits
 from rollmux.runtime.sandbox.probe import NOBODY, become_somebody
 from rollmux.runtime.sandbox.protections import Mechanism, Protections
 
@@ -194,7 +194,8 @@ def _run(place: Place, job: Job, ends: Ends, channel: int | None) -> NoReturn:
         if job.command:
             status = _execute(job.command, place.environment)
         else:
-            status = _interpret(job.source.decode(errors="surrogatepass"), place.environment, bool(job.files))
+            source = job.source.decode(errors="surrogatepass").removeprefix(BOM)
+            status = _interpret(source, place.environment, bool(job.files))
     finally:
         os._exit(status)
 
@@ -267,7 +268,7 @@ def _interpret(source: str, environment: Mapping[str, str], has_files: bool) -> 
 
 
 def _text(number: int, mode: str) -> TextIOWrapper:
-    stream = open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    stream = open(number, mode, encoding="utf-8", errors="surrogateescape", newline="\n", closefd=False)  # noqa: SIM115
     assert isinstance(stream, TextIOWrapper)
     return stream
 

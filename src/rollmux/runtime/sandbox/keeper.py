@@ -139,7 +139,10 @@ class Keeper:
     def _serve(self, descriptor: int) -> None:
         if descriptor == self._stdin:
             return self._feed()
-        part = os.read(descriptor, _PART_BYTES)
+        try:
+            part = os.read(descriptor, _PART_BYTES)
+        except BlockingIOError:  # the program has opened its own output, and read it first
+            return None
         if not part:
             self._poll.unregister(descriptor)
             del self._streams[descriptor]
@@ -255,10 +258,12 @@ def _read_end(told: list[str], started: bool) -> tuple[Cause, int, str]:
             return Cause.EXITED, int(code), ""
         case ["signal", number]:
             return Cause.SIGNALLED, int(number), _named(int(number))
+        case ["broken", *_]:  # the program was about to be forked: it can't write this
+            return Cause.BROKEN, 0, " ".join(told)
         case _ if started:
             return Cause.SIGNALLED, signal.SIGKILL, "its whole tree was ended"
         case _:
-            return Cause.BROKEN, 0, " ".join(told) or "the inner half ended before it began"
+            return Cause.BROKEN, 0, "the inner half ended before it began"
 
 
 def _named(number: int) -> str:

@@ -11,6 +11,7 @@ from rollmux.checks import MAX_COUNT, MAX_SECONDS, Checks
 from rollmux.errors import InvalidSpec, Problem
 
 MIB = 1 << 20
+BOM = "\ufeff"  # Python takes it off a file that begins with it, and off no text
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,14 +112,14 @@ def sockets(pid: int) -> int:
 
 
 def _own_memory_bytes(pid: int) -> int:
-    try:
-        lines = (line.split() for line in _read(f"/proc/{pid}/smaps_rollup").splitlines())
-        kib = [int(words[1]) for words in lines if words[0] in (b"Pss_Anon:", b"Pss_Shmem:")]
-        return 1024 * sum(kib)
-    except _GONE:
-        return 0
-    except PermissionError:  # not ours to look into: then all that is resident counts
-        return int(_read(f"/proc/{pid}/statm").split()[1]) * _PAGE_BYTES
+    with suppress(*_GONE):
+        try:
+            lines = (line.split() for line in _read(f"/proc/{pid}/smaps_rollup").splitlines())
+            kib = [int(words[1]) for words in lines if words[0] in (b"Pss_Anon:", b"Pss_Shmem:")]
+            return 1024 * sum(kib)
+        except PermissionError:  # not ours to look into: then all that is resident counts
+            return int(_read(f"/proc/{pid}/statm").split()[1]) * _PAGE_BYTES
+    return 0
 
 
 def descendants(root: int, most: int | None = None, spared: Collection[int] = ()) -> list[int]:
