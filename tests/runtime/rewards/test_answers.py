@@ -142,6 +142,16 @@ def test_no_address_that_a_program_names_is_read_where_the_tests_are(tests: str)
     assert ended(ADDRESS, f"try:\n    exec({tests!r})\nexcept Exception: pass")[0] == UNASKABLE
 
 
+@pytest.mark.parametrize(("asked", "status"), [("assert empty(a) == sorted(a)", FAILED), ("empty(a)", PASSED)])
+def test_arguments_are_changed_by_no_answer_but_to_a_call_that_is_a_statement(asked: str, status: int) -> None:
+    class Forging(Answers):
+        def answer(self, head: dict[str, Any], blobs: list[bytes]) -> bytes:
+            return super().answer({**head, "back": True}, blobs)
+
+    source = "def empty(a):\n    a.clear()\n    return []"
+    assert ended(source, f"a = [2, 1]\n{asked}\nassert a == []", Forging)[0] == status
+
+
 LEAVING = """
 import sys
 class Leaves(Exception):

@@ -89,6 +89,8 @@ class Link:
                 self._connection.sendall(frames.packed({"verb": verb, "keep": keep, "back": back}, [sent]))
                 head, blobs = frames.receive(self._connection, MOST_BYTES)
             said, *after = [self._read(blob, name) for blob in blobs]
+            if after and not back:
+                raise Unreadable("more than was asked")
             error = self._error(*said) if head["raised"] else None
         except Exception as broken:  # noqa: BLE001 - whatever an answer breaks, it is no answer
             self._end(FAILED, f"no answer of the program: {type(broken).__name__}: {broken}")
