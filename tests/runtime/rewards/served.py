@@ -159,4 +159,6 @@ def applied(function, *arguments): return function(*arguments)
 def parsed(text): return json.loads(text)
 def point(): return Point(1, 2)
 def documented(): "what it does"
+class Text(str): pass
+def text(): return Text("ab")
 """

@@ -1,6 +1,7 @@
 """What a hostile program can answer tests: nothing that it says is worth more than the right values."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rollmux.runtime.sandbox import frames
 from tests.runtime.rewards.served import MIXED, ended, serving
 from tests.runtime.rewards.test_values import JSON
 
+CLASS = "import unittest\nclass T(unittest.TestCase):\n"
 SLY = """
 import operator
 class Sly({base}):
@@ -37,7 +39,8 @@ WANTED = [
     *("len(f(3) - {7}) == 0", "f(3) ^ {7} == set()", "'' == f(3) - {7}", "(f(3) - 7).conjugate() == 0"),
     *("sum((a - b) ** 2 for a, b in zip([f(3)], [7])) < 1e-6", "f(3) % 7 == 0", "abs((f(3) - 7) / f(3)) < 1e-3"),
     *("f(3) == 'seven'", "f(3) == [7]", "isinstance(f(3), int) and f(3) == 7", "sorted([f(3), 9]) == [7, 9]"),
-    "list(f(3) - {7}) == []",
+    *("list(f(3) - {7}) == []", "f(3).__eq__(7) is True", "not f(3).difference({7})", "f(3).startswith('seven')"),
+    "f(3).issubset({7}) and len(f(3)) == len({7})",
 ]
 
 
@@ -152,6 +155,40 @@ def test_arguments_are_changed_by_no_answer_but_to_a_call_that_is_a_statement(as
     assert ended(source, f"a = [2, 1]\n{asked}\nassert a == []", Forging)[0] == status
 
 
+LEARNING = """
+class Learning:
+    def difference(self, other):
+        self.told = list(other)
+        return set()
+    def __iter__(self): return iter(self.told)
+def f(): return Learning()
+"""
+
+
+def test_an_object_learns_nothing_by_what_only_sets_are_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    tests = f"{CLASS}    def test(self): self.assertSetEqual(f(), {{2, 3}})\nunittest.main(argv=['tests'])"
+    assert ended("def f(): return {2, 3}", tests)[0] == PASSED
+    assert ended(LEARNING, tests)[0] == FAILED
+
+
+def test_no_object_is_taken_for_a_value_by_its_class() -> None:
+    class Forging(Answers):
+        def __init__(self, names: dict[str, Any]) -> None:
+            super().__init__(names)
+            self._verbs["class"] = lambda _: Counter
+
+    source = "class Ones:\n    __getitem__ = lambda *_: 1\n    __iter__ = lambda _: iter(())\ndef f(): return Ones()"
+    tests = "from collections import Counter\nassert {}f() == Counter(a=1)\n"
+    assert ended(source, tests.format(""), Forging)[0] == FAILED
+    assert ended(source, tests.format("Counter(b=1) == "), Forging)[0] == FAILED
+
+
+@pytest.mark.parametrize("asked", ["all(map(lambda n: f(n) == 2 * n, [1, 2]))", "[*map(f, [1, 2])] in ([], [2, 4])"])
+def test_an_error_of_the_programs_ends_no_iteration_of_the_tests(asked: str) -> None:
+    assert ended("def f(n): return 2 * n", f"assert {asked}") == (PASSED, "")
+    assert ended("def f(n): raise StopIteration", f"assert {asked}") == (FAILED, "RuntimeError: f raised StopIteration")
+
+
 LEAVING = """
 import sys
 class Leaves(Exception):
@@ -164,9 +201,6 @@ def raises(): raise Leaves
 def leaves(): sys.exit(0)
 def quits(): raise Quit
 """
-
-
-CLASS = "import unittest\nclass T(unittest.TestCase):\n"
 
 
 @pytest.mark.parametrize("called", ["leaves()", "quits()", "raises()", "Object()", "Object", "MISSING"])

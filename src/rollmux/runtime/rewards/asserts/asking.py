@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import reduce
 from typing import Any, NoReturn
 
-from rollmux.runtime.rewards.asserts.remote import Held, Remote, held_by
+from rollmux.runtime.rewards.asserts.remote import Held, Remote, held_by, like_a_class
 from rollmux.runtime.rewards.asserts.values import MUTABLE, TYPES, Unreadable, read, text, written
 from rollmux.runtime.sandbox import frames
 
@@ -22,6 +22,7 @@ MOST_BYTES = 1 << 24  # of an answer
 MOST_SENT_BYTES = 1 << 28  # to the program: many times what it can have made the tests send
 MOST_ASKED = 1 << 20  # by one suite: an iterator that never ends is as wrong as a loop that does not
 PASSED, FAILED, BROKEN_TESTS, UNASKABLE = 0, 1, 2, 3
+_ENDING = ("__next__", "send", "throw")  # what may say by StopIteration that there is no more
 # Where errors of Python's own library come from; taken only where the tests have loaded the module themselves.
 _LIBRARY = ("json.decoder", "decimal", "dataclasses", "queue", "re", "statistics", "struct", "binascii", "zlib")
 
@@ -39,9 +40,13 @@ class Exited(SystemExit):
 
 
 class Link:
-    """Asks one question after the other. Once it is over, it is over for every question."""
+    """Asks one question after the other. Once it is over, it is over for every question.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Who `expects_stop` names StopIteration. For others it would end a `map` of theirs as if all had been asked.
+    """
+
+    def __init__(self, connection: socket.socket, *, expects_stop: bool = False) -> None:
+        self._expects_stop = expects_stop
         self.over: Over | None = None
         self._connection = connection
         self._turn = threading.Lock()  # tests may have threads
@@ -94,6 +99,8 @@ class Link:
             error = self._error(*said) if head["raised"] else None
         except Exception as broken:  # noqa: BLE001 - whatever an answer breaks, it is no answer
             self._end(FAILED, f"no answer of the program: {type(broken).__name__}: {broken}")
+        if isinstance(error, StopIteration) and not (self._expects_stop or verb == "next" or name in _ENDING):
+            raise RuntimeError(f"{name or verb} raised StopIteration") from error
         if error is not None:
             raise error
         if verb == "name" and type(said) is Remote:
@@ -169,11 +176,6 @@ class Link:
 
 class _Stays(Exception):
     """A value of the tests' that means nothing in the program's process."""
-
-
-def like_a_class(name: str) -> bool:
-    """By the custom of the language; the program's own word for it would be worth nothing."""
-    return name[:1].isupper() and "_" not in name
 
 
 def _place(value: Any) -> tuple[str, str]:

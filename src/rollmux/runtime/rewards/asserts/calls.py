@@ -53,7 +53,7 @@ def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
         code = compiled(tests)
     except (SyntaxError, ValueError) as error:
         return BROKEN_TESTS, str(error)
-    link = Link(connection)
+    link = Link(connection, expects_stop="StopIteration" in tests)
     names, begun = Names(link), 0
     sys.modules["solution"] = Solution(link)
     sys.modules["__main__"] = Tests(names)

@@ -16,6 +16,13 @@ from rollmux.runtime.rewards.asserts.answering import ARITHMETIC, IN_PLACE, OF_O
 from rollmux.runtime.rewards.asserts.values import MUTABLE, PLAIN
 
 _NAMES_OF_VALUES = frozenset(name for kind in PLAIN for name in dir(kind))
+# Methods of values that are told another value, and say what the two have to do with each other: operators, in words.
+_WEIGHING = frozenset(
+    {
+        *("difference", "symmetric_difference", "intersection", "union", "issubset", "issuperset", "isdisjoint"),
+        *("startswith", "endswith", *(f"__{verb}__" for verb in ORDER)),
+    }
+)
 SIZES = ("lt", "le", "gt", "ge")
 _OF_PYTHON = (
     *(object, type, property, BaseException, FunctionType, MethodType, BuiltinFunctionType, CodeType),
@@ -126,6 +133,11 @@ class Remote:
         return link.crosses(kind) and link.ask("issubclass", kind, self)
 
 
+def like_a_class(name: str) -> bool:
+    """By the custom of the language; the program's own word for it would be worth nothing."""
+    return name[:1].isupper() and "_" not in name
+
+
 def held_by(remote: Remote) -> Held:
     held: Held = object.__getattribute__(remote, "_held")
     return held
@@ -134,7 +146,8 @@ def held_by(remote: Remote) -> Held:
 def attribute(remote: Remote, name: str, *, keep: bool = False) -> Any:
     held = held_by(remote)
     if name == "__class__":
-        return held.link.ask("class", remote, name="type")
+        kind = held.link.ask("class", remote, name="type")
+        return object if type(kind) is type and kind in PLAIN else kind  # a value of that type would have come as one
     if name == "__deepcopy__":
         return lambda _: held.link.ask("deepcopy", remote)
     if name == "__mro_entries__":
@@ -142,6 +155,9 @@ def attribute(remote: Remote, name: str, *, keep: bool = False) -> Any:
     if _of_a_library(name):
         return _for_a_library(remote, name)
     result = held.link.ask("getattr", remote, name, keep=keep, name=name)
+    if name in _WEIGHING and not held.used and not like_a_class(held.name):
+        form = held.form(remote)
+        return getattr(form[0], name) if form else held.weigh(result)
     held.used = held.used or _only_of_objects(name)
     return held.weigh(result) if held.biased else result
 
