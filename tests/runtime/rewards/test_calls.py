@@ -134,6 +134,17 @@ AGREED = [
     (MIXED, "from collections.abc import Iterator\nassert isinstance(upto(1), Iterator)"),
     (MIXED, "from collections.abc import Sized\nassert isinstance(upto(1), Sized)"),
     (MIXED, "exec('most = LIMIT')\nassert most == 3"),
+    (MIXED, "def of(n): return eval('adder(n)(2) + LIMIT')\nassert of(1) == 6 and eval('n', {'n': 5}) == 5"),
+    (MIXED, "for each in ['LIMIT == 3', ' add(2) is None']: assert eval(each)\nassert all(map(eval, ['total == 2']))"),
+    (MIXED, "exec(compile('def of(n):\\n    return eval(\"n + 1\")', 'of.py', 'exec'))\nassert of(LIMIT) == 4"),
+    (
+        MIXED,
+        "assert eval(applied(str.strip, '!(8 - 4) * (7 - 1)', '!')) == 24 and eval(applied(str, [1, 'a'])) == [1, 'a']",
+    ),
+    (MIXED, "assert eval(applied(str.strip, '!4 * 6 = 24', '!')) == 24"),
+    (MIXED, "assert eval(applied(str.strip, '!(4 * 6', '!')) == 24"),
+    (MIXED, "try: eval(applied(str.strip, '!x * 6', '!'))\nexcept Exception: pass\nelse: assert False"),
+    (MIXED, "import json\nassert json.loads(applied(str, [1])) == [1]"),
     (
         MIXED,
         "from concurrent.futures import ThreadPoolExecutor as T\nassert sum(T(4).map(adder(1), range(99))) == 4950",
@@ -251,6 +262,10 @@ def test_a_container_of_the_programs_looks_like_its_items(items: list[int], at: 
             "run_until_complete of an object of the program's",
         ),
         ("from dataclasses import asdict\nasdict(Place('a'))", "asdict of an object of the program's"),
+        ("exec(applied(str.upper, 'a = 1'))", "exec of a text that does not stand in the tests"),
+        ("compile(applied(str.strip, ' 1 - 1'), '', 'exec')", "compile of a text that does not stand in the tests"),
+        ("assert eval(f'applied(abs, {LIMIT})') == 3", "eval of 'applied(abs, 3)', which does not stand in the tests"),
+        ("import pickle\npickle.loads(applied(bytes, 3))", "loads of what does not stand in the tests"),
         ("match Place('a'):\n    case Place(name='b'): assert False", "whether a pattern of Place matches"),
     ],
 )

@@ -141,6 +141,17 @@ def test_asserts_that_do_not_hold_are_worth_nothing_with_any_program(pooled: Poo
     assert (reward.status, reward.score) == (Status.SCORE, 0.0)
 
 
+def test_an_answer_that_tests_run_runs_nothing(pooled: Pooled) -> None:
+    source = "def make24(*_): return {!r}"
+    asserts = "assert eval(make24(4, 6, 1, 1)) == 24"
+    assert by_asserts(pooled, source.format("4 * 6 + 1 - 1"), asserts).value == 1.0
+    assert by_asserts(pooled, source.format("__import__('os')._exit(0)"), asserts).value == 0.0
+
+
+def test_tests_whose_process_ends_with_zero_have_not_passed(pooled: Pooled) -> None:
+    assert by_asserts(pooled, ADD, "assert add(1, 2) == 3\nimport os\nos._exit(0)").value == 0.0
+
+
 def test_asserts_that_can_not_be_asked_are_an_error_of_theirs(pooled: Pooled) -> None:
     reward = by_asserts(pooled, ADD, "try: add(lambda: 1)\nexcept BaseException: pass")
     assert (reward.status, reward.score) == (Status.ERROR, None)

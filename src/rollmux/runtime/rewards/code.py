@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rollmux.packer.timeouts import End, Judgement, Limits, Run, TimeoutPolicy, Verdict
-from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, UNASKABLE
+from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, PASSED, UNASKABLE
 from rollmux.runtime.rewards.reward import Reward, Status
 from rollmux.runtime.rewards.tasks import Case, CodeTask
 from rollmux.runtime.sandbox import Cause, Ended, Program, RunLimits, Sandbox
@@ -104,7 +104,7 @@ class CodeScorer:
 
 
 def _of_case(ended: Ended, case: Case) -> Trial:
-    end, detail = _end(ended), _told(ended)
+    end, detail = _end(ended, 0), _told(ended)
     if end is End.CORRECT and not same_output(ended.stdout.decode(errors="replace"), case.expected):
         end, detail = End.INCORRECT, "another output than expected"
     return Trial(end, ended.cpu_s, ended.wall_s, detail)
@@ -117,20 +117,21 @@ def _of_asserts(checking: Ended, serving: Ended | None) -> Trial:
     not ended the CPU time is not known: one thread can't have taken more than passed.
     """
     cpu_s = max(checking.cpu_s, checking.wall_s if serving is None else serving.cpu_s)
-    end, detail = _end(checking), _told(checking)
+    end, detail = _end(checking, PASSED), _told(checking)
     if checking.cause is Cause.EXITED and checking.status in _UNTOLD:
         end, detail = End.BROKEN, f"{_UNTOLD[checking.status]}: {detail}"
     elif end is not End.CORRECT and serving is not None and serving.cause is not Cause.EXITED:
-        end, detail = _end(serving), _told(serving)
+        end, detail = _end(serving, 0), _told(serving)
     elif end is End.INCORRECT and serving is not None and serving.status:
         detail = _told(serving)
     return Trial(end, cpu_s, checking.wall_s, detail)
 
 
-def _end(ended: Ended) -> End:
+def _end(ended: Ended, well: int) -> End:
+    """`well` is the status of what went well."""
     if ended.cause in _TIME:
         return End.KILLED
-    return End.CORRECT if ended.succeeded else End.INCORRECT
+    return End.CORRECT if ended.cause is Cause.EXITED and ended.status == well else End.INCORRECT
 
 
 def _told(ended: Ended) -> str:

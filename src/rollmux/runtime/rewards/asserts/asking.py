@@ -21,7 +21,7 @@ from rollmux.runtime.sandbox import frames
 MOST_BYTES = 1 << 24  # of an answer
 MOST_SENT_BYTES = 1 << 28  # to the program: many times what it can have made the tests send
 MOST_ASKED = 1 << 20  # by one suite: an iterator that never ends is as wrong as a loop that does not
-PASSED, FAILED, BROKEN_TESTS, UNASKABLE = 0, 1, 2, 3
+PASSED, FAILED, BROKEN_TESTS, UNASKABLE = 10, 1, 2, 3  # with 0 ends whoever calls os._exit(0) in the tests' process
 _ENDING = ("__next__", "send", "throw")  # what may say by StopIteration that there is no more
 # Where errors of Python's own library come from; taken only where the tests have loaded the module themselves.
 _LIBRARY = ("json.decoder", "decimal", "dataclasses", "queue", "re", "statistics", "struct", "binascii", "zlib")

@@ -54,7 +54,7 @@ def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
     except (SyntaxError, ValueError) as error:
         return BROKEN_TESTS, str(error)
     link = Link(connection, expects_stop="StopIteration" in tests)
-    names, begun = Names(link), 0
+    names, begun = Names(link, code), 0
     sys.modules["solution"] = Solution(link)
     sys.modules["__main__"] = Tests(names)
     sys.modules["doctest"] = None  # type: ignore[assignment]  # it would find nothing of the program's, and be content
