@@ -119,6 +119,31 @@ class Vector:
     def __eq__(self, other): return self.parts == other.parts
     def __bool__(self): return any(self.parts)
 """
+VIEWS = """
+from collections import OrderedDict
+table = {"b": 2, "a": 1}
+def names(): return table.keys()
+def pairs(): return table.items()
+def lists(): return {"a": [1]}.items()
+def ordered(): return OrderedDict(a=1).keys()
+"""
+RAISING = """
+import csv, graphlib, queue, subprocess
+def taken(): return queue.Queue().get_nowait()
+def parsed(): return list(csv.reader(['"x'], strict=True))
+def sorted_out(): return list(graphlib.TopologicalSorter({1: [2], 2: [1]}).static_order())
+def run(): raise subprocess.CalledProcessError(1, ["false"])
+"""
+DERIVED = """
+class Caseless(str):
+    def __eq__(self, other): return self.lower() == other.lower()
+    __hash__ = str.__hash__
+class Mod7(int):
+    def __add__(self, other): return Mod7(int.__add__(self, other) % 7)
+    def __rmul__(self, other): return Mod7(int.__mul__(self, other) % 7)
+class Odd(list):
+    def __contains__(self, item): return item % 2 == 1
+"""
 MIXED = """
 import dataclasses, enum, json
 from collections import Counter, OrderedDict, deque, namedtuple

@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 from rollmux.runtime.rewards.asserts.answering import Answers
 from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, FAILED, PASSED, UNASKABLE, Link
 from rollmux.runtime.rewards.asserts.reading import Solution
-from tests.runtime.rewards.served import EXITS, MIXED, NODES, STACK, VECTOR, ended, in_python, serving
+from tests.runtime.rewards.served import (
+    DERIVED,
+    EXITS,
+    MIXED,
+    NODES,
+    RAISING,
+    STACK,
+    VECTOR,
+    VIEWS,
+    ended,
+    in_python,
+    serving,
+)
 from tests.runtime.rewards.test_values import PLAIN_VALUES
 
 AGREED = [
@@ -183,6 +195,17 @@ AGREED = [
     (NODES, "a = Node(1); assert a is a in [a] is not None and 1 < a.value is not a"),
     (NODES, "a = Node(1); assert a is a in [a] is not None and 0 < a.value is not a"),
     (NODES, "assert id(one()) != id(one())"),
+    (VIEWS, "assert names() == {'a', 'b'} == names() and names() & {'a'} == {'a'} and 'a' in names()"),
+    (VIEWS, "assert names() == {'a', 'c'}"),
+    (VIEWS, "assert pairs() == {('a', 1), ('b', 2)} and list(names()) == ['b', 'a'] and ordered() == {'a'}"),
+    (VIEWS, "assert ('a', [1]) in lists() and ('a', [2]) not in lists() and lists() != {1, 2}"),
+    (RAISING, "import queue\ntry: taken()\nexcept queue.Empty: pass"),
+    (RAISING, "import csv\ntry: parsed()\nexcept csv.Error: pass"),
+    (RAISING, "import graphlib\ntry: sorted_out()\nexcept graphlib.CycleError as e: assert e.args[1] == [2, 1, 2]"),
+    (RAISING, "import subprocess\ntry: run()\nexcept subprocess.CalledProcessError as e: assert e.returncode == 1"),
+    (DERIVED, "assert Mod7(5) + Mod7(4) == Mod7(2) and Mod7(3) == 3 and Mod7(3) < 4 and Mod7(5) - 4 == 1"),
+    (DERIVED, "assert Mod7(3) == 4"),
+    (DERIVED, "assert 1 in Odd([2]) and 2 not in Odd([2]) and Odd([2]) == [2] and Odd([2]) + [1] == [2, 1]"),
     (EXITS, "try: leave(2)\nexcept SystemExit as e: assert e.code == 2 and e.args == (2,)\nelse: assert False"),
     (EXITS, "try: leave()\nexcept SystemExit as e: assert e.code is None\nelse: assert False"),
     (EXITS, "try: leave(2)\nexcept Exception: pass\nexcept BaseException as e: assert type(e) is not Exception"),
@@ -273,6 +296,24 @@ def test_what_can_not_be_asked_is_no_score(tests: str, why: str) -> None:
     status, told = ended(MIXED, tests)
     assert status in (UNASKABLE, BROKEN_TESTS)
     assert why in told
+
+
+@pytest.mark.parametrize(
+    ("tests", "kind"),
+    [
+        ("assert Caseless('Abc') == 'aBC'", "Caseless"),
+        ("assert Caseless('Abc') != 'x'", "Caseless"),
+        ("assert Mod7(5) + 4 == 2", "Mod7"),
+        ("m = Mod7(5); m += 4; assert m == 2", "Mod7"),
+        ("assert 2 * Mod7(5) == 3", "Mod7"),
+    ],
+)
+def test_an_operator_of_a_class_of_plain_values_is_its_own_word(tests: str, kind: str) -> None:
+    status, why = ended(DERIVED, tests)
+    assert status == UNASKABLE
+    assert f"only its own word says what {kind} has to do with a value" in why
+    without = "class Caseless(str): pass\nclass Mod7(int): pass"
+    assert ended(without, tests)[0] == in_python(without, tests)
 
 
 def test_an_operator_that_makes_a_value_of_one_is_asked_once_the_tests_need_an_object() -> None:

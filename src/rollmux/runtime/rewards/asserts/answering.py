@@ -10,6 +10,7 @@ import json
 import math
 import numbers
 import operator
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -57,6 +58,8 @@ _FORMS: dict[type, Callable[[Any], Any]] = {
     set: lambda value: set(set.__iter__(value)),
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
     dict: lambda value: dict(dict.items(value)),
+    **dict.fromkeys((type({}.keys()), type({}.items())), set),
+    **dict.fromkeys((type(OrderedDict().keys()), type(OrderedDict().items())), set),
     numbers.Integral: int,  # numpy's, too
     numbers.Real: float,
 }
@@ -131,9 +134,14 @@ def form(value: Any) -> tuple[bool, Any]:
     if type(value) in PLAIN:
         return True, value
     made = next((made for kind, made in _FORMS.items() if isinstance(value, kind)), None)
-    return (False, None) if made is None else (True, made(value))
+    try:
+        return (False, None) if made is None else (True, made(value))
+    except TypeError:  # a view of items that are in no set
+        return False, None
 
 
-def defines(value: Any, method: str) -> bool:
-    """Whether its class says something of its own there."""
-    return getattr(type(value), method, None) is not getattr(object, method, None)
+def defines(value: Any, *methods: str) -> bool:
+    """Whether its class says something of its own there, that the plain type that it derives from does not."""
+    kind = type(value)
+    plain = next((base for base in kind.__mro__ if base in PLAIN), object)
+    return any(getattr(kind, method, None) is not getattr(plain, method, None) for method in methods)

@@ -24,7 +24,11 @@ MOST_ASKED = 1 << 20  # by one suite: an iterator that never ends is as wrong as
 PASSED, FAILED, BROKEN_TESTS, UNASKABLE = 10, 1, 2, 3  # with 0 ends whoever calls os._exit(0) in the tests' process
 _ENDING = ("__next__", "send", "throw")  # what may say by StopIteration that there is no more
 # Where errors of Python's own library come from; taken only where the tests have loaded the module themselves.
-_LIBRARY = ("json.decoder", "decimal", "dataclasses", "queue", "re", "statistics", "struct", "binascii", "zlib")
+_LIBRARY = (
+    *("json.decoder", "decimal", "dataclasses", "queue", "_queue", "re", "statistics", "struct", "binascii", "zlib"),
+    *("_csv", "graphlib", "subprocess", "ipaddress", "configparser", "shutil", "zipfile", "sqlite3"),
+    *("asyncio.queues", "concurrent.futures._base", "xml.etree.ElementTree"),
+)
 
 
 class Over(BaseException):

@@ -115,10 +115,10 @@ class Remote:
         held = held_by(self)
         if type(item) is Remote or held.used:
             return held.link.ask("contains", self, item)
+        if _overrides(self, "__contains__"):
+            return held.link.ask("contains", self, item)
         if form := held.form(self):
             return item in form[0]
-        if held.made and held.link.ask("defines", self, "__contains__") is True:
-            return held.link.ask("contains", self, item)
         return any(item is each or item == each for each in measured(self, "iter"))
 
     def __copy__(self) -> Any:
@@ -192,10 +192,10 @@ def compared(remote: Remote, verb: str, other: Any) -> Any:
         return held.weigh(result) if verb in SIZES and _biased(remote, other) else result
     if other is None:
         return NotImplemented
+    if _overrides(remote, *(("__eq__", "__ne__") if verb == "ne" else (f"__{verb}__",))) or _is_hidden_value(remote):
+        held.link.refuse(f"only its own word says what {held.name} has to do with a value")
     if form := held.form(remote):
         return operation(verb)(form[0], other)
-    if held.made and held.link.ask("defines", remote, "__eq__" if verb == "ne" else f"__{verb}__") is True:
-        held.link.refuse(f"only its own word says what {held.name} has to do with a value")
     return NotImplemented
 
 
@@ -205,13 +205,27 @@ def combined(remote: Remote, verb: str, other: Any, *, reflected: bool = False) 
     if held.used or type(other) is Remote:
         result = held.link.ask(verb, left, right)
         return held.weigh(result) if _biased(remote, other) else result
-    if form := held.form(remote):
-        if verb in IN_PLACE and type(form[0]) in MUTABLE:
-            return held.link.ask(verb, remote, other)  # it takes the value in, and stays what it is
+    own = (f"__r{verb}__",) if reflected else (f"__{verb}__", f"__{verb.removeprefix('i')}__")[: 1 + (verb in IN_PLACE)]
+    form = held.form(remote)
+    if form and verb in IN_PLACE and type(form[0]) in MUTABLE:
+        return held.link.ask(verb, remote, other)  # it takes the value in, and stays what it is
+    if form and not _overrides(remote, *own):
         return operation(verb)(*((other, form[0]) if reflected else (form[0], other)))
     if not held.made and not held.link.crosses(other):
         return NotImplemented
     return held.weigh(held.link.ask(verb, left, right))
+
+
+def _overrides(remote: Remote, *methods: str) -> bool:
+    """Whether it was made by the tests, and its class has these of its own: not even as a plain value is it known."""
+    held = held_by(remote)
+    return held.made and held.link.ask("defines", remote, *methods) is True
+
+
+def _is_hidden_value(remote: Remote) -> bool:
+    """Whether what has come of an operator of a made object, and of a value, says that it is a value itself."""
+    held = held_by(remote)
+    return held.made and held.biased and held.link.ask("form", remote)[0] is True
 
 
 def _of_a_library(name: str) -> bool:
