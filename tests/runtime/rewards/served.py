@@ -175,6 +175,9 @@ def add(n):
     global total
     total += n
 def sort(items, *, down=False): items.sort(reverse=down)
+def without(items, item):
+    items[:] = [each for each in items if each != item] + [0] * items.count(item)
+    return len(items) - items.count(0)
 def clear(table): table.clear()
 def upto(n): yield from range(n)
 def forever():

@@ -118,6 +118,25 @@ class Tests(ModuleType):
 class _Asking(ast.NodeTransformer):
     """Where a part of an object is itself looked into, called as a statement, or compared by what it is."""
 
+    def __init__(self) -> None:
+        self._cut: set[tuple[str, str]] = set()  # what is cut off, and at which length
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        for each in ast.walk(node):
+            match each:
+                case ast.Subscript(value=ast.Name(id=name), slice=ast.Slice(lower=None, upper=ast.Name(id=at))):
+                    self._cut.add((name, at))
+        return self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """`k = f(a)`, and then `a[:k]`: what the call has done to its argument is meant, as if it were a statement."""
+        self.generic_visit(node)
+        match node:
+            case ast.Assign(targets=[ast.Name(id=at)], value=ast.Call(args=arguments) as call):
+                if any(isinstance(each, ast.Name) and (each.id, at) in self._cut for each in arguments):
+                    _done(call)
+        return node
+
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
         node.value = _held(node.value)
@@ -130,11 +149,8 @@ class _Asking(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         self.generic_visit(node)
-        match node.value:
-            case ast.Call(func=ast.Name(id=name)) if name in vars(builtins):
-                pass  # some look at the frame of their caller
-            case ast.Call(func=called, args=arguments):
-                node.value.func, node.value.args = _name("@done"), [called, *arguments]
+        if isinstance(node.value, ast.Call):
+            _done(node.value)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -180,6 +196,14 @@ def _name(name: str) -> ast.Name:
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
     return ast.Call(_name(name), list(arguments), [])
+
+
+def _done(call: ast.Call) -> None:
+    match call.func:
+        case ast.Name(id=name) if name in vars(builtins):
+            pass  # some look at the frame of their caller
+        case called:
+            call.func, call.args = _name("@done"), [called, *call.args]
 
 
 def _held(node: ast.expr) -> ast.expr:
