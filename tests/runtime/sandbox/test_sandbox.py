@@ -106,7 +106,7 @@ def test_a_program_that_can_not_be_forked_has_not_failed() -> None:
 
     ended = asyncio.run(story())
     assert ended.cause is Cause.BROKEN
-    assert "temporarily unavailable" in ended.detail
+    assert ended.detail == "broken BlockingIOError(11, 'Resource temporarily unavailable')"
 
 
 @pytest.mark.parametrize(

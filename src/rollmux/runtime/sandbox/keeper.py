@@ -236,7 +236,7 @@ class Keeper:
 
     def _judged(self, cause: Cause | None, cpu_s: float, wall_s: float) -> Ended:
         seen, limits = self._seen, self.job.limits
-        words = seen.told.decode(errors="replace").split(None, 3)
+        words = seen.told.decode(errors="replace").strip().split(None, 3)
         told = words[1:] if words[:1] == [inside.STARTED.decode().strip()] else words
         status, detail = 0, ""
         if cause is None or cause is Cause.BROKEN:
