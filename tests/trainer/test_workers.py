@@ -1,9 +1,10 @@
 """Workers come and go in the middle of a round: who runs a response changes nothing of it, nor of what follows."""
 
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from threading import Event, Thread
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -305,14 +306,15 @@ def waited(points: SafePoints, work: Callable[[], None]) -> list[BaseException |
     def asks() -> None:
         try:
             points.do(work)
-        except ValueError as error:
+        except (ValueError, CancelledError) as error:
             found.append(error)
         else:
             found.append(None)
 
+    before = len(points._wanted)
     thread = Thread(target=asks, daemon=True)
     thread.start()
-    while points._under_way and not points._wanted:
+    while points._under_way and len(points._wanted) == before:
         sleep(0.0001)
     if not points._under_way:
         thread.join(5.0)
@@ -349,6 +351,24 @@ def test_what_fails_is_heard_by_who_wanted_it_and_the_round_goes_on() -> None:
         sleep(0.001)
     assert over.is_set()
     assert isinstance(found[0], ValueError)
+
+
+def test_whoever_asked_goes_on_where_the_round_is_interrupted_as_it_does_what_another_wants() -> None:
+    points, done = SafePoints(), list[str]()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with points.round():
+        first = waited(points, interrupted)
+        second = waited(points, lambda: done.append("second"))
+        with pytest.raises(KeyboardInterrupt):
+            points.pass_by()
+    until = monotonic() + 30.0
+    while len(first) + len(second) < 2 and monotonic() < until:
+        sleep(0.001)
+    assert [type(each) for each in first + second] == [CancelledError] * 2
+    assert not done
 
 
 def test_a_round_that_breaks_off_leaves_nobody_waiting() -> None:

@@ -48,10 +48,14 @@ class SafePoints:
 
     def _catch_up(self) -> None:
         wanted, self._wanted = self._wanted, []
-        for work, done in wanted:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - who asked for it hears it
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+        try:
+            for work, done in wanted:
+                try:
+                    work()
+                except Exception as error:  # noqa: BLE001 - who asked for it hears it
+                    done.set_exception(error)
+                else:
+                    done.set_result(None)
+        finally:
+            for _, done in wanted:
+                done.cancel()  # where Ctrl-C came first
