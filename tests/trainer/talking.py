@@ -19,23 +19,24 @@ TEMPLATE = (
 )
 
 
-def talking(folder: Path) -> str:
-    """Written there."""
+def talking(folder: Path, places: int = 2048, template: str | None = TEMPLATE, without: int = 0) -> str:
+    """Written there: a model of so many places that lacks the last tokens of its tokenizer."""
     tokens = {token: number for number, token in enumerate([BEGIN, END, *CHARACTERS])}
     plain = Tokenizer(WordLevel(tokens, unk_token=" "))
     plain.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     plain.decoder = Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token=BEGIN, eos_token=END, unk_token=" ")
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokens),
+        vocab_size=len(tokens) - without,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
+        max_position_embeddings=places,
         tie_word_embeddings=True,
     )
     logging.disable_progress_bar()

@@ -112,3 +112,13 @@ def test_a_checkpoint_of_before_there_was_a_setting_is_of_its_default(tmp_path: 
     assert made.load(1, now)["batcher"] == state(1)["batcher"]
     with pytest.raises(CheckpointRefused, match=r"rollout\.place was 'inside' and is 'beside'"):
         made.load(1, {**now, "rollout": {"workers": 1, "place": "beside"}})
+
+
+def test_what_an_older_release_did_not_look_at_is_not_compared_and_what_it_did_is(tmp_path: Path) -> None:
+    made = filled(tmp_path, 1)
+    now = {**JOB, "task": {"name": "arithmetic", "prompts' content": "a0"}}
+    made.save(1, {**JOB, "task": {"name": "arithmetic"}}, state(1))
+    made.save(2, now, state(2))
+    assert made.load(1, now)["batcher"] == state(1)["batcher"]
+    with pytest.raises(CheckpointRefused, match=r"task\.prompts' content was 'a0' and is 'b1'"):
+        made.load(2, {**JOB, "task": {"name": "arithmetic", "prompts' content": "b1"}})

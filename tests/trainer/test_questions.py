@@ -18,10 +18,11 @@ from rollmux.runtime.judge.opening import JudgeRefused
 from rollmux.runtime.rewards import CodeTask, FunctionTask, JudgeTask, MathsTask, Reward, Status
 from rollmux.runtime.sandbox import Concern
 from rollmux.trainer.errors import CheckpointRefused, NotTaught
-from rollmux.trainer.job import train
+from rollmux.trainer.job import _Run, train
 from rollmux.trainer.job_file import read_job
 from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.pooled import open_pooled
+from rollmux.trainer.ranks import Roles
 from rollmux.trainer.settings import JobFile, Rewards
 from rollmux.trainer.tasks import MadeTask, Pretrained, Questions
 from rollmux.trainer.tasks.questions import MOST_PROBLEMS, program_in, read_questions
@@ -334,6 +335,23 @@ def test_the_example_runs_and_goes_on_with_no_other_questions(folder: str, tmp_p
     path.write_bytes(path.read_bytes() + lines({"answer": 1}))
     with pytest.raises(CheckpointRefused, match=r"job\.task\.path's content .* or name another --out"):
         train(settings, tmp_path / "run", alone(), resume=True)
+
+
+def test_a_run_goes_on_with_the_judge_that_it_began_with_alone(folder: str, tmp_path: Path) -> None:
+    judge = talking(tmp_path / "judge")
+    (tmp_path / "judge" / "README.md").write_text("mine")
+    path = written(tmp_path / "mine.jsonl", ONE_OF_EACH["judge"])
+    rewards = {"scorer": "pool", "allow": ALLOW, "judge": judge}
+    settings = job(folder, path, steps=1, sampling={"max_tokens": 1}, rewards=rewards)
+    found = _Run(settings, tmp_path / "run", alone(), Roles.of(settings, alone()), (), lambda step, loss: None)
+    found.begin(resume=False)
+    found.parts.close()
+    (tmp_path / "judge" / "README.md").write_text("mine, and good")
+    assert found.begin(resume=True) == 0
+    (tmp_path / "judge" / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(CheckpointRefused, match=r"job\.rewards\.judge's content .* or name another --out"):
+        found.begin(resume=True)
+    found.parts.close()
 
 
 def test_a_job_with_questions_needs_a_file_a_model_that_talks_and_a_pool(tmp_path: Path) -> None:

@@ -93,9 +93,12 @@ def _require_whole(path: Path) -> None:
 
 
 def _changed(then: dict[str, Any], now: dict[str, Any], unsaid: dict[str, Any], path: str = "job") -> list[str]:
-    """What is set otherwise than it was. A setting that there was not yet was as it is where nothing is said of it."""
+    """What is set otherwise than it was. A setting that there was not yet was as it is where nothing is said of it.
+
+    What is no setting, such as the content of files, is compared where the release that began the run looked at it.
+    """
     found = []
-    for name in sorted({*then, *now}):
+    for name in sorted({*then, *(now.keys() & unsaid.keys())}):
         was, has, default = then.get(name, unsaid.get(name)), now.get(name), unsaid.get(name)
         if isinstance(was, dict) and isinstance(has, dict):
             found += _changed(was, has, default if isinstance(default, dict) else {}, f"{path}.{name}")

@@ -15,19 +15,21 @@ from typing import Any, TypeVar
 
 from rollmux.checks import Checks
 from rollmux.client import LeaseLost, Mux, Phase
-from rollmux.errors import InvalidSpec, Problem
+from rollmux.runtime.rewards import Kind
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.device import berth_of, check_device
 from rollmux.trainer.errors import CheckpointRefused, RunExists
 from rollmux.trainer.metrics import Metrics, Tracker, record
 from rollmux.trainer.model import export_model
 from rollmux.trainer.parts import Parts, engine_of, model_of, objective
+from rollmux.trainer.pooled import judge_digest
+from rollmux.trainer.prompts import looked_through
 from rollmux.trainer.ranks import Ranks, Roles, follow
 from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.seats import Seats
 from rollmux.trainer.settings import JobFile
 from rollmux.trainer.summary import summary, write_summary
-from rollmux.trainer.tasks import Pretrained, Task, build_task
+from rollmux.trainer.tasks import Pretrained, build_task
 from rollmux.trainer.update import Stats
 from rollmux.trainer.warmup import warm_up
 
@@ -67,7 +69,6 @@ def train(
     with _alone(folder, LOCK_PATIENCE_S if mux.attached else 0.0):
         run = _Run(job, folder, mux, roles, trackers, warmed_up)
         with closing(run.parts):
-            _require_room(job, run.parts.task)
             for step in range(run.begin(resume), job.steps):
                 run.step(step)
             run.parts.done()
@@ -77,18 +78,6 @@ def train(
         found = summary(run.parts.rollout.batcher)
         write_summary(found, folder)
         return found
-
-
-def _require_room(job: JobFile, task: Task) -> None:
-    """InvalidSpec, before anything is computed, where a prompt and its response would not fit together."""
-    lengths = [len(task.tokenizer.encode(task.prompt(number))) for number in range(len(task))]
-    longest = max(lengths)
-    needed, most = longest + job.sampling.max_tokens, job.rollout.max_length
-    if needed > most:
-        which = f"the longest prompt, number {lengths.index(longest) + 1}, has {longest} tokens"
-        limit = f"at least {needed}: {which}, and sampling.max_tokens are beside it"
-        problem = Problem("job.rollout.max_length", most, limit, "give it more room, or shorten either")
-        raise InvalidSpec(f"job {job.name!r}", (problem,))
 
 
 class _Run:
@@ -114,11 +103,19 @@ class _Run:
         self.metrics = Metrics(folder, trackers)
         self.checkpoints = Checkpoints(folder / CHECKPOINTS)
         self._fixed = {name: value for name, value in asdict(job).items() if name not in FREE}
-        if self.parts.task.digest:
-            self._fixed["task"]["path's content"] = self.parts.task.digest
+
+    def _look_through(self) -> None:
+        """What stands in files decides as settings do."""
+        task = self.parts.task
+        self._fixed["task"]["prompts' content"] = looked_through(self.job, task, self.parts.model)
+        if task.digest:
+            self._fixed["task"]["path's content"] = task.digest
+        if Kind.JUDGE in task.needs.kinds:
+            self._fixed["rewards"]["judge's content"] = judge_digest(Path(self.job.rewards.judge))
 
     def begin(self, resume: bool) -> int:
         """The first step to be made: after the controller's last, or after the newest checkpoint."""
+        self._look_through()
         known = self.checkpoints.steps()
         if known and not resume:
             raise RunExists("the folder holds a run: continue it with --resume, or name another --out")

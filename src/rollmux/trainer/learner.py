@@ -16,6 +16,7 @@ import torch
 
 from rollmux.runtime.residency import NotFreed
 from rollmux.trainer.device import AtHome, berth_of, copied, moments
+from rollmux.trainer.errors import CheckpointRefused
 from rollmux.trainer.masters import Masters
 from rollmux.trainer.ranks.share import Shared
 from rollmux.trainer.replicas import Replicated
@@ -152,9 +153,21 @@ class Learner:
         with self.berth.writing():
             was_here = self.berth.is_here
             self.berth.offload()
+            self._require_shapes(state["model"])
             self.model.load_state_dict(state["model"])
             self._optimiser.load_state_dict(copied(state["optimiser"]))  # else all of what was loaded stays with it
             self._masters.restore(state.get("masters", ()))
             if was_here:
                 self.berth.load()
         self.version = state["version"]
+
+    def _require_shapes(self, weights: dict[str, torch.Tensor]) -> None:
+        """A folder with a model may hold another one by now."""
+        then, now = (
+            {name: tuple(each.shape) for name, each in of.items()} for of in (weights, self.model.state_dict())
+        )
+        wrong = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+        if wrong:
+            was, has = (of.get(wrong[0], "not there") for of in (then, now))
+            told = f"{wrong[0]} was {was} and is {has}"
+            raise CheckpointRefused(f"the checkpoint is of another model: {told}; restore it, or name another --out")

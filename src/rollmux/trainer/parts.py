@@ -28,6 +28,8 @@ from rollmux.trainer.scoring import Direct, Scorer
 from rollmux.trainer.tasks import MadeTask, Task, build_task
 from rollmux.trainer.update import Baseline, Loss, Objective
 
+PAGE = 32  # tokens: engines hold whole pages, so that what is room for one request is so rounded up
+
 
 class Parts:
     """What a job file describes. `seats` says which workers the rollout has nodes for, when it is asked.
@@ -164,7 +166,8 @@ def model_of(job: said.JobFile, task: Task) -> Any:
 def engine_of(job: said.JobFile, model: Any, version: int, beside: int = 1) -> Engine:
     """Over the model, whose weights are of this version; one of so many on this machine."""
     rollout = job.rollout
-    limits = Limits(rollout.room_tokens, rollout.running, rollout.max_length)
+    room = ceil(rollout.room_tokens / PAGE) * PAGE
+    limits = Limits(room, rollout.running, rollout.max_length, page_tokens=PAGE)
     if rollout.place == "beside":
         threads = max(1, torch.get_num_threads() // beside)
         return EngineBeside(partial(slots, model, limits), version, threads)

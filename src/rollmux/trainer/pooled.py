@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -31,6 +32,8 @@ Result = TypeVar("Result")
 
 # Processor seconds of a mathematical answer or a function, by the clock twice as many: what sleeps or waits for a core.
 CLOCK_FACTOR = 2.0
+# What a judge is read from, and how much of it at each start: of weights that are larger the size must do.
+JUDGE_FILES, LARGEST_READ = (".json", ".jinja", ".model", ".txt", ".safetensors", ".bin"), 2**25
 JUDGE_TURNS = 2  # one is judged, and one waits: more would only use up their caps
 
 
@@ -187,3 +190,15 @@ def pool_settings(rewards: Rewards, needs: Needs) -> PoolSettings:
         function_folders=needs.folders,
         allow=[Concern[name.upper()] for name in rewards.allowed],
     )
+
+
+def judge_digest(folder: Path) -> str:
+    """Of the judge there: another one gives other rewards."""
+    digest = sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in JUDGE_FILES:
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}\n".encode())
+            if size <= LARGEST_READ:
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
