@@ -11,13 +11,16 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.cli import train as train_module
 from rollmux.trainer.job import LOCK
 from rollmux.trainer.metrics import METRICS
+from rollmux.trainer.tasks import Pretrained
 from tests.trainer.jobs import TINY, left_behind, tiny
+from tests.trainer.talking import talking
 
 runner = CliRunner()
 
@@ -140,6 +143,29 @@ def test_a_step_whose_line_has_no_room_is_told_and_the_run_goes_on(
     assert done.exit_code == 1, done.output
     assert re.search(r"Error: .*metrics\.jsonl can't be written .*No space left.* continue with --resume", done.stderr)
     assert runner.invoke(app, call).exit_code == 0
+
+
+def test_a_model_without_room_is_told_and_resuming_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = ["train", job(tmp_path), "--steps", "1", "--resume", "--out", str(tmp_path / "out")]
+
+    def full(model: object, folder: Path) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rollmux.trainer.job.export_model", full)
+        done = runner.invoke(app, call)
+    assert done.exit_code == 1, done.output
+    assert re.search(r"Error: .*model can't be written \(.*No space left.*\): make room, and --resume", done.stderr)
+    assert runner.invoke(app, call).exit_code == 0
+    assert left_behind(tmp_path / "out")
+
+
+def test_a_tokenizer_without_room_is_what_the_system_refuses(tmp_path: Path) -> None:
+    tokenizer = Pretrained(talking(tmp_path / "model"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        tokenizer.save(tmp_path / "out")
 
 
 def test_what_the_system_refuses_is_told_in_one_line(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from rollmux.client import Mux
 from rollmux.trainer import job as job_module
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.errors import CheckpointRefused, RunExists
-from rollmux.trainer.job import CHECKPOINTS, train
+from rollmux.trainer.job import CHECKPOINTS, MODEL, train
 from rollmux.trainer.metrics import METRICS, TIMES, Metrics
+from rollmux.trainer.summary import SUMMARY
 from tests.trainer.jobs import TINY, alone, left_behind, tiny
 
 STARTED_WITHIN_S = 120.0
@@ -105,6 +106,27 @@ def test_a_folder_with_a_run_is_refused_unless_it_is_resumed_and_so_are_other_se
         train(tiny(steps=2), tmp_path, alone())
     with pytest.raises(CheckpointRefused, match=r"job\.optimiser\.rate"):
         train(tiny(steps=2, optimiser={"rate": 0.5}), tmp_path, alone(), resume=True)
+
+
+@pytest.mark.parametrize("kept", [METRICS, MODEL, SUMMARY])
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_a_run_left_behind_is_not_written_over_though_its_checkpoints_are_gone(
+    kept: str, resume: bool, tmp_path: Path
+) -> None:
+    (tmp_path / kept).write_text('{"step": 0}\n')
+    with pytest.raises(RunExists, match=f"holds {kept} of a run, and no checkpoint .* name another --out"):
+        train(tiny(steps=1, seed=1), tmp_path, alone(), resume=resume)
+    assert (tmp_path / kept).read_text() == '{"step": 0}\n'
+
+
+def test_fewer_steps_than_are_done_are_told_to_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tiny(steps=2), tmp_path, alone())
+    done = left_behind(tmp_path)
+    train(tiny(steps=2), tmp_path, alone(), resume=True)
+    assert not caplog.messages
+    train(tiny(steps=1), tmp_path, alone(), resume=True)
+    assert caplog.messages == ["2 steps are done, and 1 were asked for: nothing is trained"]
+    assert left_behind(tmp_path) == done
 
 
 def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ resumed trains exactly what it would have; without a controller all phases run s
 """
 
 import fcntl
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -13,13 +14,15 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
+from safetensors import SafetensorError
+
 from rollmux.checks import Checks
 from rollmux.client import LeaseLost, Mux, Phase
 from rollmux.runtime.rewards import Kind
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.device import berth_of, check_device
 from rollmux.trainer.errors import CheckpointRefused, RunExists
-from rollmux.trainer.metrics import Metrics, Tracker, record
+from rollmux.trainer.metrics import METRICS, Metrics, Tracker, record
 from rollmux.trainer.model import export_model
 from rollmux.trainer.parts import Parts, engine_of, model_of, objective
 from rollmux.trainer.pooled import judge_digest
@@ -28,10 +31,12 @@ from rollmux.trainer.ranks import Ranks, Roles, follow
 from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.seats import Seats
 from rollmux.trainer.settings import JobFile
-from rollmux.trainer.summary import summary, write_summary
+from rollmux.trainer.summary import SUMMARY, summary, write_summary
 from rollmux.trainer.tasks import Pretrained, build_task
 from rollmux.trainer.update import Stats
 from rollmux.trainer.warmup import warm_up
+
+log = logging.getLogger("rollmux")
 
 # What may change between a run and its continuation: no update depends on it.
 FREE = ("name", "steps", "checkpoint_every")
@@ -72,12 +77,7 @@ def train(
             for step in range(run.begin(resume), job.steps):
                 run.step(step)
             run.parts.done()
-        export_model(run.parts.model, folder / MODEL)
-        if isinstance(run.parts.task.tokenizer, Pretrained):
-            run.parts.task.tokenizer.save(folder / MODEL)
-        found = summary(run.parts.rollout.batcher)
-        write_summary(found, folder)
-        return found
+        return run.leave_behind()
 
 
 class _Run:
@@ -86,7 +86,7 @@ class _Run:
     def __init__(
         self, job: JobFile, folder: Path, mux: Mux, roles: Roles, trackers: Sequence[Tracker], warmed_up: WarmedUp
     ) -> None:
-        self.job, self.mux, self._warmed_up = job, mux, warmed_up
+        self.job, self.mux, self._folder, self._warmed_up = job, mux, folder, warmed_up
         # Who roams has all of its workers on whichever node it holds.
         self._seats = Seats(job.rollout.workers, () if mux.roams else mux.rollout_nodes)
         self._under_way: Phase | None = None
@@ -121,12 +121,24 @@ class _Run:
             raise RunExists("the folder holds a run: continue it with --resume, or name another --out")
         step = self.mux.synced if self.mux.attached else max(known, default=0)
         if known:
+            if step > self.job.steps:
+                log.warning("%d steps are done, and %d were asked for: nothing is trained", step, self.job.steps)
             return self._back_to(step)
         if step:
             raise CheckpointRefused(f"{step} steps are committed, and the folder holds no checkpoint: name its folder")
+        self._require_new()
         if not self.mux.attached:
             self._warm_up()
         return 0
+
+    def _require_new(self) -> None:
+        """What a run has left behind is not written over, though its checkpoints are gone."""
+        left = [name for name in (MODEL, SUMMARY) if (self._folder / name).exists()]
+        if not self.metrics.is_empty:
+            left.insert(0, METRICS)
+        if left:
+            what = f"{', '.join(left)} of a run, and no checkpoint to continue it from"
+            raise RunExists(f"the folder holds {what}: name another --out, or remove them")
 
     def _warm_up(self) -> None:
         """What begins and what goes on are one thing: the run goes on from here as from any checkpoint."""
@@ -218,6 +230,19 @@ class _Run:
     def _forget_after(self, step: int) -> None:
         self.checkpoints.drop_after(step)
         self.metrics.continue_from(step)
+
+    def leave_behind(self) -> dict[str, Any]:
+        """What the run was for, and its summary, which is returned."""
+        task, found = self.parts.task, summary(self.parts.rollout.batcher)
+        try:
+            export_model(self.parts.model, self._folder / MODEL)
+            if isinstance(task.tokenizer, Pretrained):
+                task.tokenizer.save(self._folder / MODEL)
+            write_summary(found, self._folder)
+        except (OSError, SafetensorError) as error:
+            remedy = "make room, and --resume exports it"
+            raise CheckpointRefused(f"{self._folder / MODEL} can't be written ({error}): {remedy}") from error
+        return found
 
 
 def _require_fitting(job: JobFile, mux: Mux) -> None:

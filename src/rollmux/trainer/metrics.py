@@ -63,6 +63,12 @@ class Metrics:
         self._files = {name: folder / name for name in (METRICS, TIMES)}
         self._trackers = trackers
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is told of any step."""
+        path = self._files[METRICS]
+        return not path.exists() or not path.stat().st_size
+
     def continue_from(self, step: int) -> None:
         """Lines of later steps did not count, nor does half a line."""
         for path in self._files.values():

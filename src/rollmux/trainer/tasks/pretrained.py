@@ -38,7 +38,12 @@ class Pretrained:
 
     def save(self, folder: Path) -> None:
         """Beside a model, which it then is whole with."""
-        self._tokenizer.save_pretrained(folder)
+        try:
+            self._tokenizer.save_pretrained(folder)
+        except Exception as error:
+            if type(error) is Exception:  # what tokenizers makes of an OSError
+                raise OSError(str(error)) from error
+            raise
 
     def talk(self, said: Sequence[tuple[str, str]]) -> str:
         """A conversation of roles and what they say, up to where the next turn begins.
