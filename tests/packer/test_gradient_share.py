@@ -165,6 +165,15 @@ def test_a_batch_that_is_not_what_was_announced_is_not_closed() -> None:
     assert batch.close().scale == 1
 
 
+def test_a_chunk_of_a_batch_without_trained_tokens_is_refused_as_often_as_it_comes() -> None:
+    batch = StreamedBatch(GradientShare(Loss.TOKEN_MEAN, Given.SUM), total=Count(2, 0))
+    for _ in range(2):
+        with pytest.raises(IllegalEvent, match="skip its update"):
+            batch.add("masked", Count(1, 0))
+    with pytest.raises(IllegalEvent, match="without chunks"):
+        batch.close()
+
+
 def test_a_chunk_that_is_masked_altogether_counts_as_responses_and_not_as_tokens() -> None:
     total = Count(4, 10)
     assert GradientShare(Loss.TOKEN_MEAN, Given.MEAN).weight(Count(1, 0), total) == 0

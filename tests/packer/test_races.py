@@ -1,8 +1,11 @@
 """Who wins and what becomes of the others, event by event: aborted, failed and scored are three different things."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from rollmux.errors import IllegalEvent
@@ -312,6 +315,10 @@ ILLEGAL: dict[str, list[Event]] = {
     "a length of 7.0 tokens": [ResponseGenerated(request(1), 7.0)],  # type: ignore[arg-type]
     "a length of 0.5 tokens": [ResponseFailed(request(1), "engine", 0.5)],  # type: ignore[arg-type]
     "a reward of nan": [ResponseRewarded(request(0, 2), float("nan"))],
+    "a reward of None": [ResponseRewarded(request(0, 2), None)],  # type: ignore[arg-type]
+    "a reward of '1'": [ResponseRewarded(request(0, 2), "1")],  # type: ignore[arg-type]
+    "a reward of array(1.)": [ResponseRewarded(request(0, 2), np.array(1.0))],  # type: ignore[arg-type]
+    "larger than any float": [ResponseRewarded(request(0, 2), 10**5000)],
     "is told twice": [DataEnded(), DataEnded()],
     "is generated": [ResponseGenerated(request(1), 1), ResponseGenerated(request(1), 2)],
     "ResponseFailed: sample 2": [ResponseRewarded(request(0, 2), 1.0), ResponseFailed(request(0, 2), "both")],
@@ -330,6 +337,18 @@ def test_an_illegal_event_raises_and_nothing_of_its_call_is_done(
         batcher.handle(*beside, *events)
     assert why in str(refusal.value)
     assert batcher.state() == before
+
+
+@pytest.mark.parametrize("one", [1, True, np.float32(1), np.int64(1), Fraction(1)], ids=repr)
+def test_a_reward_is_any_real_number_and_is_kept_as_a_float(one: float) -> None:
+    batcher = started()
+    generate(batcher, 0, 0)
+    reward(batcher, 0, 0, of=one)
+    kept = batcher.state()
+    twin = TailBatcher.from_state(TWO_OF_THREE, json.loads(json.dumps(kept)))
+    assert twin.state() == kept
+    told = batch_of(finish(batcher, 0, 1) + finish(batcher, 1, 0, 1)).prompts[0].responses
+    assert [repr(each.reward) for each in told] == ["1.0", "1.0"]
 
 
 def test_data_end_once_and_epochs_do_not_come_back() -> None:

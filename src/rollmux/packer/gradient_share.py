@@ -7,6 +7,7 @@ synchronous update, exactly; advantages that need the whole batch never see a pa
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from itertools import starmap
 
 from rollmux.checks import MAX_COUNT, Checks
 from rollmux.errors import IllegalEvent
@@ -137,10 +138,12 @@ class StreamedBatch:
         so_far = count if self._so_far is None else self._so_far + count
         if self._total is not None and (so_far.samples > self._total.samples or so_far.tokens > self._total.tokens):
             raise IllegalEvent(f"chunk {chunk!r} makes {so_far}, more than the batch's {self._total}")
-        self._chunks[chunk], self._so_far = count, so_far
         if self._whitening is Whitening.NONE:
-            return self._gradient(chunk)
-        return Work(chunk, Pass.FORWARD if self._whitening is Whitening.TWO_PASS else Pass.NOTHING)
+            work = self._gradient(chunk, count)
+        else:
+            work = Work(chunk, Pass.FORWARD if self._whitening is Whitening.TWO_PASS else Pass.NOTHING)
+        self._chunks[chunk], self._so_far = count, so_far
+        return work
 
     def close(self) -> Closing:
         """All chunks are there: the passes that had to wait, and the scale at the end."""
@@ -150,13 +153,12 @@ class StreamedBatch:
             raise IllegalEvent("a batch without chunks has no gradient")
         if self._total is not None and whole != self._total:
             raise IllegalEvent(f"the chunks make {whole}, the batch was to be {self._total}")
-        late = () if self._whitening is Whitening.NONE else tuple(self._gradient(chunk) for chunk in self._chunks)
+        late = () if self._whitening is Whitening.NONE else tuple(starmap(self._gradient, self._chunks.items()))
         closing = Closing(late, self._share.at_end(whole) if self._total is None else Fraction(1))
         self._closed = True
         return closing
 
-    def _gradient(self, chunk: str) -> Work:
-        count = self._chunks[chunk]
+    def _gradient(self, chunk: str, count: Count) -> Work:
         weight = self._share.weight(count, self._total) if self._total is not None else self._share.to_sum(count)
         return Work(chunk, Pass.GRADIENT, weight)
 

@@ -6,6 +6,7 @@ with one event, which is the common and the fast one.
 
 from collections.abc import Callable
 from math import isfinite
+from numbers import Real
 from typing import Any
 
 from rollmux.errors import IllegalEvent
@@ -60,8 +61,13 @@ def _told_tokens(memory: Memory, event: Any, said: Said | None) -> Run | None:
 
 
 def _rewarded(memory: Memory, event: ev.ResponseRewarded, said: Said | None) -> Run | None:
-    if not isfinite(event.reward):
-        raise IllegalEvent(f"{event.request}: a reward of {event.reward}; say ResponseFailed where there is none")
+    reward: object = event.reward
+    try:
+        is_right = isinstance(reward, Real) and isfinite(reward)
+    except OverflowError:
+        raise IllegalEvent(f"{event.request}: a reward that is larger than any float; give a smaller one") from None
+    if not is_right:
+        raise IllegalEvent(f"{event.request}: a reward of {reward!r}; say ResponseFailed where there is no number")
     return _response(memory, event, said)
 
 

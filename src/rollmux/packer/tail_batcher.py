@@ -211,7 +211,7 @@ class TailBatcher:
     def _rewarded(self, event: ev.ResponseRewarded, run: Run | None, out: list[Command]) -> None:
         now, sample = self._memory.round, event.request.sample
         if now is not None and run is not None and run.stands[sample] is Stand.GENERATED:
-            now.rewarded(run, sample, event.reward, out)
+            now.rewarded(run, sample, float(event.reward), out)  # whatever real number it is
 
     def _failed(self, event: ev.ResponseFailed, run: Run | None, out: list[Command]) -> None:
         now, sample = self._memory.round, event.request.sample
