@@ -19,8 +19,10 @@ TEMPLATE = (
 )
 
 
-def talking(folder: Path, places: int = 2048, template: str | None = TEMPLATE, without: int = 0) -> str:
-    """Written there: a model of so many places that lacks the last tokens of its tokenizer."""
+def talking(
+    folder: Path, places: int = 2048, template: str | None = TEMPLATE, without: int = 0, ends: int | list[int] = 1
+) -> str:
+    """Written there: a model of so many places that lacks the last tokens of its tokenizer, and names these ends."""
     tokens = {token: number for number, token in enumerate([BEGIN, END, *CHARACTERS])}
     plain = Tokenizer(WordLevel(tokens, unk_token=" "))
     plain.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
@@ -37,6 +39,8 @@ def talking(folder: Path, places: int = 2048, template: str | None = TEMPLATE, w
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=places,
+        bos_token_id=0,
+        eos_token_id=ends,
         tie_word_embeddings=True,
     )
     logging.disable_progress_bar()

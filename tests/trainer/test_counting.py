@@ -18,7 +18,7 @@ from rollmux.trainer.settings import JobFile
 from rollmux.trainer.tasks import build_task
 from rollmux.trainer.tasks.counting import Counting, worth
 from tests.trainer.jobs import alone
-from tests.trainer.talking import END, talking
+from tests.trainer.talking import BEGIN, END, talking
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train" / "smollm2.yaml"
 FETCHED = Path(os.environ.get("ROLLMUX_SMOLLM2", Path(__file__).parents[2] / "models" / "smollm2"))
@@ -79,7 +79,17 @@ def test_prompts_and_answers_are_the_same_tokens_and_text_both_ways(counting: Co
     ],
 )
 def test_half_of_a_reward_is_for_the_numbers_and_half_for_the_whole_answer(response: str, value: float) -> None:
-    assert worth(8, 11, END, response) == value
+    assert worth(8, 11, ["<|endoftext|>", END], response) == value
+
+
+def test_a_response_may_end_in_any_of_the_model_s_ways(tmp_path: Path) -> None:
+    task = build_task(read_job_file(EXAMPLE).task, 0, talking(tmp_path, ends=[0]))
+    assert isinstance(task, Counting)
+    shown = task.shown(0, None)  # type: ignore[arg-type]
+    ended = shown.removesuffix(END) + BEGIN
+    assert [task.reward(0, each) for each in (shown, ended, shown.removesuffix(END))] == [1.0, 1.0, 0.5]
+    asked = task.asked(0, ended)
+    assert worth(**asked.arguments) == 1.0
 
 
 def job(folder: str, **changed: object) -> JobFile:

@@ -73,6 +73,14 @@ def test_a_prompt_without_tokens_is_refused_with_its_number(tmp_path: Path) -> N
     )
 
 
+def test_a_task_of_characters_wants_a_model_of_these(tmp_path: Path) -> None:
+    model = talking(tmp_path / "talks")
+    with pytest.raises(InvalidSpec, match=r"job\.model\.path = .* the 15 tokens of arithmetic; it has 98"):
+        train(tiny(steps=1, model={"path": model}), tmp_path / "run", alone())
+    train(tiny(steps=1), tmp_path / "run", alone())
+    train(tiny(steps=1, model={"path": str(tmp_path / "run" / "model")}), tmp_path / "next", alone())
+
+
 def test_nothing_is_begun_where_a_prompt_can_not_be_asked(tmp_path: Path) -> None:
     with pytest.raises(InvalidSpec, match="no more places"):
         train(counting(talking(tmp_path / "model", places=100)), tmp_path / "run", alone())

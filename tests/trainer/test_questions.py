@@ -17,7 +17,7 @@ from rollmux.packer import Prompt, Request
 from rollmux.runtime.judge.opening import JudgeRefused
 from rollmux.runtime.rewards import CodeTask, FunctionTask, JudgeTask, MathsTask, Reward, Status
 from rollmux.runtime.sandbox import Concern
-from rollmux.trainer.errors import CheckpointRefused, NotTaught
+from rollmux.trainer.errors import CheckpointRefused, ModelMissing, NotTaught
 from rollmux.trainer.job import _Run, train
 from rollmux.trainer.job_file import read_job
 from rollmux.trainer.metrics import METRICS
@@ -27,7 +27,7 @@ from rollmux.trainer.settings import JobFile, Rewards
 from rollmux.trainer.tasks import MadeTask, Pretrained, Questions
 from rollmux.trainer.tasks.questions import MOST_PROBLEMS, program_in, read_questions
 from tests.trainer.jobs import alone
-from tests.trainer.talking import END, talking
+from tests.trainer.talking import BEGIN, END, talking
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
 ALLOW = ", ".join(Concern.__members__)  # whatever this machine can't prevent
@@ -239,9 +239,30 @@ def test_a_model_whose_responses_would_never_end_is_refused(folder: str, tmp_pat
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_bytes((Path(folder) / "config.json").read_bytes())
+    config = json.loads((Path(folder) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
     with pytest.raises(NotTaught, match="no end token"):
         Pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize("named", ["generation_config.json", "config.json"])
+def test_a_response_ends_as_the_model_says_too_and_that_is_not_scored(named: str, tmp_path: Path) -> None:
+    """As a turn of Phi's or Gemma's does. What stands for a text ends nothing, whoever names it: 50 is an O."""
+    model = tmp_path / "model"
+    talking(model, ends=[0, 1, 50, 1000])
+    for path in {model / "config.json", model / "generation_config.json"} - {model / named}:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": None}))
+    task = Questions(written(tmp_path / "mine.jsonl", {"answer": 1}), "", Pretrained(str(model)))
+    assert task.tokenizer.end_tokens == (1, 0)
+    for response in ("6", f"6{END}", f"6{BEGIN}"):
+        assert task.asked(0, response) == MathsTask("6", "1")
+
+
+def test_a_configuration_that_can_not_be_read_is_told(tmp_path: Path) -> None:
+    model = talking(tmp_path)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ModelMissing, match=r"generation_config\.json can't be read"):
+        Pretrained(model)
 
 
 def test_a_file_as_windows_writes_it_is_the_same(folder: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rollmux.checks import Checks
 from rollmux.packer import StreamPolicy, StreamSettings, TailBatcher
 from rollmux.runtime.engine import Engine, Limits
 from rollmux.runtime.engine.beside import EngineBeside
@@ -25,7 +26,7 @@ from rollmux.trainer.pooled import open_pooled
 from rollmux.trainer.ranks import Ranks
 from rollmux.trainer.rollout import Rollout
 from rollmux.trainer.scoring import Direct, Scorer
-from rollmux.trainer.tasks import MadeTask, Task, build_task
+from rollmux.trainer.tasks import MadeTask, Pretrained, Task, build_task
 from rollmux.trainer.update import Baseline, Loss, Objective
 
 PAGE = 32  # tokens: engines hold whole pages, so that what is room for one request is so rounded up
@@ -156,8 +157,15 @@ class Parts:
 
 
 def model_of(job: said.JobFile, task: Task) -> Any:
-    """As it is before the first step."""
-    model = build_model(job.model, task.tokenizer.vocabulary, job.rollout.max_length, job.seed)
+    """As it is before the first step. A task whose tokens are its own characters wants a model of these alone."""
+    tokenizer = task.tokenizer
+    model = build_model(job.model, tokenizer.vocabulary, job.rollout.max_length, job.seed)
+    if not isinstance(tokenizer, Pretrained) and model.config.vocab_size != tokenizer.vocabulary:
+        checks = Checks("job")
+        limit = f"a model of the {tokenizer.vocabulary} tokens of {job.task.name}"
+        remedy = f"it has {model.config.vocab_size}: leave it out for one from scratch, or name a task put in words"
+        checks.report("model.path", job.model.path, limit, remedy)
+        checks.require()
     if job.rollout.place == "beside":
         model.share_memory()
     return model

@@ -12,7 +12,7 @@ from random import Random
 
 from rollmux.runtime.rewards import FunctionTask, Kind
 from rollmux.trainer.seeds import derived
-from rollmux.trainer.tasks.pretrained import Pretrained
+from rollmux.trainer.tasks.pretrained import Pretrained, without_end
 from rollmux.trainer.tasks.task import Needs
 
 SYSTEM = "You count."
@@ -45,23 +45,23 @@ class Counting:
         return self.tokenizer.talk([*example, ("user", _question(*self._ranges[number]))])
 
     def shown(self, number: int, random: Random) -> str:
-        return _written(_numbers(*self._ranges[number]), self.tokenizer.end)
+        return BETWEEN.join(_numbers(*self._ranges[number])) + self.tokenizer.ends[0]
 
     def reward(self, number: int, response: str) -> float:
-        return worth(*self._ranges[number], self.tokenizer.end, response)
+        return worth(*self._ranges[number], self.tokenizer.ends, response)
 
     def asked(self, number: int, response: str) -> FunctionTask:
         first, last = self._ranges[number]
-        arguments = {"first": first, "last": last, "end": self.tokenizer.end, "response": response}
+        arguments = {"first": first, "last": last, "ends": list(self.tokenizer.ends), "response": response}
         return FunctionTask(f"{__name__}:{worth.__name__}", arguments)
 
 
-def worth(first: int, last: int, end: str, response: str) -> float:
+def worth(first: int, last: int, ends: Sequence[str], response: str) -> float:
     """Half for the share of the numbers that are right from the first on, half for a right answer that ends there."""
-    right = _numbers(first, last)
-    so_far = takewhile(bool, map(eq, response.removesuffix(end).split(BETWEEN), right))
+    right, said = _numbers(first, last), without_end(response, ends)
+    so_far = takewhile(bool, map(eq, said.split(BETWEEN), right))
     share = sum(1 for _ in so_far) / len(right)
-    return (share + (response == _written(right, end))) / 2
+    return (share + (said == BETWEEN.join(right) and said != response)) / 2
 
 
 def _question(first: int, last: int) -> str:
@@ -70,7 +70,3 @@ def _question(first: int, last: int) -> str:
 
 def _numbers(first: int, last: int) -> list[str]:
     return [str(each) for each in range(first, last + 1)]
-
-
-def _written(numbers: Sequence[str], end: str) -> str:
-    return BETWEEN.join(numbers) + end

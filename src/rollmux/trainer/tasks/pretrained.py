@@ -3,6 +3,7 @@
 Invariant: prompts are written by the model's own chat template, so no task knows which tokens begin or end a turn.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,14 +22,16 @@ class Pretrained:
         if not any((place / name).is_file() for name in TOKENIZER_FILES):
             raise ModelMissing(f"the model in {folder!r} has no tokenizer, and this task is put in words")
         self._tokenizer = AutoTokenizer.from_pretrained(place)
-        if self._tokenizer.eos_token_id is None:
+        own = self._tokenizer.added_tokens_decoder
+        ends = [self._tokenizer.eos_token_id, *(token for token in _named_ends(place) if token in own)]
+        self.end_tokens = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
+        if not self.end_tokens:
             remedy = "name its eos_token in tokenizer_config.json, or take another"
             raise NotTaught(
                 f"the model in {folder!r} has no end token, and no response would come to its end: {remedy}"
             )
         self.vocabulary = len(self._tokenizer)
-        self.end: str = self._tokenizer.eos_token
-        self.end_tokens = (int(self._tokenizer.eos_token_id),)
+        self.ends = tuple(self.decode((token,)) for token in self.end_tokens)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -62,6 +65,27 @@ class Pretrained:
         except TemplateError as error:
             roles = ", ".join(role for role, _ in said)
             raise NotTaught(f"the model's chat template refuses turns of {roles}: {error}") from error
+
+
+def _named_ends(place: Path) -> list[int]:
+    """What ends a response by the model's own word: a turn may end otherwise than a text.
+
+    A configuration that nobody has filled in names any token, and so only those are ends that stand for no text.
+    """
+    for path in (place / "generation_config.json", place / "config.json"):
+        if path.is_file():
+            try:
+                named = json.loads(path.read_bytes()).get("eos_token_id")
+            except ValueError as error:
+                raise ModelMissing(f"{path} can't be read ({error}): fetch the model again") from error
+            if named is not None:
+                return named if isinstance(named, list) else [named]
+    return []
+
+
+def without_end(response: str, ends: Sequence[str]) -> str:
+    """What it says; the same where it was cut off before it came to an end."""
+    return next((response.removesuffix(end) for end in ends if response.endswith(end)), response)
 
 
 def model_folder(path: str) -> Path:

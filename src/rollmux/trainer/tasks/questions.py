@@ -25,7 +25,7 @@ from rollmux.runtime.rewards import KINDS, Case, CodeTask, FunctionTask, JudgeTa
 from rollmux.runtime.rewards import Task as Asked
 from rollmux.runtime.sandbox import Program
 from rollmux.trainer.errors import NotTaught
-from rollmux.trainer.tasks.pretrained import Pretrained
+from rollmux.trainer.tasks.pretrained import Pretrained, without_end
 from rollmux.trainer.tasks.task import Needs
 
 MOST_PROBLEMS = 10  # of a file: who reads more mends one and looks again
@@ -100,7 +100,7 @@ class Questions:
             raise NotTaught(f"{question.line} of the questions: {error}") from error
 
     def asked(self, number: int, response: str) -> Asked:
-        return self._questions[number].asked(response.removesuffix(self.tokenizer.end))
+        return self._questions[number].asked(without_end(response, self.tokenizer.ends))
 
 
 def _content(path: Path) -> bytes:
