@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import rollmux
+from rollmux.mux.hardware import Cluster, Pool
 from tests.client.world import Crowd, Floor
-from tests.service.serving import PAIR, job, served
+from tests.service.serving import CHEAP, DEAR, PAIR, job, served
 
 SOURCE = Path(rollmux.__file__).parent
 # Who may look at the wall clock: tokens run out at a date, records, pictures and answers say of when they are, and the
@@ -93,3 +94,17 @@ def test_a_token_runs_out_by_the_wall_clock_and_a_job_s_own_never_does(
         monkeypatch.setattr(time, "time", lambda: really() + 30 * YEAR_S)
         assert there.call("GET", "/v1/jobs/a", token=own).status_code == 200
         assert there.call("GET", "/v1/cluster").status_code == 200
+
+
+def test_time_goes_on_from_a_controller_that_ended_before_anything_had_happened(tmp_path: Path) -> None:
+    rented = Cluster(Pool("rollout", CHEAP), Pool("train", DEAR))  # else nodes would have come
+    with served(tmp_path, rented) as there:
+        admin = there.admin
+    with served(tmp_path, rented) as there:
+        there.post("/v1/jobs", job("a"), admin)
+        at = there.get("/v1/cluster", admin)["now"]
+        assert at >= 0
+    with served(tmp_path, rented) as there:
+        after = there.get("/v1/cluster", admin)
+        assert after["now"] >= at
+        assert [each["job"] for each in after["jobs"]] == ["a"]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields, is_dataclass
+from math import inf
 from typing import Any, get_args, get_type_hints
 
 import psycopg
@@ -172,3 +173,12 @@ def test_the_checksum_tells_any_two_outcomes_apart() -> None:
         (cmd.Pause("A", 1, ("n",)), cmd.Pause("A", 1, ("n",))),
     ]
     assert len({checksum(outcome) for outcome in outcomes}) == len(outcomes)
+
+
+def test_an_image_that_was_made_while_no_clock_went_is_passed_over(place: Place, journal: Journal) -> None:
+    """Controllers that ended before their first record have left such."""
+    journal.keep(Image(0, -inf, {"now": "-inf"}))
+    assert journal.image() is None
+    journal.append(batch(1, 1))
+    journal.keep(Image(1, 0.5, {"now": 0.5}))
+    assert journal.image() == Image(1, 0.5, {"now": 0.5})

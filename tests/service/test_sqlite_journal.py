@@ -5,11 +5,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from rollmux.service.journal import Image, JournalAway, JournalDamaged, Record, SqliteJournal
+from rollmux.service.journal import Batch, Image, JournalAway, JournalDamaged, Record, SqliteJournal
 from tests.service.journals import batch, record
 
 
@@ -130,3 +132,8 @@ def test_a_file_that_may_not_grow_raises_and_what_was_durable_is_found_again(tmp
     assert told[0] == told[1]
     assert int(told[0]) > 0
     assert durable(tmp_path / "journal.db") == [record(seq) for seq in range(1, int(told[0]) + 1)]
+
+
+def test_records_that_were_written_while_no_clock_went_are_of_the_beginning(journal: SqliteJournal) -> None:
+    journal.append(Batch((replace(record(1), at=-inf), record(2))))
+    assert [each.at for each in journal.records()] == [0.0, record(2).at]

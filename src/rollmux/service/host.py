@@ -75,6 +75,11 @@ class Host:
         return REPLAY_S + REPLAY_PER_JOB_S * len(self.controller.machine.state.jobs)
 
     @property
+    def _is_durable(self) -> bool:
+        """Whether an image may be kept of what there is. Before the first record there is nothing, not even a time."""
+        return 0 < self.controller.machine.state.ledger.seq == self.durable
+
+    @property
     def standing(self) -> Standing:
         if self.broken:
             return Standing.BROKEN
@@ -115,7 +120,7 @@ class Host:
         self._disk.shutdown()
         state = self.controller.machine.state
         try:
-            if not self.broken:
+            if not self.broken and self._is_durable:
                 self.journal.keep(Image(state.ledger.seq, state.now, self.controller.image()))
         except Exception as error:  # noqa: BLE001  whatever it is, what counts is in the records
             log.warning("no image of the state: %s", error)
@@ -243,7 +248,7 @@ class Host:
             self._wake(woken)
             for errand in errands:
                 self._spawn(self.errands.run(errand))
-            if self._to_replay_s > self._most_to_replay_s and not (self.controller.pending or self._copying):
+            if self._to_replay_s > self._most_to_replay_s and self._is_durable and not self._copying:
                 self._to_replay_s = 0.0
                 self._begin_image()
 

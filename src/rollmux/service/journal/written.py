@@ -47,12 +47,15 @@ def record_rows(batch: Batch) -> list[RecordRow]:
 
 
 def record_from(expected: int, seq: int, at: float, text: str, told: int, total: int) -> Record:
-    """The record of a row, where it is the one that is expected, and as it was written."""
+    """The record of a row, where it is the one that is expected, and as it was written.
+
+    No time is before 0: a controller whose clock stood at -inf, as in versions before, has written so.
+    """
     if seq != expected:
         raise JournalDamaged(f"record {expected} is missing, the next is {seq}")
     if _sum(seq, at, text, told) != total:
         raise JournalDamaged(f"record {seq} is not as it was written")
-    return Record(seq, at, as_event(text), told)
+    return Record(seq, max(at, 0.0), as_event(text), told)
 
 
 def owned_rows(batch: Batch) -> list[OwnedRow]:
@@ -77,8 +80,10 @@ def image_row(image: Image | Packed) -> ImageRow:
 
 
 def image_from(seq: int, at: float, state: bytes, total: int) -> Image | None:
-    """The image of a row; None where it is not as it was written."""
-    return Image(seq, at, msgspec.json.decode(zlib.decompress(state))) if _sum(seq, at, state) == total else None
+    """The image of a row; None where it is not as it was written, or made while no clock went (see `record_from`)."""
+    if _sum(seq, at, state) != total or at < 0:
+        return None
+    return Image(seq, at, msgspec.json.decode(zlib.decompress(state)))
 
 
 def _sum(*parts: object) -> int:
