@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import rollmux
 from rollmux.cli import app
 from rollmux.protocol.cluster_file import read_cluster
 from tests.service.serving import RULES, Served, served
@@ -143,6 +144,18 @@ def test_the_shipped_script_runs_straight_through_without_a_controller() -> None
     command = [sys.executable, str(EXAMPLES / "attach" / "job.py"), "alone"]
     done = subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "alone: step 4 is done"
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "ALL_PROXY"])
+def test_commands_and_jobs_call_the_controller_itself_where_there_is_a_proxy(
+    there: Served, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with rollmux.connect(job={"name": "a", "slo": 3, "rollout": PHASE, "train": PHASE}, patience_s=0.5):
+        assert data("status", "a")["state"] == "running"
+        assert data("top", "--once")["cluster"]["jobs"][0]["job"] == "a"
 
 
 def test_the_shipped_job_file_runs(there: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """`rollmux serve` as a process: when it is ready and when not, where jobs find it, and what it writes to its log."""
 
 import asyncio
+import fcntl
 import json
 import socket
 import ssl
@@ -20,12 +21,14 @@ from typer.testing import CliRunner
 from rollmux.cli import app
 from rollmux.cli.serve import warn_if_moved
 from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.service import serve
 from rollmux.service.controller import Errand
 from rollmux.service.door import Door
 from rollmux.service.journal import Record, SqliteJournal
 from rollmux.service.launcher import OnExit
 from rollmux.service.local.launcher import ProcessLauncher
 from rollmux.service.serve import CantServe, Service, Wanted
+from tests.service.memory_journal import MemoryJournal
 from tests.service.running import CLUSTER, clean_env, running
 from tests.service.serving import RULES, SMALL, Served, job, served
 from tests.service.test_app import SmallDisk
@@ -143,6 +146,34 @@ def test_a_port_that_is_taken_is_said_at_once(tmp_path: Path) -> None:
         wanted = Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES, port=taken.getsockname()[1])
         with pytest.raises(CantServe, match="choose another --port"):
             Service(wanted, ProcessLauncher(tmp_path))
+
+
+def test_a_second_controller_on_a_folder_is_refused_wherever_its_journal_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "LOCK_S", 0.05)
+    wanted = Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES)
+
+    def second() -> Service:
+        return Service(wanted, ProcessLauncher(tmp_path), lambda _: MemoryJournal())
+
+    with served(tmp_path), pytest.raises(CantServe, match=f"another controller uses {tmp_path}: give --folder"):
+        second()
+    asyncio.run(ended_at_once(second()))
+
+
+def test_who_finds_the_folder_still_locked_by_a_controller_that_is_going_waits_for_a_moment(tmp_path: Path) -> None:
+    going = (tmp_path / "lock").open("ab")
+    fcntl.flock(going, fcntl.LOCK_EX)
+    threading.Timer(0.1, going.close).start()
+    asyncio.run(ended_at_once(Service(Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES), ProcessLauncher(tmp_path))))
+
+
+async def ended_at_once(service: Service) -> None:
+    running = asyncio.create_task(service.run())
+    await asyncio.sleep(0)
+    service.end()
+    await asyncio.wait_for(running, 5.0)
 
 
 def test_log_lines_are_objects_with_time_level_message_and_the_fields_of_the_audit(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ The URL and the token are given, or in the environment, or in the folder of a co
 import os
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,7 +14,7 @@ import httpx
 import typer
 
 from rollmux.cli.outputs import show
-from rollmux.client.wire import read
+from rollmux.client.wire import direct, read
 from rollmux.protocol.views import Health
 
 T = TypeVar("T")
@@ -88,12 +88,15 @@ class Remote:
 
     def _answer(self, method: str, path: str, **what: Any) -> httpx.Response:
         """Every call may be repeated, so that one which comes too early is."""
-        send = self.client.request if self.client is not None else httpx.request
+        if self.client is None:
+            with httpx.Client(transport=direct()) as client:
+                return replace(self, client=client)._answer(method, path, **what)
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        what |= {"headers": headers, "timeout": self.timeout_s}
         give_up = time.monotonic() + self.starting_s
         while True:
             try:
-                answer = send(method, f"{self.url}{path}", headers=headers, timeout=self.timeout_s, **what)
+                answer = self.client.request(method, f"{self.url}{path}", **what)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 helps = TRUST if UNTRUSTED in str(error) else "is `rollmux serve` running?"
                 raise NoController(f"no controller answers at {self.url} ({error}); {helps}") from error

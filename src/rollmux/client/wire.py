@@ -37,13 +37,18 @@ log = logging.getLogger("rollmux")
 _HTTP_LOG = logging.getLogger("httpx")
 
 
+def direct() -> httpx.HTTPTransport:
+    """To the controller itself: proxies that the environment names are for what is outside of the cluster."""
+    return httpx.HTTPTransport()
+
+
 class Wire:
     """One process's connection to the controller. May be used by several threads."""
 
     def __init__(self, url: str, token: str, patience_s: float, transport: httpx.BaseTransport | None = None) -> None:
         self.url, self.token = url, token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, transport=transport)
+        self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, transport=transport or direct())
         self.patience_s = patience_s
         self.closing = Event()
         self._longest_delay_s, self._answer_s = LONGEST_DELAY_S, ANSWER_S

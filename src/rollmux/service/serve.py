@@ -4,6 +4,7 @@ The folder holds everything that outlives it: journal, tokens, secret, logs. It 
 """
 
 import asyncio
+import fcntl
 import logging
 import signal
 import socket
@@ -11,9 +12,10 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import uvicorn
 import uvloop
@@ -40,6 +42,8 @@ EVERYWHERE = ("", "0.0.0.0", "::")
 ENDING = (signal.SIGTERM, signal.SIGINT)
 # How long open calls may take to end when the controller goes.
 DRAIN_S = 5
+# A copy of a controller that was killed (`Forked`) may hold the folder for a moment.
+LOCK_S, LOCK_AGAIN_S = 1.0, 0.02
 # How long a thread beside the event loop may keep the interpreter to itself.
 SWITCH_S = 0.0005
 # An idle connection is kept for so long: a job says nothing for whole phases, but for its parked call.
@@ -80,21 +84,19 @@ class Service:
         tls = _tls(wanted)
         wanted.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.wanted = wanted
-        self.tokens = Tokens(wanted.folder, time.time)
-        self.tokens.names()  # or it raises before anything is open
-        self.journal = journal(wanted.folder / "journal.db")
-        _require_known(wanted)
-        self._socket = _bound(wanted.host, wanted.port)
-        self._door = Door(self._socket, tls)
-        try:
+        with ExitStack() as undone:
+            self._alone = undone.enter_context(_alone_in(wanted.folder))
+            self.tokens = Tokens(wanted.folder, time.time)
+            self.tokens.names()  # or it raises before anything is open
+            self.journal = journal(wanted.folder / "journal.db")
+            _require_known(wanted)
+            self._socket = undone.enter_context(_bound(wanted.host, wanted.port))
+            self._door = undone.enter_context(closing(Door(self._socket, tls)))
             began = time.perf_counter()
             self.controller, begins_at = recover(self.journal, wanted.cluster, wanted.policy, wanted.rules)
             errands = Errands(self.controller.machine, self.controller.jobs, launcher, self._env_of)
             self.host = Host(self.controller, self.journal, errands, begins_at, time.perf_counter() - began)
-        except BaseException:
-            self._door.close()
-            self._socket.close()
-            raise
+            undone.pop_all()
         self._server: uvicorn.Server | None = None
         self._starting: asyncio.Task[None] | None = None
         self._is_to_end = False
@@ -118,6 +120,10 @@ class Service:
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Until somebody calls `end`."""
+        with self._alone:
+            await self._run(ready)
+
+    async def _run(self, ready: asyncio.Event | None) -> None:
         self._starting = asyncio.create_task(self.host.start(errands_after(self.controller)))
         try:
             await self._starting
@@ -198,6 +204,22 @@ def run(service: Service) -> None:
     sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+def _alone_in(folder: Path) -> BinaryIO:
+    """The folder's lock, until this is closed or the process is gone: jobs and tokens in it are one controller's."""
+    lock, until = (folder / "lock").open("ab"), time.monotonic() + LOCK_S
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock
+            if time.monotonic() > until:
+                raise CantServe(f"another controller uses {folder}: give --folder")
+            time.sleep(LOCK_AGAIN_S)
+    except BaseException:
+        lock.close()
+        raise
 
 
 def _require_known(wanted: Wanted) -> None:

@@ -182,3 +182,21 @@ def test_an_answer_that_cant_be_read_is_as_good_as_none(call: str) -> None:
                 pytest.fail(f"{content[:99]} is {await getattr(answering(content), call)(*arguments)}")
 
     asyncio.run(story())
+
+
+def test_ray_is_called_itself_where_there_is_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+
+    async def story() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n[]")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            ray = HttpGateway(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            assert await ray.jobs() == {}
+            await ray.close()
+
+    asyncio.run(story())

@@ -79,10 +79,9 @@ class HttpGateway:
 
     def __init__(self, address: str, token: str = "", transport: httpx.AsyncBaseTransport | None = None) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        limits = httpx.Limits(max_connections=16)
-        self._http = httpx.AsyncClient(
-            base_url=address, headers=headers, timeout=CALL_S, limits=limits, transport=transport
-        )
+        # One of its own, for proxies that the environment names are for what is outside of the cluster.
+        direct = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=16))
+        self._http = httpx.AsyncClient(base_url=address, headers=headers, timeout=CALL_S, transport=transport or direct)
 
     async def submit(self, wish: Wish) -> None:
         runtime_env: dict[str, Any] = {"env_vars": dict(wish.env)}
