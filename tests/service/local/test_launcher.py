@@ -59,6 +59,18 @@ def test_an_attempt_whose_processes_all_exit_with_0_has_not_failed(tmp_path: Pat
     assert end_of(tmp_path, "echo done", processes=2) == ""
 
 
+@pytest.mark.parametrize("env", [{}, {"PATH": "/usr/bin:/bin"}, {"PATH": ""}])
+def test_a_job_finds_what_its_controller_is_installed_with_after_all_else(tmp_path: Path, env: dict[str, str]) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            await launcher.start(shell(tmp_path, "echo $PATH > path", env=env))
+            assert await exits.next() == ""
+
+    asyncio.run(story())
+    before = env.get("PATH", os.environ["PATH"]) or os.defpath
+    assert (tmp_path / "path").read_text() == f"{before}:{Path(sys.executable).parent}\n"
+
+
 FILLS_MEMORY = "mkdir -p $ROLLMUX_MEMORY/deep; echo weights > $ROLLMUX_MEMORY/deep/$ROLLMUX_RANK"
 
 

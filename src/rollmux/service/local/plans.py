@@ -1,6 +1,7 @@
 """What a keeper is told to start for an attempt: with which environment, and within which bounds of this machine."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,8 @@ def plan_for(attempt: Attempt, bounds: Bounds, files: AttemptFiles) -> Plan:
 
 def _env(attempt: Attempt, bounds: Bounds) -> dict[str, str]:
     env = own_env() | dict(attempt.submission.env) | dict(attempt.env)
+    # A controller that was started by its path, in no shell of its environment, has jobs that look for `python` there.
+    env["PATH"] = os.pathsep.join((env.get("PATH") or os.defpath, str(Path(sys.executable).parent)))
     env["ROLLMUX_PROCESSES"] = str(attempt.submission.processes)
     env["ROLLMUX_ROLLOUT_NODES"] = ",".join(attempt.placement.rollout)
     env["ROLLMUX_TRAIN_NODES"] = ",".join(attempt.placement.train)
