@@ -3,12 +3,19 @@
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from typer.main import get_command
+from typer.testing import CliRunner
 
+from rollmux.cli import app
 from rollmux.cli.outputs import require_writable, write_text
+from rollmux.service.tokens import Role, Tokens
 
 ROLLMUX = str(Path(sys.executable).with_name("rollmux"))
 
@@ -64,3 +71,47 @@ def test_a_full_disk_behind_standard_output_is_said_too() -> None:
 def test_what_fails_while_writing_is_said_too(tmp_path: Path) -> None:
     with pytest.raises(typer.BadParameter, match=r"can't write .*out\.json: No such file"):
         write_text("text", tmp_path / "gone" / "out.json")
+
+
+@pytest.mark.parametrize("words", ["states", "--help", "token create lost --folder {folder}"])
+def test_a_full_disk_behind_any_command_is_one_line(tmp_path: Path, words: str) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = [ROLLMUX, *words.format(folder=tmp_path).split()]
+        wrote = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (wrote.returncode, wrote.stderr) == (1, "Error: No space left on device\n")
+    assert Tokens(tmp_path, time.time).names() == [], "a token that nobody has seen is none"
+
+
+def test_letters_that_standard_output_does_not_have_are_left_out(tmp_path: Path) -> None:
+    Tokens(tmp_path, time.time).create("für", Role.ADMIN)
+    command = [ROLLMUX, "token", "list", "--folder", str(tmp_path)]
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    wrote = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (wrote.returncode, wrote.stdout) == (0, "f?r: admin\n"), wrote.stderr
+
+
+def test_a_file_that_can_not_be_made_is_said_by_name() -> None:
+    result = CliRunner().invoke(app, ["model", "fetch", "smollm2", "--out", "/proc/x/y"])
+    assert (result.exit_code, result.output) == (1, "Error: /proc/x: No such file or directory\n")
+
+
+def commands_of(group: Any, *before: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if hasattr(command, "list_commands"):
+            yield from commands_of(command, *before, name)
+        else:
+            yield (*before, name), command
+
+
+COMMANDS = list(commands_of(get_command(app)))
+
+
+@pytest.mark.parametrize(("words", "command"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS])
+def test_the_help_of_each_option_is_shown_whole(words: tuple[str, ...], command: Any) -> None:
+    result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "500"})
+    shown = " ".join(result.output.split())
+    for each in command.params:
+        told = (each.help or "").replace("\\[", "[")
+        assert " ".join(told.split()) in shown

@@ -278,6 +278,16 @@ def test_a_job_goes_through_its_phases(there: Served) -> None:
     assert (view["state"], view["synced"], view["iterations"]) == ("ended", 2, 2)
 
 
+def test_a_script_that_is_started_again_after_its_job_has_ended_is_told_what_helps(there: Served) -> None:
+    attempt = there.attached("again")
+    there.post("/v1/jobs/again/leave", {"attempt": attempt})
+    answer = there.call("POST", "/v1/jobs/again/attach", {"instance": "two"})
+    assert (answer.status_code, answer.json()["error"]) == (
+        409,
+        "job again has ended: finished; give this one another name",
+    )
+
+
 def test_who_asks_for_a_phase_that_is_done_is_told_so_and_one_out_of_order_is_refused(there: Served) -> None:
     there.post("/v1/jobs", job("order"))
     attempt = there.post("/v1/jobs/order/attach", {"instance": "one", "wait_s": 5.0})["attempt"]

@@ -92,7 +92,15 @@ def test_a_shell_that_finds_no_controller_hears_of_it(tmp_path: Path) -> None:
     words = f'eval "$({shlex.join(ROLLMUX)} env --wait 0 --folder {tmp_path})"'
     done = subprocess.run(["bash", "-c", words], env=clean_env(), capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "where is the controller?" in done.stderr
+    assert "where is the controller? Give --folder, or" in done.stderr
+
+
+def test_a_shell_waits_for_no_controller_that_it_can_not_come_to_know(tmp_path: Path) -> None:
+    (tmp_path / "url").mkdir()
+    words = [*ROLLMUX, "env", "--folder", str(tmp_path), "--wait", "3600"]
+    done = subprocess.run(words, env=clean_env(), capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "false\n")
+    assert "give --folder" in " ".join(done.stderr.replace("│", " ").split())
 
 
 def test_the_data_say_what_was_done_to_what(said: dict[str, Any]) -> None:

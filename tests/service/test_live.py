@@ -86,7 +86,9 @@ def test_submitted_jobs_run_to_their_end_and_what_they_print_is_kept(there: Serv
 
 def test_a_dry_run_shows_the_place_and_the_price_and_submits_nothing(there: Served, tmp_path: Path) -> None:
     file = written(tmp_path, "asks")
-    assert "would get rollout-0, train-0" in said("submit", file, "--dry-run")
+    asked = said("submit", file, "--dry-run")
+    assert "would get rollout-0, train-0" in asked
+    assert "would take 0.2 s, its SLO allows 0.6 s" in asked
     assert data("submit", file, "--dry-run")["added_usd_per_hour"] == pytest.approx(7.13)
     assert data("status")["jobs"] == []
 

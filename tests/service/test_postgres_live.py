@@ -83,6 +83,7 @@ def test_the_journal_of_a_running_controller_is_read_and_a_second_controller_ref
         ("mysql://me:s3cret@host/db", "begins with postgresql://"),
         ("postgresql://me:s3cret@127.0.0.1:1/db", "refused"),
         ("postgresql://me:s3cret@host/db?nonsense=1", "can't be read"),
+        (f"postgresql://me:s3cret@host/db?schema={'a' * 64}", "1 to 63 small letters"),
     ],
 )
 @pytest.mark.parametrize("command", [("serve",), ("journal", "verify")], ids=["serve", "verify"])

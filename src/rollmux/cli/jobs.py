@@ -120,7 +120,7 @@ def _quoted(found: Quote, job: str) -> str:
     head = f"Job {job} would have to wait."
     if found.admitted:
         where = ", ".join(found.rollout_nodes + found.train_nodes)
-        pace = f"an iteration would take {found.iteration_s:.0f} s, its SLO allows {found.limit_s:.0f} s"
+        pace = f"an iteration would take {found.iteration_s:.1f} s, its SLO allows {found.limit_s:.1f} s"
         price = f"${found.added_usd_per_hour:.2f} more per hour, alone it would cost ${found.alone_usd_per_hour:.2f}"
         head = f"Job {job} would get {where} in {found.group}: {price}; {pace}."
     return "\n".join([head, *found.lines])

@@ -1,11 +1,15 @@
 """The commands by name; each lies in a module beside this one, which is imported when the command is called."""
 
+import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
+
+from rollmux.cli.refusals import why_not
 
 # In the order of `rollmux --help`.
 _WHERE = {
@@ -54,7 +58,25 @@ class _Imported(TyperGroup):
             around.add_typer(found, name=cmd_name)
         else:
             around.command(cmd_name)(found)
-        return get_group(around).commands[cmd_name]
+        return _literal(get_group(around).commands[cmd_name])
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # better a ? than no word, where it has fewer letters than ours
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            typer.echo(f"Error: {why_not(error)}", err=True)
+            sys.exit(1)
+
+
+def _literal(command: Any) -> Any:
+    """The command with help texts in which brackets are brackets: rich would take them for its markup."""
+    for each in (*command.params, command):
+        each.help = each.help and each.help.replace("[", r"\[")
+    for below in getattr(command, "commands", {}).values():
+        _literal(below)
+    return command
 
 
 app = typer.Typer(cls=_Imported, add_completion=False, no_args_is_help=True)

@@ -32,7 +32,7 @@ def refusals() -> Iterator[None]:
 def why_not(error: OSError) -> str:
     """What the system says, of which file."""
     where = "" if error.filename is None else f"{error.filename}: "
-    return where + (error.strerror or str(error))
+    return where + (error.strerror or str(error) or type(error).__name__)
 
 
 def require_name(what: str, name: str, known: tuple[str, ...]) -> None:

@@ -39,10 +39,16 @@ STARTING_S, AGAIN_S = 20.0, 0.1
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 TRUST = "set SSL_CERT_FILE to a file with the certificate of who has signed its own"
 
+BY = "--url and --token, or --folder"
+
 
 def folder_of(folder: Path | None) -> Path:
     """The folder of the controller on this machine."""
     return (folder or Path(os.environ.get("ROLLMUX_FOLDER") or Path.home() / ".rollmux")).expanduser()
+
+
+class Unknown(typer.BadParameter):
+    """Nobody has said yet where the controller is."""
 
 
 class CallRefused(typer.BadParameter):
@@ -51,6 +57,10 @@ class CallRefused(typer.BadParameter):
 
 class NoController(CallRefused):
     """Nobody answers there."""
+
+
+class Untrusted(CallRefused):
+    """Who answers there has a certificate that says nothing here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +108,22 @@ class Remote:
             try:
                 answer = self.client.request(method, f"{self.url}{path}", **what)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                helps = TRUST if UNTRUSTED in str(error) else "is `rollmux serve` running?"
-                raise NoController(f"no controller answers at {self.url} ({error}); {helps}") from error
+                said = f"no controller answers at {self.url} ({error})"
+                if UNTRUSTED in str(error):
+                    raise Untrusted(f"{said}; {TRUST}") from error
+                raise NoController(f"{said}; is `rollmux serve` running?") from error
             if answer.status_code != 503 or "retry-after" not in answer.headers or time.monotonic() > give_up:
                 return answer
             time.sleep(AGAIN_S)
 
 
-def remote(url: str, token: str, folder: Path | None, **how: Any) -> Remote:
-    """The controller that is meant; `how` it is spoken to, where not as usual."""
+def remote(url: str, token: str, folder: Path | None, by: str = BY, **how: Any) -> Remote:
+    """The controller that is meant; `by` which options to say so, `how` it is spoken to, where not as usual."""
     place = folder_of(folder)
-    found = url or _written(place / "url")
+    found = url or _written(place / "url", by)
     if not found:
-        raise typer.BadParameter(f"where is the controller? Give --url, or start one here: no {place / 'url'}")
-    known = token.strip() or _written(place / "admin.token")
+        raise Unknown(f"where is the controller? Give {by}, or start one here: no {place / 'url'}")
+    known = token.strip() or _written(place / "admin.token", by)
     if not (known.isascii() and known.isprintable()):
         raise typer.BadParameter(
             "the token is none: they are letters, digits and signs in one line, as they were shown"
@@ -128,11 +140,12 @@ def env(
     give_up = time.monotonic() + wait
     while True:
         try:
-            there = remote("", "", folder)
+            there = remote("", "", folder, "--folder")
             there.get(Health, "/readyz")
             break
-        except typer.BadParameter:
-            if time.monotonic() > give_up:
+        except typer.BadParameter as error:
+            may_come = isinstance(error, CallRefused | Unknown) and not isinstance(error, Untrusted)
+            if time.monotonic() > give_up or not may_come:
                 typer.echo("false")  # so that the shell's `eval` fails, too, and jobs don't run without a controller
                 raise
             time.sleep(AGAIN_S)
@@ -140,10 +153,10 @@ def env(
     show(found, as_json, *(f"export {name}={shlex.quote(value)}" for name, value in found.items()))
 
 
-def _written(path: Path) -> str:
+def _written(path: Path, by: str) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{path} can't be read: {error}; give --url and --token, or --folder") from error
+        raise typer.BadParameter(f"{path} can't be read: {error}; give {by}") from error

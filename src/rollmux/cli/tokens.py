@@ -32,8 +32,13 @@ def create(
         raise typer.BadParameter("--admin and --tenant: an admin's token is no tenant's, give one of the two")
     role, whose = (Role.ADMIN, "") if admin else (Role.TENANT, tenant or name)
     with _refusals():
-        made = Tokens(folder_of(folder), time.time).create(name, role, whose, None if days is None else days * DAY_S)
-    show({"name": name, "role": role.value, "tenant": whose, "token": made}, as_json, made)
+        tokens = Tokens(folder_of(folder), time.time)
+        made = tokens.create(name, role, whose, None if days is None else days * DAY_S)
+    try:
+        show({"name": name, "role": role.value, "tenant": whose, "token": made}, as_json, made)
+    except OSError:
+        tokens.revoke(name)  # nobody has seen it
+        raise
 
 
 @token_app.command("list")

@@ -73,7 +73,8 @@ class Processes:
             raise IllegalEvent(f"job {job_id} was submitted with {count} processes, this one says {call.processes}")
         if record is None:
             how = self._machine.state.ended.get(job_id, "over")
-            raise IllegalEvent(f"job {job_id} has ended: {how}")
+            helps = "; give this one another name" if call.attempt is None else ""  # it was started by hand
+            raise IllegalEvent(f"job {job_id} has ended: {how}{helps}")
         if call.attempt is not None and not record.is_current(call.attempt):
             raise IllegalEvent(f"attempt {call.attempt} of job {job_id} is over: the present one is {record.attempt}")
         launched = bool(live.submission.command)

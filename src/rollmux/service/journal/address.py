@@ -41,7 +41,8 @@ def address(url: str) -> Address:
     parameters = {name: value for name, value in found.items() if value is not None}
     schema = schemas[-1] if schemas else SCHEMA
     if not _A_SCHEMA.fullmatch(schema):
-        raise JournalAway(f"a journal's schema is a name of small letters, digits and _, not {schema[:80]!r}")
+        rule = "a name of 1 to 63 small letters, digits and _ that begins with no digit, nor with pg_"
+        raise JournalAway(f"a journal's schema is {rule}, not {schema[:80]!r}")
     user, host = (f"{parameters.get(name) or ''}" for name in ("user", "host"))
     port, base = (f"{parameters.get(name) or ''}" for name in ("port", "dbname"))
     place = f"{user}{'@' if user else ''}{host}{':' if port else ''}{port}/{base}"
