@@ -19,6 +19,8 @@ from rollmux.service.tokens import Role, Tokens
 
 ROLLMUX = str(Path(sys.executable).with_name("rollmux"))
 
+WHERE = "(PYTHONDEVMODE=1 shows where)"
+
 
 @pytest.mark.parametrize("name", ["new.json", "there.json"])
 def test_a_file_in_a_folder_that_is_there_is_fine_and_is_left_as_it_is(tmp_path: Path, name: str) -> None:
@@ -78,7 +80,7 @@ def test_a_full_disk_behind_any_command_is_one_line(tmp_path: Path, words: str) 
     with open("/dev/full", "w", encoding="utf-8") as full:
         command = [ROLLMUX, *words.format(folder=tmp_path).split()]
         wrote = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (wrote.returncode, wrote.stderr) == (1, "Error: No space left on device\n")
+    assert (wrote.returncode, wrote.stderr) == (1, f"Error: No space left on device {WHERE}\n")
     assert Tokens(tmp_path, time.time).names() == [], "a token that nobody has seen is none"
 
 
@@ -92,7 +94,7 @@ def test_letters_that_standard_output_does_not_have_are_left_out(tmp_path: Path)
 
 def test_a_file_that_can_not_be_made_is_said_by_name() -> None:
     result = CliRunner().invoke(app, ["model", "fetch", "smollm2", "--out", "/proc/x/y"])
-    assert (result.exit_code, result.output) == (1, "Error: /proc/x: No such file or directory\n")
+    assert (result.exit_code, result.output) == (1, f"Error: /proc/x: No such file or directory {WHERE}\n")
 
 
 def commands_of(group: Any, *before: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -115,3 +117,12 @@ def test_the_help_of_each_option_is_shown_whole(words: tuple[str, ...], command:
     for each in command.params:
         told = (each.help or "").replace("\\[", "[")
         assert " ".join(told.split()) in shown
+
+
+def test_whoever_develops_sees_where() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        env = os.environ | {"PYTHONDEVMODE": "1"}
+        wrote = subprocess.run(
+            [ROLLMUX, "states"], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=env
+        )
+    assert "Traceback" in wrote.stderr

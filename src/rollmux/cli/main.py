@@ -66,7 +66,9 @@ class _Imported(TyperGroup):
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
-            typer.echo(f"Error: {why_not(error)}", err=True)
+            if sys.flags.dev_mode:
+                raise
+            typer.echo(f"Error: {why_not(error)} (PYTHONDEVMODE=1 shows where)", err=True)
             sys.exit(1)
 
 
