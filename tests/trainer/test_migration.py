@@ -41,34 +41,43 @@ def job(seed: int) -> dict[str, Any]:
     return {**TINY, "seed": seed, "steps": STEPS, "model": DOUBLE, "rollout": ROLLOUT, "warmup": WARMUP, "task": TASK}
 
 
-def slow(monkeypatch: pytest.MonkeyPatch, moved: Collection[tuple[str, int]], step_s: float = 0.01) -> None:
-    """Rounds that last long enough to be told of, and progress that is told often. The first tail that is moved lasts
-    until its workers are back, or long enough for that on any machine: how fast the neighbour is must not matter."""
+Moved = list[tuple[str, int]]
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, moved: Moved, step_s: float = 0.01) -> None:
+    """Rounds that last long enough to be told of, and progress that is told often. One that begins with one worker
+    lasts long enough on any machine for others to join it, until that was seen once."""
     real = LocalEngine.step
 
     def step(engine: LocalEngine) -> list[engines.Event]:
         if engine.unfinished:
-            sleep(0.5 if ("in the middle", 1) in moved and ("in the middle", 2) not in moved else step_s)
+            is_short = moved[-1:] == [("at the beginning", 1)] and ("in the middle", 2) not in moved
+            sleep(0.5 if is_short else step_s)
         return real(engine)
 
     monkeypatch.setattr(LocalEngine, "step", step)
     monkeypatch.setattr(aside, "INTERVAL_S", 0.01)
 
 
-def moves(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
+def moves(monkeypatch: pytest.MonkeyPatch) -> Moved:
     """How many workers were there from when a rollout began, and from when some came or went in the middle of it."""
-    found: set[tuple[str, int]] = set()
+    found: Moved = []
     real = Workers.share
 
     def share(workers: Workers, numbers: Collection[int]) -> None:
-        found.add(("in the middle" if workers.untold else "at the beginning", len(numbers)))
+        found.append(("in the middle" if workers.untold else "at the beginning", len(numbers)))
         real(workers, numbers)
 
     monkeypatch.setattr(Workers, "share", share)
     return found
 
 
-def elastic_neighbour(mux: Mux, over: Event, begun: Callable[[tuple[str, ...]], object] = lambda nodes: None) -> None:
+def elastic_neighbour(
+    mux: Mux,
+    over: Event,
+    begun: Callable[[tuple[str, ...]], object] = lambda nodes: None,
+    work: Callable[[], None] = lambda: sleep(0.1),
+) -> None:
     """Makes room where it is told to, and begins on as many nodes as there are."""
     mux.runtime_hook("shrink")(lambda keep, free: None)
     with mux:
@@ -76,11 +85,24 @@ def elastic_neighbour(mux: Mux, over: Event, begun: Callable[[tuple[str, ...]], 
             with mux.phase("rollout") as phase:
                 begun(phase.nodes)
                 mux.progress(9, 10)
-                sleep(0.1)
+                work()
             with mux.phase("train"):
                 pass
             if over.is_set():
                 return
+
+
+def until_a_round_begins_without(moved: Moved, over: Event) -> Callable[[], None]:
+    """What a neighbour does on the node that was made free for it. In the middle of that round it is given back."""
+
+    def work() -> None:
+        so_far, until = len(moved), monotonic() + 20.0
+        sleep(0.1)
+        if ("in the middle", 1) in moved and ("in the middle", 2) not in moved:
+            while ("at the beginning", 1) not in moved[so_far:] and not over.is_set() and monotonic() < until:
+                sleep(0.01)
+
+    return work
 
 
 def test_a_rollout_that_moves_aside_and_grows_again_trains_what_it_trains_alone(
@@ -92,12 +114,12 @@ def test_a_rollout_that_moves_aside_and_grows_again_trains_what_it_trains_alone(
     wants = {"rollout": WIDE, "tail": TAIL, "elastic_rollout": True}
     other = world.connect(job_data("other", **wants))
     with world.connect(job_data("job", **wants)) as mux:
-        crowd.start(partial(elastic_neighbour, other, over))
+        crowd.start(partial(elastic_neighbour, other, over, work=until_a_round_begins_without(moved, over)))
         train(tiny(**job(0)), tmp_path / "woven", mux)
     over.set()
     crowd.join()
     assert [world.ended(name) for name in ("job", "other")] == ["finished"] * 2
-    assert {("at the beginning", 1), ("in the middle", 2), ("in the middle", 1)} <= moved
+    assert {("at the beginning", 1), ("in the middle", 2), ("in the middle", 1)} <= set(moved)
     assert world.said("job", Said.SHRUNK)
     steps = [json.loads(line) for line in (tmp_path / "alone" / METRICS).read_text().splitlines()]
     assert all(step["update"]["gradient_norm"] > 0 for step in steps)
