@@ -3,17 +3,19 @@
 import asyncio
 import gc
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event, current_thread, main_thread
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import httpx
 import pytest
 
+import rollmux
 from rollmux.client import AlreadyCommitted, Mux
-from rollmux.protocol.messages import Report, Said
+from rollmux.client.stint import Stint
+from rollmux.mux.job import PhaseKind
+from rollmux.protocol.messages import Ask, Report, Said
 from tests.client.world import Crowd, Engine, World, job_data, soon
 
 
@@ -227,28 +229,217 @@ def test_who_tries_again_begins_once_what_was_given_up_is_off_the_nodes() -> Non
         assert world.record("a").progress.rolled == 1
 
 
-def test_who_is_cancelled_before_its_thread_begins_asks_for_nothing() -> None:
-    world, busy = World(), Event()
+@pytest.mark.parametrize("when", ["at work", "in line"])
+def test_a_thread_that_was_given_up_and_runs_late_takes_nothing_from_who_asked_again(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, late, first, begin = World(lease_s=0.6), Event(), iter(range(1)), Stint.begin
+
+    def held_up(stint: Stint) -> None:
+        if next(first, None) is not None:
+            assert late.wait(5.0)
+        begin(stint)
+
+    def ask(verb: str, message: Any) -> str:
+        if verb == "ask" and when == "in line":
+            late.set()
+            sleep(0.1)
+        return ""
+
+    async def work() -> None:
+        async with mux.phase("rollout") as phase:
+            late.set()
+            await asyncio.sleep(0.5)  # signs of life pass, and with them word of what is not wanted
+            assert phase.lost == ""
+
+    async def try_again() -> None:
+        given_up = asyncio.create_task(work())
+        await asyncio.sleep(0.05)
+        given_up.cancel()
+        await asyncio.wait({given_up})
+        world.fate = ask
+        await work()
+
+    monkeypatch.setattr(Stint, "begin", held_up)
+    with world.connect(job_data("a")) as mux:
+        asyncio.run(try_again())
+        assert world.said("a", Said.FAILED) == []
+        assert world.record("a").progress.rolled == 1
+
+
+def test_who_is_given_up_while_it_asks_for_the_lease_after_a_lost_one_holds_up_nobody() -> None:
+    world, crowd, inside, over = World(lease_s=0.3, drain_s=5.0), Crowd(), Event(), Event()
+
+    class Slow(Engine):
+        def load(self) -> None:
+            super().load()
+            if len(self.moves) == 1:
+                cut.set()
+                sleep(0.6)
+                cut.clear()
+
+    def neighbour() -> None:
+        with world.connect(job_data("b")) as other, other.phase("rollout"):
+            inside.set()
+            assert over.wait(5.0)
+
+    async def work() -> None:
+        async with mux.phase("rollout", state=engine):
+            assert engine.here
+
+    async def try_again() -> None:
+        given_up = asyncio.create_task(work())
+        await asyncio.to_thread(cut.wait, 5.0)
+        crowd.start(neighbour)
+        assert await asyncio.to_thread(inside.wait, 5.0)
+        await asyncio.sleep(0.2)
+        given_up.cancel()
+        await asyncio.wait({given_up})
+        await asyncio.sleep(0.2)
+        over.set()
+        await asyncio.wait_for(work(), 5.0)
+
+    engine, cut = Slow(), Event()
+    with world.connect(job_data("a"), wait_s=0.05) as mux:
+        assert mux._link is not None
+        life = mux._link.instance
+        world.fate = lambda verb, message: "lost" if cut.is_set() and getattr(message, "instance", "") == life else ""
+        asyncio.run(try_again())
+        crowd.join()
+        assert world.record("a").progress.rolled == 1
+
+
+def test_a_phase_is_not_entered_while_its_body_is_at_work_in_another_thread() -> None:
+    world, crowd, begun, over = World(), Crowd(), Event(), Event()
+
+    def hold() -> None:
+        with rollout:
+            begun.set()
+            assert over.wait(5.0)
+
+    with world.connect(job_data("a")) as mux:
+        rollout = mux.phase("rollout")
+        crowd.start(hold)
+        assert begun.wait(3.0)
+        with pytest.raises(RuntimeError, match=r"rollout\(0\) of job a is under way"):
+            mux.phase("rollout").__enter__()
+        over.set()
+        crowd.join()
+        with mux.phase("train"):
+            pass
+        assert world.said("a", Said.FAILED) == []
+
+
+def test_a_sync_that_a_rollout_began_with_that_was_given_up_is_asked_for_once() -> None:
+    world, asks = World(), list[Ask]()
+
+    def slow(verb: str, message: Any) -> str:
+        if isinstance(message, Ask) and message.kind is PhaseKind.SYNC:
+            asks.append(message)
+            sleep(0.2)
+        return ""
+
+    async def work(kind: str) -> None:
+        async with mux.phase(kind):
+            pass
+
+    async def try_again() -> None:
+        await work("rollout")
+        await work("train")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work("rollout"), 0.1)
+        await asyncio.wait_for(work("rollout"), 5.0)
+
+    world.fate = slow
+    with world.connect(job_data("a")) as mux:
+        asyncio.run(try_again())
+        assert len(asks) == 1
+        assert mux.synced == 1
+
+
+def test_a_loop_that_ends_does_not_wait_for_who_waits_in_its_phases() -> None:
+    world, hangs = World(), list[bool]()
+
+    def away(verb: str, message: Any) -> str:
+        if monotonic() > until:
+            hangs.append(True)
+        return "" if hangs else "503"
 
     async def work() -> None:
         async with mux.phase("rollout"):
-            raise AssertionError("it was cancelled")
+            raise AssertionError("there was no answer")
 
-    async def give_up() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(1))
-        blocked = loop.run_in_executor(None, busy.wait)
+    async def end() -> None:
         waiting = asyncio.create_task(work())
         await asyncio.sleep(0.05)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        busy.set()
-        await blocked
+        raise KeyError(waiting.get_name())
 
     with world.connect(job_data("a")) as mux:
+        until = monotonic() + 3.0
+        world.fate = away
+        with pytest.raises(KeyError):
+            asyncio.run(end())
+        assert not hangs
+        world.fate = lambda verb, message: ""
+
+
+def test_what_becomes_of_a_phase_that_was_given_up_is_no_news_but_for_what_its_state_raises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, told, go = World(), list[dict[str, Any]](), Event()
+
+    class Broken(Engine):
+        def load(self) -> None:
+            super().load()
+            assert go.wait(5.0)
+            raise EOFError("no such weights")
+
+    async def work(state: Engine | None) -> None:
+        async with mux.phase("rollout", state=state):
+            raise AssertionError("it was given up")
+
+    async def give_up() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work(Broken()), 0.1)
+        go.set()
+        await asyncio.to_thread(soon, lambda: "no such weights" in caplog.text)
+        world.fate = lambda verb, message: "503" if verb == "ask" else ""
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work(None), 0.1)
+        await asyncio.sleep(0.5)  # its patience is over
+
+    with world.connect(job_data("a"), patience_s=0.3) as mux:
         asyncio.run(give_up())
-        assert "ask" not in [verb for _, verb, _ in world.heard]
+        gc.collect()
+        world.fate = lambda verb, message: ""
+    assert told == []
+    assert "Unreachable" not in caplog.text
+
+
+def test_without_a_controller_state_comes_once_though_who_entered_first_was_given_up() -> None:
+    go = Event()
+
+    class Slow(Engine):
+        def load(self) -> None:
+            assert go.wait(5.0)
+            super().load()
+
+    async def work() -> None:
+        async with mux.phase("train", state=engine):
+            assert engine.here
+
+    async def try_again() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work(), 0.05)
+        again = asyncio.create_task(work())
+        await asyncio.sleep(0.05)
+        go.set()
+        await again
+
+    engine, mux = Slow(), rollmux.connect(url="")
+    asyncio.run(try_again())
+    assert engine.moves == ["load"]
 
 
 def test_state_that_was_to_stay_is_loaded_again_where_the_word_of_the_end_was_broken_off() -> None:

@@ -51,15 +51,18 @@ class Heart(Thread):
             if orders.lease_s:
                 link.leases_last(orders.lease_s)
             seen, self._held = orders.version, orders.held
-            self._follow(orders, epochs, parked)
             link.stop = orders.stop
+            self._follow(orders, epochs, parked)
 
     def _alive(self) -> tuple[int, ...]:
-        """Leases that this process works under, and those that came with an answer that was lost."""
-        link = self.link
+        """Leases that this process works under, and those that wait for it: the answer they came with was lost, or the
+        script is yet to ask again."""
+        link, now = self.link, monotonic()
         with link.lock:
             mine = {stint.lease.epoch for stint in link.stints.values() if stint.lease is not None}
-            mine |= {held.epoch for held in self._held if (held.kind, held.iteration) in link.wanted}
+            awaited = {(stint.kind, stint.iteration) for stint in link.stints.values() if stint.in_line}
+            awaited |= {key for key, until in link.unwanted.items() if now < until}
+            mine |= {held.epoch for held in self._held if (held.kind, held.iteration) in awaited}
             return tuple(sorted(mine - link.finished - (link.stuck - link.moving)))
 
     def _parked(self) -> dict[PhaseKind, int]:
@@ -87,7 +90,7 @@ class Heart(Thread):
         for kind, epoch in left + unwanted:
             self._start(partial(link.move_off, kind, epoch), kind.value)
         for each in orders.held:
-            if (each.kind, each.iteration) in link.unwanted and each.state not in _NOT_ITS_TURN:
+            if link.is_unwanted(each) and each.state not in _NOT_ITS_TURN:
                 self._start(partial(link.decline, each), each.kind.value)
 
     def _must_move(self, held: Held) -> bool:

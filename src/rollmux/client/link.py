@@ -1,10 +1,12 @@
 """An attached process: its verbs, and what it holds, has finished and has left on its nodes.
 
-What is written here is shared by the job's own threads and the listening one: it changes under `lock` alone.
+What is written here is shared by the job's own threads and the listening one: it changes under `lock` alone. Whose a
+lease is, and until when, is told in `stint`.
 """
 
 import logging
 from collections.abc import Callable
+from math import inf
 from threading import Condition
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -63,10 +65,9 @@ class Link:
         self.alive_at = monotonic()  # when the last sign of life was sent that has arrived
         self.lock = Condition()
         self.next = dict.fromkeys(PhaseKind, attached.synced)  # the first iteration that is not committed
-        self.stints: dict[PhaseKind, Stint] = {}
-        self.wanted: dict[tuple[PhaseKind, int], Stint] = {}  # asked for: whatever lease comes of it is theirs
-        self.unwanted: set[tuple[PhaseKind, int]] = set()  # asked for, and nobody waits any more
-        self.declined: set[int] = set()  # leases that came of it
+        self.stints: dict[PhaseKind, Stint] = {}  # who has the kind: in line for a lease, under it, or on its way out
+        self.unwanted: dict[tuple[PhaseKind, int], float] = {}  # asked for, and from then on nobody waits any more
+        self.over: set[int] = set()  # leases whose end was said, heard or not: never taken again
         self.finished: set[int] = set()  # leases that we are done with, and don't know to be committed
         self.parked: dict[PhaseKind, tuple[int, State]] = {}  # state that may stay on the nodes, and since which lease
         self.moving: set[int] = set()  # leases whose state is just being moved off
@@ -109,12 +110,12 @@ class Link:
             turn = self.ask(kind, iteration, wait_s)
             wait_s = self.wait_s
             if turn.done:
-                self.next[kind] = max(self.next[kind], iteration + 1)
+                self.counts(kind, iteration)
                 raise AlreadyCommitted(f"{kind.value}({iteration}) of job {self.job} is committed: go on from there")
             if turn.lease is not None and turn.lease.epoch != paused and self._has_left(turn.lease.epoch):
-                if turn.lease.epoch not in self.declined:
+                if turn.lease.epoch not in self.over:
                     return turn.lease
-                self._report_declined(turn.lease.epoch)
+                self.fail(turn.lease.epoch, "it was given up before")
             said.once(turn.reason, turn.expected_s)
 
     def ask(self, kind: PhaseKind, iteration: int, wait_s: float) -> Turn:
@@ -156,6 +157,12 @@ class Link:
             patience_s=patience_s,
         )
 
+    def fail(self, epoch: int, reason: str, patience_s: float = 0.0) -> None:
+        """Gives a lease up. That may be heard late, or never: it is not taken again in any case."""
+        with self.lock:
+            self.over.add(epoch)
+        self.report(Said.FAILED, epoch, reason, patience_s)
+
     def give_back(self, epoch: int) -> None:
         """This process is off the nodes of a lease that no longer holds."""
         self.report(Said.OFFLOADED, epoch)
@@ -177,6 +184,14 @@ class Link:
             if turn.done or turn.lease is not None or not waits:
                 return turn
             said.once(turn.reason, turn.expected_s)
+
+    def counts(self, kind: PhaseKind, iteration: int) -> None:
+        """The script hears that a phase is committed, and so is what comes before it in its iteration."""
+        with self.lock:
+            for each in PhaseKind:
+                self.next[each] = max(self.next[each], iteration + 1)
+                if each is kind:
+                    break
 
     def lost(self, what: str) -> RollmuxError:
         self.losses += 1
@@ -210,29 +225,32 @@ class Link:
             state = self.unpark(kind, epoch)
             if epoch in self.stuck:
                 return
-            self.stuck.add(epoch)
+            self.begin_to_move(epoch)
         self.clear(epoch, state or ())
         self.give_back(epoch)
 
     def decline(self, held: Held) -> None:
         """A lease for which nobody waits any more: others get its nodes, once what was left there is off them."""
         with self.lock:
-            if (held.kind, held.iteration) not in self.unwanted or held.epoch in self.stuck:
+            if not self.is_unwanted(held) or held.epoch in self.stuck:
                 return
-            self.declined.add(held.epoch)
-            self.stuck.add(held.epoch)
+            self.over.add(held.epoch)
+            self.begin_to_move(held.epoch)
             stayed = self.unpark(held.kind)
         self.clear(held.epoch, stayed or ())
-        self._report_declined(held.epoch)
+        self.fail(held.epoch, "nobody waited for its turn any more")
 
-    def _report_declined(self, epoch: int) -> None:
-        self.report(Said.FAILED, epoch, "nobody waited for its turn any more")
+    def is_unwanted(self, held: Held) -> bool:
+        return self.unwanted.get((held.kind, held.iteration), inf) <= monotonic()
 
     def take_off(self, kind: PhaseKind, epoch: int) -> None:
         """Moves off what was left under this lease, unless another thread does so already."""
-        stayed = self.unpark(kind, epoch)
-        if stayed is not None:
-            self.clear(epoch, stayed)
+        with self.lock:
+            stayed = self.unpark(kind, epoch)
+            if stayed is None:
+                return
+            self.begin_to_move(epoch)
+        self.clear(epoch, stayed)
 
     def leave_behind_nothing(self, kind: PhaseKind, epoch: int) -> None:
         """The lease does not hold: says that this process is off its nodes, once it is."""
@@ -247,14 +265,18 @@ class Link:
         for epoch, state in parked.values():
             self.clear(epoch, state)
 
+    def begin_to_move(self, epoch: int) -> None:
+        """State that is about to leave this lease's nodes is on them until it has."""
+        with self.lock:
+            self.moving.add(epoch)
+            self.stuck.add(epoch)
+
     def clear(self, epoch: int, state: State) -> float:
         """Moves state off a lease's nodes; returns the seconds that it took.
 
         Where that fails the nodes are not free, and nobody may say so: the lease runs out, and the job is ended.
         """
-        with self.lock:
-            self.moving.add(epoch)
-            self.stuck.add(epoch)
+        self.begin_to_move(epoch)
         try:
             took_s = offload(state)
             with self.lock:

@@ -10,6 +10,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from math import inf
+from threading import Lock
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -48,6 +49,7 @@ class Mux:
         self._profiled: Profile | None = None  # the last that was told
         self._syncs = False  # the script has sync phases of its own
         self._here: list[object] = []  # state that was loaded, where there is no controller
+        self._once = Lock()  # what comes before a phase, for whichever of those that enter one is the first
         self._aside: Aside | None = None
         self._exit = Exit()
         if link is not None:
@@ -134,21 +136,29 @@ class Mux:
 
     def _load_once(self, state: State) -> None:
         """Without a controller state comes with the first phase that needs it, and stays."""
-        for part in state:
-            if all(part is not here for here in self._here):
-                load((part,))
-                self._here.append(part)
+        with self._once:
+            for part in state:
+                if all(part is not here for here in self._here):
+                    load((part,))
+                    self._here.append(part)
 
     def _sync_if_due(self) -> None:
         """An iteration ends with a sync: where the script has none, it is an empty one."""
         link = self._link
-        while link is not None and not self._syncs and link.next[PhaseKind.TRAIN] > self.synced:
-            stint = Stint(link, PhaseKind.SYNC, self.synced, ())
-            try:
-                stint.begin()
-                stint.end()
-            except (LeaseLost, AlreadyCommitted):
-                continue  # it has done nothing that could not be done again
+        if link is None or self._syncs:
+            return
+        with self._once:
+            while link.next[PhaseKind.TRAIN] > self.synced:
+                stint = Stint(link, PhaseKind.SYNC, self.synced, ())
+                try:
+                    stint.begin()
+                    stint.end()
+                    link.counts(PhaseKind.SYNC, stint.iteration)
+                except (LeaseLost, AlreadyCommitted):
+                    continue  # it has done nothing that could not be done again
+                except BaseException as error:  # Ctrl-C may come at any point: nobody else would end it
+                    stint.fail(error)
+                    raise
 
     def measured(self) -> None:
         """For phases: one more is done, and was measured."""

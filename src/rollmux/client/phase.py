@@ -2,19 +2,24 @@
 
 Inside, the nodes are this job's and the state is on them. The body's error is the job's own: it goes on its way once
 the nodes are given back.
+
+An asynchronous phase begins and ends in threads of its own, which no loop can cancel or make wait: the end of a phase
+that was begun comes, whoever waits for it.
 """
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Callable
-from functools import wraps
-from threading import Lock
+from contextvars import copy_context
+from functools import partial, wraps
+from threading import Lock, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from rollmux.client.errors import LeaseLost
 from rollmux.client.residency import State
 from rollmux.client.stint import Stint
+from rollmux.errors import RollmuxError
 from rollmux.mux.job import PhaseKind
 
 if TYPE_CHECKING:
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+log = logging.getLogger("rollmux")
 
 
 class _Entry:
@@ -41,9 +48,6 @@ class _Entry:
             self.stint = stint
             return not self._abandoned
 
-    def is_abandoned(self) -> bool:
-        return self._abandoned
-
     def arrives(self) -> bool:
         """It has its turn; False where nobody waits for it any more."""
         with self._lock:
@@ -55,7 +59,7 @@ class _Entry:
         with self._lock:
             self._abandoned = not self._is_in
             if self.stint is not None:
-                self.stint.abandoned = True
+                self.stint.abandon()
             return self._is_in
 
 
@@ -114,51 +118,95 @@ class Phase:
     def __enter__(self) -> "Phase":
         self._stint = self._mux.open_stint(self._kind, self._state, self._iteration)
         if self._stint is not None:
-            self._stint.begin()
+            try:
+                self._stint.begin()
+            except BaseException as error:  # Ctrl-C may come at any point: nobody else would end it
+                self._stint.fail(error)
+                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         stint, self._stint = self._stint, None
-        if stint is None:
-            return
+        if stint is not None:
+            self._end(stint, error)
+            self._hear(stint, error)
+
+    def _end(self, stint: Stint, error: BaseException | None) -> None:
         if error is None:
             stint.end()
-            self._mux.measured()
             return
         stint.fail(error)
         if stint.lost and isinstance(error, Exception):
             raise stint.link.lost(f"{stint} broke off without its lease") from error
 
+    def _hear(self, stint: Stint, error: BaseException | None) -> None:
+        """The script is told that its phase has ended: only now the iteration goes on."""
+        if error is None:
+            stint.link.counts(self._kind, stint.iteration)
+            self._mux.measured()
+
     async def __aenter__(self) -> "Phase":
         entry = _Entry()
         try:
-            await asyncio.shield(asyncio.to_thread(self._enter, entry))
+            await _in_thread(partial(self._enter, entry))
         except asyncio.CancelledError as cancelled:
             if entry.abandon() and entry.stint is not None:
-                await asyncio.to_thread(entry.stint.fail, cancelled)
+                await _in_thread(partial(entry.stint.fail, cancelled))
             raise
         self._stint = entry.stint
         return self
 
     def _enter(self, entry: _Entry) -> None:
-        """In a thread. Nobody hears what becomes of an entry that was given up."""
-        if entry.is_abandoned():
-            return
         stint = self._mux.open_stint(self._kind, self._state, self._iteration)
         if stint is None or not entry.begins(stint):
             return
-        try:
-            stint.begin()
-        except LeaseLost:
-            if not entry.is_abandoned():
-                raise
-            return
+        stint.begin()
         if not entry.arrives():
             stint.fail(asyncio.CancelledError("cancelled while it waited"))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await asyncio.shield(asyncio.to_thread(self.__exit__, kind, error, traceback))
+        stint, self._stint = self._stint, None
+        if stint is not None:
+            stint.leave_off()
+            await _in_thread(partial(self._end, stint, error))
+            self._hear(stint, error)
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Waits for it. Where that is given up the work goes on to its end, and what it raises is nobody's."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[BaseException | None] = loop.create_future()
+    context = copy_context()
+
+    def run() -> None:
+        error = None
+        try:
+            context.run(work)
+        except BaseException as raised:  # noqa: BLE001  raised again by whoever waits
+            error = raised
+        try:
+            loop.call_soon_threadsafe(tell, error)
+        except RuntimeError:  # the loop was closed
+            _unheard(error)
+
+    def tell(error: BaseException | None) -> None:
+        if over.done():
+            _unheard(error)
+        else:
+            over.set_result(error)
+
+    Thread(target=run, name="rollmux-phase", daemon=True).start()
+    error = await over
+    if error is not None:
+        raise error
+
+
+def _unheard(error: BaseException | None) -> None:
+    """What becomes of a phase that was given up is no news; what its state raises may be."""
+    if error is not None:
+        level = logging.DEBUG if isinstance(error, RollmuxError) else logging.ERROR
+        log.log(level, "a phase that was given up: %s", error, exc_info=error)

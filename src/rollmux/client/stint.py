@@ -2,6 +2,18 @@
 
 Where the phase pauses the stint goes on under another lease. Its work and its hooks are in different threads: whichever
 comes first, the end of the work or the end of a pause, the other waits for it.
+
+A kind of phase is one stint's at a time (`Link.stints`): from before it asks until nothing of it is on the nodes and
+the end of its lease was told once, or was tried to. Whoever would enter the phase meanwhile
+
+- takes its place in line over, where it has no lease yet and nobody waits for it any more: what is answered to the one
+  before is nothing to it;
+- waits, where it is on its way out;
+- is refused, where somebody is at work in it, or waits for it.
+
+A lease whose end was said, finished or failed, is never taken again (`Link.over`): the word may arrive at any time. A
+lease of what was asked for, and nobody is in line for, is given up (`Link.unwanted`). An iteration goes on once the
+script has heard that its phase counts: who gave the end up hears so from who enters it again.
 """
 
 import logging
@@ -30,6 +42,7 @@ class Stint:
     def __init__(self, link: Link, kind: PhaseKind, iteration: int, state: State) -> None:
         self.link, self.kind, self.iteration, self.state = link, kind, iteration, state
         self.lease: Held | None = None
+        self.in_line = False  # the next lease for it is its own
         self.lost = ""  # why the lease is gone, where that is known
         self.working = False  # the body is under way: only then is there something to pause or shrink
         self.arriving = False  # the lease is there, and the state on its way onto the nodes
@@ -39,7 +52,7 @@ class Stint:
         self.heeding = 0  # orders that are being carried out
         self.heeded: set[tuple[int, str]] = set()  # orders seen, by lease and name
         self.away_s = 0.0  # paused
-        self.abandoned = False  # nobody waits for it to begin, or to go on, any more
+        self.abandoned = False  # nobody waits for it to begin any more
         self.loaded: State = ()
         self._load_s: float | None = None  # if it was moved in
         self._began = monotonic()
@@ -47,20 +60,43 @@ class Stint:
     def __str__(self) -> str:
         return f"{self.kind.value}({self.iteration}) of job {self.link.job}"
 
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody is at work in it, or waits for it to begin."""
+        begins = (self.in_line or self.arriving) and not self.paused
+        return not self.abandoned and (self.working or begins)
+
     def begin(self) -> None:
         """Returns when the nodes are this job's and the state is on them."""
         self.take()
         self._began = monotonic()
-        self.working = True
+        with self.link.lock:
+            self.working = True
+            self.link.lock.notify_all()
+
+    def abandon(self) -> None:
+        """Nobody waits for it to begin any more."""
+        with self.link.lock:
+            self.abandoned = True
+            self.link.lock.notify_all()
+
+    def leave_off(self) -> None:
+        """The work is over, and the end begins: whoever enters the phase from here on waits for it."""
+        with self.link.lock:
+            self.working = False
 
     def end(self) -> None:
         """The work is done: returns if that counts, and raises LeaseLost or Stopped if it does not."""
-        link = self.link
+        link, no_lease = self.link, f"{self} ended without its lease: what it did does not count, do it again"
         try:
             self._stop()
             body_s, lease = monotonic() - self._began - self.away_s, self.lease
             if lease is None:
                 raise link.lost(f"{self} has lost its nodes while it paused: {self.lost}")
+            if self.lost:  # its work may have broken off: whatever would be answered, it does not count
+                lost = link.lost(no_lease)
+                self.give_up(lost)
+                raise lost
             offload_s = self._leave(lease)
             counts = self._finish(lease)
         except RollmuxError:
@@ -71,10 +107,7 @@ class Stint:
         finally:
             self._forget()
         if not counts:
-            with link.lock:
-                link.wanted[self.kind, self.iteration] = self  # it will be done again
-            raise link.lost(f"{self} ended without its lease: what it did does not count, do it again")
-        link.next[self.kind] = self.iteration + 1
+            raise link.lost(no_lease)
         switched = self._load_s is not None and offload_s is not None and moves(self.state)
         timing = Timing(self._load_s or 0.0, body_s, offload_s or 0.0, size(self.state), switched)
         link.timings.add(self.kind, timing)
@@ -89,26 +122,19 @@ class Stint:
     # -- its lease and its state -------------------------------------------------------------------------------------
 
     def take(self, paused: int = 0) -> None:
-        """Waits for the lease and moves the state in; `paused` is the lease before, where the phase goes on.
-
-        Who asks again for what was given up takes over: an answer that comes to the one before is nothing to it.
-        """
-        link, key = self.link, (self.kind, self.iteration)
+        """Waits for the lease and moves the state in; `paused` is the lease before, where the phase goes on."""
+        link = self.link
         while True:
-            with link.lock:
-                link.lock.wait_for(self._may_follow)
-                link.wanted[key] = self
-                link.unwanted.discard(key)
             try:
-                lease = link.lease_for(*key, self._check_wanted, paused)
+                self._line_up()
+                lease = link.lease_for(self.kind, self.iteration, self._check_wanted, paused)
                 with link.lock:
                     self._check_wanted()
-                    self.lease, self.arriving = lease, True
-                    link.stints[self.kind] = self
-                    del link.wanted[key]
+                    self.lease, self.arriving, self.in_line = lease, True, False
             except BaseException:
-                with link.lock:
-                    self._want_no_more(key)
+                self._step_out()
+                if not paused:
+                    self._forget()
                 raise
             try:
                 self._move_in(lease)
@@ -125,7 +151,8 @@ class Stint:
             except BaseException as error:
                 self.give_up(error)
                 raise
-            self.lost = ""
+            with link.lock:
+                self.lease, self.lost = None, ""
 
     def _has_started(self, lease: Held) -> bool:
         """Says that the state is there, or takes it off where the lease no longer holds."""
@@ -135,7 +162,7 @@ class Stint:
             return True
         self.move_off()
         if holds:  # but others of the job have given it up
-            link.report(Said.FAILED, lease.epoch, self.lost)
+            link.fail(lease.epoch, self.lost)
         else:
             link.give_back(lease.epoch)
         return False
@@ -149,7 +176,7 @@ class Stint:
 
     def give_up(self, error: BaseException) -> None:
         """Moves off, and tells why; but where that fails, nothing that would free the nodes."""
-        lease, self.abandoned = self.lease, True
+        lease = self.lease
         try:
             if lease is not None:
                 self.link.take_off(self.kind, lease.epoch)
@@ -167,22 +194,26 @@ class Stint:
         if self.lease is None or not self.loaded:
             return 0.0
         took_s = self.link.clear(self.lease.epoch, self.loaded)
-        self.loaded = ()
+        with self.link.lock:
+            self.loaded = ()
+            self.link.lock.notify_all()
         return took_s
 
     def _move_in(self, lease: Held) -> None:
-        stayed = self.link.unpark(self.kind)
-        if stayed is not None and stayed != self.state:
-            self.link.clear(lease.epoch, stayed)
-            stayed = None
-        wanted = self.state if lease.nodes else ()  # a sync holds no nodes that it could move to
+        link, wanted = self.link, self.state if lease.nodes else ()  # a sync holds no nodes that it could move to
+        with link.lock:
+            stayed = link.unpark(self.kind)
+            if stayed is not None and stayed == self.state:
+                self.loaded, self._load_s = wanted, None
+                return
+            if stayed is not None:
+                link.begin_to_move(lease.epoch)
         if stayed is not None:
-            self.loaded, self._load_s = wanted, None
-            return
+            link.clear(lease.epoch, stayed)
         self._load_s = 0.0
         for part in wanted:
-            with self.link.lock:
-                if self.lost:
+            with link.lock:
+                if self.lost or self.abandoned:
                     return
                 self.loaded += (part,)
             self._load_s += load((part,))
@@ -193,27 +224,39 @@ class Stint:
         Returns the seconds that moving it off took, if it was.
         """
         with self.link.lock:
-            stays = lease.keep and not self.disturbed and not self.lost and self.link.sure_s > 0
+            stays = lease.keep and not self.disturbed and self.link.sure_s > 0
             if stays:
                 self.link.parked[self.kind] = (lease.epoch, self.loaded)
                 self.loaded = ()
+                self.link.lock.notify_all()
         return None if stays else self.move_off()
 
     def _finish(self, lease: Held) -> bool:
-        """Whether the phase counts. One that others of the job have paused has nothing left to do here."""
-        while True:
-            turn = self._say_finished(lease)
-            if turn.lease is None or turn.lease.epoch == lease.epoch or not turn.lease.resumed:
-                return turn.done
-            lease = turn.lease
+        """Whether the phase counts. One that others of the job have paused has nothing left to do here.
+
+        To hear that it asks anew. A lease that comes of it waits for the script as long as one lasts.
+        """
+        link, counts = self.link, False
+        try:
+            while True:
+                turn = self._say_finished(lease)
+                if turn.lease is None or turn.lease.epoch == lease.epoch or not turn.lease.resumed:
+                    counts = turn.done
+                    return counts
+                lease = turn.lease
+        finally:
+            if not counts:
+                with link.lock:
+                    link.unwanted[self.kind, self.iteration] = monotonic() + link.lease_s
 
     def _say_finished(self, lease: Held) -> Turn:
         link, epoch = self.link, lease.epoch
         with link.lock:
             link.finished.add(epoch)
+            link.over.add(epoch)
         try:
             heard = self._report_finished(epoch)
-            if lease.keep and (self.lost or not heard.holds):  # it is not let stay, and must say that it has left
+            if lease.keep and not heard.holds:  # it is not let stay, and must say that it has left
                 link.leave_behind_nothing(self.kind, epoch)
             return link.outcome(self.kind, self.iteration, heard)
         finally:
@@ -233,36 +276,53 @@ class Stint:
 
     def _report_failed(self, epoch: int, reason: str) -> None:
         try:
-            self.link.report(Said.FAILED, epoch, reason, FAIL_PATIENCE_S)
+            self.link.fail(epoch, reason, FAIL_PATIENCE_S)
         except RollmuxError as error:
             log.warning("%s has failed, and the controller could not be told: %s", self, error)
 
-    def _may_follow(self) -> bool:
-        """Not before whoever was given up while its state moved in is off the nodes: the lease is the same."""
+    def _line_up(self) -> None:
+        link = self.link
+        with link.lock:
+            link.lock.wait_for(self._may_line_up)
+            before = link.stints.get(self.kind)
+            if self.abandoned:
+                raise LeaseLost(f"{self} is no longer waited for")
+            if before is not None and before is not self:
+                before._step_out()
+            link.stints[self.kind] = self
+            self.in_line = True
+            link.unwanted.pop((self.kind, self.iteration), None)
+
+    def _may_line_up(self) -> bool:
         before = self.link.stints.get(self.kind)
-        return before is None or before is self or not before.abandoned
+        if before is None or before is self or self.abandoned:
+            return True
+        if before.is_live:
+            raise RuntimeError(f"{before} is under way in this process: a phase can't be entered twice at once")
+        return before.abandoned and before.in_line
 
     def _check_wanted(self) -> None:
-        if self.abandoned or self.link.wanted.get((self.kind, self.iteration)) is not self:
+        if self.abandoned or self.link.stints.get(self.kind) is not self:
             raise LeaseLost(f"{self} is no longer waited for")
 
-    def _want_no_more(self, key: tuple[PhaseKind, int]) -> None:
-        if self.link.wanted.get(key) is self:
-            del self.link.wanted[key]
-            self.link.unwanted.add(key)
+    def _step_out(self) -> None:
+        """Of the line: a lease that comes all the same is nobody's, unless somebody asks again."""
+        with self.link.lock:
+            if self.in_line:
+                self.link.unwanted[self.kind, self.iteration] = monotonic()
+            self.in_line = False
 
     def _stop(self) -> None:
         """No order is begun from here on, and none is half-way."""
         lock = self.link.lock
+        self.leave_off()
         with lock:
-            self.working = False
             lock.wait_for(lambda: not self.heeding, HOOK_GRACE_S)
             lock.wait_for(lambda: not self.paused)
 
     def _forget(self) -> None:
         with self.link.lock:
-            self.lease, key = None, (self.kind, self.iteration)
-            self._want_no_more(key)
+            self.lease = None
             if self.link.stints.get(self.kind) is self:
                 del self.link.stints[self.kind]
                 self.link.lock.notify_all()

@@ -1,0 +1,222 @@
+"""How a phase ends, and a script: nothing is on the nodes when they are said to be free, and each end is told once."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Event
+from time import sleep
+from typing import Any
+
+import httpx
+import pytest
+
+import rollmux.client.stint
+from rollmux.client import AlreadyCommitted, LeaseLost, Mux, Unreachable
+from rollmux.mux.job import PhaseKind
+from rollmux.protocol.messages import Report, Said
+from tests.client.world import Crowd, Engine, World, job_data, soon
+
+
+class Leaving(Engine):
+    """State that leaves once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaving, self.may_go = Event(), Event()
+
+    def offload(self) -> None:
+        self.leaving.set()
+        assert self.may_go.wait(5.0)
+        super().offload()
+
+
+async def given_up(work: Any, once: Callable[[], object]) -> None:
+    """The task is cancelled as soon as this holds."""
+    task = asyncio.create_task(work)
+    while not once():
+        await asyncio.sleep(0.002)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_who_enters_a_phase_whose_end_was_given_up_waits_for_that_end() -> None:
+    world, engine, bodies = World(), Leaving(), list[int]()
+
+    async def work() -> None:
+        async with mux.phase("rollout", state=engine) as phase:
+            bodies.append(phase.epoch)
+
+    async def try_again() -> None:
+        await given_up(work(), engine.leaving.is_set)
+        again = asyncio.create_task(work())
+        await asyncio.sleep(0.1)
+        engine.may_go.set()
+        with pytest.raises(AlreadyCommitted):
+            await again
+
+    with world.connect(job_data("b")), world.connect(job_data("a")) as mux:  # a neighbour: no state stays
+        asyncio.run(try_again())
+        assert engine.moves == ["load", "offload"]
+        assert len(bodies) == 1
+        assert world.record("a").progress.rolled == 1
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["before it counts", "once it counts"])
+def test_an_end_that_was_given_up_and_counts_is_heard_once_whenever_the_phase_is_entered_again(later: bool) -> None:
+    world, saying, may_say = World(), Event(), Event()
+
+    def fate(verb: str, message: Any) -> str:
+        if isinstance(message, Report) and message.said is Said.FINISHED and message.epoch == 2:
+            saying.set()
+            assert may_say.wait(5.0)
+        return ""
+
+    async def work(kind: str) -> None:
+        async with mux.phase(kind):
+            pass
+
+    async def try_again() -> None:
+        await work("rollout")
+        await given_up(work("train"), saying.is_set)
+        if later:
+            may_say.set()
+            await asyncio.to_thread(soon, lambda: not link.stints)
+        again = asyncio.create_task(work("train"))
+        await asyncio.sleep(0.05)
+        may_say.set()
+        with pytest.raises(AlreadyCommitted, match=r"train\(0\) of job a is committed"):
+            await again
+        for _ in range(2):
+            await work("rollout")
+            await work("train")
+
+    world.fate = fate
+    with world.connect(job_data("a")) as mux:
+        assert mux._link is not None
+        link = mux._link
+        asyncio.run(try_again())
+    assert (world.ended("a"), mux.synced) == ("finished", 3)
+
+
+def test_an_end_is_said_though_the_loop_ends_and_all_its_threads_are_busy() -> None:
+    world, engine, begun = World(), Engine(), Event()
+
+    async def work() -> None:
+        async with mux.phase("rollout", state=engine):
+            asyncio.get_running_loop().run_in_executor(None, sleep, 0.3)
+            begun.set()
+
+    async def fail() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        working = asyncio.create_task(work())
+        while not begun.is_set():
+            await asyncio.sleep(0.005)
+        raise KeyError(working.get_name())
+
+    with world.connect(job_data("b")), world.connect(job_data("a")) as mux:
+        with pytest.raises(KeyError):
+            asyncio.run(fail())
+        soon(lambda: world.record("a").progress.rolled == 1)
+        soon(lambda: not engine.here)
+
+
+def test_a_lease_that_came_as_a_lost_phase_ended_goes_to_others_where_nobody_does_it_again() -> None:
+    world, crowd, heals, begun = World(lease_s=0.3, drain_s=5.0), Crowd(), Event(), Event()
+
+    def fate(verb: str, message: Any) -> str:
+        if isinstance(message, Report) and message.said is Said.FINISHED:
+            heals.set()
+        return "" if heals.is_set() else "lost"
+
+    def neighbour() -> None:
+        with world.connect(job_data("b")) as other, other.phase("rollout"):
+            begun.set()
+
+    def work(mux: Mux) -> None:
+        with mux.phase("rollout"):
+            world.fate = fate
+            sleep(0.5)
+
+    with world.connect(job_data("a")) as mux:
+        with pytest.raises(LeaseLost):
+            work(mux)
+        crowd.start(neighbour)
+        soon(begun.is_set)
+        crowd.join()
+        assert world.record("a").attempt == 1
+        with mux.phase("rollout"):
+            pass
+
+
+@pytest.mark.parametrize("said", [Said.FAILED, Said.FINISHED])
+def test_a_lease_whose_end_was_said_and_not_heard_is_not_taken_again(
+    said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The word may arrive at any time, and would free the nodes amid the work."""
+    world, late, away = World(lease_s=15.0), list[httpx.Request](), Event()
+    monkeypatch.setattr(rollmux.client.stint, "FAIL_PATIENCE_S", 0.2)
+
+    def way(request: httpx.Request) -> httpx.Response:
+        if away.is_set():
+            late.extend([request] if b"epoch" in request.content and b"said" in request.content else [])
+            raise httpx.ReadTimeout("no answer")
+        return world.handle(request)
+
+    def work(mux: Mux) -> None:
+        with mux.phase("rollout"):
+            away.set()
+            if said is Said.FAILED:
+                raise KeyError("a bad prompt")
+
+    with (
+        world.connect(job_data("b")),
+        world.connect(job_data("a"), patience_s=0.3, transport=httpx.MockTransport(way)) as mux,
+    ):
+        with pytest.raises(KeyError if said is Said.FAILED else Unreachable):
+            work(mux)
+        away.clear()
+        with mux.phase("rollout") as phase:
+            for request in late:
+                world.handle(request)
+            lane = world.machine.state.seat(world.record("a")).lanes[PhaseKind.ROLLOUT]
+            assert (lane.epoch, lane.holding) == (phase.epoch, True)
+        assert world.record("a").progress.rolled == 1
+
+
+def test_a_phase_that_was_told_that_it_is_given_up_does_not_count_though_the_controller_starts_anew() -> None:
+    world, crowd, told = World(lease_s=5.0), Crowd(), Event()
+    works = list[bool]()
+
+    def fail(mux: Mux) -> None:
+        with mux.phase("rollout"):
+            raise KeyError("it is mine")
+
+    def other() -> None:
+        with world.connect(job_data("a"), rank=1, processes=2) as mux:
+            with pytest.raises(KeyError):
+                fail(mux)
+            assert told.wait(5.0)
+            while True:
+                with suppress(LeaseLost), mux.phase("rollout"):
+                    break
+            with suppress(LeaseLost), mux.phase("train"):
+                pass
+
+    crowd.start(other)
+    with world.connect(job_data("b")), world.connect(job_data("a"), rank=0, processes=2) as mux:
+        broke = Event()
+        mux.runtime_hook("lost")(lambda reason: broke.set())
+        for whole in (False, True):
+            with suppress(LeaseLost), mux.phase("rollout"):
+                if not whole:
+                    assert broke.wait(5.0)
+                    world.restart(0.02)
+                    told.set()
+                works.append(whole)
+            assert world.record("a").progress.rolled == whole
+        with suppress(LeaseLost), mux.phase("train"):
+            pass
+    crowd.join()
+    assert works == [False, True]
