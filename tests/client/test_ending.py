@@ -1,6 +1,7 @@
 """How a phase ends, and a script: nothing is on the nodes when they are said to be free, and each end is told once."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +30,10 @@ class Leaving(Engine):
         self.leaving.set()
         assert self.may_go.wait(5.0)
         super().offload()
+
+    def goes_soon(self) -> None:
+        sleep(0.2)
+        self.may_go.set()
 
 
 async def given_up(work: Any, once: Callable[[], object]) -> None:
@@ -220,3 +225,78 @@ def test_a_phase_that_was_told_that_it_is_given_up_does_not_count_though_the_con
             pass
     crowd.join()
     assert works == [False, True]
+
+
+def test_who_takes_its_leave_waits_for_state_that_another_thread_moves_off() -> None:
+    world, engine, crowd, met = World(), Leaving(), Crowd(), list[bool]()
+
+    def neighbour() -> None:
+        with world.connect(job_data("b")) as other, other.phase("rollout"):
+            met.append(engine.here)
+
+    with world.connect(job_data("a")) as mux:
+        with mux.phase("rollout", state=engine):
+            pass
+        with mux.phase("train"):
+            pass
+        crowd.start(neighbour)
+        assert engine.leaving.wait(5.0)
+        crowd.start(engine.goes_soon)
+    assert not engine.here
+    crowd.join()
+    assert met == [False]
+
+
+@pytest.mark.parametrize("when", ["moves in", "moves off"])
+def test_who_takes_its_leave_waits_for_the_state_of_phases_that_were_given_up(when: str) -> None:
+    world, coming, crowd, met = World(), Event(), Crowd(), list[bool]()
+
+    class Coming(Leaving):
+        def load(self) -> None:
+            super().load()
+            coming.set()
+            assert when == "moves off" or self.may_go.wait(5.0)
+
+        def break_off(self) -> None:
+            self.may_go.set()
+
+    def neighbour() -> None:
+        with other.phase("rollout"):
+            met.append(engine.here)
+
+    async def work() -> None:
+        async with mux.phase("rollout", state=engine):
+            pass
+
+    async def script() -> None:
+        with mux:
+            await given_up(work(), coming.is_set if when == "moves in" else engine.leaving.is_set)
+            crowd.start(neighbour)
+            if when == "moves off":
+                crowd.start(engine.goes_soon)
+        assert not engine.here
+
+    engine = Coming()
+    with world.connect(job_data("b")) as other:
+        mux = world.connect(job_data("a"))
+        asyncio.run(script())
+        crowd.join()
+    assert met == [False]
+
+
+def test_who_can_not_tell_that_its_state_is_off_the_nodes_does_not_take_its_leave(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, engine = World(drain_s=0.1), Leaving()
+
+    async def work() -> None:
+        async with mux.phase("rollout", state=engine):
+            pass
+
+    with world.connect(job_data("b")), caplog.at_level(logging.WARNING, "rollmux"):
+        mux = world.connect(job_data("a"))
+        asyncio.run(given_up(work(), engine.leaving.is_set))
+        mux.close()
+        assert "could not take its leave: its state is still being moved off" in caplog.text
+        assert "leave" not in [verb for job, verb, _ in world.heard if job == "a"]
+        engine.may_go.set()

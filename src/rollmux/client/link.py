@@ -258,12 +258,23 @@ class Link:
         if self._has_left(epoch):  # else whoever moves it says so
             self.give_back(epoch)
 
-    def move_all_off(self) -> None:
-        """Nothing that was left on nodes is there once this returns: who leaves frees them."""
+    def move_all_off(self, within_s: float) -> None:
+        """No state is on nodes once this returns but what the job is at work with: who leaves frees them.
+
+        What others are moving off is waited for. Where that takes too long nobody may say that the nodes are free.
+        """
+        until = monotonic() + within_s
         with self.lock:
+            self.lock.wait_for(self._all_are_out, within_s)
             parked, self.parked = self.parked, {}
         for epoch, state in parked.values():
             self.clear(epoch, state)
+        with self.lock:
+            if not self.lock.wait_for(lambda: not self.moving and self._all_are_out(), max(0.0, until - monotonic())):
+                raise RollmuxError("its state is still being moved off its nodes")
+
+    def _all_are_out(self) -> bool:
+        return not any(stint.loaded for stint in self.stints.values() if not stint.is_live)
 
     def begin_to_move(self, epoch: int) -> None:
         """State that is about to leave this lease's nodes is on them until it has."""

@@ -20,6 +20,7 @@ from rollmux.client.exits import Exit, failed_by
 from rollmux.client.heart import Heart
 from rollmux.client.kin import Kin
 from rollmux.client.link import Link
+from rollmux.client.orders import lose
 from rollmux.client.phase import Phase
 from rollmux.client.residency import State, as_state, load
 from rollmux.client.stint import Stint
@@ -215,7 +216,8 @@ class Mux:
             if not failed and not link.stop:
                 self._sync_if_due()
             if self._owner:
-                link.move_all_off()
+                self._break_off()
+                link.move_all_off(self.drain_s)
                 leave = Leave(link.attempt, sendable(failed), link.rank, link.instance)
                 link.send("leave", leave, Done, patience_s=LEAVE_PATIENCE_S)
         except RollmuxError as error:
@@ -224,6 +226,13 @@ class Mux:
             link.wire.close()
             if self._aside is not None:
                 self._aside.close()
+
+    def _break_off(self) -> None:
+        """What nobody waits for any more need not arrive."""
+        link = self._link
+        for stint in list(link.stints.values()) if link is not None else ():
+            if stint.abandoned and stint.lease is not None:
+                lose(stint, stint.lease.epoch, "the job ends")
 
     def _at_exit(self) -> None:
         error: Any = getattr(sys, "last_value", None)  # what has ended the script, if anything
