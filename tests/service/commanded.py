@@ -1,7 +1,6 @@
 """`rollmux serve` as its user starts it: a process of its own, which can be killed and started anew."""
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "from rollmux.cli import app; app()"
@@ -23,9 +24,7 @@ class Commanded:
         self.folder = folder
         folder.mkdir(parents=True)
         (folder / "cluster.yaml").write_text(cluster)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         where = [
             "--folder",
             str(folder),

@@ -22,10 +22,10 @@ from rollmux.service.checkup import machine
 from rollmux.service.checkup.finding import Level
 from rollmux.service.checkup.folder import kind_of
 from rollmux.service.checkup.machine import _group_bytes, gpus, open_files, shared_memory
+from tests.ports import free_port
 from tests.service.running import running
 from tests.service.serving import served
 from tests.service.test_app import SmallDisk
-from tests.service.test_serve import free_port
 
 Findings = dict[str, dict[str, str]]
 

@@ -28,17 +28,11 @@ from rollmux.service.journal import Record, SqliteJournal
 from rollmux.service.launcher import OnExit
 from rollmux.service.local.launcher import ProcessLauncher
 from rollmux.service.serve import CantServe, Service, Wanted
+from tests.ports import free_port
 from tests.service.memory_journal import MemoryJournal
 from tests.service.running import CLUSTER, clean_env, running
 from tests.service.serving import RULES, SMALL, Served, job, served
 from tests.service.test_app import SmallDisk
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def test_while_it_recovers_it_is_alive_and_not_ready_and_every_call_is_told_to_come_again(tmp_path: Path) -> None:

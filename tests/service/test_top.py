@@ -12,10 +12,10 @@ from rich.console import Console
 
 from rollmux.cli.top_screen import screen
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView
+from tests.ports import free_port
 from tests.service.running import ROLLMUX, Running, clean_env, running
 from tests.service.serving import job
 from tests.service.terminal import CTRL_C, ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR, terminal
-from tests.service.test_serve import free_port
 
 LEASE = ("--lease-s", "600")
 

@@ -6,7 +6,6 @@ later. So every kind of moment is met in every run, however fast the machine is.
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import httpx
 
 from rollmux.service.local.attempt_files import AttemptFiles
 from rollmux.service.local.process_tree import Process, descendants, look, send
+from tests.ports import free_port
 from tests.service.running import Running, running
 
 LEASE_S, DRAIN_S = 2.0, 2.0
@@ -97,9 +97,7 @@ class Floor:
         self.folder = folder
         self._lock = threading.Lock()
         self._lives = ExitStack()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self._begin()
 
     def _begin(self) -> None:

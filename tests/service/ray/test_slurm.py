@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.ports import free_port
 from tests.service.local.launching import be_init, nothing_left
 from tests.service.ray.test_serve import PAIR, works
 
@@ -40,16 +40,6 @@ def _nothing_left() -> Iterator[None]:
         be_init(older)
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    for each in held:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
 def stood_in(folder: Path) -> dict[str, str]:
     """An environment in which Slurm seems to be."""
     folder.mkdir()
@@ -57,7 +47,7 @@ def stood_in(folder: Path) -> dict[str, str]:
         (folder / name).write_text(f"#!/bin/bash\n{content}\n")
         (folder / name).chmod(0o755)
     (folder / "rollmux").symlink_to(Path(sys.executable).with_name("rollmux"))
-    gcs, dashboard, port, *agents = free_ports(11)
+    gcs, dashboard, port, *agents = (free_port() for _ in range(11))
     names = (
         "dashboard-agent-listen-port",
         "dashboard-agent-grpc-port",
