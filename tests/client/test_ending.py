@@ -1,6 +1,7 @@
 """How a phase ends, and a script: nothing is on the nodes when they are said to be free, and each end is told once."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -297,6 +298,81 @@ def test_who_can_not_tell_that_its_state_is_off_the_nodes_does_not_take_its_leav
         mux = world.connect(job_data("a"))
         asyncio.run(given_up(work(), engine.leaving.is_set))
         mux.close()
-        assert "could not take its leave: its state is still being moved off" in caplog.text
+        assert "could not take its leave: its state is still on its nodes" in caplog.text
         assert "leave" not in [verb for job, verb, _ in world.heard if job == "a"]
         engine.may_go.set()
+
+
+def test_state_that_waits_to_be_moved_off_at_the_end_is_on_its_nodes_until_it_is() -> None:
+    world, crowd, met = World(), Crowd(), list[bool]()
+    rolls, trains = Leaving(), Leaving()
+    for engine in (rolls, trains):
+        engine.may_go.set()
+    mux = world.connect(job_data("a"))
+    for kind, engine in (("rollout", rolls), ("train", trains), ("rollout", rolls)):
+        with mux.phase(kind, state=engine):
+            pass
+    assert rolls.here
+    assert trains.here
+    for engine in (rolls, trains):
+        engine.may_go.clear()
+        engine.leaving.clear()
+
+    def neighbour() -> None:
+        soon(lambda: rolls.leaving.is_set() or trains.leaving.is_set())
+        with world.connect(job_data("b")) as other:
+            crowd.start(rolls.goes_soon)
+            crowd.start(trains.goes_soon)
+            with other.phase("rollout"):
+                met.append(rolls.here)
+
+    crowd.start(neighbour)
+    mux.close()
+    crowd.join()
+    assert met == [False]
+
+
+def test_who_could_not_move_its_state_off_does_not_say_that_it_leaves() -> None:
+    class Stuck(Engine):
+        def offload(self) -> None:
+            raise ValueError("no device answers")
+
+    world = World()
+    mux = world.connect(job_data("a"))
+    with pytest.raises(ValueError, match="no device"), mux.phase("rollout", state=Stuck()):
+        raise KeyError("the body's own")
+    mux.close()
+    assert world.ended("a") != "finished"
+
+
+def test_who_is_refused_does_not_disturb_who_is_at_work() -> None:
+    world = World()
+    mux = world.connect(job_data("a"))
+    with mux.phase("rollout") as phase:
+        with pytest.raises(RuntimeError, match="twice at once"), phase:
+            pass
+        assert phase.nodes
+    record = world.record("a")
+    assert record is not None
+    assert record.progress.rolled == 1
+
+
+def test_a_phase_whose_loop_has_gone_gives_its_nodes_back() -> None:
+    world, engine = World(), Engine()
+    mux, other = world.connect(job_data("a")), world.connect(job_data("b"))
+
+    async def work() -> None:
+        async with mux.phase("rollout", state=engine):
+            loop.stop()
+            await asyncio.sleep(60)
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work())
+    loop.run_forever()
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    del task
+    gc.collect()
+    soon(lambda: not engine.here)
+    with other.phase("rollout"):
+        pass

@@ -6,6 +6,7 @@ lease is, and until when, is told in `stint`.
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from math import inf
 from threading import Condition
 from time import monotonic
@@ -110,6 +111,7 @@ class Link:
             turn = self.ask(kind, iteration, wait_s)
             wait_s = self.wait_s
             if turn.done:
+                unless()  # only who hears it goes on from there
                 self.counts(kind, iteration)
                 raise AlreadyCommitted(f"{kind.value}({iteration}) of job {self.job} is committed: go on from there")
             if turn.lease is not None and turn.lease.epoch != paused and self._has_left(turn.lease.epoch):
@@ -267,11 +269,15 @@ class Link:
         with self.lock:
             self.lock.wait_for(self._all_are_out, within_s)
             parked, self.parked = self.parked, {}
-        for epoch, state in parked.values():
-            self.clear(epoch, state)
+            for epoch, _ in parked.values():
+                self.begin_to_move(epoch)
+        with ExitStack() as each:  # also if one fails
+            for epoch, state in parked.values():
+                each.callback(self.clear, epoch, state)
         with self.lock:
-            if not self.lock.wait_for(lambda: not self.moving and self._all_are_out(), max(0.0, until - monotonic())):
-                raise RollmuxError("its state is still being moved off its nodes")
+            self.lock.wait_for(lambda: not self.moving and self._all_are_out(), max(0.0, until - monotonic()))
+            if self.stuck or not self._all_are_out():
+                raise RollmuxError("its state is still on its nodes")
 
     def _all_are_out(self) -> bool:
         return not any(stint.loaded for stint in self.stints.values() if not stint.is_live)

@@ -116,12 +116,14 @@ class Phase:
         return Phase(self._mux, self._kind, self._state, self._iteration)
 
     def __enter__(self) -> "Phase":
-        self._stint = self._mux.open_stint(self._kind, self._state, self._iteration)
-        if self._stint is not None:
+        before, stint = self._stint, self._mux.open_stint(self._kind, self._state, self._iteration)
+        self._stint = stint
+        if stint is not None:
             try:
-                self._stint.begin()
+                stint.begin()
             except BaseException as error:  # Ctrl-C may come at any point: nobody else would end it
-                self._stint.fail(error)
+                self._stint = before  # who is at work in it is not disturbed by who is refused
+                stint.fail(error)
                 raise
         return self
 
@@ -178,7 +180,11 @@ class Phase:
 
 async def _in_thread(work: Callable[[], None]) -> None:
     """Waits for it. Where that is given up the work goes on to its end, and what it raises is nobody's."""
-    loop = asyncio.get_running_loop()
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # the loop is gone, and what is left of the task is thrown away
+        Thread(target=_alone, args=(work,), name="rollmux-phase", daemon=True).start()
+        return
     over: asyncio.Future[BaseException | None] = loop.create_future()
     context = copy_context()
 
@@ -192,6 +198,7 @@ async def _in_thread(work: Callable[[], None]) -> None:
             loop.call_soon_threadsafe(tell, error)
         except RuntimeError:  # the loop was closed
             _unheard(error)
+        error = None  # whose frames hold this one
 
     def tell(error: BaseException | None) -> None:
         if over.done():
@@ -202,7 +209,17 @@ async def _in_thread(work: Callable[[], None]) -> None:
     Thread(target=run, name="rollmux-phase", daemon=True).start()
     error = await over
     if error is not None:
-        raise error
+        try:
+            raise error
+        finally:
+            del error, over
+
+
+def _alone(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001  nobody is left to hear it
+        _unheard(error)
 
 
 def _unheard(error: BaseException | None) -> None:
