@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 COMPILED := $(wildcard src/rollmux/*/*.c)
 # Many tests wait for leases, processes and sockets rather than for a core.
 WORKERS := $(shell echo $$(( $$(nproc) + 2 )))
-# Two do in three fifths of the time what one does, and a tenth more.
+# Two are done sooner than one, and take more of the processors.
 CHECKERS := $(shell nproc)
 # Hundreds of processes are started here, each of which would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE

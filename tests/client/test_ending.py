@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +17,7 @@ import pytest
 import rollmux.client.stint
 from rollmux.client import AlreadyCommitted, LeaseLost, Mux, Unreachable
 from rollmux.mux.job import PhaseKind
-from rollmux.protocol.messages import Report, Said
+from rollmux.protocol.messages import Ask, Report, Said
 from tests.client.world import Crowd, Engine, World, job_data, soon
 
 
@@ -352,9 +353,8 @@ def test_who_is_refused_does_not_disturb_who_is_at_work() -> None:
         with pytest.raises(RuntimeError, match="twice at once"), phase:
             pass
         assert phase.nodes
-    record = world.record("a")
-    assert record is not None
-    assert record.progress.rolled == 1
+    assert world.record("a").progress.rolled == 1
+    mux.close()
 
 
 def test_a_phase_whose_loop_has_gone_gives_its_nodes_back() -> None:
@@ -374,5 +374,58 @@ def test_a_phase_whose_loop_has_gone_gives_its_nodes_back() -> None:
     del task
     gc.collect()
     soon(lambda: not engine.here)
-    with other.phase("rollout"):
+    with other, other.phase("rollout"):
         pass
+    mux.close()
+
+
+def test_who_ends_the_job_in_a_handler_of_a_signal_amid_the_implied_sync_does_not_wait_for_that_sync() -> None:
+    """The handler has the thread in which the sync is under way."""
+    world, closed = World(), list[bool]()
+
+    def end(verb: str, message: Any) -> str:
+        if isinstance(message, Ask) and message.kind is PhaseKind.SYNC and not closed:
+            closed.append(False)
+            mux.close()
+            closed[0] = True
+        return ""
+
+    mux = world.connect(job_data("a"))
+    for kind in ("rollout", "train"):
+        with mux.phase(kind):
+            pass
+    world.fate = end
+    with pytest.raises(Exception, match="clos"), mux.phase("rollout"):
+        pass
+    assert closed == [True]
+
+
+def test_an_asynchronous_phase_that_has_failed_keeps_no_state() -> None:
+    """Large tensors do not wait for a collector."""
+
+    class Broken(Engine):
+        def load(self) -> None:
+            super().load()
+            raise EOFError("no such weights")
+
+    async def fail() -> weakref.ref[Broken]:
+        state = Broken()
+        with suppress(EOFError):
+            async with mux.phase("rollout", state=state):
+                pass
+        return weakref.ref(state)
+
+    async def look() -> bool:
+        kept = await fail()
+        for _ in range(100):
+            if kept() is None:
+                return False
+            await asyncio.sleep(0.01)  # its thread may be on its way out
+        return True
+
+    with World().connect(job_data("a")) as mux:
+        gc.disable()
+        try:
+            assert not asyncio.run(look())
+        finally:
+            gc.enable()

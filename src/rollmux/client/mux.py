@@ -10,7 +10,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from math import inf
-from threading import Lock
+from threading import RLock
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -50,7 +50,8 @@ class Mux:
         self._profiled: Profile | None = None  # the last that was told
         self._syncs = False  # the script has sync phases of its own
         self._here: list[object] = []  # state that was loaded, where there is no controller
-        self._once = Lock()  # what comes before a phase, for whichever of those that enter one is the first
+        self._once = RLock()  # what comes before a phase, for whichever of those that enter one is the first
+        self._is_syncing = False
         self._aside: Aside | None = None
         self._exit = Exit()
         if link is not None:
@@ -149,17 +150,26 @@ class Mux:
         if link is None or self._syncs:
             return
         with self._once:
-            while link.next[PhaseKind.TRAIN] > self.synced:
-                stint = Stint(link, PhaseKind.SYNC, self.synced, ())
-                try:
-                    stint.begin()
-                    stint.end()
-                    link.counts(PhaseKind.SYNC, stint.iteration)
-                except (LeaseLost, AlreadyCommitted):
-                    continue  # it has done nothing that could not be done again
-                except BaseException as error:  # Ctrl-C may come at any point: nobody else would end it
-                    stint.fail(error)
-                    raise
+            if self._is_syncing:  # this thread is amid it: the handler of a signal ends the job
+                return
+            self._is_syncing = True
+            try:
+                while link.next[PhaseKind.TRAIN] > self.synced:
+                    self._sync(link)
+            finally:
+                self._is_syncing = False
+
+    def _sync(self, link: Link) -> None:
+        stint = Stint(link, PhaseKind.SYNC, self.synced, ())
+        try:
+            stint.begin()
+            stint.end()
+            link.counts(PhaseKind.SYNC, stint.iteration)
+        except (LeaseLost, AlreadyCommitted):
+            pass  # it has done nothing that could not be done again
+        except BaseException as error:  # Ctrl-C may come at any point: nobody else would end it
+            stint.fail(error)
+            raise
 
     def measured(self) -> None:
         """For phases: one more is done, and was measured."""

@@ -6,6 +6,7 @@ import pytest
 
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.rewards import Case, CodeTask, Reward, Status
+from rollmux.runtime.rewards.asserts.asking import PASSED
 from rollmux.runtime.rewards.code import same_output
 from rollmux.runtime.sandbox import Program
 from tests.runtime.rewards.world import Pooled
@@ -145,7 +146,11 @@ def test_an_answer_that_tests_run_runs_nothing(pooled: Pooled) -> None:
     source = "def make24(*_): return {!r}"
     asserts = "assert eval(make24(4, 6, 1, 1)) == 24"
     assert by_asserts(pooled, source.format("4 * 6 + 1 - 1"), asserts).value == 1.0
-    assert by_asserts(pooled, source.format("__import__('os')._exit(0)"), asserts).value == 0.0
+    ends = f"__import__('os')._exit({PASSED})"
+    assert by_asserts(pooled, source.format(ends), asserts).value == 0.0
+    twice = f"def make24(number): return {ends!r} if number == 5 else repr({ends!r})"
+    both = "answers = [eval(make24(number)) for number in (4, 5)]\nassert answers == [24, 24]"
+    assert by_asserts(pooled, twice, both).value == 0.0
 
 
 def test_tests_whose_process_ends_with_zero_have_not_passed(pooled: Pooled) -> None:

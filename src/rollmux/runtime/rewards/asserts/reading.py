@@ -7,15 +7,14 @@ at each use. Without a `Remote` every construct means what it means in Python.
 import ast
 import builtins
 import operator
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from copy import deepcopy
 from types import CodeType, ModuleType, UnionType
 from typing import Any
 
 from rollmux.runtime.rewards.asserts.asking import Link
 from rollmux.runtime.rewards.asserts.remote import Remote, attribute, held_by, item
+from rollmux.runtime.rewards.asserts.running import RUNNING, Running
 from rollmux.runtime.rewards.asserts.values import MUTABLE
 
 _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
@@ -36,13 +35,6 @@ _BY_TYPE = frozenset(
         *("load", "loads", "Unpickler", "sympify", "parse_expr"),
     }
 )
-_RUNNING = ("pickle", "_pickle", "marshal", "dill", "cloudpickle", "joblib", "sympy")
-_TEXTS = (str, bytes, bytearray, memoryview, ast.AST)
-_ARITHMETIC = (
-    *(ast.Expression, ast.Constant, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare),
-    *(ast.unaryop, ast.operator, ast.boolop, ast.cmpop),
-    *(ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Load),
-)
 
 
 def compiled(tests: str) -> CodeType:
@@ -53,7 +45,7 @@ class Names(dict[str, Any]):
     """The tests' global names, over Python's own, over the program's."""
 
     def __init__(self, link: Link, tests: CodeType) -> None:
-        running = _Running(link, tests)
+        running = Running(link, tests)
         functions = {**_Functions(link, running).by_name(), **running.by_name()}
         super().__init__({"__name__": "__main__", **functions, "__builtins__": _Others(link)})
 
@@ -215,76 +207,10 @@ def _held(node: ast.expr) -> ast.expr:
     return node
 
 
-class _Running:
-    """What runs a text. An answer would run in the process that judges: arithmetic is all that it may be."""
-
-    def __init__(self, link: Link, tests: CodeType) -> None:
-        self._link, self._texts = link, set(_texts(tests))
-
-    def by_name(self) -> dict[str, Any]:
-        return {"eval": self._running(eval), "exec": self._running(exec), "compile": self.compile}
-
-    def owns(self, text: Any) -> bool:
-        """It stands in the tests."""
-        return isinstance(text, str | bytes) and text in self._texts
-
-    def compile(self, text: Any, name: Any, mode: Any, *more: Any, **named: Any) -> Any:
-        self._require("eval" if mode == "eval" else "compile", text)
-        return self._known(compile(text, name, mode, *more, **named))
-
-    def _running(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def running(text: Any, names: Any = None, own: Any = None, /) -> Any:
-            caller = sys._getframe(1)
-            if names is None:
-                names, own = caller.f_globals, caller.f_locals if own is None else own
-            names.setdefault("__builtins__", caller.f_builtins)
-            self._require(run.__name__, text)
-            if isinstance(text, str | bytes):
-                text = self._known(compile(text.strip() if run is eval else text, "<string>", run.__name__))
-            return run(text, names, own)
-
-        return running
-
-    def _known(self, made: Any) -> Any:
-        if isinstance(made, CodeType):
-            self._texts.update(_texts(made))
-        return made
-
-    def _require(self, how: str, text: Any) -> None:
-        if not isinstance(text, _TEXTS) or self.owns(text):
-            return
-        if how != "eval" or not isinstance(text, str):
-            self._link.refuse(
-                f"{how} of a text that does not stand in the tests would run it in the process that judges"
-            )
-        parts = list(ast.walk(ast.parse(text.strip(), mode="eval")))
-        if all(isinstance(each, _ARITHMETIC) for each in parts):
-            return
-        names = {each.id for each in parts if isinstance(each, ast.Name)}
-        caller = sys._getframe(2)
-        if any(name in caller.f_globals or name in caller.f_locals or self._defined(name) for name in names):
-            self._link.refuse(f"eval of {text[:50]!r}, which does not stand in the tests: write the call itself")
-        raise SyntaxError(f"eval of {text[:50]!r}: no arithmetic")
-
-    def _defined(self, name: str) -> bool:
-        with suppress(NameError):
-            return name not in vars(builtins) and self._link.ask("name", name, name=name) is not None
-        return False
-
-
-def _texts(code: CodeType) -> Iterator[str | bytes]:
-    for each in code.co_consts:
-        for part in each if isinstance(each, tuple | frozenset) else (each,):
-            if isinstance(part, str | bytes):
-                yield part
-        if isinstance(each, CodeType):
-            yield from _texts(each)
-
-
 class _Functions:
     """What the rewritten tests call, and functions of Python's that look at a type instead of asking the object."""
 
-    def __init__(self, link: Link, running: _Running) -> None:
+    def __init__(self, link: Link, running: Running) -> None:
         self._link, self._running = link, running
 
     def by_name(self) -> dict[str, Any]:
@@ -329,12 +255,12 @@ class _Functions:
     def here(self, called: Any) -> Any:
         """Of a library that looks at the types of what it is given, and so would not know the program's, or runs it."""
         place = "" if type(called) is Remote else str(getattr(called, "__module__", "")).partition(".")[0]
-        if place not in ("asyncio", "dataclasses", *_RUNNING):
+        if place not in ("asyncio", "dataclasses", *RUNNING):
             return called
 
         def known(*arguments: Any, **named: Any) -> Any:
             given = (*arguments, *named.values())
-            if place in _RUNNING and not all(type(each) in (int, float) or self._running.owns(each) for each in given):
+            if place in RUNNING and not all(type(each) in (int, float) or self._running.owns(each) for each in given):
                 self._link.refuse(f"{called.__name__} of what does not stand in the tests could run it where they are")
             if any(type(each) is Remote for each in given):
                 self._link.refuse(f"{called.__name__} of an object of the program's would have to be in its process")
