@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 COMPILED := $(wildcard src/rollmux/*/*.c)
 # Many tests wait for leases, processes and sockets rather than for a core.
-WORKERS := $(shell echo $$(( $$(nproc) + 2 )))
+WORKERS := $(shell echo $$(( $$(nproc) + 1 )))
 # Two are done sooner than one, and take more of the processors.
 CHECKERS := $(shell nproc)
 # Hundreds of processes are started here, each of which would compile all that it imports.
