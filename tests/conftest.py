@@ -8,6 +8,9 @@ count. All others run untraced: tracing takes up to three times as long. So does
 Torch has one thread in each process: threads that share cores wait for each other, busily (`docs/design/trainer.md`,
 Surprises).
 
+Workers of xdist have the files in an order of chance, the same each time: neighbours are alike, and while all workers
+had tests that wait, nobody had any that compute.
+
 Until all tests are known no garbage is collected, and what has been imported by then is left out of later collections.
 """
 
@@ -21,6 +24,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from zlib import crc32
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -44,7 +48,9 @@ _HERE = Path(__file__).parent
 _COVERING = (_HERE / "mux", _HERE / "packer", _HERE / "test_checks.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: crc32(str(item.path.relative_to(_HERE)).encode()))
     for item in items:
         if not any(item.path.is_relative_to(each) for each in _COVERING) or is_hypothesis_test(
             getattr(item, "obj", None)
