@@ -5,6 +5,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, current_thread, main_thread
+from threading import enumerate as threads
 from time import monotonic, sleep
 from typing import Any
 
@@ -380,6 +381,28 @@ def test_a_loop_that_ends_does_not_wait_for_who_waits_in_its_phases() -> None:
         with pytest.raises(KeyError):
             asyncio.run(end())
         assert not hangs
+        world.fate = lambda verb, message: ""
+
+
+def test_who_was_given_up_while_the_controller_is_away_leaves_no_thread() -> None:
+    world = World()
+
+    def entering() -> list[str]:
+        return [thread.name for thread in threads() if thread.name == "rollmux-phase"]
+
+    async def work() -> None:
+        async with mux.phase("rollout"):
+            raise AssertionError("there was no answer")
+
+    async def give_up() -> None:
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(work(), 0.1)
+
+    with world.connect(job_data("a")) as mux:
+        world.fate = lambda verb, message: "503" if verb == "ask" else ""
+        asyncio.run(give_up())
+        soon(lambda: not entering())
         world.fate = lambda verb, message: ""
 
 

@@ -178,6 +178,40 @@ def test_a_job_that_is_cancelled_while_it_pauses_hears_that_its_work_is_lost() -
     assert world.ended("long") == "cancelled"
 
 
+def test_work_that_breaks_off_while_it_has_paused_does_not_wait_for_its_turn(caplog: pytest.LogCaptureFixture) -> None:
+    world, floor, engine, crowd = World(), Floor(), Engine(), Crowd()
+    begun, broken_off = Event(), Event()
+    with world.connect(long_job(), wait_s=0.02) as mux, world.connect(short_job()) as other:
+        work = Work(mux)
+
+        def hurry() -> None:
+            assert begun.wait(3.0)
+            with other.phase("rollout", state=Engine()) as phase, floor.on(phase.nodes, "short"):
+                assert not engine.here
+                assert broken_off.wait(5.0)
+
+        def roll() -> None:
+            with mux.phase("rollout", state=engine):
+                begun.set()
+                work.run(lambda: work.wanted)
+                with work.turn:
+                    work.stands = True
+                    work.turn.notify_all()
+                soon(lambda: world.said("long", Said.PAUSED))
+                raise KeyError("its own")
+
+        crowd.start(hurry)
+        with pytest.raises(KeyError, match="its own"):
+            roll()
+        broken_off.set()
+        with mux.phase("rollout", state=engine) as phase, floor.on(phase.nodes, "long"):
+            assert engine.here
+        crowd.join()
+        assert world.record("long").progress.rolled == world.record("short").progress.rolled == 1
+    assert work.calls == ["pause"]
+    assert "could not do" not in caplog.text
+
+
 def test_work_that_is_lost_while_it_is_asked_to_pause_does_not_go_on_under_another_lease() -> None:
     """It has heard that it does not count: it would have been committed half done."""
     world, crowd, begun, resumed = World(lease_s=0.6, drain_s=5.0), Crowd(), Event(), Event()

@@ -88,9 +88,8 @@ class Link:
         """For so long its leases hold, whatever becomes of the next signs of life; and a call has time to arrive."""
         return self.alive_at + (1.0 - ANSWER_PART) * self.lease_s - monotonic()
 
-    def send(self, verb: str, message: Any, answer: type[T], *, wait_s: float = 0.0, patience_s: float = 0.0) -> T:
-        path = f"{job_path(self.job)}/{verb}"
-        return self.wire.send(path, message, answer, wait_s=wait_s, patience_s=patience_s)
+    def send(self, verb: str, message: Any, answer: type[T], **more: Any) -> T:
+        return self.wire.send(f"{job_path(self.job)}/{verb}", message, answer, **more)
 
     def done_with(self) -> tuple[int, ...]:
         """To be said again and again, until it is known to count: a new controller has not heard it."""
@@ -99,7 +98,7 @@ class Link:
 
     # -- what is said of leases --------------------------------------------------------------------------------------
 
-    def lease_for(self, kind: PhaseKind, iteration: int, unless: Callable[[], None], paused: int = 0) -> Held:
+    def lease_for(self, kind: PhaseKind, iteration: int, unless: Callable[[], object], paused: int = 0) -> Held:
         """Waits for its turn, and says why that takes long. `paused` is the lease that the phase had before."""
         said, wait_s = Saying("waiting for nodes"), min(self.wait_s, FIRST_WAIT_S)
         while True:
@@ -108,7 +107,7 @@ class Link:
                 raise Stopped(self.stop)
             if paused:  # all processes must have said so, and a new controller has heard it of none
                 self.report(Said.PAUSED, paused)
-            turn = self.ask(kind, iteration, wait_s)
+            turn = self.ask(kind, iteration, wait_s, unless)
             wait_s = self.wait_s
             if turn.done:
                 unless()  # only who hears it goes on from there
@@ -120,10 +119,10 @@ class Link:
                 self.fail(turn.lease.epoch, "it was given up before")
             said.once(turn.reason, turn.expected_s)
 
-    def ask(self, kind: PhaseKind, iteration: int, wait_s: float) -> Turn:
+    def ask(self, kind: PhaseKind, iteration: int, wait_s: float, unless: Callable[[], object] = lambda: None) -> Turn:
         message = Ask(self.attempt, kind, iteration, self.rank, self.done_with(), wait_s, self.instance)
         try:
-            return self.send("ask", message, Turn, wait_s=wait_s)
+            return self.send("ask", message, Turn, wait_s=wait_s, unless=unless)
         except CallRefused as refused:
             if refused.status != _CONFLICT:
                 raise

@@ -12,6 +12,7 @@ from time import monotonic
 
 from rollmux.client.residency import break_off
 from rollmux.client.stint import Stint
+from rollmux.errors import RollmuxError
 from rollmux.protocol.messages import Held, Said
 
 log = logging.getLogger("rollmux")
@@ -105,7 +106,10 @@ def _pause(stint: Stint, now: Held) -> None:
         stint.take(paused=now.epoch)
     except Exception as error:
         with link.lock:
-            stint.lease, stint.lost = None, str(error)
+            stint.lease = None
+            if stint.abandoned and isinstance(error, RollmuxError):
+                return  # the work has raised an error of its own
+            stint.lost = str(error)
         link.call_hook("lost", stint.lost)  # the work stands still, and only the job itself can end it
         raise
     stint.away_s += monotonic() - began

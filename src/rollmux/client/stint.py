@@ -113,7 +113,8 @@ class Stint:
         link.timings.add(self.kind, timing)
 
     def fail(self, error: BaseException) -> None:
-        """The work has raised this: others get the nodes."""
+        """The work has raised this: others get the nodes. Where it has paused, its next turn is not waited for."""
+        self.abandon()
         try:
             self._stop()
         finally:

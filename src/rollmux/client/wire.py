@@ -4,6 +4,7 @@ Answers of a newer controller may say more than is known here: what is unknown i
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from math import inf
 from random import Random
@@ -62,12 +63,24 @@ class Wire:
         self._longest_delay_s = min(LONGEST_DELAY_S, DELAY_PART * lease_s)
         self._answer_s = min(ANSWER_S, max(1.0, ANSWER_PART * lease_s))
 
-    def send(self, path: str, message: Any, answer: type[T], *, wait_s: float = 0.0, patience_s: float = 0.0) -> T:
-        """The answer to a message; the call may be parked for `wait_s`."""
-        return self.post(path, encode(type(message), message), answer, wait_s=wait_s, patience_s=patience_s)
+    def send(self, path: str, message: Any, answer: type[T], **more: Any) -> T:
+        """The answer to a message; `more` as for plain data."""
+        return self.post(path, encode(type(message), message), answer, **more)
 
-    def post(self, path: str, body: Any, answer: type[T], *, wait_s: float = 0.0, patience_s: float = 0.0) -> T:
-        """The same for plain data. Raises CallRefused, or Unreachable once patience is over."""
+    def post(
+        self,
+        path: str,
+        body: Any,
+        answer: type[T],
+        *,
+        wait_s: float = 0.0,
+        patience_s: float = 0.0,
+        unless: Callable[[], object] = lambda: None,
+    ) -> T:
+        """The answer to plain data; the call may be parked for `wait_s`.
+
+        Raises CallRefused, Unreachable once patience is over, and what `unless` raises, asked before each repeat.
+        """
         began, delay_s = monotonic(), FIRST_DELAY_S
         give_up = began + (patience_s or self.patience_s)
         while True:
@@ -88,6 +101,7 @@ class Wire:
                 raise Unreachable(f"no answer to {path} from {self._client.base_url}: {fault}")
             if monotonic() - began > QUIET_S:
                 self._complain(fault, give_up)
+            unless()
             delay_s = min(2 * delay_s, self._longest_delay_s)
 
     def close(self) -> None:
