@@ -540,3 +540,13 @@ def test_jobs_that_meet_at_changing_moments_are_slower_than_if_they_always_took_
     assert Forecaster().forecast(group).iteration_s == (0.2, 0.2)
     taken = {"j0": [Taken(0.1, 0.1, 0.0)], "j1": [Taken(0.15, 0.05, 0.0), Taken(0.05, 0.15, 0.0)]}
     assert min(likely_s(group, taken)) > 0.22
+
+
+def test_what_is_likely_is_played_once_until_phases_take_other_times() -> None:
+    group = group_of((plain(100, 100), plain(100, 100)), Order.FIFO)
+    taken = {"j0": (Taken(0.1, 0.1, 0.0),), "j1": (Taken(0.15, 0.05, 0.0), Taken(0.05, 0.15, 0.0))}
+    found = likely_s(group, taken)
+    assert likely_s(group, dict(taken)) is found
+    taken = {**taken, "j0": (Taken(0.2, 0.2, 0.0), *taken["j0"])}
+    assert min(likely_s(group, taken)) > max(found)
+    assert likely_s(group, taken) == likely_s(group_of((plain(100, 100), plain(100, 100)), Order.FIFO), taken)

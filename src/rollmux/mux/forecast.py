@@ -51,8 +51,15 @@ def likely_s(group: Group, taken: Mapping[str, Sequence[Taken]]) -> tuple[float,
 
     Phases that always take their mean come into a rhythm that varying ones never hold: where nodes are nearly full,
     the forecast of that rhythm may be 40 % off (docs/design/forecast.md). It takes some milliseconds to know, too long
-    for placements; those are judged by bounds and rhythms.
+    for placements; those are judged by bounds and rhythms. It is kept with the group until phases take other times.
     """
+    known: tuple[Mapping[str, Sequence[Taken]], tuple[float, ...]] | None = group.__dict__.get("_likely")
+    if known is None or known[0] != taken:
+        known = group.__dict__["_likely"] = taken, _likely_s(group, taken)
+    return known[1]
+
+
+def _likely_s(group: Group, taken: Mapping[str, Sequence[Taken]]) -> tuple[float, ...]:
     found = [0.0] * len(group.members)
     for part in group.parts:
         jobs, times_ms = [], []
