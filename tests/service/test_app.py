@@ -228,6 +228,28 @@ def test_a_quote_changes_nothing(there: Served) -> None:
     assert there.get("/healthz")["seq"] == seq
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        job("wide", train={"nodes": 9, "duration_s": 1.0}),
+        job("large", rollout={"nodes": 1, "duration_s": 1.0, "resident_gb": 5000}),
+        job("mine", slo=2.0),
+    ],
+    ids=["more nodes than there are", "more state than a node holds", "the name of another job"],
+)
+def test_a_quote_refuses_what_the_submission_would_in_the_same_words(there: Served, refused: dict[str, Any]) -> None:
+    quoted, submitted = (there.call("POST", path, refused) for path in ("/v1/quote", "/v1/jobs"))
+    assert (quoted.status_code, quoted.text) == (submitted.status_code, submitted.text)
+    assert submitted.is_error
+
+
+def test_a_quote_of_what_has_been_submitted_promises_no_second_place(there: Served) -> None:
+    alice = token(there, "alice")
+    quote = there.post("/v1/quote", job("mine"), token=alice)
+    assert (quote["admitted"], quote["rollout_nodes"]) == (False, [])
+    assert quote["lines"] == ["It has been submitted already: the same again changes nothing."]
+
+
 def test_the_description_names_every_route_and_every_shape(there: Served) -> None:
     described = there.get("/openapi.json")
     named = {(method.upper(), path) for path, ways in described["paths"].items() for method in ways}

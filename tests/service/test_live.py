@@ -114,7 +114,7 @@ def test_a_cancelled_job_ends_with_its_processes(there: Served, tmp_path: Path) 
 
 def test_a_drained_node_takes_no_jobs_until_it_is_undrained(there: Served, tmp_path: Path) -> None:
     said("drain", "rollout-0")
-    assert "would have to wait" in said("submit", written(tmp_path, "waits"), "--dry-run")
+    assert "would get no place now" in said("submit", written(tmp_path, "waits"), "--dry-run")
     said("undrain", "rollout-0")
     assert "would get rollout-0" in said("submit", written(tmp_path, "waits"), "--dry-run")
 

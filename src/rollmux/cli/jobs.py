@@ -117,7 +117,7 @@ def _placed(view: JobView) -> str:
 
 
 def _quoted(found: Quote, job: str) -> str:
-    head = f"Job {job} would have to wait."
+    head = f"Job {job} would get no place now."
     if found.admitted:
         where = ", ".join(found.rollout_nodes + found.train_nodes)
         pace = f"an iteration would take {found.iteration_s:.1f} s, its SLO allows {found.limit_s:.1f} s"

@@ -84,7 +84,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """The place that a job would get now, and what it would cost more per hour; or why it would have to wait."""
+    """The place that a job would get now, and what it would cost more per hour; or why it would get none."""
 
     admitted: bool
     group: str

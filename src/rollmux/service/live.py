@@ -86,6 +86,11 @@ class Live:
         for heard in (self.instances, self.heard, self.left):
             heard.clear()
 
+    def require_same(self, tenant: str, submission: Submission) -> None:
+        """Whoever submits a job again is its owner, and changes nothing of it."""
+        if (self.tenant, self.submission) != (tenant, submission):
+            raise IllegalEvent(f"there has been a job {submission.job.id!r}: give this one another name")
+
     def require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.submission.processes:
             count = self.submission.processes

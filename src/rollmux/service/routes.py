@@ -76,8 +76,8 @@ async def submit(call: Call) -> msg.Done:
 
 
 async def quote(call: Call) -> view.Quote:
-    submission = _submission(call)
-    return await call.host.look(lambda _: views.quote(call.host.controller, submission, call.caller.sees))
+    submission, owner = _submission(call), _tenant(call)
+    return await call.host.look(lambda _: views.quote(call.host.controller, submission, owner, call.caller.sees))
 
 
 async def attach(call: Call) -> msg.Attached:

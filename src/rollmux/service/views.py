@@ -5,13 +5,14 @@ from dataclasses import replace
 
 from rollmux.mux.explain import explain
 from rollmux.mux.forecast import likely_s
+from rollmux.mux.job import JobSpec
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Lane
 from rollmux.mux.story import story
 from rollmux.mux.transitions import Phase
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView, Quote
-from rollmux.service.controller import Controller
+from rollmux.service.controller import Controller, Refused
 from rollmux.service.history.lately import taken_lately
 from rollmux.service.live import Live
 from rollmux.service.steps import Steps
@@ -79,21 +80,35 @@ def one_job_view(controller: Controller, now: float, job_id: str, tenant: str | 
     return replace(view, likely_s=dict(zip(names, likely_s(group, taken), strict=True))[job_id])
 
 
-def quote(controller: Controller, submission: Submission, tenant: str | None) -> Quote:
-    """What would become of a job that came now. Jobs that wait are before it, so it waits behind them."""
-    state = controller.machine.state
+def quote(controller: Controller, submission: Submission, owner: str, tenant: str | None) -> Quote:
+    """What would become of a job that its owner submitted now; raises what that would raise.
+
+    Jobs that wait are before it, so it waits behind them.
+    """
+    state, known = controller.machine.state, controller.jobs.get(submission.job.id)
+    if known is not None:
+        known.require_same(owner, submission)
+    if reasons := controller.machine.why_not(submission.job):
+        raise Refused(reasons)
     job = submission.job.resolve(state.cluster)
+    alone_usd = job.usd_per_hour(state.cluster)
+    if known is not None:
+        return _no_place(job, alone_usd, "It has been submitted already: the same again changes nothing.")
     decision = state.policy.place(job, state.snapshot())
-    plan, alone_usd = decision.plan, job.usd_per_hour(state.cluster)
-    name = controller.names(tenant)
+    plan, name = decision.plan, controller.names(tenant)
     lines = tuple(explain(decision, lambda job_id: job_id if job_id == job.id else name(job_id)).splitlines())
-    if plan is None or state.backlog:
-        line = (f"{len(state.backlog)} jobs are in line before it.",) if state.backlog else ()
-        return Quote(False, "", (), (), 0.0, alone_usd, None, job.limit_s, line + lines)
+    if state.backlog:
+        return _no_place(job, alone_usd, f"{len(state.backlog)} jobs are in line before it.", *lines)
+    if plan is None:
+        return _no_place(job, alone_usd, *lines)
     forecast = state.policy.forecaster.forecast(plan.group)
     place, added = plan.placement, plan.added_usd_per_hour
     seconds = forecast.iteration_s[-1]
     return Quote(True, plan.group.id, place.rollout, place.train, added, alone_usd, seconds, job.limit_s, lines)
+
+
+def _no_place(job: JobSpec, alone_usd: float, *lines: str) -> Quote:
+    return Quote(False, "", (), (), 0.0, alone_usd, None, job.limit_s, lines)
 
 
 def explained(controller: Controller, job_id: str, tenant: str | None) -> tuple[str, ...]:
