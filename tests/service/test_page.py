@@ -402,3 +402,15 @@ def test_an_ended_job_leaves_its_bill(tmp_path: Path, eyes: Eyes) -> None:
         assert "$" in row
         page.wait_for_timeout(1500)
         assert page.locator("#jobs details tbody tr").is_visible(), "it closed by itself"
+
+
+def test_the_page_opens_however_many_calls_a_look_weighs(
+    tmp_path: Path, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eyes.allowed = "429"
+    monkeypatch.setattr("rollmux.service.app.JOBS_A_CALL", 1 / 120)  # of one job: three looks at once, and no fourth
+    with looked_at(eyes, tmp_path) as there:
+        Hands(there).submit("heavy")
+        page = eyes.open(there)
+        soon(page, "#link-text", "^Live$")
+        soon(page, "#job-table", "heavy")

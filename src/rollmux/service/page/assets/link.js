@@ -1,6 +1,8 @@
 // The line to the controller: the token, calls, the stream, and what is done when it is gone.
 const KEPT = "rollmux-token";
 const SILENT_S = 16; // a live stream says something every ten seconds
+const TOO_MANY = 429;
+const AGAIN_MS = 1000; // who calls too often is told to wait so long
 
 class Refused extends Error {
   constructor(status, text) {
@@ -31,11 +33,20 @@ async function call(path, options = {}) {
   return answer;
 }
 
+// What the controller says there, as soon as it may be asked: looks at many jobs use up the calls of seconds.
 async function get(path) {
-  const answer = await call(path, { signal: AbortSignal.timeout(15000) });
-  const found = await answer.json();
-  store.heard = seconds();
-  return found;
+  for (;;) {
+    try {
+      const answer = await call(path, { signal: AbortSignal.timeout(15000) });
+      const found = await answer.json();
+      store.heard = seconds();
+      return found;
+    } catch (error) {
+      if (!(error instanceof Refused) || error.status !== TOO_MANY) throw error;
+    }
+    store.heard = seconds(); // that is a word, too
+    await pause(AGAIN_MS);
+  }
 }
 
 // Reads the stream until it ends; each event is given on, comments only count as a sign of life.
