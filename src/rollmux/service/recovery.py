@@ -102,7 +102,8 @@ def _require_same(head: dict[str, Any], wanted: dict[str, Any]) -> None:
         if head.get(name) != wanted[name]:
             raise RollmuxError(
                 f"the journal was begun with another {name}, {head.get(name)}, than the present {wanted[name]}: "
-                f"start with that {name}, or, once all jobs have ended, begin a new journal in another folder or schema"
+                f"start with that {name}, or, once all jobs have ended, begin a new journal in another folder (and "
+                "another schema)"
             )
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmux.mux.validation import MAX_ID_LENGTH
-from rollmux.service.local.attempt_files import KEPT_ATTEMPTS, KEPT_JOBS, AttemptFiles, file_name
+from rollmux.service.local.attempt_files import KEPT_ATTEMPTS, KEPT_JOBS, AttemptFiles, Key, file_name
 from rollmux.service.local.durable import write
 from rollmux.service.local.kept import OPTIONS, ROOT
 from tests.service.local.launching import launching, nothing_left, shell, until
@@ -70,11 +70,14 @@ def test_however_much_is_printed_the_latest_is_kept_and_the_disk_is_spared(tmp_p
 
 
 def test_a_job_does_not_feel_that_its_log_cant_be_written(tmp_path: Path) -> None:
+    class OnFullDisk(AttemptFiles):
+        def prepare(self, key: Key) -> None:
+            super().prepare(key)
+            Path(f"{self.log(key)}.0.log").symlink_to("/dev/full")
+
     async def story() -> None:
-        logs = tmp_path / "state/logs/a"
-        logs.mkdir(parents=True)
-        (logs / "1.0.log").symlink_to("/dev/full")
         async with launching(tmp_path) as (launcher, exits):
+            launcher.files = OnFullDisk(tmp_path / "state")
             await launcher.start(shell(tmp_path, "seq 100000 && exit 3"))
             assert await exits.next() == "rank 0 ended with exit code 3; its last line: 100000"
 
@@ -114,6 +117,21 @@ def test_old_attempts_and_jobs_are_forgotten_but_none_that_runs(tmp_path: Path) 
         assert {path.name for path in folder.iterdir()} == jobs
         assert {path.name for path in (folder / "j0").iterdir()} == {f"{n}.0.log" for n in (2, *numbers[2:])}
         assert [path.name for path in (folder / "j3").iterdir()] == ["1.0.log"]
+
+
+def test_of_an_older_job_of_that_name_nothing_is_left_but_records_of_what_may_still_run(tmp_path: Path) -> None:
+    """A new journal beside an old folder counts attempts from 1 again."""
+    files = AttemptFiles(tmp_path)
+    for number in range(1, 6):
+        files.prepare(("a", number))
+        Path(f"{files.log(('a', number))}.0.log").write_text(f"older {number}\n")
+        for what in ("started", "ended") if number < 5 else ("started",):
+            write(f"{files.record(('a', number))}.{what}", {"failed": ""})
+    files.prepare(("a", 2))
+    assert files.tail("a", 9) == ["older 1"]
+    assert {path.name for path in (tmp_path / "attempts/a").iterdir()} == {"1.started", "1.ended", "5.started"}
+    Path(f"{files.log(('a', 2))}.0.log").write_text("newer\n")
+    assert files.tail("a", 9) == ["newer"]
 
 
 def test_a_record_is_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -47,3 +47,17 @@ def test_only_the_latest_that_are_over_are_kept_and_all_that_are_not(tmp_path: P
         intents.keep(replace(intents.new((f"j{i}", 1), {}, ()), over=True))
     assert len(intents.prune()) == KEPT_ATTEMPTS
     assert [each.job for each in intents.open()] == ["a"]
+
+
+def test_the_latest_attempt_is_none_of_an_older_job_of_that_name(tmp_path: Path) -> None:
+    """A new journal beside an old folder counts attempts from 1 again."""
+    intents = Intents(tmp_path)
+    older = [intents.new(("a", number), {}, ()) for number in (1, 2, 3)]
+    for each in older:
+        intents.keep(replace(each, over=each.attempt != 2))
+    newer = intents.new(("a", 1), {}, ())
+    intents.keep(newer)
+    assert [each.attempt for each in intents.open()] == [1, 2]
+    intents.tell(older[1], over=True)
+    intents.keep(newer)
+    assert intents.latest("a") == newer

@@ -42,10 +42,18 @@ class AttemptFiles:
         self._logs, self._records = folder.absolute() / "logs", folder.absolute() / "attempts"
 
     def prepare(self, key: Key) -> None:
-        """Folders for a new attempt, and nothing left of an older one with its number but what that has printed."""
-        for path in (self.log(key), self.record(key)):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._remove(self.record(key).parent, key[1])
+        """Folders for a new attempt, and nothing left of an older job of that name but records of what may still run.
+
+        Attempts count up: what has this number or a higher one was that job's.
+        """
+        logs, records = self.log(key).parent, self.record(key).parent
+        for folder in (logs, records):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for number in _numbers(logs, key[1]):
+            self._remove(logs, number)
+        for number in _numbers(records, key[1]):
+            if number == key[1] or self.ended((key[0], number)) is not None:
+                self._remove(records, number)
 
     def log(self, key: Key) -> Path:
         """The beginning of the names of its logs."""
@@ -119,10 +127,11 @@ def file_name(job_id: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 65]}~{sha256(job_id.encode()).hexdigest()}"
 
 
-def _numbers(folder: Path) -> set[int]:
+def _numbers(folder: Path, least: int = 0) -> set[int]:
     if not folder.is_dir():
         return set()
-    return {int(path.name.partition(".")[0]) for path in folder.iterdir() if path.name[0].isdecimal()}
+    found = {int(path.name.partition(".")[0]) for path in folder.iterdir() if path.name[0].isdecimal()}
+    return {number for number in found if number >= least}
 
 
 def _rank(log: Path) -> int:

@@ -55,14 +55,16 @@ class Intents:
         return Intent(*key, f"rollmux-{self.cluster}-{readable}-{key[1]}-{uuid4().hex[:8]}", nodes, ranks)
 
     def keep(self, intent: Intent) -> None:
-        path = self._path(intent.key)
+        """An attempt begins. They count up: higher ones that are over were an older job's of that name."""
         with self._lock:
-            path.parent.mkdir(exist_ok=True, mode=0o700)
-            write(str(path), asdict(intent))
+            for path in self._of(file_name(intent.job)):
+                if int(path.stem) > intent.attempt and (older := _read(path)) is not None and older.over:
+                    path.unlink()
+            self._write(intent)
 
     def tell(self, intent: Intent, over: bool) -> None:
-        with suppress(OSError):  # on a full disk a later life may do it again
-            self.keep(replace(intent, told=True, over=over))
+        with suppress(OSError), self._lock:  # on a full disk a later life may do it again
+            self._write(replace(intent, told=True, over=over))
 
     def get(self, key: Key) -> Intent | None:
         return _read(self._path(key))
@@ -94,6 +96,11 @@ class Intents:
         if not self._of(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
         return gone
+
+    def _write(self, intent: Intent) -> None:
+        path = self._path(intent.key)
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        write(str(path), asdict(intent))
 
     def _of(self, folder: str) -> list[Path]:
         return list((self._folder / folder).glob("*.json"))
