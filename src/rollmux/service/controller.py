@@ -158,10 +158,10 @@ class Controller:
         """Takes a job, or raises Refused. The same job may be submitted again by the same tenant."""
         job_id = submission.job.id
         known = self.jobs.get(job_id)
-        if known is not None and (known.tenant != tenant or known.submission != submission):
-            raise IllegalEvent(f"there has been a job {job_id!r}: give this one another name")
-        if known is not None and job_id in self.machine.state.ended:
-            return  # submitted twice, and done already
+        if known is not None:
+            known.require_same(tenant, submission)
+            if job_id in self.machine.state.ended:
+                return  # submitted twice, and done already
         reasons = self.machine.why_not(submission.job)
         if reasons:
             raise Refused(reasons)  # the journal never hears of it
