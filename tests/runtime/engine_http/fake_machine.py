@@ -5,6 +5,7 @@ Invariant: what a real server would crash at kills it: it is `dead`, and answers
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from time import monotonic
@@ -101,7 +102,7 @@ class Machine:
         with self.changed:
             if "weights" in self.asleep:
                 self.kill("writes weights that sleep")
-            if not self.paused:
+            if self.running and not self.paused:
                 self.kill("writes weights while requests run")
             self.weights = weights
 
@@ -116,10 +117,13 @@ class Machine:
         self.weights, self.version = "base", "default"
         self.cache.clear()
 
-    def begin(self, name: str, prompt: tuple[int, ...]) -> str:
-        """Waits until it may run; what it draws with from there on."""
+    def begin(self, name: str, prompt: tuple[int, ...], gone: Callable[[], bool]) -> str:
+        """Waits until it may run, or nobody listens any more; what it draws with from there on."""
         with self.changed:
-            self.changed.wait_for(lambda: not self.paused)  # not among those that a pause aborts
+            while self.paused:  # not among those that a pause aborts
+                self.changed.wait(0.005)
+                if gone():
+                    raise BrokenPipeError
             self.running[name] = "runs"
             if self.asleep:
                 self.kill(f"generates while {sorted(self.asleep)} sleep")

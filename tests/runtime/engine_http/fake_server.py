@@ -10,6 +10,7 @@ import struct
 import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from select import select
 from time import sleep
 from urllib.parse import parse_qs, urlsplit
 
@@ -162,10 +163,14 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, ""
 
     def _is_sleeping(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
-        return 200, {"is_sleeping": bool(self.server_state.machine.asleep)}
+        machine = self.server_state.machine
+        return 200, {"is_sleeping": machine.paused or bool(machine.asleep)}
 
     def _wake_up(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
-        self.server_state.machine.wake(query["tags"])
+        machine = self.server_state.machine
+        machine.wake(query["tags"])
+        if not machine.asleep:
+            machine.proceed()
         return 200, ""
 
     def _invalidate(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
@@ -297,6 +302,13 @@ class _Handler(BaseHTTPRequestHandler):
             text = "{not json"
         for _ in range(1 + self.server_state.faults.duplicates):
             self._chunk(f"data: {text}\n\n".encode())
+
+    def gone(self) -> bool:
+        """Whether whoever asked has hung up."""
+        try:
+            return bool(select([self.connection], [], [], 0)[0]) and not self.connection.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):
+            return True
 
     def half_event(self) -> None:
         self._chunk(b'data: {"choices": [{"token_ids": [1')

@@ -17,6 +17,8 @@ class Hangup(Exception):
 class Line(Protocol):
     """The connection, for those who break it."""
 
+    def gone(self) -> bool: ...
+
     def half_event(self) -> None: ...
 
     def reset(self) -> None: ...
@@ -51,7 +53,7 @@ class FakeStream:
 
     def events(self) -> Iterator[Json]:
         machine, faults = self._machine, self._machine.faults
-        weights = machine.begin(self.name, self._prompt)
+        weights = machine.begin(self.name, self._prompt, self._line.gone)
         reason: str | Json | None = None
         while reason is None:
             sleep(self._token_s)

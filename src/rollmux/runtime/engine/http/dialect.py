@@ -39,9 +39,6 @@ class Dialect(Protocol):
 
     def sleep(self) -> Call: ...
 
-    def asleep(self) -> Call | None:
-        """Asks whether it sleeps, where the server tells."""
-
     def wake(self, tag: str) -> Call: ...
 
     def invalidate(self) -> Call:

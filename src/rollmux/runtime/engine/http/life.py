@@ -67,16 +67,11 @@ class Life:
             if self._unsure != BOTH:
                 self._wake()  # half awake after an update, it would sleep no further
             self._stale = True
-            if not self._says_asleep():
-                self._once(BOTH, self._dialect.sleep())
+            self._once(BOTH, self._dialect.sleep())
             self.asleep, self._unsure = BOTH, frozenset()
         held = memory.settle()
         self._first_held = held if self._first_held is None else self._first_held
         self.leaked_bytes = max(self.leaked_bytes, held - self._first_held)
-
-    def _says_asleep(self) -> bool:
-        call = self._dialect.asleep()
-        return call is not None and bool(thing(self._ask(call).content)["is_sleeping"])
 
     def update(self, version: int, weights: Mapping[str, Any] | None) -> None:
         """Of an empty server, awake or asleep; the cache sleeps on."""

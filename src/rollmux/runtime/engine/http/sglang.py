@@ -86,9 +86,6 @@ class Sglang(Alike):
     def sleep(self) -> Call:
         return Call("POST", "/release_memory_occupation", {})
 
-    def asleep(self) -> Call | None:
-        return None
-
     def wake(self, tag: str) -> Call:
         return Call("POST", "/resume_memory_occupation", {"tags": [tag]})
 

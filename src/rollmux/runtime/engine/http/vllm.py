@@ -85,9 +85,6 @@ class Vllm(Alike):
     def sleep(self) -> Call:
         return Call("POST", "/sleep", query={"level": "1"})
 
-    def asleep(self) -> Call | None:
-        return Call("GET", "/is_sleeping")
-
     def wake(self, tag: str) -> Call:
         return Call("POST", "/wake_up", query={"tags": tag})
 
