@@ -40,6 +40,7 @@ class Machine:
     version: str = "default"
     asleep: set[str] = field(default_factory=set)
     paused: bool = False
+    frozen: bool = False  # not even what is aborted gets on
     dead: str = ""
     updating: bool = False
     sleeps: int = 0
@@ -68,7 +69,7 @@ class Machine:
         with self.changed:
             if self.asleep:
                 self.kill(f"proceeds while {sorted(self.asleep)} sleep")
-            self.paused = False
+            self.paused = self.frozen = False
             self.changed.notify_all()
 
     def abort(self, names: tuple[str, ...]) -> None:
@@ -135,8 +136,12 @@ class Machine:
     def goes_on(self, name: str) -> bool:
         """Waits while it is frozen; whether it may draw its next token."""
         with self.changed:
-            self.changed.wait_for(lambda: not self.paused or self.running[name] == "abort")
+            self.changed.wait_for(lambda: not self.frozen and (not self.paused or self.running[name] == "abort"))
             return self.running[name] == "runs"
+
+    def draws_with(self, began_with: str) -> str:
+        """Where weights came in beneath its keys and values, that is to be seen in what it draws."""
+        return began_with if began_with.startswith(self.weights) else f"{self.weights} upon keys of {began_with}"
 
     def end(self, name: str) -> None:
         with self.changed:

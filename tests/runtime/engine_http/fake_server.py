@@ -215,7 +215,9 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, ""
 
     def _pause_generation(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
-        self.server_state.machine.pause(keep=body["mode"] != "abort")
+        machine = self.server_state.machine
+        machine.pause(keep=body["mode"] != "abort")
+        machine.frozen |= body["mode"] == "in_place"  # the next mode does not end it
         return 200, {"message": "Generation paused successfully.", "status": "ok"}
 
     def _release(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:

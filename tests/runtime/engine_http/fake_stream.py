@@ -76,7 +76,7 @@ class FakeStream:
         context = (*self._prompt, *self._tokens)
         # vLLM counts draws from where a request begins, SGLang by the place in the text.
         luck = None if self._greedy else (self._seed, len(context) if self._sglang else place)
-        token, logprob = draw(weights, context, luck)
+        token, logprob = draw(self._machine.draws_with(weights), context, luck)
         self._logprobs.append(logprob)
         if place == faults.not_a_number_at:
             return min(self._stops), {"type": "stop", "matched": "NaN happened"}

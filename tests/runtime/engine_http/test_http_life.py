@@ -138,6 +138,40 @@ def test_a_frozen_response_goes_on_in_its_stream_even_when_it_is_sampled(dialect
 
 
 @BOTH
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_frozen_response_sleeps_and_goes_on(dialect: str, lost: bool) -> None:
+    with rig(dialect, token_s=0.003) as it:
+        it.engine.submit(request(count=60))
+        grown(it.engine, 3)
+        if lost:
+            it.server.faults.lost_answers.add("/pause" if dialect == "vllm" else "/pause_generation")
+            with pytest.raises(ServerFailed):
+                it.engine.suspend(keep=True)
+        else:
+            it.engine.suspend(keep=True)
+        it.engine.suspend()
+        assert it.server.machine.held() == BASE_BYTES
+        it.engine.resume()
+        ended = all_ended(it.engine)["r"]
+    assert (ended.reason, ended.response.tokens) == (FinishReason.LENGTH, greedy("base", PROMPT, 60))
+
+
+@BOTH
+def test_what_comes_while_a_frozen_server_is_emptied_counts_for_no_version(dialect: str) -> None:
+    with rig(dialect, token_s=0.003) as it:
+        it.engine.submit(request(count=60))
+        grown(it.engine, 3)
+        it.engine.suspend(keep=True)
+        it.server.machine.load("mine")
+        it.engine.update(5, None, Begun.RECOMPUTE)
+        it.engine.resume()
+        response = all_ended(it.engine)["r"].response
+    split = response.versions.index(5)
+    assert response.tokens[:split] == greedy("base", PROMPT, split)
+    assert response.tokens[split:] == greedy("mine", PROMPT + response.tokens[:split], 60 - split)
+
+
+@BOTH
 def test_f9_a_sleeper_that_holds_its_memory_has_not_slept(dialect: str) -> None:
     with rig(dialect) as it:
         it.server.faults.holds_bytes = 51

@@ -186,6 +186,9 @@ class HttpEngine:
 
     def _empty(self, keep_tokens: bool) -> None:
         """Takes the server's requests back; the tokens that it still sends count, or were never heard of."""
+        if keep_tokens and self._life.may_be_frozen:
+            self._listen(0.0, parking=True)  # what was sent before counts
+            keep_tokens = False  # what comes as it goes on may be of weights that were written in place meanwhile
         if not keep_tokens:
             for live in self._counter.find(tuple(self._counter.open)):
                 self._abort(self._counter.park(live))

@@ -48,8 +48,14 @@ class Life:
             self._ask(self._dialect.freeze())
             self.pause = Pause.FROZEN
 
+    @property
+    def may_be_frozen(self) -> bool:
+        return self._touched and self.pause is not Pause.EMPTY
+
     def empty(self) -> None:
-        """Pauses, and ends as aborted what the server has."""
+        """Pauses, and ends as aborted what the server has. Frozen it goes on first: some end nothing while frozen."""
+        if self.may_be_frozen:
+            self.proceed()
         if self.pause is not Pause.EMPTY:
             self._touched = True
             self._ask(self._dialect.pause())

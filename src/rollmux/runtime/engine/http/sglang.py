@@ -1,7 +1,8 @@
 """How an SGLang server is spoken to: its native `/generate` with token ids.
 
 Start it with `--enable-memory-saver`; with `--enable-deterministic-inference` for seeds to count; with
-`SGLANG_RETURN_ORIGINAL_LOGPROB=1` for other temperatures than 0 and 1. Sources: docs/design/engine_http.md.
+`SGLANG_RETURN_ORIGINAL_LOGPROB=1` for other temperatures than 0 and 1; with `--watchdog-timeout` above the longest
+freeze (`suspend(keep=True)`), which it may take for a hang. Sources: docs/design/engine_http.md.
 """
 
 from dataclasses import dataclass
