@@ -150,7 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
         return answer
 
     def _vllm_pause(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
-        self.server_state.machine.pause(keep=query.get("mode", "abort") == "keep")
+        machine = self.server_state.machine
+        machine.pause(keep=query.get("mode", "abort") == "keep" and not machine.faults.knows_no_modes)
         return 200, {"status": "paused"}
 
     def _resume(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:

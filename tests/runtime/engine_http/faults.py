@@ -39,6 +39,7 @@ class Faults:
     lost_answers: set[str] = field(default_factory=set)  # done, but the answer to the next one is lost
     slow_s: float = 0.0  # each answer takes so long
     knows_no_version: bool = False  # an older server
+    knows_no_modes: bool = False  # an older vLLM: each pause aborts
 
     def strikes(self, name: str, place: int) -> bool:
         """Whether this happens here; if it does, there is one less to come."""

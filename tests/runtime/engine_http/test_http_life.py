@@ -156,6 +156,32 @@ def test_a_frozen_response_sleeps_and_goes_on(dialect: str, lost: bool) -> None:
     assert (ended.reason, ended.response.tokens) == (FinishReason.LENGTH, greedy("base", PROMPT, 60))
 
 
+@pytest.mark.parametrize("asleep", [False, True])
+def test_what_an_older_server_aborts_instead_of_freezing_it_goes_on_all_the_same(asleep: bool) -> None:
+    with rig("vllm", token_s=0.003) as it:
+        it.server.faults.knows_no_modes = True
+        for n in range(3):
+            it.engine.submit(request(f"r{n}", 60, prompt=(n + 1,)))
+        grown(it.engine, 9)
+        it.engine.suspend(keep=True)
+        assert eventually(lambda: not it.server.machine.running)
+        if asleep:
+            it.engine.suspend()
+        it.engine.resume()
+        ended = all_ended(it.engine)
+    assert {name: e.response.tokens for name, e in ended.items()} == {
+        f"r{n}": greedy("base", (n + 1,), 60) for n in range(3)
+    }
+
+
+def test_what_a_server_aborts_by_itself_after_a_freeze_fails() -> None:
+    with rig("vllm", token_s=0.003) as it:
+        it.engine.suspend(keep=True)
+        it.engine.resume()
+        it.server.faults.aborts = 1
+        assert run(it.engine, request()).reason is FinishReason.FAILED
+
+
 @BOTH
 def test_what_comes_while_a_frozen_server_is_emptied_counts_for_no_version(dialect: str) -> None:
     with rig(dialect, token_s=0.003) as it:

@@ -41,6 +41,7 @@ class Counter:
         self.continued_tokens = 0
         self._spoke_s = self._anew_s = -inf  # when any stream last said something, and since when it can be heard
         self._attempts = 0  # of all requests: one that comes back has attempts of its own
+        self._paused = 0  # attempts up to this one were there at the last pause
 
     def add(self, requests: Iterable[Unfinished]) -> None:
         """All or none."""
@@ -82,8 +83,12 @@ class Counter:
             live.heard_s = now
             self.open[name] = Open(live.attempt, attempt.name, begin(attempt, live))
 
+    def pausing(self) -> None:
+        """The server is about to be paused: what it has and ends as aborted goes on later. Older ones can't freeze."""
+        self._paused = self._attempts
+
     def hear(self, heard: Heard, version: int, parking: bool = False) -> None:
-        """`parking`: the server was paused, so what ends as aborted or cut goes on later."""
+        """`parking`: the server is being emptied, so what is cut goes on later."""
         name, attempt = heard.key
         if (opened := self.open.get(name)) is None or opened.attempt != attempt:
             return
@@ -92,13 +97,13 @@ class Counter:
         match heard.what:
             case Piece() as piece:
                 self._spoke_s = live.heard_s
-                self._hear_piece(live, piece, version, parking)
+                self._hear_piece(live, piece, version)
             case Cut(why):
                 self.park(live) if parking else self.cut(live, why)
             case Refused(why):
                 self.end(live, FinishReason.FAILED, why)
 
-    def _hear_piece(self, live: Live, piece: Piece, version: int, parking: bool) -> None:
+    def _hear_piece(self, live: Live, piece: Piece, version: int) -> None:
         first = len(live.tokens)
         try:
             gained = live.take(piece, version)
@@ -112,7 +117,7 @@ class Counter:
             self.events.append(Grown(live.request.id, first, gained))
         if piece.over is None:
             return
-        if piece.over is Over.ABORT and parking:
+        if piece.over is Over.ABORT and live.attempt <= self._paused:
             self.park(live)
         else:
             self.end(live, *live.ending(piece.over, piece.why))

@@ -192,6 +192,7 @@ class HttpEngine:
         if not keep_tokens:
             for live in self._counter.find(tuple(self._counter.open)):
                 self._abort(self._counter.park(live))
+        self._counter.pausing()
         try:
             self._life.empty()
             self._drain()
@@ -217,6 +218,7 @@ class HttpEngine:
             self._canary = Canary.learn(self, self._canary_prompt)  # before it is frozen too: it may sleep afterwards
         self._suspended = True
         if keep:
+            self._counter.pausing()
             self._life.freeze()
             return
         self._empty(keep_tokens=True)
