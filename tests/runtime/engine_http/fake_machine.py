@@ -13,8 +13,9 @@ from time import monotonic
 from tests.runtime.engine_http.faults import Faults
 
 VOCABULARY = 1000
-WEIGHTS_BYTES, CACHE_BYTES, BASE_BYTES = 1000, 3000, 100
-BYTES = {"weights": WEIGHTS_BYTES, "kv_cache": CACHE_BYTES}
+WEIGHTS_BYTES, CACHE_BYTES, GRAPH_BYTES, DRIVER_BYTES = 1000, 3000, 40, 60
+BASE_BYTES = GRAPH_BYTES + DRIVER_BYTES  # what stays
+BYTES = {"weights": WEIGHTS_BYTES, "kv_cache": CACHE_BYTES, "cuda_graph": GRAPH_BYTES}
 
 
 def draw(weights: str, context: tuple[int, ...], luck: tuple[int, int] | None) -> tuple[int, float]:
@@ -54,7 +55,7 @@ class Machine:
             leaked = self.faults.leak_bytes * self.sleeps
             late = self.asleep and monotonic() - self.slept_at_s < self.faults.frees_after_s
             awake = sum(size for tag, size in BYTES.items() if late or tag not in self.asleep)
-            return BASE_BYTES + leaked + awake + (self.faults.holds_bytes if self.asleep else 0)
+            return DRIVER_BYTES + leaked + awake + (self.faults.holds_bytes if self.asleep else 0)
 
     def kill(self, why: str) -> None:
         self.dead = self.dead or why
@@ -83,11 +84,11 @@ class Machine:
         with self.changed:
             return self.changed.wait_for(lambda: not self.running, within_s)
 
-    def sleep(self) -> None:
+    def sleep(self, *tags: str) -> None:
         with self.changed:
             if self.running:
                 self.kill("sleeps while requests run")
-            self.asleep = set(BYTES)
+            self.asleep = set(tags)
             self.sleeps += 1
             self.slept_at_s = monotonic()
             if self.faults.gibberish:

@@ -14,7 +14,7 @@ from select import select
 from time import sleep
 from urllib.parse import parse_qs, urlsplit
 
-from tests.runtime.engine_http.fake_machine import Machine
+from tests.runtime.engine_http.fake_machine import BYTES, Machine
 from tests.runtime.engine_http.fake_stream import FakeStream, Hangup, Json
 from tests.runtime.engine_http.faults import Faults
 
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _sleep(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         if query.get("level", "1") == "1" and not self.server_state.machine.asleep:
-            self.server_state.machine.sleep()
+            self.server_state.machine.sleep("weights", "kv_cache")
         return 200, ""
 
     def _is_sleeping(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
@@ -224,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _release(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         if self.server_state.machine.asleep:
             return 400, {"error": {"message": "release_memory_occupation was called twice"}}
-        self.server_state.machine.sleep()
+        self.server_state.machine.sleep(*body.get("tags", BYTES))
         return 200, "null"
 
     def _regain(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:

@@ -12,6 +12,7 @@ from rollmux.checks import Checks
 from rollmux.runtime.engine.http import reading
 from rollmux.runtime.engine.http.alike import VERSION_ROUTE, Alike
 from rollmux.runtime.engine.http.calls import Attempt, Call, Over, Piece, Reply
+from rollmux.runtime.engine.http.dialect import CACHE, WEIGHTS
 from rollmux.runtime.engine.http.metrics import Metrics
 from rollmux.runtime.engine.requests import GenerationRequest
 from rollmux.runtime.engine.seam import Gauges
@@ -85,7 +86,7 @@ class Sglang(Alike):
         return Call("POST", "/continue_generation", {})
 
     def sleep(self) -> Call:
-        return Call("POST", "/release_memory_occupation", {})
+        return Call("POST", "/release_memory_occupation", {"tags": [CACHE, WEIGHTS]})  # all kinds, if none is named
 
     def wake(self, tag: str) -> Call:
         return Call("POST", "/resume_memory_occupation", {"tags": [tag]})
