@@ -212,7 +212,9 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, {"status": "aborted", "aborted": len(names)}
 
     def _abort_request(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
-        self.server_state.machine.abort((body["rid"],))
+        machine = self.server_state.machine
+        if body["rid"] in machine.running:
+            machine.abort(tuple(name for name in machine.running if name.startswith(body["rid"])))
         return 200, ""
 
     def _pause_generation(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:

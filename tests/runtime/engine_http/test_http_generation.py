@@ -107,6 +107,21 @@ def test_a_cancelled_request_ends_with_what_it_has_and_the_server_stops(dialect:
 
 
 @BOTH
+def test_who_cancels_a_request_cancels_none_whose_name_begins_like_it(dialect: str) -> None:
+    with rig(dialect, token_s=0.02) as it:
+        for name in ("a", "a-1", "a-1-2"):
+            it.engine.submit(request(name, 20))
+        grown(it.engine, 6)
+        it.engine.cancel(["a"])
+        ended = all_ended(it.engine)
+    assert {name: each.reason for name, each in ended.items()} == {
+        "a": FinishReason.CANCELLED,
+        "a-1": FinishReason.LENGTH,
+        "a-1-2": FinishReason.LENGTH,
+    }
+
+
+@BOTH
 def test_an_exported_request_goes_on_in_another_engine(dialect: str) -> None:
     with rig(dialect, token_s=0.003) as here, rig(dialect) as there:
         here.engine.submit(request(count=60))

@@ -281,8 +281,8 @@ class HttpEngine:
         self._require_open()
         if self._suspended:
             raise EngineSuspended("a suspended engine can't be probed: resume it first")
-        live = Live(GenerationRequest(f"probe-{uuid4().hex[:12]}", prompt, count, temperature=0.0))
-        reply = self._wire.ask(self._dialect.generate(live.next_attempt(self._prefix)))
+        live = Live(GenerationRequest("probe", prompt, count, temperature=0.0))
+        reply = self._wire.ask(self._dialect.generate(live.next_attempt(uuid4().hex[:12])))
         try:
             for data in Events().feed(reply.content):
                 if (piece := self._dialect.read(data)) is not None:

@@ -34,7 +34,8 @@ class Live:
         self.attempt += 1
         self.begun = len(self.tokens)
         name = self.request.id.encode(errors="backslashreplace").decode()  # half a surrogate pair goes over no wire
-        return Attempt(f"{prefix}-{name}-{self.attempt}", self.request, tuple(self.tokens))
+        # SGLang aborts all whose names begin so: the number, which no other has, and its dash come first.
+        return Attempt(f"{prefix}-{self.attempt}-{name}", self.request, tuple(self.tokens))
 
     def take(self, piece: Piece, version: int) -> Generated | None:
         """The tokens that are new in a piece; None if some before them are missing."""
