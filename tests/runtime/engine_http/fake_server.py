@@ -22,9 +22,9 @@ from tests.runtime.engine_http.faults import Faults
 class FakeServer:
     """A server in threads of this process."""
 
-    def __init__(self, token_s: float = 0.0005, cumulative: bool = True) -> None:
+    def __init__(self, token_s: float = 0.0005, cumulative: bool = True, context: int = 512) -> None:
         self.machine = Machine()
-        self.token_s, self.cumulative = token_s, cumulative
+        self.token_s, self.cumulative, self.context = token_s, cumulative, context
         self.calls: list[str] = []
         self.bodies: list[Json] = []
         self.connections: set[socket.socket] = set()
@@ -288,11 +288,15 @@ class _Handler(BaseHTTPRequestHandler):
             faults.unavailable -= 1
             self._answer(503, {"error": {"message": "loading"}})
             return
+        if len(body["input_ids" if sglang else "prompt"]) >= state.context - 6 * sglang:
+            self._answer(400, {"error": {"message": "The input is longer than the model's context length."}})
+            return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        stream = FakeStream(state.machine, self, body, sglang, state.cumulative, state.token_s, state.stopping)
+        most = state.context - 2 * sglang  # with the prompt
+        stream = FakeStream(state.machine, self, body, sglang, state.cumulative, state.token_s, state.stopping, most)
         try:
             for event in stream.events():
                 self._event(event)

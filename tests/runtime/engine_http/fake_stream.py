@@ -36,6 +36,7 @@ class FakeStream:
         cumulative: bool,
         token_s: float,
         stopping: Event,
+        context: int,
     ) -> None:
         self._machine, self._line, self._sglang = machine, line, sglang
         self._cumulative, self._token_s, self._stopping = cumulative, token_s, stopping
@@ -44,7 +45,7 @@ class FakeStream:
         self._prompt = tuple(body["input_ids" if sglang else "prompt"])
         if self._machine.faults.truncates_prompt:
             self._prompt = self._prompt[1:]
-        self._most: int = options["max_new_tokens" if sglang else "max_tokens"]
+        self._most: int = min(options["max_new_tokens" if sglang else "max_tokens"], context - len(self._prompt))
         self._stops = frozenset(options["stop_token_ids"])
         self._seed: int = options["sampling_seed" if sglang else "seed"]
         self._greedy = options["temperature"] == 0

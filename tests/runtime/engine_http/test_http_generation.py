@@ -1,6 +1,7 @@
 """A server that behaves: everything that the seam promises, over a real socket, in the words of both servers."""
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from rollmux.runtime.engine.errors import EngineClosed, UpdateRefused
 from rollmux.runtime.engine.http import HttpEngine, Server, ServerFailed, ServerMismatch, ServerRefused, Sglang, Vllm
 from rollmux.runtime.engine.http.calls import Call, Reply
 from rollmux.runtime.engine.http.wire import Wire
-from rollmux.runtime.engine.requests import Ended, FinishReason, Grown
+from rollmux.runtime.engine.requests import Ended, FinishReason, Generated, Grown, Unfinished
 from tests.runtime.engine_http.fake_machine import draw, greedy
 from tests.runtime.engine_http.fake_server import FakeServer
 from tests.runtime.engine_http.rigs import (
@@ -146,9 +147,27 @@ def test_what_can_never_run_is_refused_and_changes_nothing(dialect: str) -> None
         it.engine.submit(request())
         with pytest.raises(InvalidSpec, match="no other unfinished request"):
             it.engine.submit(request())
-        with pytest.raises(InvalidSpec, match="at most 512"):
+        spare = DIALECTS[dialect].spare
+        with pytest.raises(InvalidSpec, match=rf"at most {512 - spare} with .* or serve with a limit of {513 + spare}"):
             it.engine.submit(request("long", 510))
         assert it.engine.unfinished == 1
+
+
+@BOTH
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_is_accepted_has_room_for_all_its_tokens_also_begun_anew_at_the_last(dialect: str, anew: bool) -> None:
+    context = 64
+    with rig(dialect, replace(PATIENT, max_length=context), context=context) as it:
+        for count in range(context - len(PROMPT), 0, -1):
+            answer = greedy("base", PROMPT, count)
+            had = answer[:-1] if anew else ()
+            with suppress(InvalidSpec):
+                begun = Generated(had, (-1.0,) * len(had), (0,) * len(had))
+                it.engine.adopt([Unfinished(request(count=count), begun)])
+                break
+        ended = all_ended(it.engine)["r"]
+    assert (ended.reason, ended.response.tokens) == (FinishReason.LENGTH, answer)
+    assert len(PROMPT + answer) >= context - 6
 
 
 def test_what_sglang_would_answer_with_other_log_probabilities_is_refused() -> None:

@@ -32,8 +32,11 @@ class Open:
 class Counter:
     """Where requests are handed in and responses handed out."""
 
-    def __init__(self, settings: Settings, check: Callable[[Unfinished], None], now: Callable[[], float]) -> None:
-        self._settings, self._check, self._now = settings, check, now
+    def __init__(
+        self, settings: Settings, check: Callable[[Unfinished], None], now: Callable[[], float], spare: int = 0
+    ) -> None:
+        """`spare`: so much of the server's own limit is left to no request."""
+        self._settings, self._check, self._now, self._spare = settings, check, now, spare
         self.live: dict[str, Live] = {}
         self.waiting: dict[str, None] = {}  # in order
         self.open: dict[str, Open] = {}
@@ -60,10 +63,11 @@ class Counter:
         checks = Checks("request")
         if request.id in self.live or request.id in adding:
             checks.report("id", request.id, "the id of no other unfinished request", "give each request its own")
-        most = self._settings.max_length
-        if len(request.prompt) + request.max_tokens > most:
+        most = self._settings.max_length - self._spare
+        if (length := len(request.prompt) + request.max_tokens) > most:
             limit = f"at most {most} with the {len(request.prompt)} tokens of the prompt"
-            checks.report("max_tokens", request.max_tokens, limit, "ask for less, or serve with a longer limit")
+            remedy = f"ask for less, or serve with a limit of {length + self._spare}"
+            checks.report("max_tokens", request.max_tokens, limit, remedy)
         if len(had) >= request.max_tokens or any(token in request.stop_tokens for token in had):
             checks.report("response", len(had), "an unfinished response", "take it as it is: it is over")
         checks.require()

@@ -17,6 +17,10 @@ class Dialect(Protocol):
     def tells_version_with_tokens(self) -> bool:
         """Whether each piece carries the version; otherwise it is asked before each attempt."""
 
+    @property
+    def spare(self) -> int:
+        """Tokens of its own limit that the server leaves to no prompt with its response."""
+
     def check(self, request: GenerationRequest) -> None:
         """`InvalidSpec` for what the server would do otherwise than the seam says."""
 

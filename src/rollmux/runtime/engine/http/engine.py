@@ -55,7 +55,7 @@ class HttpEngine:
         self._slept = False  # and has not been heard to be sound since
         self._canary_prompt = canary
         self._canary: Canary | None = None
-        self._counter = Counter(settings, lambda each: dialect.check(each.request), monotonic)
+        self._counter = Counter(settings, lambda each: dialect.check(each.request), monotonic, dialect.spare)
         self._wire = Wire(server, settings.inbox)
         self._life = Life(self._wire, dialect, memory)
         try:

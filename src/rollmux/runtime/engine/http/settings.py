@@ -7,7 +7,8 @@ from rollmux.checks import MAX_COUNT, MAX_SECONDS, Checks
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`max_length` bounds a prompt with its response and is the server's own limit (`--max-model-len`).
+    """`max_length` bounds a prompt with its response and is the server's own limit (`--max-model-len`; of SGLang's
+    `--context-length`, 6 tokens can't be used).
 
     A stream that says nothing for `stall_s` is cut, but while others speak only after `queue_s`: it may wait in the
     server's queue, or have been put off there for want of room. A response that was cut is continued, `cuts` times at

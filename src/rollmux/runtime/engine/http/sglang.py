@@ -24,6 +24,7 @@ class Sglang(Alike):
 
     raw_logprobs: bool = False
     tells_version_with_tokens = True
+    spare = 6  # it draws up to 2 below its limit, but refuses prompts, and what is begun anew, from 6 below on
 
     def check(self, request: GenerationRequest) -> None:
         checks = Checks("request")

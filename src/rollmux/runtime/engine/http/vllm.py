@@ -22,6 +22,7 @@ class Vllm(Alike):
 
     model: str | None = None
     tells_version_with_tokens = False
+    spare = 0
 
     def check(self, request: GenerationRequest) -> None:
         """Its log-probabilities are those of the model itself, whatever the temperature: all can be asked."""
