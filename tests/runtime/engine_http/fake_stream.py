@@ -1,6 +1,7 @@
 """One attempt at a response, in the events of vLLM or SGLang, with whatever breaks it off."""
 
 from collections.abc import Iterator
+from random import getrandbits
 from threading import Event
 from time import sleep
 from typing import Any, Protocol
@@ -48,6 +49,8 @@ class FakeStream:
         self._most: int = min(options["max_new_tokens" if sglang else "max_tokens"], context - len(self._prompt))
         self._stops = frozenset(options["stop_token_ids"])
         self._seed: int = options["sampling_seed" if sglang else "seed"]
+        if not sglang and self._seed == -1:  # none
+            self._seed = getrandbits(64)
         self._greedy = options["temperature"] == 0
         self._tokens: list[int] = []
         self._logprobs: list[float] = []

@@ -69,13 +69,14 @@ def test_a_stop_token_ends_a_response_and_is_its_last(dialect: str) -> None:
 
 @BOTH
 def test_the_seed_decides_what_is_drawn(dialect: str) -> None:
-    seeds = {"a": 5, "b": 5, "c": 2**64 - 1, "d": 0}
+    seeds = {"a": 5, "b": 5, "c": 2**64 - 1, "d": 2**64 - 1, "e": 0}
     with rig(dialect) as it:
         for name, seed in seeds.items():
             it.engine.submit(request(name, temperature=1.0, seed=seed))
         drawn = {name: ended.response.tokens for name, ended in all_ended(it.engine).items()}
     assert drawn["a"] == drawn["b"]
-    assert len({drawn["a"], drawn["c"], drawn["d"]}) == 3
+    assert drawn["c"] == drawn["d"]
+    assert len({drawn["a"], drawn["c"], drawn["e"]}) == 3
 
 
 @BOTH
@@ -178,6 +179,14 @@ def test_what_sglang_would_answer_with_other_log_probabilities_is_refused() -> N
         with pytest.raises(InvalidSpec, match="SGLANG_RETURN_ORIGINAL_LOGPROB"):
             plain.check(warm)
         Sglang(raw_logprobs=True).check(warm)
+
+
+def test_what_vllm_would_draw_less_cold_than_asked_is_refused() -> None:
+    for temperature in (1e-7, 0.0099):
+        with pytest.raises(InvalidSpec, match=r"temperature = .* 0, or at least 0\.01"):
+            Vllm().check(request(temperature=temperature))
+    for temperature in (0.0, 0.01):
+        Vllm().check(request(temperature=temperature))
 
 
 @BOTH

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from rollmux.checks import Checks
 from rollmux.runtime.engine.http import reading
 from rollmux.runtime.engine.http.alike import VERSION_ROUTE, Alike
 from rollmux.runtime.engine.http.calls import Attempt, Call, Over, Piece, Reply
 from rollmux.runtime.engine.http.metrics import Metrics
 from rollmux.runtime.engine.requests import GenerationRequest
 from rollmux.runtime.engine.seam import Gauges
+
+COLDEST = 0.01  # below it the server draws at this, but for 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,12 @@ class Vllm(Alike):
     spare = 0
 
     def check(self, request: GenerationRequest) -> None:
-        """Its log-probabilities are those of the model itself, whatever the temperature: all can be asked."""
+        """Its log-probabilities are those of the model itself, whatever the temperature."""
+        if 0 < request.temperature < COLDEST:
+            checks = Checks("request")
+            remedy = "ask for 0, which is greedy"
+            checks.report("temperature", request.temperature, f"0, or at least {COLDEST}, to be drawn at", remedy)
+            checks.require()
 
     def generate(self, attempt: Attempt) -> Call:
         request = attempt.request
@@ -136,4 +144,5 @@ def _seed(seed: int, place: int) -> int:
     if place:
         digest = blake2b(seed.to_bytes(8, "big") + place.to_bytes(8, "big"), digest_size=8).digest()
         seed = int.from_bytes(digest, "big")
+    seed = min(seed, 2**64 - 2)  # the last one would be -1, which means none
     return seed - 2**64 if seed >= 2**63 else seed
