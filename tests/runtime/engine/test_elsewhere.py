@@ -284,6 +284,14 @@ def all_of(engine: Engine) -> Sequence[Event]:
     return events
 
 
+def test_ids_that_are_one_text_are_refused() -> None:
+    engine, _ = begun(FIRST)
+    for take in (engine.cancel, engine.export):
+        with pytest.raises(InvalidSpec, match="in a list"):
+            take("first")
+    assert engine.unfinished == 1
+
+
 def test_a_name_may_come_again_after_it_was_cancelled_and_a_step_has_failed() -> None:
     engine, place = begun(FIRST, make=Fails)
     engine.gauges()

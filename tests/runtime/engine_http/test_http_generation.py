@@ -124,6 +124,16 @@ def test_who_cancels_a_request_cancels_none_whose_name_begins_like_it(dialect: s
 
 
 @BOTH
+def test_ids_that_are_one_text_are_refused(dialect: str) -> None:
+    with rig(dialect) as it:
+        it.engine.submit(request("r1"))
+        for take in (it.engine.cancel, it.engine.export):
+            with pytest.raises(InvalidSpec, match="give them in a list"):
+                take("r1")
+        assert it.engine.unfinished == 1
+
+
+@BOTH
 def test_an_exported_request_goes_on_in_another_engine(dialect: str) -> None:
     with rig(dialect, token_s=0.003) as here, rig(dialect) as there:
         here.engine.submit(request(count=60))

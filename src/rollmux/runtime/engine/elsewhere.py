@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rollmux.runtime.engine.errors import EngineClosed, EngineLost
-from rollmux.runtime.engine.requests import Ended, Event, FinishReason, Generated, GenerationRequest, Grown, Unfinished
+from rollmux.runtime.engine.requests import (
+    Ended,
+    Event,
+    FinishReason,
+    Generated,
+    GenerationRequest,
+    Grown,
+    Unfinished,
+    several,
+)
 from rollmux.runtime.engine.seam import Begun, Engine, Gauges
 
 _LIVES = 3  # that end without a step in between: then it is no accident
@@ -117,7 +126,7 @@ class EngineElsewhere:
         self._known[request.id] = _Known(request, [], [], [])
 
     def cancel(self, ids: Iterable[str]) -> None:
-        names = [name for name in ids if name in self._known]
+        names = [name for name in several(ids) if name in self._known]
         if names and not self._closed:
             self._call("cancel", names)
             self._cancelled.update(name for name in names if name in self._known)
@@ -137,7 +146,7 @@ class EngineElsewhere:
             self._failed = before
 
     def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
-        taken: tuple[Unfinished, ...] = self._call("export", None if ids is None else list(ids))
+        taken: tuple[Unfinished, ...] = self._call("export", None if ids is None else list(several(ids)))
         left = [self._known.pop(each.request.id) for each in taken]
         untold = {whose: event.first for event, whose in reversed(self._heard) if isinstance(event, Grown)}
         self._forget(left)

@@ -16,7 +16,7 @@ from rollmux.checks import MAX_COUNT, Checks
 from rollmux.errors import InvariantViolated
 from rollmux.runtime.engine.desk import Desk, Live, Work
 from rollmux.runtime.engine.errors import EngineClosed, EngineSuspended
-from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished
+from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished, several
 from rollmux.runtime.engine.room import Room
 from rollmux.runtime.engine.seam import Begun, Gauges
 from rollmux.runtime.engine.versions import require_adoptable, require_newer, require_permitted
@@ -121,12 +121,8 @@ class LocalEngine:
         return tuple(map(self._desk.remove, lives))
 
     def _find(self, ids: Iterable[str]) -> tuple[Live, ...]:
-        """Those of the ids that are there, each once."""
-        if isinstance(ids, str):
-            checks = Checks("requests")
-            checks.report("ids", ids, "several ids", "give them in a list: a text alone is its letters")
-            checks.require()
-        return tuple(self._desk.live[name] for name in dict.fromkeys(ids) if name in self._desk.live)
+        """Those of the ids that are there."""
+        return tuple(self._desk.live[name] for name in several(ids) if name in self._desk.live)
 
     def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
         self._require_open()

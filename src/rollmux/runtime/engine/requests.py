@@ -3,6 +3,7 @@
 Invariant: the three records of a response (tokens, log-probabilities, versions) are equally long.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -52,6 +53,15 @@ def check_tokens(checks: Checks, name: str, tokens: object, most: int = MAX_COUN
     if wrong:
         checks.report(name, wrong[0], f"whole numbers from 0 to {MAX_TOKEN}", "give token ids, not text or tensors")
     return not wrong
+
+
+def several(ids: Iterable[str]) -> tuple[str, ...]:
+    """Each id once. A text alone is refused: it would be taken for its letters."""
+    if isinstance(ids, str):
+        checks = Checks("requests")
+        checks.report("ids", ids, "several ids", "give them in a list: a text alone is its letters")
+        checks.require()
+    return tuple(dict.fromkeys(ids))
 
 
 class FinishReason(Enum):

@@ -15,7 +15,7 @@ from rollmux.runtime.engine.http.errors import Unsound
 from rollmux.runtime.engine.http.live import Live
 from rollmux.runtime.engine.http.settings import Settings
 from rollmux.runtime.engine.http.wire import Cut, Heard, Refused, Stream
-from rollmux.runtime.engine.requests import Ended, Event, FinishReason, Grown, Unfinished
+from rollmux.runtime.engine.requests import Ended, Event, FinishReason, Grown, Unfinished, several
 
 LONGEST_RETRY_S = 10.0
 
@@ -182,7 +182,7 @@ class Counter:
         return [self.live[name] for name in self.open if max(self.live[name].heard_s, self._anew_s) < before]
 
     def find(self, ids: Iterable[str]) -> tuple[Live, ...]:
-        return tuple(self.live[name] for name in dict.fromkeys(ids) if name in self.live)
+        return tuple(self.live[name] for name in several(ids) if name in self.live)
 
     def told(self) -> list[Event]:
         events, self.events = self.events, []
