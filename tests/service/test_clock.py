@@ -1,6 +1,7 @@
 """The wall clock jumps, and nothing comes of it (F12): durations are monotonic, here and in the client."""
 
 import ast
+import asyncio
 import random
 import threading
 import time
@@ -10,8 +11,12 @@ import pytest
 
 import rollmux
 from rollmux.mux.hardware import Cluster, Pool
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.service.launcher import OnExit
+from rollmux.service.local.launcher import ProcessLauncher
+from rollmux.service.serve import Service, Wanted
 from tests.client.world import Crowd, Floor
-from tests.service.serving import CHEAP, DEAR, PAIR, job, served
+from tests.service.serving import CHEAP, DEAR, PAIR, RULES, Served, job, served
 
 SOURCE = Path(rollmux.__file__).parent
 # Who may look at the wall clock: tokens run out at a date, records, pictures and answers say of when they are, and the
@@ -108,3 +113,21 @@ def test_time_goes_on_from_a_controller_that_ended_before_anything_had_happened(
         after = there.get("/v1/cluster", admin)
         assert after["now"] >= at
         assert [each["job"] for each in after["jobs"]] == ["a"]
+
+
+def test_time_stands_until_those_who_hold_leases_can_be_heard(tmp_path: Path) -> None:
+    class Slow(ProcessLauncher):
+        async def begin(self, on_exit: OnExit) -> set[tuple[str, int]]:
+            await asyncio.sleep(0.02)
+            seen.append(service.host.now)
+            return await super().begin(on_exit)
+
+    with served(tmp_path, PAIR) as there:
+        there.attached("a")
+    seen = list[float]()
+    service = Service(Wanted(PAIR, RollmuxPolicy(), tmp_path, RULES), Slow(tmp_path))
+    ended_at = service.controller.machine.state.now
+    again = Served(service)
+    again.close()
+    assert seen == [ended_at]
+    assert service.host.now > ended_at

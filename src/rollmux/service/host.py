@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from math import ceil
+from math import ceil, inf
 from typing import TypeVar
 
 from rollmux.errors import IllegalEvent, RollmuxError
@@ -58,7 +58,7 @@ class Host:
         self.controller, self.journal, self.errands = controller, journal, errands
         self.broken = ""  # why nothing can be written any more
         self.wrote: Callable[[float], object] = float  # hears how many seconds each write took
-        self._origin = begins_at - time.monotonic()
+        self._begins_at, self._goes_since = begins_at, inf
         self._disk = ThreadPoolExecutor(1, "journal")
         self._dirty = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
@@ -92,13 +92,14 @@ class Host:
 
     @property
     def now(self) -> float:
-        """Machine time: monotonic, and going on from where the journal ends."""
-        return self._origin + time.monotonic()
+        """Machine time: monotonic, and going on from where the journal ends, once jobs can be heard."""
+        return self._begins_at + max(0.0, time.monotonic() - self._goes_since)
 
     async def start(self, again: list[Errand]) -> None:
         """Takes up work; `again` are errands of which nobody knows if an earlier life has done them."""
         self._spawn(self._write_forever())
         await self.errands.begin(self.tell)
+        self._goes_since = time.monotonic()
         self.controller.errands += again
         self._dirty.set()
         self._spawn(self._tick_forever())
