@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.cli.serve import warn_if_moved
+from rollmux.errors import InvariantViolated
+from rollmux.mux import events as ev
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.service import serve
 from rollmux.service.controller import Errand
@@ -131,6 +133,37 @@ def test_a_controller_that_can_write_no_more_is_alive_and_not_ready(tmp_path: Pa
         answer = there.call("GET", "/readyz", token="")
         assert answer.status_code == 503
         assert "disk is full" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("at", [ev.JobSubmitted, ev.Heartbeats], ids=["in a call", "in a tick"])
+def test_after_a_failure_of_the_machine_nothing_changes_and_the_next_controller_goes_on_from_before(
+    tmp_path: Path, at: type[ev.Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(event: ev.Event) -> None:
+        if isinstance(event, at):
+            raise InvariantViolated("I1", "two are at work on a node")
+        check(event)
+
+    with served(tmp_path) as there:
+        ask = {"attempt": there.attached("a"), "kind": "rollout", "iteration": 0, "wait_s": 5.0}
+        epoch = there.post("/v1/jobs/a/ask", ask)["lease"]["epoch"]
+        machine = there.service.controller.machine
+        check, machine._check = machine._check_all, fail
+        if at is ev.Heartbeats:
+            there.post("/v1/jobs/a/listen", {"attempt": ask["attempt"], "epochs": [epoch]})
+        else:
+            assert there.call("POST", "/v1/jobs", job("b")).status_code == 503
+        end = time.monotonic() + 10
+        while there.call("GET", "/readyz", token="").status_code == 200 and time.monotonic() < end:
+            time.sleep(0.01)
+        machine._check = check
+        refused = there.call("POST", "/v1/jobs", job("c"))
+        assert refused.status_code == 503
+        assert f"a bug (InvariantViolated at {at.__name__}): start it again" in refused.json()["error"]
+        assert "two are at work on a node" in caplog.text  # and strangers hear nothing of it
+        admin = there.admin
+    with served(tmp_path) as there:
+        assert [view["job"] for view in there.get("/v1/cluster", token=admin)["jobs"]] == ["a"]
 
 
 def test_a_port_that_is_taken_is_said_at_once(tmp_path: Path) -> None:

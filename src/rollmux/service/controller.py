@@ -48,6 +48,10 @@ class Refused(RollmuxError):
         super().__init__("; ".join(reasons))
 
 
+class MachineFailed(RollmuxError):
+    """The machine broke off amid an event: what it holds is not to be trusted, and nothing may follow from it."""
+
+
 class Controller:
     """Answers the calls of owners, and by `processes` those of jobs."""
 
@@ -77,18 +81,30 @@ class Controller:
     # -- what the shell does -----------------------------------------------------------------------------------------
 
     def tell(self, now: float, event: ev.Event) -> tuple[cmd.Command, ...]:
-        """One event for the machine; it is to be made durable before anything that follows from it leaves."""
+        """One event for the machine; it is to be made durable before anything that follows from it leaves.
+
+        Raises IllegalEvent where it can't be now, and MachineFailed where it was not taken whole: no record is of it.
+        """
         ledger = self.machine.state.ledger
         before = ledger.seq
-        commands = self.machine.handle(now, event)
-        if ledger.seq != before:
-            if not isinstance(event, ev.Heartbeats):  # they only put off what is due
-                self._wake_at = now
-            self.pending.append(Record(ledger.seq, now, event, checksum(commands)))
-            self._route(commands)
-            self.history.heard(now, event, commands)
-            self.noted(now, event, commands)
+        try:
+            commands = self.machine.handle(now, event)
+            if ledger.seq != before:
+                self._taken(now, event, commands)
+        except IllegalEvent:
+            raise
+        except Exception as error:
+            raise MachineFailed(f"{type(error).__name__} at {type(event).__name__}") from error
         return commands
+
+    def _taken(self, now: float, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
+        record = Record(self.machine.state.ledger.seq, now, event, checksum(commands))
+        if not isinstance(event, ev.Heartbeats):  # they only put off what is due
+            self._wake_at = now
+        self._route(commands)
+        self.history.heard(now, event, commands)
+        self.noted(now, event, commands)
+        self.pending.append(record)
 
     def tick(self, now: float) -> None:
         """Time has passed. Signs of life count from here on, all in one record; then leases that have run out end."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from math import ceil, inf
@@ -18,7 +18,7 @@ from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.protocol.views import Standing
-from rollmux.service.controller import Controller, Errand
+from rollmux.service.controller import Controller, Errand, MachineFailed
 from rollmux.service.errands import Errands
 from rollmux.service.forked import Forked
 from rollmux.service.journal import Batch, Image, Journal, Packed, packed
@@ -46,7 +46,8 @@ PARK_GRAIN_S = 0.05
 
 
 class Unavailable(RollmuxError):
-    """The journal can't be written: what is there can be read, and nothing changes until somebody mends the disk."""
+    """Nothing changes before a new start, for the journal can't be written, or the machine has failed: what is there
+    can be read."""
 
 
 class Host:
@@ -56,7 +57,7 @@ class Host:
         self, controller: Controller, journal: Journal, errands: Errands, begins_at: float, replayed_s: float
     ) -> None:
         self.controller, self.journal, self.errands = controller, journal, errands
-        self.broken = ""  # why nothing can be written any more
+        self.broken = ""  # why nothing changes any more
         self.wrote: Callable[[float], object] = float  # hears how many seconds each write took
         self._begins_at, self._goes_since = begins_at, inf
         self._disk = ThreadPoolExecutor(1, "journal")
@@ -137,10 +138,15 @@ class Host:
         began, seq = time.perf_counter(), self.controller.machine.state.ledger.seq
         try:
             return rule(self.now)
+        except MachineFailed as error:
+            mend = "start it again, and it goes on from before; its log says more"
+            self._break(f"the controller has a bug ({error}): {mend}", bug=error)
+            raise Unavailable(self.broken) from error
         finally:
             if self.controller.machine.state.ledger.seq != seq:
                 self._to_replay_s += time.perf_counter() - began
-            await self._durable()
+            if not self.broken:
+                await self._durable()
 
     async def look(self, rule: Callable[[float], T]) -> T:
         """What the rule sees, once it is durable; where nothing can be made so any more, what there is."""
@@ -228,6 +234,8 @@ class Host:
             if self._crowded:
                 await asyncio.sleep(GATHER_S)
             self._dirty.clear()
+            if self.broken:
+                return
             batch, errands, woken = self.controller.take()
             waiting, self._waiting = self._waiting, []
             self._crowded = len(waiting) > 1
@@ -236,7 +244,8 @@ class Host:
                 try:
                     await loop.run_in_executor(self._disk, self.journal.append, batch)
                 except Exception as error:  # noqa: BLE001  whatever it is, nothing may leave that is not on disk
-                    self._break(error, waiting)
+                    mend = "free its disk, or mend what else is wrong, then start the controller again"
+                    self._break(f"the journal can't be written ({error}): {mend}", waiting)
                     return
                 finally:
                     self._writing = False
@@ -253,13 +262,13 @@ class Host:
                 self._to_replay_s = 0.0
                 self._begin_image()
 
-    def _break(self, error: Exception, waiting: list[asyncio.Future[None]]) -> None:
-        mend = "free its disk, or mend what else is wrong, then start the controller again"
-        self.broken = f"the journal can't be written ({error}): {mend}"
-        log.critical(self.broken)
+    def _break(self, why: str, waiting: Sequence[asyncio.Future[None]] = (), bug: MachineFailed | None = None) -> None:
+        """Nothing is written from now on: those who wait for that hear so."""
+        self.broken = why
+        log.critical(why, exc_info=bug)
         for reply in [*waiting, *self._waiting]:
             if not reply.done():
-                reply.set_exception(Unavailable(self.broken))
+                reply.set_exception(Unavailable(why))
 
     def _wake(self, jobs: set[str]) -> None:
         for job_id in jobs:
