@@ -23,7 +23,7 @@ from rollmux.cli.serve import warn_if_moved
 from rollmux.errors import InvariantViolated
 from rollmux.mux import events as ev
 from rollmux.mux.policies.rollmux import RollmuxPolicy
-from rollmux.service import serve
+from rollmux.service import errands, serve
 from rollmux.service.controller import Errand
 from rollmux.service.door import Door
 from rollmux.service.journal import Record, SqliteJournal
@@ -323,6 +323,23 @@ def test_a_controller_that_is_told_to_end_while_it_starts_does(tmp_path: Path) -
     asyncio.run(story())
     with served(tmp_path) as there:
         assert there.get("/healthz", token="")["state"] == "ready"
+
+
+def test_an_old_attempt_that_does_not_end_holds_up_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(ProcessLauncher):
+        async def begin(self, on_exit: OnExit) -> set[tuple[str, int]]:
+            return {*await super().begin(on_exit), ("gone", 1)}
+
+        async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
+            stopped.append((job_id, attempt))
+            await asyncio.sleep(60)
+
+    stopped = list[tuple[str, int]]()
+    monkeypatch.setattr(errands, "BEGIN_S", 0.05)
+    there = Served(Service(Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES), Stuck(tmp_path)))
+    assert there.get("/readyz", token="")["state"] == "ready"
+    assert stopped == [("gone", 1)]
+    there.close()
 
 
 def test_a_controller_that_is_told_to_end_in_the_moment_in_which_all_has_started_does(tmp_path: Path) -> None:

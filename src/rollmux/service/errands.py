@@ -19,6 +19,8 @@ EnvOf = Callable[[str, int], Mapping[str, str]]
 
 # A stopped process has so long to end by itself.
 GRACE_S = 5.0
+# A start waits so long for the ends of attempts that are over; what takes longer holds up its own job alone.
+BEGIN_S = 10.0
 
 
 class Errands:
@@ -27,6 +29,7 @@ class Errands:
     def __init__(self, machine: ClusterMachine, jobs: Mapping[str, Live], launcher: Launcher, env_of: EnvOf) -> None:
         self.machine, self.jobs, self.launcher, self.env_of = machine, jobs, launcher, env_of
         self._locks: dict[str, asyncio.Lock] = {}  # what is done for one job is done in order
+        self._ends: set[asyncio.Task[None]] = set()  # of attempts that are over for the machine
         self._tell: Tell | None = None
         pools = [pool for pool in machine.state.cluster.pools if not pool.on_demand]
         self._pool_of = {f"{pool.name}-{i}": pool.name for pool in pools for i in range(pool.max_nodes or 0)}
@@ -43,9 +46,10 @@ class Errands:
             launched = bool(self.submission(record.job.id).command)
             if launched and record.state is Job.RUNNING and (record.job.id, record.attempt) not in running:
                 await self._exited(record.job.id, record.attempt, "its processes were gone after a restart")
-        for job_id, attempt in running:
-            if not self._is_current(job_id, attempt, *Job):  # it was to be stopped when the controller ended
-                await self.launcher.stop(job_id, attempt, GRACE_S)
+        # They were to be stopped when the controller ended.
+        self._ends = {asyncio.create_task(self._end(*key)) for key in running if not self._is_current(*key, *Job)}
+        if self._ends:
+            await asyncio.wait(self._ends, timeout=BEGIN_S)
         for node in self._pool_of:
             if node in there:
                 await self._node_changed(node, True)
@@ -62,6 +66,9 @@ class Errands:
                 pass  # a slice of a machine stays where it is
 
     async def close(self) -> None:
+        for task in self._ends:
+            task.cancel()
+        await asyncio.gather(*self._ends, return_exceptions=True)
         await self.launcher.close()
 
     def submission(self, job_id: str) -> Submission:
@@ -89,6 +96,10 @@ class Errands:
             await self.launcher.stop(errand.job_id, errand.attempt, GRACE_S)
             if self._is_current(errand.job_id, errand.attempt, Job.STOPPING):
                 await self._told(ev.JobStopped(errand.job_id, errand.attempt))
+
+    async def _end(self, job_id: str, attempt: int) -> None:
+        async with self._lock(job_id):
+            await self.launcher.stop(job_id, attempt, GRACE_S)
 
     async def _exited(self, job_id: str, attempt: int, failed: str) -> None:
         """An attempt's processes have ended by themselves."""

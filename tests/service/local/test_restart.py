@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from rollmux.service.local import kept
+from rollmux.service.local import launcher as launchers
 from rollmux.service.local.kept import ask, spawn, wait_ended
 from rollmux.service.local.launcher import VANISHED
 from rollmux.service.local.plans import plan_for
@@ -192,6 +194,39 @@ def test_if_a_keeper_is_killed_nothing_that_it_kept_goes_on(away: bool, tmp_path
 
     asyncio.run(story())
     assert not Path((tmp_path / "memory").read_text().strip()).exists()
+    be_init(older)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_what_no_signal_ends_counts_as_running_until_it_is_gone_and_holds_up_no_controller(
+    is_stopped: bool, tmp_path: Path, older: Those, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            await launcher.start(shell(tmp_path, "echo $$ > pid; sleep 60"))
+            pid = await written(tmp_path / "pid")
+        kill_keeper(tmp_path)
+        with monkeypatch.context() as asleep:  # as in a driver: signals come later
+            asleep.setattr(launchers, "BEGIN_S", 0.05)
+            asleep.setattr(kept, "send", lambda process, number: None)
+            async with launching(tmp_path) as (launcher, exits):
+                assert exits.running == {("a", 1)}
+                await launcher.start(shell(tmp_path, "touch again"))
+                stopping = asyncio.create_task(launcher.stop("a", 1, 0.0)) if is_stopped else None
+                await asyncio.sleep(0.05)
+                assert stopping is None or not stopping.done()
+            async with launching(tmp_path) as (launcher, exits):
+                assert exits.running == {("a", 1)}
+                asleep.undo()
+                if is_stopped:
+                    await launcher.stop("a", 1, 0.0)
+                else:
+                    assert await exits.next() == VANISHED
+                assert not lives(pid)
+        assert len(exits.heard) == (not is_stopped)
+        assert not (tmp_path / "again").exists()
+
+    asyncio.run(story())
     be_init(older)
 
 

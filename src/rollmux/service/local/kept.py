@@ -21,16 +21,18 @@ from rollmux.service.local.rank import Plan
 # Without site-packages and the variables of Python, which are the job's business: a keeper loads nothing of others.
 OPTIONS = ("-I", "-S", "-c")
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from rollmux.service.local.keeper import main; main()"
-_ROUND_S = 0.02
+# Between two looks for what is left of a keeper: at first, and at the longest, where something can't be ended.
+_ROUND_S, _LONGEST_ROUND_S = 0.02, 1.0
 ROOT = str(Path(rollmux.__file__).parents[1])
 
 
 @dataclass(slots=True)
 class Kept:
-    """An attempt whose keeper is watched. Nobody waits to hear of its end once that is `told`."""
+    """An attempt whose keeper is watched, or whose keeper is gone (without a `descriptor`) and what it kept is being
+    ended. Nobody waits to hear of its end once that is `told`."""
 
     keeper: Identity
-    descriptor: int
+    descriptor: int | None
     told: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -103,10 +105,12 @@ def ask(descriptor: int, number: signal.Signals) -> None:
 
 async def end_leftovers(keeper: Identity) -> None:
     """Of a keeper that is gone without a word: ends all that it kept, and removes what they shared."""
+    round_s = _ROUND_S
     while found := await asyncio.to_thread(leftovers, keeper):
         for process in found:
             send(process, signal.SIGKILL)
-        await asyncio.sleep(_ROUND_S)
+        await asyncio.sleep(round_s)
+        round_s = min(2 * round_s, _LONGEST_ROUND_S)
     await asyncio.to_thread(memory.remove, memory.path_of(keeper.marker, keeper.pid))
 
 

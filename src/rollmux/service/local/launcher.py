@@ -25,6 +25,9 @@ log = logging.getLogger("rollmux.service")
 START_S = 60.0
 # It has so long to end what nobody can refuse; after that it is taken to hang, and done without.
 KILL_S = 30.0
+# A start of the controller waits so long for the ends of what has ended meanwhile. What no signal ends (asleep in a
+# driver) counts as running until it is gone: nobody else waits for that.
+BEGIN_S = 10.0
 LOG_BYTES = 2**23
 VANISHED = "its processes vanished, killed from outside or the machine was restarted"
 
@@ -50,10 +53,15 @@ class ProcessLauncher:
         self._watching: set[asyncio.Task[None]] = set()
 
     async def begin(self, on_exit: OnExit) -> set[Key]:
-        """Those that ended meanwhile have been reported when this returns."""
+        """Those that ended meanwhile have been reported when this returns, if nothing of them is left."""
         self._on_exit = on_exit
-        away = [each for each in self.files.all_started() if not self._adopt(each) and not self.files.told(each.key)]
-        await asyncio.gather(*map(self._report_late, away))
+        away = [each for each in self.files.all_started() if not self._adopt(each) and not self._is_over(each.key)]
+        ends = [self._watch(each.key, Kept(each.keeper, None, self.files.told(each.key))) for each in away]
+        if ends:
+            await asyncio.wait(ends, timeout=BEGIN_S)
+        for each in away:
+            if each.key in self._kept:
+                log.warning("what is left of job %r, attempt %d, can't be ended: it counts as running", *each.key)
         return set(self._kept)
 
     async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
@@ -76,7 +84,8 @@ class ProcessLauncher:
         self.files.tell(key)
         for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGUSR1, KILL_S), (signal.SIGKILL, None)):
             if not kept.gone.is_set():
-                ask(kept.descriptor, number)
+                if kept.descriptor is not None:
+                    ask(kept.descriptor, number)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await kept.gone.wait()
@@ -131,15 +140,22 @@ class ProcessLauncher:
             self._watch(started.key, Kept(started.keeper, descriptor, self.files.told(started.key)))
         return descriptor is not None
 
-    def _watch(self, key: Key, kept: Kept) -> None:
+    def _is_over(self, key: Key) -> bool:
+        """Whether nothing of it can be left, and nobody waits to hear so."""
+        return self.files.told(key) and self.files.ended(key) is not None
+
+    def _watch(self, key: Key, kept: Kept) -> "asyncio.Task[None]":
         self._kept[key] = kept
         task = asyncio.create_task(self._see_off(key, kept))
         self._watching.add(task)
         task.add_done_callback(self._seen_off)
+        return task
 
     async def _see_off(self, key: Key, kept: Kept) -> None:
         try:
-            await wait_ended(kept.descriptor)
+            if kept.descriptor is not None:
+                await wait_ended(kept.descriptor)
+                kept.descriptor = None
             await self._end_leftovers(Started(key, kept.keeper))
         finally:
             kept.gone.set()
@@ -153,10 +169,6 @@ class ProcessLauncher:
             log.error(
                 "the end of an attempt was not heard; the next controller will tell it", exc_info=task.exception()
             )
-
-    async def _report_late(self, started: Started) -> None:
-        await self._end_leftovers(started)
-        await self._report(started.key)
 
     async def _report(self, key: Key) -> None:
         assert self._on_exit is not None, "begin comes before all else"
