@@ -1,18 +1,22 @@
 """The journal in a file on a real disk: what damage, power cuts and full disks leave of it."""
 
 import shutil
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
 import pytest
 
-from rollmux.service.journal import Batch, Image, JournalAway, JournalDamaged, Record, SqliteJournal
+from rollmux.service.journal import Batch, Image, Journal, JournalAway, JournalDamaged, Record, SqliteJournal, sqlite
+from rollmux.service.journal.place import to_read
 from tests.service.journals import batch, record
+from tests.service.test_disk import small_disk
 
 
 def durable(path: Path) -> list[Record]:
@@ -45,14 +49,56 @@ def test_no_damage_of_the_file_gives_other_records(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "journal.db").write_text("something else " * 1000)
-    with pytest.raises(JournalDamaged, match="not a database"):
+    with pytest.raises(JournalDamaged, match=r"not a database$"):
         SqliteJournal(tmp_path / "journal.db")
 
 
-def test_a_second_opener_is_refused_and_the_first_goes_on(journal: SqliteJournal) -> None:
+@pytest.mark.parametrize("opener", [SqliteJournal, partial(to_read, "")], ids=["to write", "to read"])
+def test_a_second_opener_is_refused_and_the_first_goes_on(
+    journal: SqliteJournal, opener: Callable[[Path], Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "LOCK_S", 0.05)
     with pytest.raises(JournalDamaged, match="is another controller using it"):
-        SqliteJournal(journal.path)
+        opener(journal.path)
     journal.append(batch(1, 1))
+
+
+def test_a_journal_is_read_where_nothing_can_be_written(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    if not small_disk(disk):
+        pytest.skip("file systems can't be mounted here")
+    try:
+        with closing(SqliteJournal(disk / "journal.db")) as journal:
+            journal.append(batch(1, 3))
+            shutil.copytree(disk, disk / "live")
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with closing(to_read("", disk / "journal.db")) as found:
+            assert [each.seq for each in found.records()] == [1, 2, 3]
+        with pytest.raises(JournalDamaged, match="copy it, with what lies beside it, to where"):
+            to_read("", disk / "live" / "journal.db")
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_what_its_controller_left_beside_the_file_as_it_was_killed_is_read_too(
+    journal: SqliteJournal, tmp_path: Path
+) -> None:
+    journal.append(batch(1, 3))
+    shutil.copytree(journal.path.parent, tmp_path / "killed")
+    with closing(to_read("", tmp_path / "killed" / "journal.db")) as found:
+        assert [each.seq for each in found.records()] == [1, 2, 3]
+
+
+def test_reading_makes_no_journal_of_what_is_none(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as other:
+        other.execute("CREATE TABLE other (name TEXT)")
+    before = (tmp_path / "journal.db").read_bytes()
+    with pytest.raises(JournalAway, match="there is no journal in it"):
+        to_read("", tmp_path / "journal.db")
+    (tmp_path / "text.db").write_text("something else " * 1000)
+    with pytest.raises(JournalDamaged, match=r"not a database$"):
+        to_read("", tmp_path / "text.db")
+    assert (tmp_path / "journal.db").read_bytes() == before
 
 
 def test_a_torn_tail_loses_whole_batches_and_nothing_else(tmp_path: Path) -> None:

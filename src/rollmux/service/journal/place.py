@@ -29,7 +29,7 @@ def to_read(url: str, path: Path) -> Journal:
         return _of_server(url)(url, reads_only=True)
     if not path.is_file():
         raise JournalAway(f"there is no journal {path}; say --folder, or --journal URL")
-    return SqliteJournal(path)
+    return SqliteJournal(path, reads_only=True)
 
 
 def _of_server(url: str) -> "type[PostgresJournal]":

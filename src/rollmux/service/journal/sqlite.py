@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from rollmux.service.journal.tables import TableJournal
 from rollmux.service.journal.values import Batch, JournalAway, JournalDamaged
 from rollmux.service.journal.written import owned_rows, record_rows
 
+# A copy of a controller that was killed may hold the file for a moment.
+LOCK_S = 1.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS head (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS records (
@@ -24,26 +26,35 @@ CREATE TABLE IF NOT EXISTS owned (
     job_id TEXT PRIMARY KEY, tenant TEXT NOT NULL, data TEXT NOT NULL, sum INTEGER NOT NULL
 );
 """
+# What may help where a file can't be opened.
+_HELPS = {
+    sqlite3.SQLITE_BUSY: "; is another controller using it?",
+    sqlite3.SQLITE_CANTOPEN: "; copy it, with what lies beside it, to where files can be made",
+}
 
 
 class SqliteJournal(TableJournal):
-    """The lock of the file is what keeps a second controller away."""
+    """The lock of the file is what keeps a second controller away. `reads_only` changes nothing of it."""
 
-    def __init__(self, path: str | Path, keep_records: int = KEEP_RECORDS) -> None:
+    def __init__(self, path: str | Path, keep_records: int = KEEP_RECORDS, *, reads_only: bool = False) -> None:
         super().__init__(keep_records)
         self.path = Path(path)
         self.name = f"journal {self.path}"
-        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=1.0)
-        try:
-            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second controller is told so at once
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_TABLES)
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("COMMIT")
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise JournalDamaged(f"{self.name}: {error}; is another controller using it?") from error
+        with ExitStack() as undone:
+            try:
+                name = _to_read(self.path) if reads_only else self.path
+                self._db = sqlite3.connect(
+                    name, uri=reads_only, isolation_level=None, check_same_thread=False, timeout=LOCK_S
+                )
+                undone.callback(self._db.close)
+                if reads_only:
+                    self._look()
+                else:
+                    self._take()
+            except sqlite3.DatabaseError as error:
+                helps = _HELPS.get(error.sqlite_errorcode & 0xFF, "")  # its kind: the bits above say more of it
+                raise JournalDamaged(f"{self.name}: {error}{helps}") from error
+            undone.pop_all()
 
     def append(self, batch: Batch) -> None:
         rows, owned = record_rows(batch), owned_rows(batch)
@@ -54,6 +65,18 @@ class SqliteJournal(TableJournal):
 
     def close(self) -> None:
         self._db.close()
+
+    def _take(self) -> None:
+        self._db.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second controller is told so at once
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.executescript(_TABLES)
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute("COMMIT")
+
+    def _look(self) -> None:
+        if not self._db.execute("SELECT name FROM sqlite_schema WHERE name = 'records'").fetchall():
+            raise JournalAway(f"{self.name}: there is no journal in it")
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Cursor]:
@@ -80,3 +103,9 @@ class SqliteJournal(TableJournal):
             yield from self._db.execute(query, values)
         except sqlite3.DatabaseError as error:
             raise JournalDamaged(f"{self.name}: {error}; go on from a copy of it") from error
+
+
+def _to_read(path: Path) -> str:
+    """Without a log of writes beside it nobody writes it, and all is in the file: nothing is made to read that."""
+    found = path.resolve()
+    return f"{found.as_uri()}?mode=ro{'' if Path(f'{found}-wal').exists() else '&immutable=1'}"
