@@ -146,8 +146,9 @@ def test_a_keeper_without_a_controller_starts_nothing(tmp_path: Path) -> None:
 def test_what_ended_while_no_controller_was_there_is_reported_once(tmp_path: Path, older: Those) -> None:
     async def story() -> None:
         async with launching(tmp_path) as (launcher, _):
-            await launcher.start(shell(tmp_path, "sleep 0.2; echo bye; exit 5"))
+            await launcher.start(shell(tmp_path, "while [ ! -e away ]; do sleep 0.01; done; echo bye; exit 5"))
             await launcher.start(shell(tmp_path, "sleep 60", name="b"))
+        (tmp_path / "away").touch()
         await until(lambda: not lives(keeper_of(tmp_path)))
         async with launching(tmp_path) as (launcher, exits):
             assert exits.running == {("b", 1)}
