@@ -129,6 +129,15 @@ def test_what_was_done_since_the_last_sync_is_done_again() -> None:
     assert rollouts == {0: 1, 1: 2, 2: 1}
 
 
+def test_jobs_fail_as_often_as_they_run_however_many_wait() -> None:
+    jobs = workload(*[job(f"j{i}", slo=1.0) for i in range(20)], iterations=100)
+    wants = Settings(cluster=fixed(1, 1), fidelity=Fidelity.PACE, move_s=0.0, faults=Faults(job_mtbf_h=1.0))
+    outcome = replay(jobs, "solo", wants)
+    ran_h = sum(each.ended_h - each.started_h for each in outcome.jobs if each.started_h is not None)
+    assert ran_h > 100
+    assert outcome.restarts == pytest.approx(ran_h, rel=0.2)
+
+
 def test_at_pace_a_failure_costs_the_iteration_under_way_and_no_more() -> None:
     cast = one_job(PacedCast(machine("solo"), Delays(restart_s=60.0)), iterations=10)
     cast.at(1000.0, lambda: cast.fail("a", "a test"))

@@ -59,7 +59,7 @@ def simulate(
     pause_s: options.PauseS = PAUSE_S,
     spares: options.Spares = SPARES,
     node_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between losses of one node.")] = None,
-    job_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between failures of one job.")] = None,
+    job_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between failures of one running job.")] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the figures (- for here).")
     ] = None,

@@ -1,7 +1,7 @@
 """Faults on demand: nodes that are lost and jobs that fail, at seeded random times."""
 
 from collections import Counter
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -17,7 +17,7 @@ MOST_ATTEMPTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Mean hours between losses of one node and between failures of one job; None for never.
+    """Mean hours between losses of one node and between failures of one running job; None for never.
 
     Machines of a fixed pool are back after `repair_h`. Rented ones are replaced by others.
     """
@@ -34,23 +34,25 @@ def strike(cast: Cast, faults: Faults, seed: int) -> None:
     specs = cast.specs.values()
     losses: Counter[str] = Counter()
 
-    def lose_node(rng: Random) -> None:
-        node = rng.choice(sorted(book.nodes))
+    def running() -> list[str]:
+        return [name for name, record in jobs.items() if record.state is Job.RUNNING]
+
+    def lose_node(node: str) -> None:
         pool = next(pool for pool in cast.machine.state.cluster.pools if pool.name == book.nodes[node].pool)
         _lose(cast, node, None if pool.on_demand else faults.repair_h * HOUR_S, losses)
 
-    def fail_job(rng: Random) -> None:
-        running = sorted(name for name, record in jobs.items() if record.state is Job.RUNNING)
-        if running:
-            cast.fail(rng.choice(running), "struck down by the simulator")
+    def fail_job(job_id: str) -> None:
+        cast.fail(job_id, "struck down by the simulator")
 
     # A job that moves has two places for a while.
     most_nodes = len(book.nodes) + 2 * sum(spec.rollout.nodes + spec.train.nodes for spec in specs)
     kinds: list[_Kind] = []
     if faults.node_mtbf_h is not None:
-        kinds.append(_Kind(Random(f"{seed}/nodes"), faults.node_mtbf_h, book.nodes, most_nodes, lose_node))
+        kinds.append(
+            _Kind(Random(f"{seed}/nodes"), faults.node_mtbf_h, lambda: list(book.nodes), most_nodes, lose_node)
+        )
     if faults.job_mtbf_h is not None:
-        kinds.append(_Kind(Random(f"{seed}/jobs"), faults.job_mtbf_h, jobs, len(specs), fail_job))
+        kinds.append(_Kind(Random(f"{seed}/jobs"), faults.job_mtbf_h, running, len(specs), fail_job))
     going = len(kinds)
 
     def plan(kind: _Kind) -> None:
@@ -63,8 +65,9 @@ def strike(cast: Cast, faults: Faults, seed: int) -> None:
         if cast.over or cast.to_come < going:
             going -= 1  # nothing but other faults is left to happen
             return
-        if kind.rng.random() * kind.most < len(kind.victims):
-            kind.happen(kind.rng)
+        victims = kind.victims()
+        if kind.rng.random() * kind.most < len(victims):
+            kind.happen(kind.rng.choice(sorted(victims)))
         plan(kind)
 
     for kind in kinds:
@@ -89,6 +92,6 @@ class _Kind:
 
     rng: Random
     mtbf_h: float
-    victims: Sized
+    victims: Callable[[], list[str]]
     most: int
-    happen: Callable[[Random], None]
+    happen: Callable[[str], None]
