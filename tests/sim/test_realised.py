@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmux.mux.job import PhaseKind
+from rollmux.mux.job import JobSpec, PhaseKind
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.realised import DISTRIBUTIONS, ROLLOUT_QUANTILES, TRAIN_QUANTILES, durations, quantile
 from rollmux.sim.replay import Settings, replay
 from rollmux.sim.workload import Workload
-from tests.builders import job
+from tests.builders import any_jobs, job
 from tests.sim.worlds import workload
 
 ROLLOUT, TRAIN, SYNC = PhaseKind.ROLLOUT, PhaseKind.TRAIN, PhaseKind.SYNC
@@ -97,6 +97,16 @@ def test_alone_nobody_is_slowed_against_what_its_phases_really_took(name: str, s
         assert each.solo_s == pytest.approx(mean(took))
         assert each.slowdown == pytest.approx(1.0)
         assert each.solo_s < arrival.job.solo_s
+
+
+@settings(max_examples=30)
+@given(spec=any_jobs(), name=st.sampled_from(sorted(DISTRIBUTIONS)), iterations=st.integers(1, 12))
+def test_alone_nobody_is_slowed_however_many_rollouts_run_ahead(spec: JobSpec, name: str, iterations: int) -> None:
+    phases = [replace(phase, load_s=0.0, offload_s=0.0) for phase in (spec.rollout, spec.train)]
+    spec = replace(spec, slo=1.0, rollout=phases[0], train=phases[1])
+    (alone,) = replay(workload(spec, iterations=iterations), "solo", Settings(takes=durations(name, 0))).jobs
+    assert (alone.iterations, alone.met) == (iterations, True)
+    assert alone.slowdown == pytest.approx(1.0)
 
 
 def test_every_policy_meets_the_same_durations() -> None:

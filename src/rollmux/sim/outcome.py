@@ -9,6 +9,7 @@ from rollmux.sim.workload import HOUR_S
 class JobOutcome:
     """One job's life. `slowdown` is its mean iteration time over its life against its solo time.
 
+    Where its phases were played, its first iteration may take `ramp_s` longer, as it does alone: neither time has that.
     It began again `moves` times because it was moved to another place, and `restarts` times after a fault; it `failed`
     if it was given up in the end. What it did not come to, its start or an iteration, has no time: None.
     """
@@ -27,6 +28,7 @@ class JobOutcome:
     moves: int
     restarts: int = 0
     failed: bool = False
+    ramp_s: float = 0.0
 
     @property
     def over_slo(self) -> float:
@@ -34,7 +36,7 @@ class JobOutcome:
         slowdown = self.slowdown
         if slowdown is None:
             begin_h = self.arrival_h if self.started_h is None else self.started_h
-            slowdown = (self.ended_h - begin_h) * HOUR_S / self.solo_s
+            slowdown = ((self.ended_h - begin_h) * HOUR_S - self.ramp_s) / self.solo_s
         return slowdown / self.slo
 
     @property

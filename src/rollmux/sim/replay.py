@@ -11,6 +11,7 @@ from rollmux.mux.cluster_state import Checks, Rules
 from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
 from rollmux.mux.job import PhaseKind
 from rollmux.sim.abilities import PAUSE_S, SPARES, able
+from rollmux.sim.alone import steady_s
 from rollmux.sim.baselines import on_training_nodes, training_only
 from rollmux.sim.books import Books, PoolBook
 from rollmux.sim.cast import Cast, Delays, Takes, as_planned
@@ -130,7 +131,7 @@ def _outcome(
     settings: Settings,
     paced: bool,
 ) -> Outcome:
-    jobs = tuple(_job_outcome(arrival, cast, books) for arrival in arrivals)
+    jobs = tuple(_job_outcome(arrival, cast, books, paced) for arrival in arrivals)
     done, takes = {job.job: job.iterations for job in jobs}, as_planned if paced else settings.takes
     end_s = max(cast.ended.values(), default=0.0)
     for book in books.pools.values():
@@ -164,14 +165,16 @@ def _outcome(
     )
 
 
-def _job_outcome(arrival: Arrival, cast: Cast, books: Books) -> JobOutcome:
+def _job_outcome(arrival: Arrival, cast: Cast, books: Books, paced: bool) -> JobOutcome:
     name = arrival.job.id
     started_s = cast.started.get(name)
     ended_s = cast.ended.get(name, arrival.at_s)  # a job that is refused is over at once
-    iterations, solo_s = cast.done(name), arrival.job.solo_s
-    if iterations and name in cast.active_s:
-        solo_s = cast.active_s[name] / iterations * arrival.job.overlap
-    iteration_s = cast.iteration_s(name) if iterations else None
+    iterations, solo_s, ramp_s = cast.done(name), arrival.job.solo_s, 0.0
+    if arrival.job.staleness and not paced:
+        solo_s, ramp_s = steady_s(arrival.job, iterations, cast.takes)
+    elif name in cast.active_s:
+        solo_s = cast.active_s[name] / iterations
+    iteration_s = cast.iteration_s(name) - ramp_s / iterations if iterations else None
     first = books.first.get(name)
     return JobOutcome(
         job=name,
@@ -188,6 +191,7 @@ def _job_outcome(arrival: Arrival, cast: Cast, books: Books) -> JobOutcome:
         moves=books.moves[name],
         restarts=books.restarts[name],
         failed=name in cast.failed,
+        ramp_s=ramp_s,
     )
 
 
