@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmux.mux.group import Group
-from rollmux.mux.hardware import GB, PAPER_CLUSTER
+from rollmux.mux.hardware import GB, PAPER_CLUSTER, Cluster
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.mux.plan import check_plan
 from rollmux.mux.validation import job_problems
@@ -49,6 +49,15 @@ def test_on_training_nodes_a_rollout_is_slower_as_bandwidth_is_less(spec: JobSpe
     assert there.rollout.nodes == there.train.nodes == spec.train.nodes
     assert there.rollout.switch_s == there.train.switch_s == there.staleness == 0
     assert not [p for p in job_problems(there, training_only(PAPER_CLUSTER)) if "duration" not in p.path]
+
+
+@pytest.mark.parametrize("known", [(0.0, 3.35), (4.0, 0.0), (0.0, 0.0)])
+def test_where_a_bandwidth_is_not_known_a_rollout_is_as_fast_on_training_nodes(known: tuple[float, float]) -> None:
+    pools = [
+        replace(pool, node_type=replace(pool.node_type, hbm_bytes_per_s=rate * 1e12))
+        for pool, rate in zip((PAPER_CLUSTER.rollout, PAPER_CLUSTER.train), known, strict=True)
+    ]
+    assert on_training_nodes(job("a"), Cluster(*pools)).rollout.planned_s == 100.0
 
 
 def test_a_job_that_wants_gpus_and_has_a_tail_can_roll_out_on_training_nodes() -> None:

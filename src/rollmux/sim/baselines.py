@@ -120,13 +120,14 @@ def _fullest_first(plans: list[Plan], job: JobSpec) -> list[Plan]:
 
 
 def on_training_nodes(job: JobSpec, cluster: Cluster) -> JobSpec:
-    """The job with its rollouts on training nodes: as much slower or faster as their memory bandwidth is.
+    """The job with its rollouts on training nodes: as much slower or faster as their memory bandwidth is, if known.
 
     Its phases take turns there, so that nothing overlaps, and moving their state is a part of them. Nobody else is
     there, so that the host never keeps the state of both: while one phase is on the GPUs only the other one's is kept.
     """
     rollout, train = cluster.rollout.node_type, cluster.train.node_type
-    ratio = (rollout.hbm_bytes_per_s / train.hbm_bytes_per_s) if train.hbm_bytes_per_s else 1.0
+    is_known = rollout.hbm_bytes_per_s and train.hbm_bytes_per_s
+    ratio = rollout.hbm_bytes_per_s / train.hbm_bytes_per_s if is_known else 1.0
     job = job.resolve(cluster)
     ratio *= job.rollout.nodes * rollout.gpus / (job.train.nodes * train.gpus)
     tail = job.tail and replace(job.tail, bulk_s=job.tail.bulk_s * ratio)
