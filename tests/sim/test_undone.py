@@ -14,7 +14,7 @@ from rollmux.sim.optimal_run import optimal_run
 from rollmux.sim.realised import durations
 from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
 from rollmux.sim.summary import summary
-from rollmux.sim.workload import HOUR_S, Workload
+from rollmux.sim.workload import HOUR_S, Arrival, Workload
 from tests.builders import ROLLOUT_USD, TRAIN_USD, job
 from tests.sim.worlds import workload
 
@@ -118,3 +118,24 @@ def test_the_optimum_of_lifetimes_is_over_the_limit_of_what_it_did() -> None:
     outcome = optimal_run(jobs, PAPER_CLUSTER, Optimum(PAPER_CLUSTER), fixed_lifetimes=True).outcome
     assert outcome.fluid_usd <= fluid_usd(jobs, PAPER_CLUSTER)
     assert summary(outcome)["admissions"] is None
+
+
+@pytest.mark.parametrize(("life_s", "iterations"), [(150.0, 0), (310.0, 1), (400.0, 2)])
+def test_an_iteration_that_is_not_done_is_none_in_the_optimum_either(life_s: float, iterations: int) -> None:
+    jobs = Workload("two", tuple(Arrival(0.0, life_s, job(name, slo=1.9)) for name in "ab"))
+    outcome = optimal_run(jobs, PAPER_CLUSTER, Optimum(PAPER_CLUSTER), fixed_lifetimes=True).outcome
+    lifetimes = Settings(accounting=Accounting.LIFETIME, fidelity=Fidelity.PACE)
+    for each, alone in zip(outcome.jobs, replay(jobs, "solo", lifetimes).jobs, strict=True):
+        assert each.iterations == alone.iterations == iterations
+        assert (each.slowdown, each.met) == (pytest.approx(1.0) if iterations else None, True)
+    assert outcome.usd_total >= outcome.fluid_usd * (1 - 1e-9)
+
+
+def test_in_the_optimum_no_pool_is_busier_than_paid_for() -> None:
+    """Phases of tenths of a millisecond more than a whole number, which is what forecasts count in."""
+    phase = PhaseSpec(0.0104, nodes=1, load_s=0.0001)
+    jobs = workload(replace(job("a"), rollout=phase, train=phase, staleness=1), iterations=1000)
+    outcome = optimal_run(jobs, PAPER_CLUSTER).outcome
+    for pool in (outcome.rollout, outcome.train):
+        assert pool.busy <= pool.paid
+        assert pool.idle >= 0.0

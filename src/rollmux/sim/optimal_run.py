@@ -74,8 +74,10 @@ class _Books:
     peak: int = 0
 
     def hours(self) -> PoolHours:
-        idle = self.paid - self.busy - self.switch
-        return PoolHours(self.paid / HOUR_S, self.busy / HOUR_S, self.switch / HOUR_S, idle / HOUR_S)
+        busy = min(self.busy, self.paid)  # forecasts count whole milliseconds
+        switch = min(self.switch, self.paid - busy)
+        idle = self.paid - busy - switch
+        return PoolHours(self.paid / HOUR_S, busy / HOUR_S, switch / HOUR_S, idle / HOUR_S)
 
 
 @dataclass(slots=True)
@@ -138,14 +140,15 @@ class _Run:
     def _end(self, name: str) -> None:
         job = self.active.pop(name)
         spec, life_s = job.arrival.job, self.now_s - job.arrival.at_s
-        iteration_s = life_s / job.done if job.done else None
+        iterations = int(job.done + SAME_S / job.iteration_s + 1e-9)
+        iteration_s = life_s / job.done if iterations else None
         self.ended.append(
             JobOutcome(
                 job=name,
                 arrival_h=job.arrival.at_s / HOUR_S,
                 started_h=job.arrival.at_s / HOUR_S,
                 ended_h=self.now_s / HOUR_S,
-                iterations=round(job.done),
+                iterations=iterations,
                 solo_s=spec.solo_s,
                 iteration_s=iteration_s,
                 slowdown=None if iteration_s is None else iteration_s / spec.solo_s,
