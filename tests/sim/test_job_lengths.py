@@ -54,6 +54,13 @@ def test_a_larger_share_needs_a_greater_length(one: float, other: float) -> None
     assert 1 <= LENGTHS.below(low) <= LENGTHS.below(high)
 
 
+@pytest.mark.parametrize("at_cap", [0.03, 0.0399, 0.03999999, 0.04 - 1e-17])
+def test_responses_that_pile_up_at_the_cap_are_long_and_no_error(at_cap: float) -> None:
+    table = replace(LENGTHS, at_cap=(8000, at_cap)).table
+    assert list(table) == sorted(table)
+    assert table[int(TABLE * (1 - at_cap / 2))] > 8000
+
+
 def test_between_what_was_measured_nothing_jumps() -> None:
     steps = [LENGTHS.below(i / 10_000) for i in range(10_000)]
     assert max(after / before for before, after in pairwise(steps[1000:9900])) < 1.03

@@ -14,6 +14,8 @@ from random import Random
 # the share above a length falls in proportion to the length, the rest in proportion to its logarithm.
 STRAIGHT = 0.7
 TABLE = 8192
+# Tokens: where responses pile up at the cap that was measured, lengths beyond it grow past all numbers.
+LONGEST = 10**9
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class LengthQuantiles:
         knee, above = self.above
         longer = 1 - share
         if longer <= at_cap:
-            return int(cap * exp(log(at_cap / longer) * log(cap / knee) / log(above / at_cap)))
+            grown, steepness = log(at_cap / longer) * log(cap / knee), log(above / at_cap)
+            return LONGEST if grown >= log(LONGEST / cap) * steepness else int(cap * exp(grown / steepness))
         if longer < above:
             return self._in_the_tail(longer, knee, above, cap, at_cap)
         shares, tokens = (*self.shares, 1 - above), (*self.tokens, knee)
