@@ -105,6 +105,14 @@ def test_what_is_done_is_not_done_again(results: Path, monkeypatch: pytest.Monke
     assert sweep([CASES[0], CASES[0]], results, workers=1) == {CASES[0]: first[CASES[0]]}
 
 
+def test_a_sweep_that_goes_on_knows_all_figures_of_before(results: Path) -> None:
+    optima = [replace(SMALL, jobs=2, policy="optimal", seed=seed) for seed in range(2)]
+    first = sweep(optima[:1], results, workers=1)
+    again = sweep(optima, results, workers=1)
+    assert again[optima[0]] == first[optima[0]]
+    assert [again[each]["mean_gap"] for each in optima] == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("cut", [1, 2, 5, 60, 300])
 def test_a_sweep_that_was_killed_while_writing_goes_on(
     results: Path, monkeypatch: pytest.MonkeyPatch, cut: int

@@ -38,6 +38,7 @@ from rollmux.sim.workload import Workload
 from rollmux.sim.workload_file import read_workload
 
 FIGURES = ("cost_over_fluid", "cost_over_whole_node", "slo_attainment", "usd_total", "moves")
+OF_EVERY_RUN = (*FIGURES, "jobs", "makespan_h")
 
 Figures = dict[str, float | None]
 Told = Callable[[int, int], None]
@@ -112,7 +113,7 @@ def run_case(case: Case) -> Figures:
     else:
         outcome, its_own = replay(workload, case.policy, settings), {}
     figures = summary(outcome)
-    return {**{name: figures[name] for name in (*FIGURES, "jobs", "makespan_h")}, **its_own}
+    return {**{name: figures[name] for name in OF_EVERY_RUN}, **its_own}
 
 
 def sweep(cases: Iterable[Case], results_file: Path, workers: int, told: Told | None = None) -> dict[Case, Figures]:
@@ -281,7 +282,7 @@ def _result(path: Path, number: int, line: bytes) -> tuple[str, Figures]:
     try:
         row = json.loads(line)
         key, figures = row["key"], row["figures"]
-        return key, {name: figures[name] for name in (*FIGURES, "jobs", "makespan_h")}
+        return key, {**figures, **{name: figures[name] for name in OF_EVERY_RUN}}  # all of these must be there
     except (ValueError, TypeError, KeyError) as error:
         raise _not_a_result(path, number, line) from error
 
