@@ -251,6 +251,14 @@ def test_a_job_that_fits_no_node_is_refused_for_the_optimum_before_anything_is_p
     assert "per hour" not in output
 
 
+def test_without_the_solver_the_optimum_is_refused(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    code, output = simulate("--workload", jobs, "--policy", "solo,optimal")
+    assert code == 2, output
+    assert "pip install 'rollmux[solver]'" in output
+    assert "per hour" not in output
+
+
 def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     jobs = tmp_path / "run[v2].csv"
     jobs.write_text(f"{HEADER},rollout_mem_gb\n[/b],0,5,100,100,1.5,5000\n:key:,0,5,9,9,2,1\n", encoding="utf-8")

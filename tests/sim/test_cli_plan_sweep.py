@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,15 @@ def test_a_row_of_a_policy_that_plays_no_phase_says_so(tmp_path: Path) -> None:
         ("gavel", "pace", "bound"),
         ("solo", "phase", "tail"),
     ]
+
+
+def test_without_the_solver_a_sweep_of_the_optimum_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    out = tmp_path / "r.jsonl"
+    code, output = run("sweep", "--policy", "solo,optimal", "--jobs", "3", "--seeds", "1", "-o", out)
+    assert code == 2, output
+    assert "pip install 'rollmux[solver]'" in output
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import memory_problem
 from rollmux.sim import optimal
 from rollmux.sim.limits import pinned_bound, workload_bound_usd
-from rollmux.sim.optimal import SAME_USD, Optimum, Partition, Priced, SolverMissing, solve_partition
+from rollmux.sim.optimal import SAME_USD, Optimum, Partition, Priced, solve_partition
 from rollmux.sim.optimal_run import optimal_run
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 from tests.builders import ROLLOUT_USD, SHARED_CLUSTER, TRAIN_USD, any_jobs, job, snapshot, strict_jobs
@@ -257,7 +257,7 @@ def test_a_job_that_no_node_can_hold_is_refused() -> None:
 
 def test_without_the_solver_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
-    with pytest.raises(SolverMissing, match=r"pip install 'rollmux\[solver\]'"):
+    with pytest.raises(InvalidSpec, match=r"pip install 'rollmux\[solver\]'"):
         Optimum(PAPER_CLUSTER).best(TWO_A)
 
 

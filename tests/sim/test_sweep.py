@@ -197,6 +197,16 @@ def test_everything_wrong_is_said_before_anything_runs() -> None:
     assert problems() == {"cases"}
 
 
+def test_the_optimum_of_every_seed_is_looked_at_before_anything_runs(tmp_path: Path) -> None:
+    """The hosts of this cluster hold all but the largest of the production jobs, which one of the two seeds draws."""
+    node = "{name: x, gpus: 8, usd_per_gpu_hour: 2, hbm_gb: 80, host_memory_gb: 500}"
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(f"rollout: {{node: {node}}}\ntrain: {{node: {node}}}\n", encoding="utf-8")
+    optima = [Case("production", "optimal", seed, jobs=2, hours=5.0, cluster=str(cluster)) for seed in (0, 2)]
+    require_cases(optima[1:])
+    assert problems(*optima) == {"job"}
+
+
 def test_figures_are_summed_up_over_the_seeds_of_each_set_of_parameters(results: Path) -> None:
     found = summaries(sweep(CASES, results, workers=1))
     assert [(each.case.policy, each.seeds) for each in found] == [("solo", 3), ("rollmux", 3)]

@@ -13,7 +13,7 @@ from itertools import accumulate, combinations, product
 from math import ceil, inf
 from typing import Any, NamedTuple, TypeVar
 
-from rollmux.errors import InvalidSpec, Problem, RollmuxError
+from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
@@ -38,10 +38,6 @@ Layout = tuple[Phases, ...]
 # The places of the jobs of a group, and its price.
 Priced = tuple[tuple[int, ...], float]
 V = TypeVar("V")
-
-
-class SolverMissing(RollmuxError):
-    """The optimum needs a solver that is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +397,8 @@ def _solver() -> tuple[Any, Any]:
         import highspy  # noqa: PLC0415  the solver is an extra
         import numpy as np  # noqa: PLC0415
     except ImportError as missing:
-        raise SolverMissing("the optimum needs the solver HiGHS: pip install 'rollmux[solver]'") from missing
+        problem = Problem("solver", "HiGHS", "installed", "pip install 'rollmux[solver]'")
+        raise InvalidSpec("the optimum", (problem,)) from missing
     return np, highspy
 
 

@@ -206,8 +206,14 @@ def require_cases(cases: Sequence[Case]) -> None:
         _workload(case)
     for case in {c.cluster: c for c in cases}.values():
         _cluster(case)
-    for case in {(c.workload, c.jobs, c.hours, c.cluster): c for c in cases if c.policy in SPECIAL}.values():
+    special = [case for case in cases if case.policy in SPECIAL]
+    for case in {(c.workload, _drawn_by(c), c.jobs, c.hours, c.cluster): c for c in special}.values():
         require_optimum(_workload(case), _cluster(case))
+
+
+def _drawn_by(case: Case) -> int | None:
+    """The seed of a generated workload; a file's is the same for all."""
+    return case.seed if case.workload in GENERATORS else None
 
 
 def _case_problems(case: Case) -> Iterator[Problem]:
