@@ -12,9 +12,11 @@ from rollmux.mux.hardware import PAPER_CLUSTER, PAPER_TRAIN, Cluster, Pool, fini
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.sim.faults import Faults
 from rollmux.sim.generate import GENERATORS
+from rollmux.sim.optimal_run import optimal_run
 from rollmux.sim.outcome import JobOutcome, Outcome
 from rollmux.sim.policies import CONTENDERS
 from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
+from rollmux.sim.summary import summary
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 from tests.builders import ROLLOUT_USD, SHARED_CLUSTER, TRAIN_USD, job
 from tests.sim.worlds import PHASED, fixed, workload, workloads
@@ -81,6 +83,16 @@ def test_the_cost_of_one_job_to_the_cent() -> None:
     assert outcome.makespan_h == pytest.approx(1.0)
     assert outcome.rollout.busy == pytest.approx(10 * 300 / HOUR_S)
     assert outcome.train.idle == pytest.approx(10 * 300 / HOUR_S)
+
+
+@pytest.mark.parametrize("fidelity", Fidelity)
+def test_an_hour_costs_the_same_whenever_the_first_job_comes_unless_machines_wait_for_it(fidelity: Fidelity) -> None:
+    now, later = (workload(job("a"), at=(at_s,), iterations=18) for at_s in (0.0, 99 * HOUR_S))
+    wants = Settings(fidelity=fidelity)
+    runs = [replay(now, "solo", wants), replay(later, "solo", wants), optimal_run(later, PAPER_CLUSTER).outcome]
+    runs.append(replay(later, "solo", replace(wants, cluster=fixed(1, 1))))
+    assert [run.billed_h for run in runs] == pytest.approx([1.0, 1.0, 1.0, 100.0])
+    assert [summary(run)["usd_per_hour_mean"] for run in runs] == pytest.approx([ROLLOUT_USD + TRAIN_USD] * 4)
 
 
 # -- the work ---------------------------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ def show(workload: Workload, runs: Sequence[Run], console: Console, struck: bool
         table.add_row(
             outcome.policy,
             f"${outcome.usd_total:,.0f}",
-            _per(outcome.usd_total, outcome.makespan_h, "${:,.2f}"),
+            _per(outcome.usd_total, outcome.billed_h, "${:,.2f}"),
             _per(outcome.usd_total, outcome.fluid_usd, "{:.3f}"),
             _per(outcome.usd_total, outcome.whole_node_usd, "{:.3f}"),
             f"{outcome.slo_attainment:.1%}",

@@ -52,7 +52,7 @@ def describe_workload(workload: Workload) -> Description:
     arrivals = workload.arrivals
     durations = [arrival.duration_s / HOUR_S for arrival in arrivals]
     slos = [arrival.job.slo for arrival in arrivals]
-    span_s = workload.end_s - arrivals[0].at_s
+    span_s = workload.end_s - workload.first_s
     work = [(a.iterations / HOUR_S, a.job.rollout, a.job.train) for a in arrivals]
     rollout_h = sum(times * rollout.planned_s * rollout.nodes for times, rollout, _ in work)
     train_h = sum(times * train.planned_s * train.nodes for times, _, train in work)

@@ -50,7 +50,7 @@ def _utilisation(hours: PoolHours) -> float:
 
 COLUMNS = (
     Column("Total USD", lambda run: run.usd_total, usd, min),
-    Column("USD per hour, mean", lambda run: ratio(run.usd_total, run.makespan_h), usd, min),
+    Column("USD per hour, mean", lambda run: ratio(run.usd_total, run.billed_h), usd, min),
     Column("× fluid limit", lambda run: ratio(run.usd_total, run.fluid_usd), _times, min),
     Column("× whole-node limit", lambda run: ratio(run.usd_total, run.whole_node_usd), _times, min),
     Column("SLOs kept", lambda run: run.slo_attainment, percent, max),

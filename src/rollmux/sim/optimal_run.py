@@ -218,6 +218,7 @@ class _Run:
             moves=0,
             jobs=tuple(self.ended),
             levels=tuple(self.levels),
+            billed_from_h=self.workload.first_s / HOUR_S,
         )
         gap = self.gap_s / self.busy_s if self.busy_s else 0.0
         return OptimalRun(outcome, self.bound_usd, gap, self.regroups, self.proven)

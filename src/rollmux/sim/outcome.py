@@ -96,6 +96,7 @@ class PoolHours:
 class Outcome:
     """One policy on one workload. `levels` and what follows are empty where no history was asked for.
 
+    The bill begins at hour `billed_from_h`: where all nodes are rented, when the first job arrives.
     `fluid_usd` and `whole_node_usd` are limits for the work that was done; the second is 0 where it is not known.
     `moves` and `restarts` are those of all jobs.
     """
@@ -116,6 +117,12 @@ class Outcome:
     levels: tuple[Level, ...] = ()
     admissions: tuple[Admission, ...] = ()
     spans: tuple[Span, ...] = ()
+    billed_from_h: float = 0.0
+
+    @property
+    def billed_h(self) -> float:
+        """The hours that the bill is for, to the end of the last job; 0 where none ever had a place."""
+        return max(0.0, self.makespan_h - self.billed_from_h)
 
     @property
     def slo_attainment(self) -> float:

@@ -144,7 +144,7 @@ def _outcome(
         for book in books.pools.values():
             book.busy_s = min(book.busy_s, book.paid_s)  # forecasts count whole milliseconds
     rollout, train = (books.pools[books.kinds[kind]] for kind in (PhaseKind.ROLLOUT, PhaseKind.TRAIN))
-    shared = cast.machine.state.cluster.shared
+    shared, pools = cast.machine.state.cluster.shared, cast.machine.state.cluster.pools
     return Outcome(
         policy=policy,
         usd_total=books.usd(),
@@ -162,6 +162,7 @@ def _outcome(
         levels=tuple(books.levels),
         admissions=tuple(books.first.values()) if settings.history else (),
         spans=tuple(books.spans),
+        billed_from_h=workload.first_s / HOUR_S if all(pool.on_demand for pool in pools) else 0.0,
     )
 
 

@@ -19,7 +19,7 @@ def summary(outcome: Outcome, timings: bool = False) -> dict[str, Any]:
     decisions, names = outcome.decision_ms if timings else (), tuple(NAMES.values())
     return {
         "usd_total": outcome.usd_total,
-        "usd_per_hour_mean": _ratio(outcome.usd_total, outcome.makespan_h),
+        "usd_per_hour_mean": _ratio(outcome.usd_total, outcome.billed_h),
         "fluid_usd": outcome.fluid_usd,
         "whole_node_usd": outcome.whole_node_usd or None,
         "cost_over_fluid": _ratio(outcome.usd_total, outcome.fluid_usd),

@@ -29,6 +29,11 @@ class Workload:
     arrivals: tuple[Arrival, ...]
 
     @property
+    def first_s(self) -> float:
+        """When the first job arrives."""
+        return self.arrivals[0].at_s if self.arrivals else 0.0
+
+    @property
     def end_s(self) -> float:
         """When the last job would have ended, had every job run alone from its arrival on."""
         return max((arrival.at_s + arrival.duration_s for arrival in self.arrivals), default=0.0)
