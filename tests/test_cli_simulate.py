@@ -218,6 +218,7 @@ def test_jobs_for_which_there_is_no_machine_are_named(tmp_path: Path, jobs: Path
         (("--cluster", "nowhere.yaml"), "nowhere.yaml: "),
         (("--cluster", EXAMPLES), "Is a directory"),
         (("--max-group", "-1"), "greater than or equal to 0"),
+        (("--seed", "-1"), "greater than or equal to 0"),
         (("--move-s", "-1"), "greater than or equal to 0"),
         (("--move-s", "nan"), "--move-s"),
         (("--move-s", "inf"), "give seconds"),

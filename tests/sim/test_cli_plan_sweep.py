@@ -87,6 +87,7 @@ def test_a_plan_explains_one_job_or_all() -> None:
             "--json nowhere/plan.json: must be in a folder that is there, nowhere is not; make it first",
         ),
         (("--max-group", "-1"), "greater than or equal to 0"),
+        (("--seed", "-1"), "greater than or equal to 0"),
     ],
 )
 def test_a_plan_refuses_what_is_wrong_with_what_would_be_right(wrong: tuple[str, ...], hint: str) -> None:

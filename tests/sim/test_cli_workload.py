@@ -113,6 +113,7 @@ def test_published_tables_are_imported_by_name_of_their_format(tmp_path: Path) -
         (["import", "philly", "nothing", "-o", "nowhere/x.csv"], "--out nowhere/x.csv: must be in a folder"),
         (["import", "philly", "nothing", "-o", "x.txt"], "must be .csv or .parquet"),
         (["make", "mixed", "-o", "x.csv", "--jobs", "0"], "must be from 1 to 1000000; 300 is this workload's own"),
+        (["make", "mixed", "-o", "x.csv", "--seed", "-1"], "greater than or equal to 0"),
         (["make", "mixed"], "Missing option"),
         (["describe", "nothing.csv"], "there is no workload or file 'nothing.csv'; choose mixed, "),
         (["describe", "bad.csv"], "row 2, slo = 'fast': must be a number"),

@@ -68,6 +68,13 @@ def test_philly_jobs_arrive_when_submitted_and_run_as_long_as_their_attempts(tmp
     ]
 
 
+def test_a_log_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    log = philly_log(tmp_path, *PHILLY)
+    without = import_philly(log)
+    log.write_bytes(b"\xef\xbb\xbf" + log.read_bytes())
+    assert import_philly(log) == without
+
+
 def test_a_window_and_a_least_duration_choose_jobs(tmp_path: Path) -> None:
     log = philly_log(tmp_path, *PHILLY)
     assert taken(import_philly(log, Selection(min_duration_h=0.5, start_h=1.0, hours=4.0))) == [("unlogged", 0, 1)]

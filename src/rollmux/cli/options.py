@@ -39,7 +39,7 @@ Spares = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it: a .csv or .parquet file.")]
 Realised = Annotated[str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")]
-Seed = Annotated[int, typer.Option(help="The same seed draws the same workload.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same workload.")]
 
 
 def note_paced(policies: Sequence[str], realised: str) -> None:

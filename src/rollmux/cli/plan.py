@@ -31,7 +31,7 @@ def plan(
     pause_s: options.PauseS = PAUSE_S,
     spares: options.Spares = SPARES,
     first: Annotated[int | None, typer.Option(min=1, help="Plan so many jobs only, the first ones.")] = None,
-    seed: Annotated[int, typer.Option(help="Draws a generator's jobs, and the lots of policy random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Draws a generator's jobs, and the lots of policy random.")] = 0,
     explain: Annotated[
         str, typer.Option(metavar=f"JOB|{ALL}", help="Show what was tried for this job, or for every job, and why.")
     ] = "",

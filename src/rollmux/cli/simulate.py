@@ -50,7 +50,7 @@ def simulate(
         Fidelity, typer.Option(help="Every phase through the machine, or jobs at their forecast pace (faster).")
     ] = Fidelity.PHASE,
     max_group: options.MaxGroup = 0,
-    seed: Annotated[int, typer.Option(help="Draws the workload, real durations, lots and faults.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the workload, real durations, lots and faults.")] = 0,
     realised: options.Realised = BOUND,
     job_tier: JobTierOption = None,
     slo_of: SloOfOption = None,

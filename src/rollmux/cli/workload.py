@@ -109,7 +109,7 @@ def import_trace(
     profile: Annotated[str, typer.Option(help=f"Phases of the jobs: {', '.join(PROFILES)}.")] = "mixed",
     jobs: Annotated[int | None, typer.Option(help="Take so many jobs only, the first ones.")] = None,
     evenly: Annotated[bool, typer.Option("--evenly", help="Take them from first to last instead.")] = False,
-    start: Annotated[float, typer.Option(help="Skip so many hours of the trace.")] = 0.0,
+    start: Annotated[float, typer.Option(help="Skip so many hours, from the first usable job on.")] = 0.0,
     hours: Annotated[float | None, typer.Option(help="Take jobs that arrive within so many hours from there.")] = None,
     min_duration: Annotated[float, typer.Option(help="Leave out jobs that ran for fewer hours.")] = 0.0,
     gpus_per_node: Annotated[

@@ -34,8 +34,8 @@ class Selection:
     """Which jobs of a trace are taken, and what they become.
 
     Taken are those that ran for at least `min_duration_h` and arrived within `hours` from `start_h` on, counted from
-    the trace's first job; of these the first `jobs`, or as many `evenly` from first to last. Arrivals are counted
-    from `start_h`. With `gpus_per_node` a job gets the nodes that hold its GPUs, the same number in both pools.
+    the trace's first usable job; of these the first `jobs`, or as many `evenly` from first to last. Arrivals are
+    counted from `start_h`. With `gpus_per_node` a job gets the nodes that hold its GPUs, as many in both pools.
     """
 
     jobs: int | None = None
@@ -195,7 +195,7 @@ def import_philly(path: str | Path, wants: Selection | None = None) -> Workload:
     _require_selection(wants)
     trace = _Trace(Path(path))
     try:
-        entries = json.loads(trace.path.read_text(encoding="utf-8"))
+        entries = json.loads(trace.path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         trace.report("content", str(error), "well-formed JSON", _AS_PUBLISHED)
         entries = []
