@@ -66,6 +66,12 @@ def test_the_figures_are_those_of_the_contract(jobs: Path) -> None:
         assert set(of["decision_latency_ms"].values()) == {None}
 
 
+def test_a_table_says_what_the_slos_of_co_located_jobs_are_held_against(jobs: Path) -> None:
+    against = "colocated: SLOs are of each job's own time on training nodes alone"
+    assert against in simulate("--workload", jobs, "--policy", "solo,colocated")[1]
+    assert against not in simulate("--workload", jobs, "--policy", "solo")[1]
+
+
 def test_the_optimum_has_the_keys_of_a_policy_and_its_proof(jobs: Path) -> None:
     pytest.importorskip("highspy", reason="the optimum needs the extra `solver`")
     found = figures("--workload", jobs, "--policy", "solo,optimal")["policies"]

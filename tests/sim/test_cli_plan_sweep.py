@@ -146,6 +146,12 @@ def test_a_single_seed_has_no_interval(tmp_path: Path) -> None:
     assert row["usd_total"]["half_width"] is None
 
 
+def test_a_sweep_says_what_the_slos_of_co_located_jobs_are_held_against(tmp_path: Path) -> None:
+    code, output = run("sweep", "--policy", "colocated", "--jobs", "4", "--seeds", "1", "-o", tmp_path / "r.jsonl")
+    assert code == 0, output
+    assert "colocated: SLOs are of each job's own time on training nodes alone" in output
+
+
 def test_a_row_of_a_policy_that_plays_no_phase_says_so(tmp_path: Path) -> None:
     words = ["sweep", "--policy", "gavel,solo", "--jobs", "4", "--seeds", "1", "-o", str(tmp_path / "r.jsonl")]
     result = CliRunner().invoke(app, [*words, "--fidelity", "phase", "--realised", "tail", "--json", "-"])

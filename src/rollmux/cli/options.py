@@ -1,13 +1,13 @@
 """Options that several commands have: each is declared here once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rollmux.mux.validation import MAX_SPARES
-from rollmux.sim.policies import played_paced
+from rollmux.sim.policies import COLOCATED, played_paced
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS
 from rollmux.sim.replay import Accounting
 
@@ -40,6 +40,15 @@ Spares = Annotated[
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it: a .csv or .parquet file.")]
 Realised = Annotated[str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same workload.")]
+
+
+def notes_under_table(policies: Iterable[str]) -> Iterator[str]:
+    """What a table's figures of these policies don't tell by themselves."""
+    if COLOCATED in policies:
+        yield (
+            f"{COLOCATED}: SLOs are of each job's own time on training nodes alone, "
+            "which may be more than its time on nodes of both kinds."
+        )
 
 
 def note_paced(policies: Sequence[str], realised: str) -> None:

@@ -293,6 +293,8 @@ def show(workload: Workload, runs: Sequence[Run], console: Console, struck: bool
         )
     console.print(table)
     console.print("Worst: slowdown over SLO of the unluckiest job. Busy: rollout / training nodes. Decision: p99.")
+    for note in options.notes_under_table([run.outcome.policy for run in runs]):
+        console.print(note)
     for run in runs:
         for note in _notes(run, struck):
             console.print(note)

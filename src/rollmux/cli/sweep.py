@@ -178,6 +178,8 @@ def show(found: list[Summary], console: Console) -> None:
         )
     console.print(table)
     console.print("Means over the seeds, ± half of the 95 % confidence interval.")
+    for note in options.notes_under_table([each.case.policy for each in found]):
+        console.print(note)
 
 
 def _cell(figure: Interval | None, form: str) -> str:

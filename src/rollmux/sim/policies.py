@@ -24,9 +24,11 @@ class Contender:
 # The offline optimum has groups as large as the paper's.
 OPTIMUM_GROUP = 5
 
+COLOCATED = "colocated"
+
 CONTENDERS: dict[str, Contender] = {
     "solo": Contender(lambda most, seed: Solo(), "nodes of its own for every job"),
-    "colocated": Contender(lambda most, seed: Solo(name="colocated"), "training nodes only", colocated=True),
+    COLOCATED: Contender(lambda most, seed: Solo(name=COLOCATED), "training nodes only", colocated=True),
     "gavel": Contender(lambda most, seed: gavel(most), "whole jobs share by fractions of time", paced_only=True),
     "random": Contender(lambda most, seed: random_place(seed, most), "any place that works, by lot"),
     "most-idle": Contender(lambda most, seed: most_idle(most), "the emptiest group that works"),
