@@ -71,6 +71,16 @@ def test_a_file_of_which_the_disk_lost_bytes_is_refused(tmp_path: Path) -> None:
     assert made.load(0, JOB)
 
 
+@pytest.mark.parametrize(("at", "bit"), [(10, 0x08), (38, 0x10)], ids=["it is packed", "it is a folder"])
+def test_a_file_whose_directory_says_something_else_of_a_part_is_refused(tmp_path: Path, at: int, bit: int) -> None:
+    made, path = filled(tmp_path, 1), tmp_path / "step-000000000.pt"
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"PK\x01\x02", 0, content.rindex(b"/data/0")) + at] ^= bit
+    path.write_bytes(content)
+    with pytest.raises(CheckpointRefused, match=r"step-000000000\.pt can't be read .* remove it"):
+        made.load(0, JOB)
+
+
 def test_a_file_of_which_a_name_is_none_is_refused(tmp_path: Path) -> None:
     made, path = filled(tmp_path, 1), tmp_path / "step-000000000.pt"
     path.write_bytes(path.read_bytes().replace(b"data.pkl", b"dat\xff.pkl"))
