@@ -35,6 +35,7 @@ from rollmux.trainer.model import build_model
 from rollmux.trainer.parts import engine_of, model_of, objective
 from rollmux.trainer.ranks import Ranks, Roles, lead, meeting, share
 from rollmux.trainer.ranks import served as served_module
+from rollmux.trainer.ranks.follow import _take_part, _Told
 from rollmux.trainer.ranks.orders import Bye, Enter, Joined, Over, hear, say
 from rollmux.trainer.ranks.served import EngineHere
 from rollmux.trainer.rollout import Rollout
@@ -551,6 +552,13 @@ def test_a_leader_that_is_not_found_is_told_by_where_it_was_looked_for(tmp_path:
         meeting.reach(tmp_path, KIN, "follow", 0.3, Event())
 
 
+def test_a_leaders_address_that_can_not_be_read_is_read_again_until_patience_is_over(tmp_path: Path) -> None:
+    """As where another client of a shared file system replaces the file meanwhile."""
+    (tmp_path / meeting.LEADER).mkdir()
+    with pytest.raises(RanksApart, match=r"within 0\.1 s: is the folder shared.* Is a directory"):
+        meeting.reach(tmp_path, KIN, "follow", 0.1, Event())
+
+
 def test_who_has_not_the_jobs_token_or_no_place_is_turned_away(tmp_path: Path) -> None:
     crowd = Crowd()
     with leading(tmp_path, crowd) as (ranks, _):
@@ -595,6 +603,22 @@ def test_a_phase_is_followed_to_its_end_also_where_it_fails(tmp_path: Path) -> N
         assert orders == [Enter("rollout", 7), Over(3), Enter("train", 7), Over(0), Bye()]
         follower.channel.write(b"{}")
     crowd.join()
+
+
+def test_late_word_that_a_lease_was_lost_ends_nothing_under_the_next_one() -> None:
+    world = World()
+    here, there = socket.socketpair()
+    carrier: Any = Uncarried()
+    leader, follower = Channel(here, carrier, 10.0), Channel(there, carrier, 10.0)
+    told, served = _Told(follower), SimpleNamespace(kind="train", works=Event())
+    with world.connect(job_data("a")) as mux:
+        told.lose("the lease before")
+        for order in (Over(0), Over(1_000_000), Bye()):
+            say(leader, order)
+        _take_part(mux, Enter("rollout", 0), told, served)  # type: ignore[arg-type]
+        assert told.order() == Bye(), "it has left before the leader's work under its lease was over"
+    leader.close()
+    follower.close()
 
 
 def test_a_follower_that_is_gone_is_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
-from rollmux.client import AlreadyCommitted, LeaseLost, Mux
+from rollmux.client import AlreadyCommitted, LeaseLost, Mux, Phase
 from rollmux.runtime.sync import Receiver, SyncFailed
 from rollmux.runtime.sync.channel import Channel
 from rollmux.trainer.device import Berth
@@ -66,23 +66,25 @@ def _take_part(mux: Mux, enter: Enter, told: "_Told", served: Served) -> None:
     """
     state, is_over = served if enter.kind == served.kind else None, False
     while not is_over:
+        phase = mux.phase(enter.kind, state=state, iteration=enter.step)
         try:
-            with mux.phase(enter.kind, state=state, iteration=enter.step) as phase:
+            with phase:
                 served.works.set()
                 try:
-                    is_over = told.over(phase.epoch)
+                    is_over = told.over(phase)
                 finally:
                     served.works.clear()
         except AlreadyCommitted:  # by its last lease: the leader's word of that is on its way
-            while not is_over:
-                is_over = told.over(0)
+            is_over = told.over(phase)
         except LeaseLost:
             told.check()
             log.info("%s(%d) is done again", enter.kind, enter.step)
 
 
 class _Told:
-    """What the leader says, in its order, and between it that a lease was lost: `None`."""
+    """What the leader says, in its order. `None` between it: a lease was lost, this one or, where word of it came late,
+    one before; or the leader is gone.
+    """
 
     def __init__(self, leader: Channel) -> None:
         self._leader = leader
@@ -104,12 +106,13 @@ class _Told:
         if self._gone is not None:
             raise self._gone
 
-    def over(self, epoch: int) -> bool:
-        """Waits for the end of the leader's work under this lease or a later one; False where the lease is lost before.
+    def over(self, phase: Phase) -> bool:
+        """Waits for the end of the leader's work under this phase's lease or a later one; False where its own is lost.
 
         What ended under an earlier one is asked for again, and that is the phase in which this process is already.
         """
-        while (said := self.next()) is not None:
+        epoch = phase.epoch
+        while (said := self.next()) is not None or not phase.lost:
             if isinstance(said, Over) and said.epoch >= epoch:
                 return True
         return False

@@ -52,7 +52,7 @@ def reach(folder: Path, kin: Kin, purpose: str, patience_s: float, given_up: Eve
     while True:
         try:
             return _greeted(folder, kin, purpose)
-        except (FileNotFoundError, msgspec.DecodeError, Broken, _OfAnother) as why:
+        except (OSError, msgspec.DecodeError, Broken, _OfAnother) as why:
             if monotonic() >= end or given_up.is_set():
                 trouble = f"no leader of attempt {kin.attempt} was found by {folder / LEADER} within {patience_s:g} s"
                 raise RanksApart(f"{trouble}: is the folder shared by all nodes of the job? {why}") from why
