@@ -175,12 +175,22 @@ def test_what_the_system_refuses_is_told_in_one_line(tmp_path: Path) -> None:
     assert done.stderr == f"Error: {tmp_path / 'out' / LOCK}: Is a directory\n"
 
 
-def test_a_model_without_weights_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.json": b'{"model_type": "llama"}'},
+        {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"half of it"},
+        {"config.json": b'{"model_type": "nobodys"}'},
+    ],
+    ids=["without weights", "torn", "of an unknown kind"],
+)
+def test_a_model_that_can_not_be_loaded_is_told_in_one_line(tmp_path: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
     path = job(tmp_path, model={"path": str(tmp_path)})
     done = runner.invoke(app, ["train", path, "--out", str(tmp_path / "out")])
     assert done.exit_code == 1, done.output
-    assert re.match(r"Error: the model in .* can't be loaded \(.*\): give model\.path a whole one", done.stderr)
+    assert re.fullmatch(r"Error: the model in .* can't be loaded \(.*\): give model\.path a whole one.*\n", done.stderr)
 
 
 @pytest.mark.parametrize("steps", [0, 3])

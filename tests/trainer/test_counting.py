@@ -7,6 +7,7 @@ from statistics import fmean
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 from rollmux.errors import InvalidSpec
 from rollmux.trainer.errors import ModelMissing
@@ -115,6 +116,16 @@ def test_a_folder_without_a_model_is_told_with_what_makes_one() -> None:
         Parts(job("nowhere"))
     with pytest.raises(ModelMissing, match="no model in 'nowhere'"):
         Parts(read_job({"model": {"path": "nowhere"}}))
+
+
+def test_a_model_that_lacks_weights_is_told_with_their_names(tmp_path: Path) -> None:
+    folder, weights = talking(tmp_path), tmp_path / "model.safetensors"
+    kept = {name: weight for name, weight in load_file(weights).items() if "mlp" not in name}
+    save_file(kept, weights, metadata={"format": "pt"})
+    with pytest.raises(
+        ModelMissing, match=r"3, model\.layers\.0\.mlp\.down_proj\.weight, .*: give model\.path a whole"
+    ):
+        Parts(job(folder))
 
 
 def test_counting_without_a_model_that_can_talk_is_refused() -> None:

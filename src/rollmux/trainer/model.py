@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from rollmux.runtime.folders import NotLoaded, model_in
 from rollmux.trainer.errors import ModelMissing
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.settings import Model
@@ -23,8 +24,8 @@ def build_model(settings: Model, vocabulary: int, max_length: int, seed: int) ->
 
 def _loaded(settings: Model) -> Any:
     try:
-        return AutoModelForCausalLM.from_pretrained(model_folder(settings.path))
-    except OSError as error:
+        return model_in(model_folder(settings.path))
+    except NotLoaded as error:
         remedy = "give model.path a whole one, as `rollmux model fetch` makes one"
         raise ModelMissing(f"the model in {settings.path!r} can't be loaded ({error}): {remedy}") from error
 

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from rollmux.errors import RollmuxError
+from rollmux.runtime.folders import model_in, tokenizer_in
 from rollmux.runtime.host.room import available_bytes
 from rollmux.runtime.judge.judge import TextJudge
 from rollmux.runtime.judge.model import ModelJudge
@@ -23,8 +22,7 @@ class JudgeRefused(RollmuxError):
 def open_judge(folder: Path) -> TextJudge:
     """Nothing is looked for elsewhere or downloaded."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model, tokenizer = model_in(folder), tokenizer_in(folder)
         room = (available_bytes() or PLENTY_BYTES) // SHARE
         return TextJudge(ModelJudge(model, lambda: room, COPIED_BYTES_PER_S, FLOPS_PER_S), encoder(tokenizer))
     except Exception as error:

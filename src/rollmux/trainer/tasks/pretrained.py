@@ -16,12 +16,18 @@ class Pretrained:
     """Of the model in this folder."""
 
     def __init__(self, folder: str) -> None:
-        from transformers import AutoTokenizer  # noqa: PLC0415 - seconds; scoring functions are loaded without it
+        from rollmux.runtime.folders import (  # noqa: PLC0415 - seconds; scoring functions are loaded without it
+            NotLoaded,
+            tokenizer_in,
+        )
 
         place = model_folder(folder)
         if not any((place / name).is_file() for name in TOKENIZER_FILES):
             raise ModelMissing(f"the model in {folder!r} has no tokenizer, and this task is put in words")
-        self._tokenizer = AutoTokenizer.from_pretrained(place)
+        try:
+            self._tokenizer = tokenizer_in(place)
+        except NotLoaded as error:
+            raise ModelMissing(f"the tokenizer in {folder!r} can't be loaded ({error}): fetch it again") from error
         own = self._tokenizer.added_tokens_decoder
         ends = [self._tokenizer.eos_token_id, *(token for token in _named_ends(place) if token in own)]
         self.end_tokens = tuple(dict.fromkeys(int(token) for token in ends if token is not None))

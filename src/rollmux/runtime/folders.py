@@ -1,0 +1,42 @@
+"""What Hugging Face's libraries load from a folder: a causal model, and its tokenizer.
+
+Invariant: all weights of a model are the folder's. Transformers fills what is not there with random numbers.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rollmux.errors import RollmuxError
+
+SHOWN = 3  # of the weights that are not there
+
+
+class NotLoaded(RollmuxError):
+    """The message says what is not there, or can't be read."""
+
+
+def model_in(folder: Path, **how: Any) -> Any:
+    """Weights that are tied to others need not be there."""
+    told = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused here, by name
+    model, found = _loaded(AutoModelForCausalLM.from_pretrained, folder, **told, **how)
+    lacking = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+    if lacking:
+        named = ", ".join(lacking[:SHOWN]) + (", ..." if len(lacking) > SHOWN else "")
+        raise NotLoaded(f"weights that are not there, or have another shape: {len(lacking)}, {named}")
+    return model
+
+
+def tokenizer_in(folder: Path, **how: Any) -> Any:
+    return _loaded(AutoTokenizer.from_pretrained, folder, **how)
+
+
+def _loaded(load: Callable[..., Any], folder: Path, **how: Any) -> Any:
+    """A damaged file may make the libraries raise anything, and tell it in many lines."""
+    try:
+        return load(folder, **how)
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), "")
+        raise NotLoaded(f"{type(error).__name__}: {first}") from error
