@@ -8,6 +8,7 @@ from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import Rules
+from rollmux.mux.image import image, restore
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import AIM, DEBT, PATIENCE, Claim, Order, Pause, Turns, aim_ms, next_due, turns_for
 from rollmux.mux.policies.rollmux import RollmuxPolicy
@@ -99,6 +100,15 @@ def test_one_that_began_alone_and_finishes_instead_moves_its_state_off_before_an
     (grant,) = world.tell(ev.PhaseOffloaded("long", pause.epoch), 1.0)
     assert isinstance(grant, cmd.Grant)
     assert grant.lease.job_id == "short"
+
+
+def test_what_a_pause_would_take_is_what_was_measured_last_and_a_restored_machine_knows_it() -> None:
+    world = both_run()
+    world.tell(ev.JobProfiled("long", 1, 500.0, 100.0, 0.0, (8.0, 4.0), (0.0, 0.0)), 490.0)
+    state = world.machine.state
+    again = restore(image(world.machine), state.cluster, state.policy, state.rules)
+    asked = ev.PhaseRequested("short", 1, ROLLOUT, 0)
+    assert again.handle(world.now, asked) == world.tell(asked) == ()  # for ten seconds nobody pauses for 17
 
 
 def test_only_who_was_asked_may_pause() -> None:

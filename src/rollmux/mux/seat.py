@@ -210,6 +210,8 @@ class Seat:
             rest_ms += lane.whole_ms
             lane.rest_ms = rest_ms
             lane.can_pause = lane.pause_of(self.job)
+            if lane.pausable:
+                lane.pausable = True  # a holder's too: an image says only whether it may pause
 
     def commit(self, kind: PhaseKind, worked_s: float, now: float) -> None:
         """One phase of this kind is done."""
