@@ -286,6 +286,16 @@ def test_a_rollout_that_made_way_goes_on_where_the_next_node_is_free() -> None:
     assert turns.release(claims["a"]) == [(new, ("a",))]
 
 
+@pytest.mark.parametrize("order", [Order.FIFO, Order.URGENCY])
+def test_of_two_nodes_that_come_free_at_once_who_roams_leaves_the_other_to_the_next(order: Order) -> None:
+    turns: Turns[Claim] = turns_for(order)
+    gang, new, pinned = Claim(("a", "b"), (0, 0)), Claim(("b", "a"), (1, 0), wants=1), Claim(("a",), (2, 0))
+    for claim in (gang, new, pinned):
+        turns.enter(claim)
+        turns.request(claim)
+    assert turns.release(gang) == [(new, ("b",)), (pinned, ("a",))]
+
+
 def test_a_tail_moves_together_for_who_roams_onto_what_that_frees() -> None:
     turns: Turns[Claim] = turns_for(Order.FIFO)
     gang, new = Claim(("a", "b"), (0, 0)), Claim(("b", "c"), (1, 0), wants=1)

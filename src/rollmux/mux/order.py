@@ -251,7 +251,7 @@ class Turns(Generic[C]):
                     got = self._take(claim)
                     if got:
                         granted.append((claim, got))
-                        if 1 < claim.wants < len(claim.nodes):  # it no longer keeps others from the rest
+                        if claim.roams:  # it no longer keeps others from the rest
                             to_serve += [other for other in claim.nodes if other not in got]
         return granted
 
