@@ -72,6 +72,24 @@ def test_a_holder_may_finish_instead_of_pausing() -> None:
     world.ignores(ev.PhasePaused("long", pause.epoch))
 
 
+@pytest.mark.parametrize("finishes", [True, False])
+def test_what_is_told_to_pause_while_it_still_loads_has_its_work_counted_from_its_start_on(finishes: bool) -> None:
+    world = World()
+    world.run(long_job(), short_job())
+    world.ask("long", ROLLOUT)
+    (pause,) = world.tell(ev.PhaseRequested("short", 1, ROLLOUT, 0), 4.0)
+    assert isinstance(pause, cmd.Pause)
+    world.tell(ev.PhaseStarted("long", pause.epoch), 1.0)
+    world.now += 3.0
+    world.ignores(ev.PhaseStarted("long", pause.epoch))
+    if finishes:
+        world.tell(ev.PhaseFinished("long", pause.epoch))
+        assert world.record("long").progress.pending_s == pytest.approx(3.0)
+    else:
+        world.tell(ev.PhasePaused("long", pause.epoch))
+        assert world.machine.state.seat(world.record("long")).lanes[ROLLOUT].worked_s == pytest.approx(3.0)
+
+
 def is_pausing_what_began_alone() -> tuple[World, cmd.Pause]:
     """The short job comes when the long one has rolled out for ten seconds, with nobody beside it."""
     world = World()

@@ -65,6 +65,7 @@ PHASES: dict[tuple[Phase, On], Phase] = {
     (Phase.RUNNING, On.PARK): Phase.PARKED,
     (Phase.RUNNING, On.FAIL): Phase.IDLE,
     (Phase.RUNNING, On.EXPIRE): Phase.FENCED,
+    (Phase.PAUSING, On.START): Phase.PAUSING,
     (Phase.PAUSING, On.PROGRESS): Phase.PAUSING,
     (Phase.PAUSING, On.PAUSED): Phase.WAITING,
     (Phase.PAUSING, On.FINISH): Phase.IDLE,

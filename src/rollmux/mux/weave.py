@@ -208,9 +208,9 @@ class Weave:
 
     def _started(self, now: float, event: PhaseStarted) -> Commands | None:
         lane = self._lane_of(event.epoch, event.job_id)
-        if lane is None or lane.state is not Phase.GRANTED:
+        if lane is None or lane.started_at is not None or lane.state not in _MAY_START:
             return None  # late or repeated
-        lane.state = Phase.RUNNING
+        lane.state = next_phase(lane.state, On.START, lane)
         lane.started_at = now
         lane.deadline = now + self.timing.lease_s
         return []
@@ -407,6 +407,8 @@ class Weave:
 def _is_overdue(lane: Lane, now: float) -> bool:
     return lane.state is Phase.FENCED and lane.deadline <= now
 
+
+_MAY_START = frozenset({Phase.GRANTED, Phase.PAUSING})
 
 _MAY_PARK = frozenset({Phase.GRANTED, Phase.RUNNING, Phase.PAUSING})
 
