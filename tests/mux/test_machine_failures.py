@@ -458,6 +458,31 @@ def test_a_tail_that_fails_is_done_again_after_those_whom_it_has_let_in(order: O
     assert (again.lease.job_id, again.lease.iteration) == ("A", 0)
 
 
+@pytest.mark.parametrize("cancelled", [True, False])
+@pytest.mark.parametrize("order", Order)
+def test_a_rollout_that_has_begun_on_some_of_its_nodes_and_is_fenced_gets_no_more_of_them(
+    order: Order, cancelled: bool
+) -> None:
+    tail = Tail(requests=10, requests_per_node=5, bulk_s=30.0, trigger=0.8, move_s=0.0)
+    world = World(rules=Rules(timing=LEASES), policy=RollmuxPolicy(order=order))
+    world.run(*[job(name, rollout=PhaseSpec(50.0, 2), tail=tail, elastic_rollout=True) for name in "ABC"])
+    first = world.begin("A", ROLLOUT)
+    assert world.ask("B", ROLLOUT) == world.ask("C", ROLLOUT) == ()
+    world.tell(ev.PhaseProgressed("A", first.epoch, 8, 10))
+    (grant,) = world.tell(ev.PhaseShrunk("A", first.epoch))
+    assert isinstance(grant, cmd.Grant)
+    assert grant.lease.job_id == "B"
+    if cancelled:
+        world.tell(ev.JobCancelled("B"))
+    else:
+        world.tell(ev.Heartbeat("A", first.epoch), 14.0)
+        world.tell(ev.Tick(), 1.0)
+    assert world.tell(ev.PhaseFinished("A", first.epoch)) == ()
+    (after,) = [c for c in world.tell(ev.JobFailed("B", 1, "gone")) if isinstance(c, cmd.Grant)]
+    assert after.lease.job_id == "C"
+    assert len(after.lease.nodes) == 2
+
+
 def wait_for(world: World, job_id: str) -> float:
     """Wakes the machine when it wants to be woken, until the job is granted nodes; returns when that is."""
     for _ in range(20):

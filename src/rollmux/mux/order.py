@@ -159,7 +159,7 @@ class Turns(Generic[C]):
         return [*granted, (claim, got)] if got else granted
 
     def withdraw(self, claims: Iterable[C]) -> list[Granted[C]]:
-        """These claims, which hold nothing, stop waiting; returns what others get."""
+        """These claims stop waiting, and keep what they hold; returns what others get."""
         claims = list(claims)
         for claim in claims:
             self._forget_wait(claim)

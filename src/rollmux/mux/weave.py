@@ -363,6 +363,7 @@ class Weave:
         self._forget_tail(lane)
         lane.deadline = now + self.timing.drain_s
         out.append(Revoke(lane.seat.job.id, epoch, reason))
+        self._serve(now, self.turns.withdraw([lane]), out)  # it might wait for the rest of its nodes
 
     def _evict(self, now: float, lane: Lane, out: Commands) -> None:
         lane.state = next_phase(lane.state, On.EVICT, lane)
