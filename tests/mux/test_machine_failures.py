@@ -253,6 +253,16 @@ def test_a_cordoned_node_keeps_its_jobs_and_takes_no_more_until_that_is_lifted()
     assert world.record("C").placement == Placement(("r0",), ("t0",))
 
 
+def test_a_lost_node_that_is_cordoned_takes_no_jobs_when_it_is_back() -> None:
+    world = racks(1, max_group=1)
+    world.run(job("A"))
+    world.tell(ev.NodeLost("r0"))
+    assert world.tell(ev.NodeCordoned("r0")) == ()
+    world.tell(ev.NodeJoined("r0", "rollout"))
+    assert kinds(world.tell(STOPPED)) == [cmd.Queue]
+    assert kinds(world.tell(ev.NodeUncordoned("r0"))) == [cmd.Admit, cmd.Launch]
+
+
 def test_an_idle_cordoned_node_is_not_used() -> None:
     world = racks(1, max_group=1)
     world.tell(ev.NodeCordoned("t0"))

@@ -176,7 +176,7 @@ class Books(RuleBasedStateMachine):
                 self.book.cordon(name)
             assert everything(self.book) == before
             return
-        news = not self.nodes[name].shunned
+        news = not self.nodes[name].cordoned
         assert self.book.cordon(name) == news
         if news:
             self.nodes[name].cordoned = True

@@ -107,10 +107,10 @@ class NodeBook:
         record = self.nodes.get(node)
         if record is None:
             raise IllegalEvent(f"there is no node {node}")
-        if record.cordoned or record.state is NodeState.LOST:
+        if record.cordoned:
             return False
         record.cordoned = True
-        self.shunned += 1
+        self.shunned += record.state is not NodeState.LOST
         self._refresh()
         return True
 
