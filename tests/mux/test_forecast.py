@@ -168,6 +168,13 @@ def test_where_syncs_take_time_no_formula_is_used_for_company() -> None:
     assert play(jobs, Order.FIFO).iteration_s[0] > 0.030  # all rollouts, or all trainings, in a row
 
 
+def test_first_come_first_served_rollouts_that_roam_over_the_same_nodes_do_not_wait_for_each_other() -> None:
+    roaming = plain(100_000, 10_000)._replace(rollout_nodes=("a", "b"), rollout_wants=1)
+    found = Forecaster().forecast(group_of((roaming, roaming)))
+    assert found.exact
+    assert found.iteration_s == (110, 110)
+
+
 @settings(max_examples=examples(300))
 @given(jobs=plain_jobs("abc", "xy"))
 def test_the_quick_play_gives_what_the_play_gives_to_the_millisecond(jobs: tuple[JobPlay, ...]) -> None:

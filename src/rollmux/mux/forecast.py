@@ -191,7 +191,7 @@ def _quickest(jobs: tuple[JobPlay, ...], order: Order, limits_ms: tuple[float, .
 def closed_form(jobs: tuple[JobPlay, ...], order: Order) -> Played | None:
     """The iteration times where a formula equals the play, else None.
 
-    Alone, a job is as fast as its own phases allow. Strict jobs that all share the same nodes and need no sync
+    Alone, a job is as fast as its own phases allow. Strict jobs that all hold the same nodes and need no sync
     keep one order for ever, so that each takes the longest of: all rollouts, all trainings, the slowest job alone.
     """
     first = jobs[0]
@@ -204,7 +204,8 @@ def closed_form(jobs: tuple[JobPlay, ...], order: Order) -> Played | None:
             return Played((solo / 1000,), exact=True)
         return Played((max(first.rollout_ms, rest) / 1000,), exact=True) if apart else None
     for job in jobs:
-        if job.staleness or job.sync_ms or job.elastic or job.tail:
+        roams = 0 < job.rollout_wants < len(job.rollout_nodes)
+        if job.staleness or job.sync_ms or job.elastic or job.tail or roams:
             return None
         if job.rollout_nodes != first.rollout_nodes or job.train_nodes != first.train_nodes:
             return None
