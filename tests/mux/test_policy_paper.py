@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollmux.mux import events as ev
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import GB, PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN, Cluster, Pool, finite
@@ -13,9 +14,10 @@ from rollmux.mux.job import JobSpec
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Strategy, Verdict
-from rollmux.mux.policies.paper import PaperPolicy, at_width
+from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.snapshot import Snapshot
 from tests.builders import ROLLOUT_USD, TRAIN_USD, group, job, pinned, snapshot, strict_jobs
+from tests.mux.world import World
 from tests.thorough import examples
 
 FINITE = finite(PAPER_ROLLOUT, PAPER_TRAIN)
@@ -207,7 +209,7 @@ def test_training_on_fewer_nodes_takes_longer_and_holds_more_on_each_and_more_no
     before = job("a", 100, 90, nodes=(1, wanted), resident_gb=(0, 100))
     before = replace(before, train=replace(before.train, transient_bytes=10 * GB))
     for spec in (before, before.measured(80, 60)):
-        fitted = at_width(spec, there)
+        fitted = spec.at_width(there)
         assert fitted.train.nodes == there
         assert fitted.train.planned_s == pytest.approx(spec.train.planned_s * stretch)
         assert fitted.train.duration_s == pytest.approx(90 * stretch)
@@ -229,6 +231,20 @@ def test_a_narrower_training_does_not_loosen_what_the_job_was_promised() -> None
     assert plan.group.member("w").limit_s == tolerant.limit_s == pytest.approx(240)
 
 
+def test_what_is_measured_on_fewer_training_nodes_is_what_the_job_takes_there() -> None:
+    world = World(PAPER_CLUSTER, policy=PaperPolicy())
+    world.run(job("a", 300, 50, slo=3.0), job("w", 50, 50, slo=3.0, nodes=(1, 2)))
+    record = world.record("w")
+    assert record.group_id == "group-0"
+    planned = world.machine.state.groups["group-0"].member("w")
+    world.tell(ev.JobProfiled("w", 1, 50.0, 100.0, 0.0))
+    member = world.machine.state.groups["group-0"].member("w")
+    assert member.job.train.planned_s == planned.job.train.planned_s == 100.0
+    assert member.limit_s == planned.limit_s == 300.0
+    assert record.job.train.planned_s == 50.0
+    assert world.machine.state.seat(record).job == member.job
+
+
 def test_the_order_that_groups_run_is_the_one_that_the_policy_was_given() -> None:
     plan = PaperPolicy(order=Order.ROUND_ROBIN).place(type_a("a"), snapshot()).plan
     assert plan is not None
@@ -245,7 +261,7 @@ def by_the_paper(job: JobSpec, before: Snapshot, max_group: int) -> tuple[str | 
     for name, old in before.groups.items():
         if old.saturated or len(old.members) >= max_group or name in before.frozen:
             continue
-        fitted = at_width(job, len(old.train_nodes))
+        fitted = job.at_width(len(old.train_nodes))
         options = [(node, Strategy.DIRECT, 0.0) for node in old.rollout_nodes]
         options.append(("new", Strategy.ROLLOUT_SCALING, ROLLOUT_USD))
         for node, strategy, usd in options:

@@ -137,9 +137,9 @@ class ClusterMachine:
         self._cause = record.launched_by
         assert record.placement is not None
         state = self.state
-        limit_s = state.groups[record.group_id].member(record.job.id).limit_s
-        aim = aim_ms(limit_s, record.job.solo_s, record.job.iterations)
-        seat = Seat(record.job, record.attempt, record.placement, state.ledger.seq, record.progress, aim)
+        member = state.groups[record.group_id].member(record.job.id)
+        aim = aim_ms(member.limit_s, member.job.solo_s, member.job.iterations)
+        seat = Seat(member.job, record.attempt, record.placement, state.ledger.seq, record.progress, aim)
         out = state.weaves[record.group_id].join(now, seat)
         self.mover.move_if_safe(now, record, out)
         if record.began is None:
@@ -153,7 +153,9 @@ class ClusterMachine:
         if record is None or not record.is_current(event.attempt):
             return None
         state, seen = self.state, (event.rollout_bytes, event.train_bytes, event.process_bytes)
-        measured = (event.rollout_s, event.train_s, event.sync_s, event.rollout_switch_s, event.train_switch_s)
+        width = len(record.placement.train) if record.placement is not None else record.job.train.nodes
+        train_s = event.train_s / record.job.train_stretch(width)  # on as many nodes as it wants
+        measured = (event.rollout_s, train_s, event.sync_s, event.rollout_switch_s, event.train_switch_s)
         job = record.job.measured(*measured)
         problems = [*map(str, job_problems(job, state.cluster))]
         problems += [f"{count} bytes" for count in seen if count is not None and count < 0]
@@ -161,17 +163,8 @@ class ClusterMachine:
             raise IllegalEvent(f"job {event.job_id} measured what can't be: {'; '.join(problems)}")
         if record.state is Job.QUEUED or job == record.job:
             return None
-        record.job = job
-        homes = [record.group_id] + ([record.target[0]] if record.target else [])
-        for group_id in homes:
-            group = state.groups[group_id]
-            state.change(group.with_job(group.member(job.id).job.measured(*measured)))
-        if record.state is Job.RUNNING:
-            seat = state.seat(record)
-            seat.job = job
-            seat.plan()
         out: Commands = []
-        for group_id in homes:
+        for group_id in state.learn(record, job):
             self.mover.relieve(now, group_id, out)
         return out
 

@@ -13,6 +13,7 @@ from rollmux.mux.explain import why_queued
 from rollmux.mux.group import Group
 from rollmux.mux.groups import Groups
 from rollmux.mux.hardware import Cluster
+from rollmux.mux.job import JobSpec
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.node_book import NodeBook
 from rollmux.mux.order import aim_ms
@@ -135,6 +136,18 @@ class ClusterState:
             seat = self.weaves[group.id].seats.get(member.job.id)
             if seat is not None:
                 seat.aim_ms = aim_ms(member.limit_s, member.job.solo_s, member.job.iterations)
+
+    def learn(self, record: JobRecord, job: JobSpec) -> list[str]:
+        """A job's phases were measured; returns its groups."""
+        record.job = job
+        homes = [record.group_id] + ([record.target[0]] if record.target else [])
+        for group_id in homes:
+            self.change(self.groups[group_id].with_job(job))
+        if record.state is Job.RUNNING:
+            seat = self.seat(record)
+            seat.job = self.groups[record.group_id].member(job.id).job
+            seat.plan()
+        return homes
 
     # -- admission ---------------------------------------------------------------------------------------------
 

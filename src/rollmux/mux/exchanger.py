@@ -99,8 +99,9 @@ class Exchanger:
         record, nodes = self.state.jobs[name], swap.member.placement.all_nodes
         limit_s = record.limit_s(now, swap.lost_s)
         at_most_s = swap.member.limit_s if limit_s is None else min(swap.member.limit_s, limit_s)
+        job = record.job.at_width(len(swap.member.placement.train))
         before = snapshot.groups.get(swap.group_id) or Group(swap.group_id, (), swap.order)
-        after = before.joined_by(replace(swap.member, job=record.job, limit_s=at_most_s))
+        after = before.joined_by(replace(swap.member, job=job, limit_s=at_most_s))
         new = tuple((pool, node) for pool, idle in snapshot.idle.items() for node in idle if node in nodes)
         cluster = snapshot.cluster
         usd = after.usd_per_hour(cluster) - before.usd_per_hour(cluster)

@@ -4,7 +4,7 @@ A group is a value: adding or removing a job makes a new one. Its nodes are exac
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rollmux.mux.hardware import Cluster, NodeType
 from rollmux.mux.job import JobSpec
@@ -71,9 +71,12 @@ class Group:
         return rest
 
     def with_job(self, job: JobSpec) -> "Group":
-        """The same group with new knowledge of one of its jobs."""
+        """The same group with new knowledge of one of its jobs, which trains here on the nodes that it has."""
         members = tuple(
-            replace(Member.of(job, m.placement), apart=m.apart) if m.job.id == job.id else m for m in self.members
+            Member(job.at_width(len(m.placement.train)), m.placement, job.opening_limit_s, m.apart)
+            if m.job.id == job.id
+            else m
+            for m in self.members
         )
         return Group(self.id, members, self.order)
 

@@ -166,6 +166,25 @@ class JobSpec:
         job.__dict__["opening_limit_s"] = _opening_limit_s(slo * self.solo_s, self.solo_s, left)
         return job
 
+    def train_stretch(self, nodes: int) -> float:
+        """How many times as long its training takes on so many nodes: fewer take longer, more are not faster."""
+        return max(1.0, self.train.nodes / nodes)
+
+    def at_width(self, nodes: int) -> "JobSpec":
+        """The job trained on so many nodes: fewer take longer, and hold more each."""
+        if nodes == self.train.nodes:
+            return self
+        train, stretch = self.train, self.train_stretch(nodes)
+        train = replace(
+            train,
+            nodes=nodes,
+            duration_s=train.duration_s * stretch,
+            measured_s=None if train.measured_s is None else train.measured_s * stretch,
+            resident_bytes=round(train.resident_bytes * stretch),
+            transient_bytes=round(train.transient_bytes * stretch),
+        )
+        return replace(self, train=train)
+
     def usd_per_hour(self, cluster: Cluster) -> float:
         """The hourly price of the nodes that it wants, each phase apart."""
         rollout, train = cluster.rollout.node_type, cluster.train.node_type

@@ -6,7 +6,7 @@ takes all of it as its data-parallel width.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 
 from rollmux.mux.forecast import Forecaster
@@ -62,7 +62,7 @@ class PaperPolicy:
 
     def _candidates(self, job: JobSpec, group: Group, snapshot: Snapshot) -> Iterator[Plan]:
         """Direct packing, then one more new rollout node at a time."""
-        fitted = at_width(job, len(group.train_nodes))
+        fitted = job.at_width(len(group.train_nodes))
         for new in range(job.rollout.nodes + 1):
             added = widening(snapshot, new, 0)
             if added is None:
@@ -70,21 +70,3 @@ class PaperPolicy:
             for old in choices(group.rollout_nodes, group.uses, job.rollout.nodes - new):
                 placement = Placement(old + added.rollout, group.train_nodes)
                 yield packed(group, Member(fitted, placement, job.limit_s), added)
-
-
-def at_width(job: JobSpec, train_nodes: int) -> JobSpec:
-    """The job trained on another number of nodes: fewer take longer and hold more each; more are not faster."""
-    wanted = job.train.nodes
-    if train_nodes == wanted:
-        return job
-    stretch = max(1.0, wanted / train_nodes)
-    measured = job.train.measured_s
-    train = replace(
-        job.train,
-        nodes=train_nodes,
-        duration_s=job.train.duration_s * stretch,
-        measured_s=None if measured is None else measured * stretch,
-        resident_bytes=round(job.train.resident_bytes * stretch),
-        transient_bytes=round(job.train.transient_bytes * stretch),
-    )
-    return replace(job, train=train)
