@@ -586,6 +586,17 @@ def test_while_a_job_is_moving_its_limit_does_not_rise(moving: bool) -> None:
     assert (state.groups["group-0"].member("A").limit_s > before) is not moving
 
 
+@pytest.mark.parametrize(("synced_at", "limit_s"), [(2000.0, 7100 / 60), (2800.0, 110.0), (3900.0, 100.0)])
+def test_a_measurement_gives_back_nothing_of_an_slo_that_has_been_used_up(synced_at: float, limit_s: float) -> None:
+    """Of 60 iterations, in 7,200 s, 20 are done. A newcomer may take 118 s for each; one that is late may not."""
+    machine = started(job("A", iterations=60))
+    state, progress = machine.state, machine.state.jobs["A"].progress
+    progress.rolled = progress.trained = progress.synced = 20
+    progress.since = synced_at
+    machine.handle(synced_at, ev.JobProfiled("A", 1, 50.0, 50.0, 0.0))
+    assert state.groups["group-0"].member("A").limit_s == pytest.approx(limit_s)
+
+
 def test_one_move_that_will_relieve_a_group_is_waited_for() -> None:
     """A new measurement makes one too many of three; what comes meanwhile sends nobody else away."""
     cast = pairs(Checked(), *(job(name, slo=1.6, iterations=90) for name in "ABC"))

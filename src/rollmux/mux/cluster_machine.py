@@ -164,7 +164,7 @@ class ClusterMachine:
         if record.state is Job.QUEUED or job == record.job:
             return None
         out: Commands = []
-        for group_id in state.learn(record, job):
+        for group_id in state.learn(now, record, job):
             self.mover.relieve(now, group_id, out)
         return out
 

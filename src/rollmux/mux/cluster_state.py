@@ -137,12 +137,15 @@ class ClusterState:
             if seat is not None:
                 seat.aim_ms = aim_ms(member.limit_s, member.job.solo_s, member.job.iterations)
 
-    def learn(self, record: JobRecord, job: JobSpec) -> list[str]:
-        """A job's phases were measured; returns its groups."""
-        record.job = job
+    def learn(self, now: float, record: JobRecord, job: JobSpec) -> list[str]:
+        """A job's phases were measured; returns its groups. What it has used up of its SLO is not given back."""
+        record.job, at_most_s = job, record.limit_s(now)
         homes = [record.group_id] + ([record.target[0]] if record.target else [])
         for group_id in homes:
-            self.change(self.groups[group_id].with_job(job))
+            group = self.groups[group_id].with_job(job)
+            if at_most_s is not None and at_most_s < job.opening_limit_s:
+                group = group.with_limits({job.id: max(at_most_s, job.solo_s)})
+            self.change(group)
         if record.state is Job.RUNNING:
             seat = self.seat(record)
             seat.job = self.groups[record.group_id].member(job.id).job
