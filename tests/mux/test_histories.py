@@ -29,7 +29,7 @@ from rollmux.mux.cluster_state import Rules
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.image import from_json, image, restore, to_json
 from rollmux.mux.invariants import check_all
-from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec, Tail
+from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec, Switch, Tail
 from rollmux.mux.node_book import NodeState
 from rollmux.mux.order import Order
 from rollmux.mux.policies import Policy
@@ -206,6 +206,9 @@ class Histories(RuleBasedStateMachine):
         match lane.state:
             case Phase.GRANTED:
                 self.tell(ev.PhaseStarted(job_id, epoch))
+            case Phase.PAUSING if lane.started_at is None:  # it was told so while it still loaded
+                self.tell(ev.PhaseStarted(job_id, epoch))
+                assert lane.started_at == self.now
             case Phase.RUNNING if lane.kind is PhaseKind.ROLLOUT and lane.done == 0:
                 self.tell(ev.PhaseProgressed(job_id, epoch, 8, 10))
             case Phase.PAUSING:
@@ -252,12 +255,23 @@ class Histories(RuleBasedStateMachine):
             self.tell(ev.JobStopped(job_id, attempt))
 
     @precondition(lambda self: self.running())
-    @rule(pick=st.integers(0, 99), speed=st.sampled_from([0.5, 0.9, 1.0, 1.4]))
-    def job_is_measured(self, pick: int, speed: float) -> None:
+    @rule(
+        pick=st.integers(0, 99),
+        speed=st.sampled_from([0.5, 0.9, 1.0, 1.4]),
+        switch_s=st.sampled_from([None, (0.0, 0.0), (30.0, 20.0)]),
+    )
+    def job_is_measured(self, pick: int, speed: float, switch_s: Switch | None) -> None:
         record = self.running()[pick % len(self.running())]
         job = record.submitted
         measured = (job.rollout.duration_s * speed, job.train.duration_s * speed, job.sync_s)
-        self.tell(ev.JobProfiled(job.id, record.attempt, *measured))
+        known = record.job
+        self.tell(ev.JobProfiled(job.id, record.attempt, *measured, switch_s, switch_s))
+        if record.job is known:
+            return
+        member, at_most_s = self.machine.state.groups[record.group_id].member(job.id), record.limit_s(self.now)
+        assert member.job == record.job.at_width(len(member.placement.train))
+        assert member.job.train.planned_s == pytest.approx(measured[1])
+        assert at_most_s is None or member.limit_s <= max(at_most_s, record.job.solo_s)
 
     # -- trouble -----------------------------------------------------------------------------------------------
 
@@ -299,6 +313,7 @@ class Histories(RuleBasedStateMachine):
             self.tell(ev.NodeLost(node))
         elif what == "cordoned":
             self.tell(ev.NodeCordoned(node))
+            assert nodes[node].cordoned
         elif what == "uncordoned":
             self.tell(ev.NodeUncordoned(node))
         else:
@@ -353,6 +368,10 @@ class Histories(RuleBasedStateMachine):
         if hasattr(self, "machine"):
             check_all(self.machine.state)
             assert not self.machine.state.alarms, list(self.machine.state.alarms)
+            waiting = [
+                lane for weave in self.machine.state.weaves.values() for q in weave.turns.queues.values() for lane in q
+            ]
+            assert not [lane for lane in waiting if lane.state is Phase.FENCED]
 
     def teardown(self) -> None:
         if hasattr(self, "machine"):
