@@ -136,6 +136,31 @@ def test_a_judge_that_hangs_for_ever_holds_up_no_pool_that_closes() -> None:
         sleep(0.01)
 
 
+def test_a_judge_whose_pool_was_given_up_while_it_opened_is_closed() -> None:
+    judge, asked, let = Scripted(), threading.Event(), threading.Event()
+
+    def opened() -> Scripted:
+        asked.set()
+        let.wait(20)
+        return judge
+
+    async def given_up() -> None:
+        starting = asyncio.create_task(
+            RewardPool(PoolSettings(turns={Kind.JUDGE: 1}, judge=JudgeSettings(opened))).start()
+        )
+        await asyncio.to_thread(asked.wait, 20)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(given_up())
+    let.set()
+    end = monotonic() + 20
+    while not judge.closed:
+        assert monotonic() < end, "it is closed once it is open"
+        sleep(0.01)
+
+
 def test_answers_that_the_judge_hardly_gives_are_no_judgement() -> None:
     async def doubted(pool: RewardPool) -> None:
         reward = await pool.score(task("mostly y"))

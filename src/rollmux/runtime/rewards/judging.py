@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import exp, isfinite
 from queue import SimpleQueue
@@ -73,9 +74,10 @@ class _OneThread:
         self._calls.put(made)
         return asyncio.wrap_future(future)
 
-    def end(self) -> None:
-        """After what was asked for."""
-        self._calls.put(None)
+    def end(self, *last: Callable[[], None]) -> None:
+        """After what was asked for, and after these, for which nobody waits."""
+        for call in (*last, None):
+            self._calls.put(call)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -88,15 +90,16 @@ class JudgeScorer:
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
         self._thread = _OneThread()
+        self._opened = ExitStack()  # the judge, closed once that is asked for
         self._waiting: deque[_Waiting] = deque()
         self._come = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "JudgeScorer":
         try:
-            self._judge = await self._thread.do(self._settings.open_judge)
+            await self._thread.do(self._open)
         except BaseException:
-            self._thread.end()
+            self._thread.end(self._opened.close)
             raise
         self._serving = asyncio.create_task(self._serve())
         return self
@@ -105,11 +108,15 @@ class JudgeScorer:
         """A pass that runs is waited for, as a thread can't be killed; but not for longer than a task would be."""
         if self._serving is not None:
             self._serving.cancel()
-        closing = self._thread.do(self._judge.close)
+        closing = self._thread.do(self._opened.close)
         self._thread.end()
         await asyncio.wait([closing], timeout=self._settings.cap_s)
         if closing.done():
             closing.result()
+
+    def _open(self) -> None:
+        self._judge = self._settings.open_judge()
+        self._opened.callback(self._judge.close)
 
     async def score(self, task: JudgeTask) -> Reward:
         loop = asyncio.get_running_loop()
