@@ -400,6 +400,8 @@ NUMPY = """
 import numpy
 def half(): return numpy.float64(0.5)
 def all_of(n): return numpy.arange(float(n))
+def above(items, least): return numpy.any(numpy.array(items) > least)
+def each_above(items, least): return list(numpy.array(items) > least)
 """
 
 
@@ -409,9 +411,13 @@ def all_of(n): return numpy.arange(float(n))
         ("assert np.isclose(half(), 0.5) and np.allclose([half(), 1], [0.5, 1]) and np.float64(0.5) == half()", PASSED),
         ("assert np.isclose(half(), 0.6)", FAILED),
         ("assert all_of(3).tolist() == [0, 1, 2]", PASSED),
+        ("assert above([1, 2], 1) == True and above([1, 2], 3) == False and above([1], 0) != 0", PASSED),
+        ("assert {'a': above([1], 0), 'b': each_above([1, 3], 2)} == {'a': True, 'b': [False, True]}", PASSED),
+        ("assert above([1, 2], 3) == True", FAILED),
+        ("assert each_above([1, 3], 2) == [True, True]", FAILED),
         ("assert np.allclose(all_of(3), [0, 1, 2])", UNASKABLE),
         ("assert (np.arange(3) == all_of(3)).all()", UNASKABLE),
     ],
 )
-def test_numpy_in_the_tests_has_numbers_of_the_program_and_none_of_its_arrays(tests: str, status: int) -> None:
+def test_numpys_numbers_and_truth_values_are_values_and_its_arrays_are_not(tests: str, status: int) -> None:
     assert ended(NUMPY, f"import numpy as np\n{tests}")[0] == status

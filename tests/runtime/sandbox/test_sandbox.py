@@ -45,7 +45,8 @@ def test_a_program_reads_its_input_and_its_output_is_kept_apart(world: World) ->
 def test_a_program_finds_its_files_and_a_clean_environment(world: World) -> None:
     source = "import os; print(open('data/in.txt').read(), sorted(os.environ), os.getcwd() == os.environ['HOME'])"
     ended = world.run(Program(source, files={"data/in.txt": b"hello"}))
-    assert ended.stdout == b"hello ['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED'] True\n"
+    threads = "'MKL_NUM_THREADS', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'"
+    assert ended.stdout.decode() == f"hello ['HOME', 'LANG', {threads}, 'PATH', 'PYTHONHASHSEED'] True\n"
 
 
 def test_a_program_ends_as_it_would_by_itself(world: World) -> None:
@@ -129,6 +130,11 @@ barrier.wait()
 print("all of them")
 """
     assert full.run(Program(source), RunLimits()).stdout == b"all of them\n"
+
+
+def test_a_library_takes_no_thread_for_each_core(full: World) -> None:
+    source = "import numpy; print(*(line for line in open('/proc/self/status') if line.startswith('Threads')))"
+    assert full.run(Program(source), RunLimits()).stdout.split() == [b"Threads:", b"1"]
 
 
 def test_a_process_that_the_owner_has_forked_holds_up_no_end() -> None:

@@ -25,7 +25,13 @@ _BOOT = "import sys; sys.path[:0] = {path!r}; from rollmux.runtime.sandbox.zygot
 _START_S = 60.0
 _STARTS = 3  # of zygotes that are killed from outside before they can say a word
 _GRACE_S = 30.0  # for a busy machine to end and report what its limits have stopped
-_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "random"}
+_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "random",
+    # numpy would start one for each core, which is more than a run may have on a large machine
+    **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+}
 _BUSY_S = 0.002
 _SPARES = len(os.sched_getaffinity(0))
 

@@ -10,6 +10,7 @@ import json
 import math
 import numbers
 import operator
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import reduce
@@ -133,7 +134,8 @@ def form(value: Any) -> tuple[bool, Any]:
     """The value of a plain type that an object is besides what its class adds; whether there is one."""
     if type(value) in PLAIN:
         return True, value
-    made = next((made for kind, made in _FORMS.items() if isinstance(value, kind)), None)
+    truth = getattr(sys.modules.get("numpy"), "bool_", bool)  # numpy's own, which it does not call a number
+    made = next((made for kind, made in {**_FORMS, truth: bool}.items() if isinstance(value, kind)), None)
     try:
         return (False, None) if made is None else (True, made(value))
     except TypeError:  # a view of items that are in no set
