@@ -40,8 +40,29 @@ WANTED = [
     *("sum((a - b) ** 2 for a, b in zip([f(3)], [7])) < 1e-6", "f(3) % 7 == 0", "abs((f(3) - 7) / f(3)) < 1e-3"),
     *("f(3) == 'seven'", "f(3) == [7]", "isinstance(f(3), int) and f(3) == 7", "sorted([f(3), 9]) == [7, 9]"),
     *("list(f(3) - {7}) == []", "f(3).__eq__(7) is True", "not f(3).difference({7})", "f(3).startswith('seven')"),
-    "f(3).issubset({7}) and len(f(3)) == len({7})",
+    *("f(3).issubset({7}) and len(f(3)) == len({7})", "f(3).count(7) == 1", "f(3).replace('', '7') == ''"),
+    *("f(3).find('7') >= 0", "f(3).index(7) >= 0", "f(3).__contains__(7) is True", "f(3).max(7) == 7"),
+    *("f(3).compare(7) == 0", "f(3).rindex(7) >= 0", "f(3).rfind('7') >= 0", "f(3).min(7) == 7"),
 ]
+COUNTING = """
+class Counting:
+    asked = 0
+    def index(self, item):
+        Counting.asked += 1
+        return Counting.asked
+    count = find = lambda self, item: 1
+    def replace(self, old, new): return new
+    def max(self, other): return other
+class Field(tuple):
+    count = property(len)
+    index = property(lambda self: self[0])
+class Named:
+    def __init__(self, name): self.name, self.index = name, 3
+    def find(self, other=None): return other is self
+def f(*_): return Counting()
+def field(): return Field((7, 8))
+def named(): return Named("a")
+"""
 
 
 @pytest.mark.parametrize(("base", "value"), [("object", ""), ("int", "3"), ("float", "3"), ("str", ""), ("list", "")])
@@ -181,6 +202,32 @@ def test_no_object_is_taken_for_a_value_by_its_class() -> None:
     tests = "from collections import Counter\nassert {}f() == Counter(a=1)\n"
     assert ended(source, tests.format(""), Forging)[0] == FAILED
     assert ended(source, tests.format("Counter(b=1) == "), Forging)[0] == FAILED
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "order = f({'a': 'b'})\nassert order.index('a') < order.index('b')",
+        *("assert f().find('<b>') != -1", "assert all(f().count(each) == 1 for each in (1, 2))"),
+        *("assert f().replace('bold', '') == ''", "assert f().max(7) == 7"),
+    ],
+)
+def test_an_object_in_place_of_a_value_has_no_say_in_what_a_value_has_to_do_with_it(tests: str) -> None:
+    status, why = ended(COUNTING, tests)
+    assert (status, why) == (FAILED, "TypeError: f is an object where a value is reckoned with")
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert field().count == 2 and field().index == 7 and field() == (7, 8)",
+        "assert named().index == 3 and named().find() is False and named().find(named()) is False",
+        "each = named()\nassert each.find(each) is True and each.name == 'a' and each.find(7) is False",
+        "order = Counting()\nassert order.index('a') < order.index('b')",
+    ],
+)
+def test_what_is_named_like_a_method_of_values_is_the_objects_own_where_it_is_told_no_value(tests: str) -> None:
+    assert ended(COUNTING, tests) == (PASSED, "")
 
 
 @pytest.mark.parametrize("asked", ["all(map(lambda n: f(n) == 2 * n, [1, 2]))", "[*map(f, [1, 2])] in ([], [2, 4])"])

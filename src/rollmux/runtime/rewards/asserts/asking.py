@@ -68,7 +68,7 @@ class Link:
             held_by(result).made = like_a_class(held.name)
         if after is not None:
             self._refill(arguments, named, after)
-        return held.weigh(result) if held.biased else result
+        return held.answered(result, *arguments, *named.values())
 
     def crosses(self, value: Any) -> bool:
         try:

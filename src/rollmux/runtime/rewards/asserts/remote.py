@@ -17,10 +17,12 @@ from rollmux.runtime.rewards.asserts.values import MUTABLE, PLAIN
 
 _NAMES_OF_VALUES = frozenset(name for kind in PLAIN for name in dir(kind))
 # Methods of values that are told another value, and say what the two have to do with each other: operators, in words.
+# One that looks up by a key, or changes its object, is no more than `[]`.
 _WEIGHING = frozenset(
     {
         *("difference", "symmetric_difference", "intersection", "union", "issubset", "issuperset", "isdisjoint"),
-        *("startswith", "endswith", *(f"__{verb}__" for verb in ORDER)),
+        *("startswith", "endswith", "index", "rindex", "find", "rfind", "count", "replace", "compare", "max", "min"),
+        *(f"__{verb}__" for verb in (*ORDER, "contains")),
     }
 )
 SIZES = ("lt", "le", "gt", "ge")
@@ -66,11 +68,17 @@ class Held:
     made: bool = False  # by a call of what the tests name like a class
     used: bool = False  # as no plain value can be used
     weighed: bool = False  # it has come of an operator that told the program a value of the tests'
+    weighs: bool = False  # it is such an operator, in words
 
     @property
     def biased(self) -> bool:
         """What it says of itself may be what the program has learnt of the tests' values."""
         return self.weighed and not self.used
+
+    def answered(self, result: Any, *told: Any) -> Any:
+        """What came of calling it with these."""
+        weighs = self.weighs and any(type(each) is not Remote for each in told)
+        return self.weigh(result) if weighs or self.biased else result
 
     def form(self, remote: "Remote") -> tuple[Any, ...]:
         """The plain value that it is, if it is one."""
@@ -155,9 +163,11 @@ def attribute(remote: Remote, name: str, *, keep: bool = False) -> Any:
     if _of_a_library(name):
         return _for_a_library(remote, name)
     result = held.link.ask("getattr", remote, name, keep=keep, name=name)
-    if name in _WEIGHING and not held.used and not like_a_class(held.name):
-        form = held.form(remote)
-        return getattr(form[0], name) if form else held.weigh(result)
+    if name in _WEIGHING and type(result) is Remote and not held.used and not like_a_class(held.name):
+        if (form := held.form(remote)) and hasattr(form[0], name):
+            return getattr(form[0], name)
+        method = held_by(result)
+        method.weighs, method.name = True, held.name
     held.used = held.used or _only_of_objects(name)
     return held.weigh(result) if held.biased else result
 
