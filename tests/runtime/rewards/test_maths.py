@@ -2,14 +2,18 @@
 
 import asyncio
 import sys
+from decimal import Decimal
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rollmux.runtime.rewards import MathsTask, Reward, Status, maths
+from rollmux.runtime.rewards import MathsTask, Reward, Status, answers, maths
 from rollmux.runtime.rewards.maths import MathsScorer
 from rollmux.runtime.sandbox import Concern, RunLimits, Sandbox
 from rollmux.runtime.sandbox.limits import MIB
 from tests.runtime.rewards.world import Pooled
+from tests.thorough import examples
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,94 @@ def test_answers_are_compared_by_value(pooled: Pooled, response: str, gold: str,
     assert (reward.status, reward.score) == (Status.SCORE, score), reward
 
 
+SAME = [
+    *(("\\boxed{7.75}", "7 3/4"), ("\\boxed{-2 1/2}", "-2.5"), ("It is 7 3/4.", "7.75"), ("\\boxed{7\\ 3/4}", "31/4")),
+    *(("\\boxed{1234}", "1\\,234"), ("\\boxed{10~000}", "10000"), ("\\boxed{1 234 567}", "1{,}234{,}567")),
+    *(("\\boxed{72}", "72."), ("It is \\boxed{0.5.}", "\\frac12"), ("\\boxed{5}", "5~\\text{cm}")),
+    *(
+        ("\\boxed{12.5}", "12.5\\%"),
+        ("\\boxed{12.5\\%}", "12.5"),
+        ("\\boxed{0.125}", "12.5\\%"),
+        ("\\boxed{12}", "12\\%"),
+    ),
+    *(
+        ("\\boxed{2i}", "(1+i)^2"),
+        ("$x = i$", "i"),
+        ("\\boxed{-1}", "e^{i\\pi}"),
+        ("\\boxed{\\frac{1-i}{2}}", "\\frac{1}{1+i}"),
+    ),
+    *(("\\boxed{-1 < x < 1}", "(-1,1)"), ("\\boxed{x > 2}", "(2,\\infty)"), ("\\boxed{(-1,1)}", "-1 < x < 1")),
+    *(
+        ("\\boxed{\\text{north}}", "north"),
+        ("\\boxed{North}", "\\text{north}"),
+        ("\\boxed{no real roots}", "No real roots"),
+    ),
+    *(("\\boxed{\\infty}", "infinity"), ("\\boxed{ba}", "ab"), ("\\boxed{x\\,y}", "xy"), ("\\boxed{xyz}", "x y z")),
+    *(("Step 1: \\boxed{3}\nStep 2: \\boxed{7}", "7"), ("\\boxed{3}, so \\boxed{7}", "7"), ("\\boxed {7}", "7")),
+    *(("$x=\\boxed{3}$ and $y=\\boxed{7}$", "3, 7"), ("(a) \\boxed{3}\n(b) \\boxed{7}", "3, 7"), ("\\fbox{7}", "7")),
+    *(("\\boxed{3}\\text{ or }\\boxed{7}", "3, 7"), ("A \\boxed{\\{1\\}} and then \\boxed{\\{1, 2\\}}.", "\\{1, 2\\}")),
+]
+OTHER = [
+    *(("\\boxed{0.0}", "10^{-7}"), ("\\boxed{0.0}", "\\frac{1}{2^{31}}"), ("\\boxed{0.0}", "e^{-20}")),
+    *(
+        ("\\boxed{x = 0.0}", "x = 10^{-9}"),
+        ("\\boxed{\\{0.0, 1\\}}", "\\{10^{-9}, 1\\}"),
+        ("\\boxed{(0.0, 1)}", "(10^{-9}, 1)"),
+    ),
+    *(
+        ("\\boxed{6.63\\times 10^{-34}}", "1.6\\times 10^{-19}"),
+        ("\\boxed{1250\\%}", "12.5\\%"),
+        ("\\boxed{5000\\%}", "50\\%"),
+        ("\\boxed{0.5\\%}", "0.5 + 0.005"),
+    ),
+    *(("\\boxed{5/2}", "7 3/4"), ("\\boxed{235}", "1\\,234"), ("\\boxed{2i}", "(1-i)^2"), ("\\boxed{1}", "e^{i\\pi}")),
+    *(("\\boxed{x > 3}", "(2,\\infty)"), ("\\boxed{x \\ge 2}", "(2,\\infty)"), ("\\boxed{south}", "north")),
+    *(("\\boxed{DCBA}", "ABCD"), ("\\boxed{Evleyn}", "Evelyn"), ("\\boxed{5}", "north"), ("I don't know", "north")),
+    *(("\\boxed{7}, so \\boxed{3}", "7"), ("\\boxed{3}, \\boxed{7}", "7"), ("\\boxed{3} or \\boxed{7}", "7")),
+]
+
+
+@pytest.mark.parametrize(("response", "gold"), SAME)
+def test_one_answer_is_the_same_in_whatever_way_it_is_written(response: str, gold: str) -> None:
+    assert maths.same_answer(response, gold) == (True, "the same")
+
+
+@pytest.mark.parametrize(("response", "gold"), OTHER)
+def test_another_answer_is_another_in_whatever_way_it_is_written(response: str, gold: str) -> None:
+    assert maths.same_answer(response, gold)[0] is False
+
+
+def ways(number: int, power: int) -> list[str]:
+    """To write number * 10**power."""
+    digits = str(number)
+    of_one = f"{digits[0]}.{digits[1:] or 0} \\times 10^{{{power + len(digits) - 1}}}"
+    fraction = f"\\frac{{{number}}}{{10^{{{-power}}}}}" if power < 0 else f"{number} \\cdot 10^{{{power}}}"
+    times = f"{number} \\times 10^{{{power}}}"
+    return [of_one, fraction, times, f"x = {times}", f"{Decimal(number).scaleb(power):f}"]
+
+
+WAY = st.integers(0, 4)
+
+
+@given(st.integers(1, 999_999), st.integers(-40, 3), st.integers(2, 10**7), st.booleans(), WAY, WAY, WAY)
+@settings(max_examples=examples(100))
+def test_a_number_is_itself_in_whatever_way_and_no_other_of_any_size(
+    number: int, power: int, off: int, up: bool, one: int, two: int, three: int
+) -> None:
+    gold = ways(number, power)[one]
+    assert maths.same_answer(f"\\boxed{{{ways(number, power)[two]}}}", gold)[0] is True
+    moved = max(0, number * 10**5 + (number * off if up else -number * off))
+    given = ways(moved, power - 5)[three] if moved else "0.0"
+    assert maths.same_answer(f"\\boxed{{{given}}}", gold)[0] is False
+
+
+@pytest.mark.parametrize("text", ["{} 3/4", "1 {}/{}", "\\boxed{{{}}}", "\\boxed{{{} {}}}"])
+@pytest.mark.parametrize("part", ["1", "{", ". ", "\\boxed{", "1 234 ", "in "])
+def test_no_length_of_a_response_makes_an_error_of_it(text: str, part: str) -> None:
+    long = answers.spelled(text.format(part * 6000, part * 6000))
+    assert answers.words(long) != ""
+
+
 def test_an_answer_that_is_endless_to_work_out_is_cut_off_and_the_pool_goes_on(pooled: Pooled) -> None:
     reward = pooled.score(MathsTask("\\boxed{9^{9^{9^{9}}}}", "4"))
     assert reward.score in (None, 0.0), reward
@@ -42,6 +134,14 @@ def test_an_unreadable_gold_answer_is_an_error_and_not_the_responses_fault(poole
     reward = pooled.score(MathsTask("\\boxed{4}", ""))
     assert (reward.status, reward.score) == (Status.ERROR, None)
     assert "gold" in reward.detail
+
+
+@pytest.mark.parametrize("gold", ["0.\\overline{36}", "0.333...", "33\\frac13\\%", "\\{x \\mid x>2\\}", "\\frac{1"])
+def test_a_gold_answer_that_is_no_formula_and_no_words_is_an_error_unless_it_is_given_in_the_same_letters(
+    gold: str,
+) -> None:
+    assert maths.same_answer(f"\\boxed{{{gold}}}", gold)[0] is True
+    assert maths.same_answer("\\boxed{4}", gold) == (None, f"the gold answer {gold!r} can't be read")
 
 
 def test_a_part_that_is_missing_makes_an_error_of_what_the_verifier_calls_another_answer(

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from rollmux.runtime.rewards import answers
 from rollmux.runtime.rewards.reward import Reward, Status
 from rollmux.runtime.rewards.swallowed import Swallowed
 from rollmux.runtime.rewards.tasks import MathsTask
@@ -91,9 +92,11 @@ _SORTS = (
     ("\\boxed{\\sin(2y)}", "2\\sin y\\cos y"),
     ("\\boxed{\\{1, 2\\}}", "\\{2, 1\\}"),
     ("\\boxed{(-\\infty, 1] \\cup [2, 3)}", "x \\le 1"),
+    ("\\boxed{x > 2}", "(2, \\infty)"),
     ("\\boxed{x = \\sqrt{8}}", "2\\sqrt2"),
     ("\\boxed{\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}}", "\\begin{pmatrix} 1 \\\\ 3 \\end{pmatrix}"),
-    ("\\boxed{50\\%}", "3 + 2i"),
+    ("\\boxed{50\\%}", "0.4"),
+    ("\\boxed{2i}", "(1 + i)^2"),
     ("\\boxed{\\int_0^1 x dx}", "\\log_2 8"),
 )
 
@@ -109,14 +112,21 @@ def same_answer(response: str, gold: str) -> tuple[bool | None, str]:
     """None: the gold answer itself can't be read, which is no fault of the response's."""
     from math_verify import parse, verify  # noqa: PLC0415 - half a second, wanted only where answers are compared
 
-    known = _parsed(parse, f"\\boxed{{{gold}}}") or _parsed(parse, gold)
-    if not known:
-        return None, f"the gold answer {gold!r} can't be read"
-    given = _parsed(parse, response)
-    if not given:
-        return False, "no answer found in the response"
+    gold_text, text = answers.spelled(f"\\boxed{{{gold}}}"), answers.spelled(response)
+    gold_words, words = answers.words(gold_text), answers.words(text)
+    if gold_words and words:
+        return _told(gold_words == words)
+    known, given = answers.with_imaginary(_parsed(parse, gold_text)), _parsed(parse, text)
+    closely = answers.precision(known)
     try:
-        same = verify(known, given, timeout_seconds=None, raise_on_error=True)
+        alike = answers.with_percent_alike(known, answers.with_imaginary(given))
+        same = verify(*alike, **closely, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
     except Exception as error:  # noqa: BLE001 - what can't be compared with the gold answer is not the same
         return False, f"the answer can't be compared: {type(error).__name__}"
+    if not same and not gold_words and all(isinstance(each, str) for each in known):
+        return None, f"the gold answer {gold!r} can't be read"
+    return _told(same) if given else (False, "no answer found in the response")
+
+
+def _told(same: bool) -> tuple[bool, str]:
     return same, "the same" if same else "another answer"
