@@ -54,6 +54,7 @@ class FakeServer:
             "/generate",
             "/weight_info",
             "/get_model_info",
+            "/get_server_info",
             "/is_sleeping",
             "/metrics",
         )
@@ -223,9 +224,14 @@ class _Handler(BaseHTTPRequestHandler):
         machine.frozen |= body["mode"] == "in_place"  # the next mode does not end it
         return 200, {"message": "Generation paused successfully.", "status": "ok"}
 
+    def _server_info(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if self.server_state.faults.knows_no_setup:
+            return 404, {"detail": "Not Found"}
+        return 200, {"enable_memory_saver": True, "enable_weights_cpu_backup": not self.server_state.faults.no_copy}
+
     def _release(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         if self.server_state.machine.asleep:
-            return 400, {"error": {"message": "release_memory_occupation was called twice"}}
+            self.server_state.machine.kill("lets go of memory twice")
         self.server_state.machine.sleep(*body.get("tags", BYTES))
         return 200, "null"
 
@@ -356,5 +362,6 @@ ROUTES = {
     "/update_weights_from_disk": _Handler._from_disk,
     "/update_weights_from_distributed": _Handler._from_group,
     "/get_model_info": _Handler._version,
+    "/get_server_info": _Handler._server_info,
     "/abort_request": _Handler._abort_request,
 }

@@ -40,6 +40,8 @@ class Faults:
     slow_s: float = 0.0  # each answer takes so long
     knows_no_version: bool = False  # an older server
     knows_no_modes: bool = False  # an older vLLM: each pause aborts
+    no_copy: bool = False  # SGLang, started without a copy of its weights on the host
+    knows_no_setup: bool = False  # ... or as one that does not tell how it was started
 
     def strikes(self, name: str, place: int) -> bool:
         """Whether this happens here; if it does, there is one less to come."""

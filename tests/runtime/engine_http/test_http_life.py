@@ -7,6 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -290,6 +291,37 @@ def test_expandable_segments_are_refused(name: str) -> None:
     with pytest.raises(ServerMismatch, match="frees nothing"):
         Memory(lambda: 0, {name: "max_split_size_mb:64, expandable_segments: True"}, 0, 0)
     Memory(lambda: 0, {name: "expandable_segments:False"}, 0, 0)
+
+
+def _copies_nothing(server: FakeServer) -> None:
+    server.faults.no_copy = True
+
+
+def _tells_no_setup(server: FakeServer) -> None:
+    server.faults.no_copy = server.faults.knows_no_setup = True
+
+
+def test_a_server_that_would_lose_its_weights_is_no_sleeper() -> None:
+    words = "would lose the weights: start the server with --enable-weights-cpu-backup$"
+    with pytest.raises(ServerMismatch, match=words), rig("sglang", prepare=_copies_nothing):
+        raise AssertionError("there is no engine")
+
+
+def test_a_server_that_is_to_sleep_never_may_be_without_a_copy_of_its_weights() -> None:
+    server = FakeServer()
+    try:
+        _copies_nothing(server)
+        with closing(HttpEngine(Server(server.url), DIALECTS["sglang"], PATIENT)) as engine:
+            assert run(engine, request()).reason is FinishReason.LENGTH
+    finally:
+        server.close()
+
+
+def test_a_server_that_does_not_tell_how_it_was_started_is_taken_as_it_is() -> None:
+    with rig("sglang", prepare=_tells_no_setup) as it:
+        it.engine.suspend()
+        it.engine.resume()
+        assert run(it.engine, request()).reason is FinishReason.LENGTH
 
 
 LOST = {

@@ -41,6 +41,12 @@ class Dialect(Protocol):
 
     def proceed(self) -> Call: ...
 
+    def setup(self) -> Call | None:
+        """Asks how the server was started, where its sleep hangs on that."""
+
+    def require_sleeper(self, reply: Reply) -> None:
+        """`ServerMismatch` where a sleep would lose its weights."""
+
     def sleep(self) -> Call: ...
 
     def wake(self, tag: str) -> Call: ...

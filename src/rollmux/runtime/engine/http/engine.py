@@ -60,6 +60,7 @@ class HttpEngine:
         self._life = Life(self._wire, dialect, memory)
         try:
             self._wait_ready()
+            self._life.require_sleeper()
             self._tells_version = self._announce()
         except BaseException:
             self._wire.close()

@@ -18,6 +18,7 @@ from rollmux.runtime.engine.http.reading import thing
 from rollmux.runtime.engine.http.wire import Wire
 
 BOTH = frozenset({WEIGHTS, CACHE})
+UNKNOWN = 404  # a call that this server does not have
 
 
 class Pause(Enum):
@@ -66,6 +67,16 @@ class Life:
             raise MemoryHeld("nobody tells what the server holds: give the engine `memory`, or suspend with `keep`")
         return self._memory
 
+    def require_sleeper(self) -> None:
+        """Where the server tells how it was started: that its weights outlive a sleep. A canary is not asked for."""
+        if self._memory is None or (call := self._dialect.setup()) is None:
+            return
+        try:
+            self._dialect.require_sleeper(self._ask(call))
+        except ServerRefused as refused:
+            if refused.status != UNKNOWN:
+                raise
+
     def sleep(self) -> None:
         """Of an empty server. Returns when its bytes are seen to be free."""
         memory = self.require_memory()
@@ -73,7 +84,8 @@ class Life:
             if self._unsure != BOTH:
                 self._wake()  # half awake after an update, it would sleep no further
             self._stale = True
-            self._once(BOTH, self._dialect.sleep())
+            if self._unsure != BOTH or not _has_slept(memory):
+                self._once(BOTH, self._dialect.sleep())
             self.asleep, self._unsure = BOTH, frozenset()
         held = memory.settle()
         self._first_held = held if self._first_held is None else self._first_held
@@ -131,6 +143,15 @@ class Life:
 
     def _ask(self, call: Call) -> Reply:
         return self._wire.ask(call)
+
+
+def _has_slept(memory: Memory) -> bool:
+    """Whether a sleep whose answer was lost was done all the same: asked twice, some servers end."""
+    try:
+        memory.settle()
+    except MemoryHeld:
+        return False
+    return True
 
 
 def _require_success(call: Call, reply: Reply) -> None:

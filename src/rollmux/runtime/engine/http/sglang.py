@@ -1,8 +1,9 @@
 """How an SGLang server is spoken to: its native `/generate` with token ids.
 
-Start it with `--enable-memory-saver`; with `--enable-deterministic-inference` for seeds to count; with
-`SGLANG_RETURN_ORIGINAL_LOGPROB=1` for other temperatures than 0 and 1; with `--watchdog-timeout` above the longest
-freeze (`suspend(keep=True)`), which it may take for a hang. Sources: docs/design/engine_http.md.
+Start it with `--enable-memory-saver --enable-weights-cpu-backup` where it is to sleep; with
+`--enable-deterministic-inference` for seeds to count; with `SGLANG_RETURN_ORIGINAL_LOGPROB=1` for other temperatures
+than 0 and 1; with `--watchdog-timeout` above the longest freeze (`suspend(keep=True)`), which it may take for a hang.
+Sources: docs/design/engine_http.md.
 """
 
 from dataclasses import dataclass
@@ -13,9 +14,13 @@ from rollmux.runtime.engine.http import reading
 from rollmux.runtime.engine.http.alike import VERSION_ROUTE, Alike
 from rollmux.runtime.engine.http.calls import Attempt, Call, Over, Piece, Reply
 from rollmux.runtime.engine.http.dialect import CACHE, WEIGHTS
+from rollmux.runtime.engine.http.errors import ServerMismatch
 from rollmux.runtime.engine.http.metrics import Metrics
 from rollmux.runtime.engine.requests import GenerationRequest
 from rollmux.runtime.engine.seam import Gauges
+
+# Without these, a sleep frees nothing, and a wake gives memory with anything in it.
+_SLEEPER = ("enable_memory_saver", "enable_weights_cpu_backup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,15 @@ class Sglang(Alike):
 
     def proceed(self) -> Call:
         return Call("POST", "/continue_generation", {})
+
+    def setup(self) -> Call | None:
+        return Call("GET", "/get_server_info")
+
+    def require_sleeper(self, reply: Reply) -> None:
+        setup = reading.thing(reply.content)
+        lacking = [f"--{name.replace('_', '-')}" for name in _SLEEPER if not setup.get(name)]
+        if lacking:
+            raise ServerMismatch(f"its sleep would lose the weights: start the server with {' '.join(lacking)}")
 
     def sleep(self) -> Call:
         return Call("POST", "/release_memory_occupation", {"tags": [CACHE, WEIGHTS]})  # all kinds, if none is named

@@ -91,6 +91,12 @@ class Vllm(Alike):
     def proceed(self) -> Call:
         return Call("POST", "/resume")
 
+    def setup(self) -> Call | None:
+        return None
+
+    def require_sleeper(self, reply: Reply) -> None:
+        """Without `--enable-sleep-mode` it has no way to sleep, and at level 1 its weights are on the host."""
+
     def sleep(self) -> Call:
         return Call("POST", "/sleep", query={"level": "1"})
 
