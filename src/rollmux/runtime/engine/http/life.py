@@ -80,13 +80,12 @@ class Life:
     def sleep(self) -> None:
         """Of an empty server. Returns when its bytes are seen to be free."""
         memory = self.require_memory()
+        self._look()
         if self.asleep != BOTH:
-            if self._unsure != BOTH:
-                self._wake()  # half awake after an update, it would sleep no further
+            self._wake()  # half awake after an update, it would sleep no further
             self._stale = True
-            if self._unsure != BOTH or not _has_slept(memory):
-                self._once(BOTH, self._dialect.sleep())
-            self.asleep, self._unsure = BOTH, frozenset()
+            self._once(BOTH, self._dialect.sleep())
+            self.asleep = BOTH
         held = memory.settle()
         self._first_held = held if self._first_held is None else self._first_held
         self.leaked_bytes = max(self.leaked_bytes, held - self._first_held)
@@ -121,9 +120,19 @@ class Life:
 
     def _wake(self, *tags: str) -> None:
         """These, or both, as far as they sleep or may sleep."""
+        self._look()
         for tag in tags or (WEIGHTS, CACHE):
             if tag in self.asleep | self._unsure:
                 self._once(frozenset({tag}), self._dialect.wake(tag))
+
+    def _look(self) -> None:
+        """What came of a sleep, or of waking weights, whose answer is missing is seen by the bytes: asked twice, some
+        servers end."""
+        if WEIGHTS in self._unsure:
+            memory = self.require_memory()
+            slept = _has_slept(memory) if self._unsure == BOTH else memory.held() <= memory.asleep_bytes
+            self.asleep = self.asleep | self._unsure if slept else self.asleep - self._unsure
+            self._unsure = frozenset()
 
     def _once(self, tags: frozenset[str], call: Call) -> None:
         """Puts these to sleep or wakes them, which some servers can't bear twice. After a lost answer, a refusal says
@@ -146,7 +155,7 @@ class Life:
 
 
 def _has_slept(memory: Memory) -> bool:
-    """Whether a sleep whose answer was lost was done all the same: asked twice, some servers end."""
+    """It may be at it still."""
     try:
         memory.settle()
     except MemoryHeld:
