@@ -1,13 +1,21 @@
 """Where nodes and ranks are on a Ray cluster."""
 
+import json
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmux.mux.placed import Placement
 from rollmux.protocol.node_means import Means, RayName
-from rollmux.service.ray.gateway import RayNode
+from rollmux.service.launcher import LaunchFailed
+from rollmux.service.ray.gateway import RayNode, Wish
 from rollmux.service.ray.places import Places
-from rollmux.service.ray.wire import Part, RayPlan, Word, as_env, from_env, heard
+from rollmux.service.ray.wire import Part, RayPlan, Word, as_env, from_env, heard, wish_of
+from tests.service.ray.launching import shell
 
 POD = RayName("resource", "rollout")
 
@@ -86,12 +94,41 @@ def test_a_part_has_what_the_jobs_nodes_on_its_machine_have() -> None:
     assert places.parts(place, 1, at) == (Part("x", {0: "r0"}, (0, 1, 3), {0: ("0",)}, 150),)
 
 
-def test_a_plan_of_any_size_goes_through_the_environment() -> None:
+def test_a_plan_goes_through_the_environment() -> None:
     parts = (Part("x", {0: "r0", 1: "t0"}, (1,), {0: ("0",), 1: ()}, 5), Part("y", {2: "t1"}))
     plan = RayPlan("id", "logs", "jöb", 2, ("sh", "x" * 300_000), "", {"A": "ü"}, 3, 9, 5.0, parts)
-    env = as_env(plan)
-    assert all(len(piece) < 2**17 for piece in env.values())
-    assert from_env(env) == plan
+    assert from_env(as_env(plan)) == plan
+
+
+LONGEST_ARGUMENT = 2**17  # of Linux
+
+
+def carried(wish: Wish) -> int:
+    """As Ray gives it to a worker: one argument with all of it."""
+    return len(f"--serialized-runtime-env-context={json.dumps({'env_vars': dict(wish.env)})}")
+
+
+def test_an_attempt_on_very_many_nodes_is_not_too_long_for_ray(tmp_path: Path) -> None:
+    place = Placement(tuple(f"rollout-{i}" for i in range(800)), tuple(f"train-{i}" for i in range(224)))
+    nodes = place.all_nodes
+    means = {node: Means(tuple(range(128)), (str(i % 8),), 2**37) for i, node in enumerate(nodes)}
+    at = {node: sha256(bytes([i // 8])).hexdigest() for i, node in enumerate(nodes)}
+    parts = Places(means).parts(place, len(nodes), at)
+    wish = wish_of(shell(tmp_path, "true", place=place, processes=len(nodes)), "id", "logs", parts, 5.0)
+    assert from_env(wish.env).parts == parts
+    assert carried(wish) < LONGEST_ARGUMENT
+
+
+def test_what_is_longer_than_ray_can_carry_fails_at_once(tmp_path: Path) -> None:
+    def asked(length: int) -> Wish:
+        packs_badly = Random(7).randbytes(length // 2).hex()
+        attempt = shell(tmp_path, "true", env=(("DATA", packs_badly),))
+        return wish_of(attempt, "id", "logs", (Part("x", {0: "r0"}),), 5.0)
+
+    assert 100_000 < carried(asked(150_000)) < LONGEST_ARGUMENT
+    for length in (200_000, 2_000_000):
+        with pytest.raises(LaunchFailed, match="job 'a': its command and environment are too long for Ray"):
+            asked(length)
 
 
 def test_words_are_heard_among_whatever_is_printed() -> None:

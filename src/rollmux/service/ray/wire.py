@@ -4,6 +4,8 @@ Without any part of Ray's, so that the controller needs none.
 """
 
 import json
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -21,10 +23,10 @@ NOTHING = "true"
 # In the environment of all that Ray starts for an attempt, and of all that its ranks start.
 SUBMISSION, KEEPER = "ROLLMUX_SUBMISSION", "ROLLMUX_KEEPER"
 
-_PLAN = "ROLLMUX_PLAN_"
-# One variable may hold 128 KiB, all of them together about 2 MB.
-_PIECE = 100_000
-MOST_PLAN = 1_500_000
+_PLAN = "ROLLMUX_PLAN"
+# Ray hands a whole environment on as JSON, in one argument and in one variable: Linux takes 128 KiB for each, and Ray
+# adds words of its own. Where it is longer Ray starts nothing, and never says so.
+MOST_ENV = 120_000
 _MARK = "rollmux: "
 LOG_BYTES = 2**23
 # Beyond the grace, for what nobody can refuse to end. Then Ray ends the program, and its nodes are swept.
@@ -77,9 +79,8 @@ class _Said(TypedDict, total=False):
 
 
 def as_env(plan: RayPlan) -> dict[str, str]:
-    """The plan in pieces that fit into environment variables."""
-    text = json.dumps(asdict(plan))
-    return {f"{_PLAN}{i}": text[at : at + _PIECE] for i, at in enumerate(range(0, len(text), _PIECE))}
+    """The plan as an environment, packed: plans for many nodes say the same of each."""
+    return {_PLAN: b64encode(zlib.compress(json.dumps(asdict(plan)).encode())).decode()}
 
 
 def wish_of(attempt: Attempt, name: str, logs: str, parts: tuple[Part, ...], grace_s: float) -> Wish:
@@ -100,23 +101,21 @@ def wish_of(attempt: Attempt, name: str, logs: str, parts: tuple[Part, ...], gra
         grace_s=grace_s,
         parts=parts,
     )
-    env = as_env(plan)
-    if sum(map(len, env.values())) > MOST_PLAN:
-        raise LaunchFailed(f"job {attempt.key[0]!r}: its command and environment are too long for Ray")
+    env = as_env(plan) | {SUBMISSION: name, "RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s + STOP_S))}
+    if (length := len(json.dumps(env))) > MOST_ENV:
+        what = "its command and environment are too long for Ray"
+        raise LaunchFailed(f"job {attempt.key[0]!r}: {what}: {length:,} bytes packed, {MOST_ENV:,} at most")
     return Wish(
         id=name,
         command=ATTEMPT,
-        env=env | {SUBMISSION: name, "RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s + STOP_S))},
+        env=env,
         metadata={"rollmux": "attempt", "job": attempt.key[0], "attempt": str(attempt.number)},
         working_dir=submission.folder if unpacked else "",
     )
 
 
 def from_env(env: Mapping[str, str]) -> RayPlan:
-    pieces: list[str] = []
-    while (piece := env.get(f"{_PLAN}{len(pieces)}")) is not None:
-        pieces.append(piece)
-    data = json.loads("".join(pieces))
+    data = json.loads(zlib.decompress(b64decode(env[_PLAN])))
     parts = tuple(_part(each) for each in data.pop("parts"))
     return RayPlan(**{**data, "command": tuple(data["command"]), "parts": parts})
 
