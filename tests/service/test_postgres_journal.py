@@ -5,14 +5,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
+from itertools import count
 from random import Random
 
 import psycopg
 import pytest
 
 from rollmux.mux import events as ev
-from rollmux.service.journal import Batch, Image, JournalAway, JournalDamaged, JournalTaken, Owned, Record, postgres
+from rollmux.service.journal import (
+    Batch,
+    Image,
+    JournalAway,
+    JournalDamaged,
+    JournalTaken,
+    Owned,
+    Record,
+    postgres,
+    session,
+)
 from rollmux.service.journal.address import address
 from rollmux.service.journal.postgres import PostgresJournal
 from tests.service import postgres_server
@@ -288,6 +299,76 @@ def test_a_statement_that_takes_too_long_is_undone_and_raises(server: Server, ur
         assert list(journal.owned()) == []
         journal.append(batch(2, 2))
     assert durable(url) == [record(1), record(2)]
+
+
+@contextmanager
+def standby_away(server: Server) -> Iterator[None]:
+    """Each commit waits for a standby that is not there, as soon as sessions have heard of it."""
+
+    def told(names: str) -> None:
+        server.admin(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        server.admin("SELECT pg_reload_conf()")
+
+    told("away")
+    try:
+        yield
+    finally:
+        told("")
+
+
+def waiting_for_a_standby(server: Server, besides: int = 0) -> int:
+    """The session that does, once there is one."""
+    until = time.monotonic() + SOON_S
+    query = f"SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid != {besides}"
+    while not (found := server.admin(query)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return int(found[0][0])
+
+
+def append_until(over: threading.Event, journal: PostgresJournal) -> int:
+    """Record by record; how many."""
+    for seq in count(1):
+        journal.append(batch(seq, seq))
+        if over.is_set():
+            break
+    return seq
+
+
+def test_a_server_whose_standby_is_away_is_given_up_and_nothing_is_lost_or_doubled(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "BEYOND_S", 0.1)
+    over = threading.Event()
+    with closing(PostgresJournal(url, statement_s=0.4, again_s=0.2)) as journal, ThreadPoolExecutor(1) as pool:
+        with standby_away(server):
+            appended = pool.submit(append_until, over, journal)
+            blocked = waiting_for_a_standby(server)
+            over.set()
+            with pytest.raises(JournalAway, match="still holds the lock of the lost connection"):
+                appended.result(5.0)
+        while server.admin(f"SELECT FROM pg_stat_activity WHERE pid = {blocked}"):
+            time.sleep(0.02)
+        last = len(durable(url))
+        journal.append(batch(last, last))
+        journal.append(batch(last + 1, last + 1))
+    assert durable(url) == [record(seq) for seq in range(1, last + 2)]
+
+
+def test_a_commit_that_somebody_tells_not_to_wait_for_its_standby_is_not_taken_for_done(
+    server: Server, url: str
+) -> None:
+    """The server calls it done, with a warning."""
+    over = threading.Event()
+    with closing(PostgresJournal(url)) as journal, ThreadPoolExecutor(1) as pool:
+        with standby_away(server):
+            appended = pool.submit(append_until, over, journal)
+            blocked = waiting_for_a_standby(server)
+            over.set()
+            server.admin(f"SELECT pg_cancel_backend({blocked})")
+            waiting_for_a_standby(server, besides=blocked)
+        last = appended.result(SOON_S)
+    assert durable(url) == [record(seq) for seq in range(1, last + 1)]
 
 
 def test_a_server_that_does_not_sync_its_disk_is_refused() -> None:

@@ -20,6 +20,7 @@ import psycopg
 
 from rollmux.service.journal.address import Address, address
 from rollmux.service.journal.history import KEEP_RECORDS
+from rollmux.service.journal.session import STATEMENT_S, Session
 from rollmux.service.journal.tables import TableJournal
 from rollmux.service.journal.values import Batch, JournalAway, JournalDamaged, JournalTaken
 from rollmux.service.journal.written import OwnedRow, RecordRow, owned_rows, record_rows
@@ -31,25 +32,6 @@ AGAIN_S = 30.0
 # At the start the lock of a controller that has just been killed may still be there for a moment.
 LOCK_WAIT_S = 5.0
 PAUSE_S = 0.1
-# A statement that takes longer has failed, and what it did is undone.
-STATEMENT_S = 10.0
-# A network that swallows everything is noticed on both sides within some ten seconds; the URL may say otherwise.
-_CONNECTION = {
-    "connect_timeout": 5,
-    "application_name": "rollmux",
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,
-}
-_SESSION = {
-    "synchronous_commit": "on",
-    "default_transaction_isolation": "read committed",
-    "idle_session_timeout": "0",
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "2",
-    "tcp_keepalives_count": "3",
-}
 _TABLES = """
 CREATE TABLE head (name text PRIMARY KEY, value text NOT NULL);
 CREATE TABLE records (
@@ -197,7 +179,8 @@ class PostgresJournal(TableJournal):
             if self._generation is not None and self._holder() != self._token:
                 raise self._taken()
             if time.monotonic() > until and self._generation is not None:
-                raise JournalAway(f"{self.name}: the server still holds the lock of the lost connection")
+                why = "as while its last commit waits for a standby"
+                raise JournalAway(f"{self.name}: the server still holds the lock of the lost connection, {why}")
             if time.monotonic() > until:
                 raise self._taken()
             time.sleep(PAUSE_S)
@@ -225,17 +208,8 @@ class PostgresJournal(TableJournal):
 
     # -- the database ------------------------------------------------------------------------------------------------
 
-    def _connected(self, wants: str) -> psycopg.Connection[tuple[Any, ...]]:
-        parameters = _CONNECTION | {"target_session_attrs": wants} | self._address.parameters
-        found = psycopg.Connection[tuple[Any, ...]].connect("", autocommit=True, **parameters)  # type: ignore[arg-type]
-        own = {"search_path": self._address.schema, "statement_timeout": f"{round(1000 * self._statement_s)}"}
-        try:
-            for name, value in (_SESSION | own).items():
-                found.execute("SELECT set_config(%s, %s, false)", (name, value))
-        except BaseException:
-            found.close()
-            raise
-        return found
+    def _connected(self, wants: str) -> Session:
+        return Session.to(self._address, wants, self._statement_s)
 
     def _create(self) -> None:
         """What is not there yet. A server that promises nothing is refused."""
