@@ -120,6 +120,14 @@ def test_the_batch_script_is_one_for_bash_and_its_options_are_known(tmp_path: Pa
     assert served(words, path)["launcher"] == "ray"
 
 
+def test_the_batch_script_asks_for_all_of_its_machines_for_the_steps_too() -> None:
+    """Of what `--exclusive` alone gives a job, its steps get no GPUs and not all memory."""
+    lines = (DEPLOY / "slurm" / "rollmux.sbatch").read_text().splitlines()
+    machines = [line for line in lines if line.startswith("#SBATCH --nodes")]
+    assert len(machines) == 2
+    assert all({"--exclusive", "--gpus-per-node=8", "--mem=0"} <= set(line.split()) for line in machines)
+
+
 def test_the_batch_script_ends_where_ray_does_not_start(tmp_path: Path) -> None:
     tools = {"scontrol": "echo m1", "srun": "exec sleep 60", "ray": "echo port taken >&2; exit 1", "rollmux": "exit 3"}
     for name, script in tools.items():
