@@ -141,4 +141,5 @@ def _on_ray(folder: Path, file: ClusterFile, address: str) -> "Launcher":
         raise typer.BadParameter(f"{what}: give it a fixed number of nodes, with on_demand: false")
     if not is_address(address):
         raise typer.BadParameter(f"--ray-address {address!r} is not that of a dashboard: write http://HOST:8265")
-    return RayLauncher(folder, HttpGateway(address, token(os.environ)), file.means)
+    token(os.environ)  # where it is missing, that is told at once
+    return RayLauncher(folder, HttpGateway(address, lambda: token(os.environ)), file.means)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from rollmux.service.launcher import LaunchFailed
+from rollmux.service.ray import http_gateway
 from rollmux.service.ray.gateway import RayGateway, RayJob, RayNode, RayTrouble, Unsure, Wish
 from rollmux.service.ray.http_gateway import CantCall, HttpGateway, token
 from rollmux.service.ray.wire import NOTHING
@@ -127,6 +128,42 @@ def test_the_token_is_where_rays_own_tools_look_for_it(tmp_path: Path) -> None:
     assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}) == ""
     with pytest.raises(CantCall, match="there is none in"):
         token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")})
+
+
+def test_kuberays_token_comes_before_ones_own_and_after_what_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".ray").mkdir()
+    for name in ("mounted", "named", ".ray/auth_token"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(http_gateway, "K8S_TOKEN", tmp_path / "mounted")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    by_pod = {"RAY_AUTH_MODE": "token", "RAY_ENABLE_K8S_TOKEN_AUTH": "True"}
+    assert token(by_pod) == "mounted"
+    assert token(by_pod | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "named")}) == "named"
+    assert token({"RAY_ENABLE_K8S_TOKEN_AUTH": "false"}) == ".ray/auth_token"
+
+
+def test_a_token_that_is_renewed_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    heard: list[str | None] = []
+
+    def hear(request: httpx.Request) -> httpx.Response:
+        heard.append(request.headers.get("authorization"))
+        return httpx.Response(200, text="[]")
+
+    async def story() -> None:
+        where = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+        ray = HttpGateway("http://ray", lambda: token(where), httpx.MockTransport(hear))
+        with pytest.raises(Unsure, match="there is none in"):
+            await ray.jobs()
+        for each in ("of-9", "of-10"):
+            file.write_text(each)
+            await ray.jobs()
+        await HttpGateway("http://ray", transport=httpx.MockTransport(hear)).jobs()
+
+    asyncio.run(story())
+    assert heard == ["Bearer of-9", "Bearer of-10", None]
 
 
 def answering(content: str) -> HttpGateway:

@@ -4,7 +4,7 @@ Plain HTTP and not Ray's own client: that one blocks, has no time limits, and mu
 What can't be read as what was asked for is no answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -18,6 +18,8 @@ from rollmux.service.ray.gateway import RayJob, RayNode, Rejected, Unsure, Wish
 # Each call has so long; a submission waits for Ray's agent.
 CALL_S, SUBMIT_S = 10.0, 30.0
 _MOST_NODES = 10_000
+# Where KubeRay mounts the token of a pod, which Kubernetes renews each hour.
+K8S_TOKEN = Path("/var/run/secrets/ray.io/serviceaccount/token")
 T = TypeVar("T")
 
 
@@ -28,13 +30,21 @@ def token(env: Mapping[str, str]) -> str:
         return ""
     if given := env.get("RAY_AUTH_TOKEN", "").strip():
         return given
-    path = Path(env.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    path = _token_file(env)
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
         if mode != "token":
             return ""
         raise CantCall(f"RAY_AUTH_MODE is token, and there is none in {str(path)!r}: {error.strerror}") from error
+
+
+def _token_file(env: Mapping[str, str]) -> Path:
+    if named := env.get("RAY_AUTH_TOKEN_PATH"):
+        return Path(named)
+    if env.get("RAY_ENABLE_K8S_TOKEN_AUTH", "").lower() in ("true", "1"):
+        return K8S_TOKEN
+    return Path.home() / ".ray" / "auth_token"
 
 
 class CantCall(RollmuxError):
@@ -75,13 +85,18 @@ class _Nodes(msgspec.Struct, frozen=True):
 
 
 class HttpGateway:
-    """Speaks to the dashboard at this address, with the token of a cluster that wants one (RAY_AUTH_MODE=token)."""
+    """Speaks to the dashboard at this address, with the token of a cluster that wants one (RAY_AUTH_MODE=token).
 
-    def __init__(self, address: str, token: str = "", transport: httpx.AsyncBaseTransport | None = None) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+    The token is asked for with each call, for it may be renewed.
+    """
+
+    def __init__(
+        self, address: str, token: Callable[[], str] = str, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self._token = token
         # One of its own, for proxies that the environment names are for what is outside of the cluster.
         direct = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=16))
-        self._http = httpx.AsyncClient(base_url=address, headers=headers, timeout=CALL_S, transport=transport or direct)
+        self._http = httpx.AsyncClient(base_url=address, timeout=CALL_S, transport=transport or direct)
 
     async def submit(self, wish: Wish) -> None:
         runtime_env: dict[str, Any] = {"env_vars": dict(wish.env)}
@@ -141,7 +156,11 @@ class HttpGateway:
 
     async def _call(self, method: str, path: str, **more: Any) -> httpx.Response:
         try:
-            return await self._http.request(method, path, **more)
+            found = self._token()
+            headers = {"Authorization": f"Bearer {found}"} if found else {}
+            return await self._http.request(method, path, headers=headers, **more)
+        except CantCall as error:
+            raise Unsure(str(error)) from error
         except httpx.HTTPError as error:
             raise Unsure(f"Ray at {self._http.base_url} has not answered: {error or type(error).__name__}") from error
 
