@@ -30,7 +30,10 @@ while [[ $1 == --* ]]; do shift; done
 export FAKE_RAY="--node-ip-address 127.0.77.3 $SECOND_PORTS"
 exec "$@"
 """
-RAY = 'exec "$REAL_RAY" "$@" --object-store-memory 80000000 --num-cpus 1 $FAKE_RAY'
+# Workers take any port: the 10,000 that Ray keeps for them are among those that the others are given.
+RAY = """
+exec "$REAL_RAY" "$@" --object-store-memory 80000000 --num-cpus 1 --min-worker-port 0 --max-worker-port 0 $FAKE_RAY
+"""
 
 
 @pytest.fixture(autouse=True)
