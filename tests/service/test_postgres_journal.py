@@ -83,6 +83,14 @@ def test_clusters_in_one_database_know_nothing_of_each_other(server: Server) -> 
     assert [len(durable(one)), len(durable(other))] == [1, 3]
 
 
+@pytest.mark.parametrize("schema", ["default", "primary", "user"])
+def test_a_schema_may_have_a_name_that_sql_keeps_for_itself(server: Server, schema: str) -> None:
+    for seq in (1, 2):
+        with closing(PostgresJournal(server.url(schema))) as journal:
+            journal.append(batch(seq, seq))
+    assert len(durable(server.url(schema))) == 2
+
+
 def test_what_reads_sees_one_state_beside_the_writer_and_can_not_write(url: str) -> None:
     with pytest.raises(JournalAway, match="there is no journal"):
         PostgresJournal(url, reads_only=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import psycopg
+from psycopg.sql import SQL, Identifier
 
 from rollmux.service.journal.address import Address, address
 from rollmux.service.journal.history import KEEP_RECORDS
@@ -222,7 +223,7 @@ class PostgresJournal(TableJournal):
         if not self._exists():
             with self._db.transaction():
                 if self._db.execute("SELECT to_regnamespace(%s)", (self._address.schema,)).fetchone() == (None,):
-                    self._db.execute(f"CREATE SCHEMA {self._address.schema}".encode())
+                    self._db.execute(SQL("CREATE SCHEMA {}").format(Identifier(self._address.schema)))
                 self._db.execute(_TABLES)
 
     def _exists(self) -> bool:
