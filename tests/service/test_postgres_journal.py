@@ -113,14 +113,15 @@ WRITES: dict[str, Callable[[PostgresJournal], object]] = {
 }
 
 
+@pytest.mark.parametrize("later", ["generation = generation + 1, token = 'another'", "token = 'another'"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_with_a_later_generation_there_nothing_is_written_any_more(
-    server: Server, url: str, write: Callable[[PostgresJournal], object]
+def test_with_another_writer_there_nothing_is_written_any_more(
+    server: Server, url: str, write: Callable[[PostgresJournal], object], later: str
 ) -> None:
-    """As where the server was replaced by another, which knows nothing of locks."""
+    """As where the server was replaced by another, or a pool gives the session of another cluster's journal."""
     with closing(PostgresJournal(url)) as journal:
         journal.append(batch(1, 2))
-        server.admin("UPDATE writer SET generation = generation + 1, token = 'another'", address(url).schema)
+        server.admin(f"UPDATE writer SET {later}", address(url).schema)
         with pytest.raises(JournalTaken, match="another controller writes it"):
             write(journal)
         with pytest.raises(JournalTaken, match="another controller writes it"):

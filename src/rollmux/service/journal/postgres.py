@@ -48,7 +48,7 @@ CREATE TABLE writer (generation bigint NOT NULL, token text NOT NULL, who text N
 ALTER TABLE images ALTER state SET STORAGE EXTERNAL;
 INSERT INTO writer VALUES (0, '', '', now());
 """
-_FENCE = "SELECT FROM writer WHERE generation = %s FOR SHARE"
+_FENCE = "SELECT FROM writer WHERE generation = %s AND token = %s FOR SHARE"
 # One statement, so one way to the server and back and one wait for its disk. Without the fence's row nothing is done.
 # Rows come as JSON: as arrays, which psycopg makes value by value, a hundred of them take four times as long.
 _APPEND = f"""
@@ -129,7 +129,7 @@ class PostgresJournal(TableJournal):
         mine = {row[0]: row for row in owned}
         gone = [job_id for job_id in batch.forgotten if job_id not in mine]
         rows = _as_json(_OWNED, mine.values()), _as_json(_RECORDS, records)
-        found = self._db.execute(_APPEND, (self._generation, gone, *rows)).fetchone()
+        found = self._db.execute(_APPEND, (self._generation, self._token, gone, *rows)).fetchone()
         if found != (1,):
             raise self._taken()
 
@@ -239,7 +239,7 @@ class PostgresJournal(TableJournal):
     @contextmanager
     def _writing(self) -> Iterator["_Writes"]:
         with self._db.transaction(), self._db.cursor() as cursor:
-            if cursor.execute(_FENCE.encode(), (self._generation,)).rowcount != 1:
+            if cursor.execute(_FENCE.encode(), (self._generation, self._token)).rowcount != 1:
                 raise JournalTaken(f"{self.name}: another controller writes it")
             yield _Writes(cursor)
 
