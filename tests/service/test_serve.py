@@ -166,6 +166,25 @@ def test_after_a_failure_of_the_machine_nothing_changes_and_the_next_controller_
         assert [view["job"] for view in there.get("/v1/cluster", token=admin)["jobs"]] == ["a"]
 
 
+@pytest.mark.parametrize("what", ["writing", "keeping time"])
+def test_without_a_part_that_nothing_goes_on_without_nothing_changes(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*told: object) -> None:
+        raise KeyError("of its own")
+
+    with served(tmp_path) as there:
+        if what == "writing":
+            monkeypatch.setattr(there.service.host, "wrote", fail)
+            assert there.call("POST", "/v1/jobs", job("b")).status_code == 503
+        else:
+            monkeypatch.setattr(there.service.controller, "tick", fail)
+        end = time.monotonic() + 10
+        while (ready := there.call("GET", "/readyz", token="")).status_code == 200 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert f"a bug (KeyError in {what}): start it again" in ready.json()["error"]
+
+
 def test_a_port_that_is_taken_is_said_at_once(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -8,9 +8,10 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from math import ceil, inf
 from typing import TypeVar
 
@@ -63,6 +64,7 @@ class Host:
         self._disk = ThreadPoolExecutor(1, "journal")
         self._dirty = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
+        self._written: list[asyncio.Future[None]] = []  # those that wait for the one that is under way
         self._parked: dict[str, list[asyncio.Future[None]]] = defaultdict(list)  # calls that wait for news of a job
         self.durable = controller.machine.state.ledger.seq  # the last record that is on disk
         self.hurried = False  # it is about to end
@@ -98,12 +100,12 @@ class Host:
 
     async def start(self, again: list[Errand]) -> None:
         """Takes up work; `again` are errands of which nobody knows if an earlier life has done them."""
-        self._spawn(self._write_forever())
+        self._spawn(self._write_forever(), "writing")
         await self.errands.begin(self.tell)
         self._goes_since = time.monotonic()
         self.controller.errands += again
         self._dirty.set()
-        self._spawn(self._tick_forever())
+        self._spawn(self._tick_forever(), "keeping time")
 
     def hurry(self) -> None:
         """Answers what is parked as it stands: nothing is to wait any more."""
@@ -139,8 +141,7 @@ class Host:
         try:
             return rule(self.now)
         except MachineFailed as error:
-            mend = "start it again, and it goes on from before; its log says more"
-            self._break(f"the controller has a bug ({error}): {mend}", bug=error)
+            self._fail(str(error), error)
             raise Unavailable(self.broken) from error
         finally:
             if self.controller.machine.state.ledger.seq != seq:
@@ -237,15 +238,15 @@ class Host:
             if self.broken:
                 return
             batch, errands, woken = self.controller.take()
-            waiting, self._waiting = self._waiting, []
-            self._crowded = len(waiting) > 1
+            self._written, self._waiting = self._waiting, []
+            self._crowded = len(self._written) > 1
             if batch != Batch():
                 self._writing, began = True, time.perf_counter()
                 try:
                     await loop.run_in_executor(self._disk, self.journal.append, batch)
                 except Exception as error:  # noqa: BLE001  whatever it is, nothing may leave that is not on disk
                     mend = "free its disk, or mend what else is wrong, then start the controller again"
-                    self._break(f"the journal can't be written ({error}): {mend}", waiting)
+                    self._break(f"the journal can't be written ({error}): {mend}")
                     return
                 finally:
                     self._writing = False
@@ -253,7 +254,7 @@ class Host:
                 if batch.records:
                     self.durable = batch.records[-1].seq
                     self._tell_followers()
-            for reply in waiting:
+            for reply in self._written:
                 _settle(reply)
             self._wake(woken)
             for errand in errands:
@@ -262,11 +263,16 @@ class Host:
                 self._to_replay_s = 0.0
                 self._begin_image()
 
-    def _break(self, why: str, waiting: Sequence[asyncio.Future[None]] = (), bug: MachineFailed | None = None) -> None:
+    def _fail(self, where: str, bug: BaseException) -> None:
+        self._break(
+            f"the controller has a bug ({where}): start it again, and it goes on from before; its log says more", bug
+        )
+
+    def _break(self, why: str, bug: BaseException | None = None) -> None:
         """Nothing is written from now on: those who wait for that hear so."""
         self.broken = why
         log.critical(why, exc_info=bug)
-        for reply in [*waiting, *self._waiting]:
+        for reply in [*self._written, *self._waiting]:
             if not reply.done():
                 reply.set_exception(Unavailable(why))
 
@@ -307,15 +313,19 @@ class Host:
                 await asyncio.sleep(TICK_S)
                 await self.call(self.controller.tick)
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None], vital: str = "") -> None:
+        """`vital`: what nothing goes on without."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(partial(self._over, vital))
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _over(self, vital: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a part of the service ended", exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None and vital and not self.broken:
+            self._fail(f"{type(error).__name__} in {vital}", error)
+        elif error is not None:
+            log.error("a part of the service ended", exc_info=error)
 
 
 def _settle(waited_for: asyncio.Future[None]) -> None:
