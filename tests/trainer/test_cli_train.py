@@ -18,6 +18,8 @@ from rollmux.cli import app
 from rollmux.cli import train as train_module
 from rollmux.trainer.job import LOCK
 from rollmux.trainer.metrics import METRICS
+from rollmux.trainer.model import build_model, export_model
+from rollmux.trainer.settings import Model
 from rollmux.trainer.tasks import Pretrained
 from tests.trainer.jobs import TINY, left_behind, tiny
 from tests.trainer.talking import talking
@@ -166,6 +168,21 @@ def test_a_tokenizer_without_room_is_what_the_system_refuses(tmp_path: Path) -> 
     (tmp_path / "out" / "tokenizer.json").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
         tokenizer.save(tmp_path / "out")
+
+
+def test_what_a_model_says_of_generation_is_left_as_it_was_read(tmp_path: Path) -> None:
+    """As published models have it: read with a warning, and refused by whoever would save it anew."""
+    said = {"temperature": 0.9, "top_p": 0.6, "eos_token_id": [1, 0]}
+    settings = Model(path=talking(tmp_path / "model"))
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(said))
+    model = build_model(settings, 0, 0, seed=0)
+    model.generation_config.top_k = 20  # what was changed since is not taken by any version of the library
+    export_model(model, tmp_path / "out")
+    assert model.generation_config.top_k == 20
+    left = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert {**said, "top_k": 20}.items() <= left.items()
+    again = build_model(Model(path=str(tmp_path / "out")), 0, 0, seed=0)
+    assert all(torch.equal(again.state_dict()[name], weight) for name, weight in model.state_dict().items())
 
 
 def test_what_the_system_refuses_is_told_in_one_line(tmp_path: Path) -> None:

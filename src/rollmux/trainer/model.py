@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.utils import logging
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.utils import GENERATION_CONFIG_NAME, logging
 
 from rollmux.runtime.folders import NotLoaded, model_in
 from rollmux.trainer.errors import ModelMissing
@@ -49,6 +49,11 @@ def _from_scratch(settings: Model, vocabulary: int, max_length: int, seed: int) 
 
 
 def export_model(model: Any, folder: Path) -> None:
-    """As a folder that Hugging Face's libraries load."""
+    """As a folder that Hugging Face's libraries load; what the model says of generation goes along as it was read."""
     logging.disable_progress_bar()
-    model.save_pretrained(folder)
+    said, model.generation_config = model.generation_config, GenerationConfig()  # saving refuses what loading takes
+    try:
+        model.save_pretrained(folder)
+    finally:
+        model.generation_config = said
+    said.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
