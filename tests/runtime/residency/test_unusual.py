@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from rollmux.runtime.residency import Budget, Changed, CpuMemory, NotFreed, Resident, Unfit, Visitor
 from tests.runtime.residency.keeping import MB
@@ -298,6 +299,24 @@ def _twice_there() -> object:
     return {"head": torch.from_numpy(numbers[:3]), "all": torch.from_numpy(numbers)}
 
 
+def _wrapping() -> object:
+    return {"w": TwoTensor(torch.ones(8), torch.ones(8))}  # type: ignore[no-untyped-call]
+
+
+def _partitioned() -> object:
+    """As DeepSpeed leaves a parameter, beside a buffer as it was."""
+    module = nn.BatchNorm1d(3)
+    module.weight.data = torch.empty(0)
+    vars(module.weight)["ds_tensor"] = torch.ones(3)
+    return module
+
+
+def _quantised() -> object:
+    weight = nn.Parameter(torch.ones(8, dtype=torch.uint8), requires_grad=False)
+    vars(weight)["quant_state"] = object()
+    return nn.ParameterDict({"weight": weight})
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [
@@ -306,6 +325,9 @@ def _twice_there() -> object:
         (_half_negative, "yet to be negated"),
         (_twice_named, r"called 'a\.b'"),
         (_twice_there, "'head' and 'all' have memory in common"),
+        (_wrapping, "w is a TwoTensor, which wraps .* `to_local.*`fully_shard` made keeps views"),
+        (_partitioned, r"weight is partitioned by DeepSpeed.*offload_states\(\)"),
+        (_quantised, "weight is quantised by bitsandbytes, and its `quant_state` would stay"),
     ],
 )
 def test_what_would_come_back_wrong_is_refused(state: object, said: str, budget: Budget) -> None:

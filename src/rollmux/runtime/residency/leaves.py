@@ -19,6 +19,11 @@ from rollmux.runtime.host.errors import Unfit
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
 PLAIN_TENSORS = (Tensor, nn.Parameter)
+# Attributes in which libraries keep what a parameter holds, or a part of it: whose they are, and what moves that.
+ELSEWHERE = {
+    "ds_tensor": ("is partitioned by DeepSpeed", "call its engine's `offload_states()` and `reload_states()` instead"),
+    "quant_state": ("is quantised by bitsandbytes", "move its module by `to()` instead"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,5 +194,10 @@ def _check(name: str, tensor: Tensor) -> None:
         raise Unfit(f"{name or 'the tensor'} is {kind}: only dense tensors with data are held; make it dense")
     wraps: bool = not is_plain and is_traceable_wrapper_subclass(tensor)
     if wraps:
-        remedy = "give the tensors inside it, such as `to_local()` of a DTensor"
-        raise Unfit(f"{name or 'the tensor'} is a {type(tensor).__qualname__}, which wraps other tensors; {remedy}")
+        remedy = "give the tensors inside it, such as `to_local()` of a DTensor of tensor parallelism"
+        other = "what `fully_shard` made keeps views of them: move it by its own `to()` instead"
+        kind = f"a {type(tensor).__qualname__}, which wraps other tensors"
+        raise Unfit(f"{name or 'the tensor'} is {kind}; {remedy}; {other}")
+    for attribute, (state, remedy) in ELSEWHERE.items():
+        if getattr(tensor, attribute, None) is not None:
+            raise Unfit(f"{name or 'the tensor'} {state}, and its `{attribute}` would stay where it is; {remedy}")
