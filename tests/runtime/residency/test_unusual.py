@@ -150,6 +150,27 @@ def test_an_update_may_be_of_another_type_and_of_parameters(budget: Budget) -> N
     assert torch.equal(state["v"], torch.full((3,), 2.0))
 
 
+def test_an_update_knows_tied_tensors_by_all_names_and_they_get_one_value(budget: Budget) -> None:
+    """As a model's `state_dict()` has them, whatever holds the model. What a module is in twice has two names too."""
+    model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5), "norm": nn.BatchNorm1d(5)})
+    cast("nn.Linear", model["head"]).weight = cast("nn.Embedding", model["embed"]).weight
+    model["last"] = model["norm"]
+    resident = read_only({"model": model.requires_grad_(False)}, budget)
+    new = {f"model.{name}": torch.full_like(value, 2) for name, value in model.state_dict().items()}
+    assert {"model.embed.weight", "model.head.weight", "model.last.running_mean"} <= new.keys()
+    resident.update(new)
+    resident.load()
+    assert all(bool((value == 2).all()) for value in model.state_dict().values())
+    three = torch.full((5, 3), 3.0)
+    with pytest.raises(Unfit, match=r"'model\.embed\.weight' has other values than 'model\.head\.weight'"):
+        resident.update({"model.head.weight": three, "model.embed.weight": three + 1})
+    resident.update({"model.embed.weight": three.double(), "model.head.weight": three})
+    resident.offload()
+    resident.update({"model.head.weight": three + 1})
+    resident.load()
+    assert torch.equal(model.state_dict()["embed.weight"], three + 1)
+
+
 def test_an_update_in_another_type_takes_room_for_a_tensor_at_a_time(
     budget: Budget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
+from itertools import chain
 from typing import cast
 
 import torch
@@ -48,6 +49,20 @@ def leaves(state: object) -> list[Leaf]:
 
 def _twice(found: Iterable[Leaf]) -> str:
     return next(name for name, count in Counter(leaf.name for leaf in found).items() if count > 1)
+
+
+def names(state: object) -> dict[str, str]:
+    """All that a module calls its tensors, tied ones by several names, and what each is called here."""
+    walk = _Walk()
+    walk.through("", state)
+    return {
+        _under(name, below): walk.found[id(tensor)].name
+        for name, module in walk.modules.items()
+        for below, tensor in chain(
+            module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        )
+        if id(tensor) in walk.found
+    }
 
 
 def fill(state: object, known: Mapping[str, Callable[[], Tensor]]) -> Callable[[], None]:
@@ -104,12 +119,14 @@ class _Walk:
 
     def __init__(self) -> None:
         self.found = dict[int, Leaf]()
+        self.modules = dict[str, nn.Module]()  # those that are in no other
         self._modules = dict[int, nn.Module]()
 
     def through(self, name: str, value: object) -> None:
         if isinstance(value, Tensor):
             self._tensor(name, value)
         elif isinstance(value, nn.Module):
+            self.modules[name] = value
             self._module(name, value)
         elif isinstance(value, Optimizer):
             self._optimizer(name, value)

@@ -10,7 +10,7 @@ from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
-from rollmux.runtime.residency.passing import copy_summed, in_threads, is_zero, same
+from rollmux.runtime.residency.passing import are_equal, copy_summed, in_threads, is_zero, same
 from rollmux.runtime.residency.record import Record, require_fit
 from rollmux.runtime.residency.sending import AHEAD, Sending
 from rollmux.runtime.residency.stretches import runs, stretch
@@ -136,19 +136,17 @@ def _told(kept: Kept, chunk: int) -> bytes:
     return ZEROS if is_zero(written) else UNSUMMED
 
 
-def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None) -> None:
-    """New values for some of the tensors, as a new version on the host."""
+def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None, names: Mapping[str, str]) -> None:
+    """New values for some of the tensors, as a new version on the host; `names`: what else they are called."""
     layout = kept.host.layout
-    places = {place.name: place for place in layout.places}
+    own = {place.name: place for place in layout.places}
+    places = {name: own[first] for name, first in names.items() if first in own} | own
     unknown = sorted(set(values) - set(places))
     if unknown:
-        raise Unfit(
-            f"{unknown[0]!r} is not in the state {kept.host.path.stem!r}: it holds {sorted(places)[:3]} and so on"
-        )
+        raise Unfit(f"{unknown[0]!r} is not in the state {kept.host.path.stem!r}: it holds {sorted(own)[:3]} and so on")
     require_fit(notes)
     # What can't be taken is refused here: in one slot there is no version from the first byte written to the last.
-    given = {places[name]: _fitted(places[name], value) for name, value in values.items()}
-    given = {place: value for place, value in given.items() if value.numel()}
+    given = _given(places, values)
     with kept.writing():
         kept.refresh()
         touched = {chunk for place in given for chunk in _chunks_of(layout, place)}
@@ -157,6 +155,17 @@ def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None) -> Non
         for place, value in given.items():
             _write(kept, place, value)
         kept.commit(kept.drafted({chunk: _told(kept, chunk) for chunk in sorted(touched)}, notes))
+
+
+def _given(places: Mapping[str, Place], values: Mapping[str, Tensor]) -> dict[Place, Tensor]:
+    """One value for each place that has any elements."""
+    given = dict[Place, tuple[str, Tensor]]()
+    for name, value in values.items():
+        fitted = _fitted(places[name], value)
+        first, same_value = given.setdefault(places[name], (name, fitted))
+        if not are_equal(same_value, fitted):
+            raise Unfit(f"{name!r} has other values than {first!r}, which it is tied to; give the same, or one")
+    return {place: value for place, (_, value) in given.items() if value.numel()}
 
 
 def _fitted(place: Place, value: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from rollmux.runtime.host.errors import Unfit, shown
 from rollmux.runtime.residency.errors import Changed, NotFreed
 from rollmux.runtime.residency.guard import Guard
 from rollmux.runtime.residency.layout import Layout, Survey, survey
-from rollmux.runtime.residency.leaves import Leaf, leaves, plain_number
+from rollmux.runtime.residency.leaves import Leaf, leaves, names, plain_number
 from rollmux.runtime.residency.memory import Memory, memory_of
 
 # More than this is too much to be written with each version.
@@ -63,6 +63,10 @@ class OnDevice:
         seen = survey(found, self._layout, self.flat, [] if self.left_bytes else beside)
         self._settled = seen.at_home
         return seen
+
+    def names(self) -> dict[str, str]:
+        """What its tensors are called elsewhere, and here."""
+        return names(self._state())
 
     @property
     def left_number(self) -> str | None:

@@ -219,7 +219,7 @@ class Resident:
         return self._loaded and self.device.watched and self.version > self._loaded_version
 
     def update(self, values: Mapping[str, Tensor], notes: bytes | None = None) -> int:
-        """New values on the host, by name; the next `load` brings them. Returns the new version."""
+        """New values on the host, named as in `state_dict()`; the next `load` brings them. Returns the new version."""
         with self._lock:
             if self._loaded and not self.read_only:
                 raise Unfit(f"{self.name!r} is on the device, where it may have changed; offload it before its update")
@@ -230,7 +230,7 @@ class Resident:
                 self.load()
             if self.kept is None or not self.kept.whole:
                 raise BadCopy(f"{self.name!r} has no copy on the host to be updated; load and offload it first")
-            change(self.kept, values, notes)
+            change(self.kept, values, notes, self.device.names())
             return self.kept.version
 
     # -- the host's side ---------------------------------------------------------------------------------------------
