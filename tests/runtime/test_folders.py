@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rollmux.runtime.folders import NotLoaded, model_in
+from rollmux.runtime import folders
+from rollmux.runtime.folders import NotLoaded, model_in, tokenizer_in
 from rollmux.runtime.judge.opening import JudgeRefused, open_judge
 
 WEIGHTS = "model.safetensors"
@@ -77,3 +78,20 @@ def test_what_can_not_be_read_is_told_in_a_line(tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:-8])
     require_refused(tmp_path, "SafetensorError: [^\n]*not fully covered")
+
+
+def test_the_first_line_that_says_something_is_told_and_a_full_memory_is_no_bad_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(error: Exception) -> None:
+        def load(*arguments: object, **how: object) -> None:
+            raise error
+
+        monkeypatch.setattr(folders.AutoTokenizer, "from_pretrained", load)
+
+    fail(ImportError("\n \nIt wants sentencepiece.\nInstall it."))
+    with pytest.raises(NotLoaded, match=r"^ImportError: It wants sentencepiece\.$"):
+        tokenizer_in(tmp_path)
+    fail(MemoryError())
+    with pytest.raises(MemoryError):
+        tokenizer_in(tmp_path)

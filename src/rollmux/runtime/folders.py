@@ -37,6 +37,8 @@ def _loaded(load: Callable[..., Any], folder: Path, **how: Any) -> Any:
     """A damaged file may make the libraries raise anything, and tell it in many lines."""
     try:
         return load(folder, **how)
+    except MemoryError:
+        raise
     except Exception as error:
-        first = next(iter(str(error).splitlines()), "")
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
         raise NotLoaded(f"{type(error).__name__}: {first}") from error

@@ -88,8 +88,9 @@ class Checkpoints:
 def _require_whole(path: Path) -> None:
     """By the checksums in it, of which torch reads none; what is no such file it would read uncritically."""
     with ZipFile(path) as parts:
-        if not all(map(_is_plain, parts.infolist())) or parts.testzip() is not None:
-            raise BadZipFile("bytes of it are not those that were written")
+        damaged = next((part.filename for part in parts.infolist() if not _is_plain(part)), None) or parts.testzip()
+        if damaged is not None:
+            raise BadZipFile(f"bytes of {damaged} are not those that were written")
 
 
 def _is_plain(part: ZipInfo) -> bool:

@@ -165,6 +165,9 @@ def test_an_update_knows_tied_tensors_by_all_names_and_they_get_one_value(budget
     with pytest.raises(Unfit, match=r"'model\.embed\.weight' has other values than 'model\.head\.weight'"):
         resident.update({"model.head.weight": three, "model.embed.weight": three + 1})
     resident.update({"model.embed.weight": three.double(), "model.head.weight": three})
+    third, unknown = torch.full((5, 3), 1 / 3, dtype=torch.float64), torch.full((5, 3), torch.nan)
+    for one, other in ((third, third.float()), (third.float(), third), (unknown, unknown.clone())):
+        resident.update({"model.embed.weight": one, "model.head.weight": other})
     resident.offload()
     resident.update({"model.head.weight": three + 1})
     resident.load()

@@ -19,7 +19,7 @@ from rollmux.runtime.engine.forward import Forward, ordered
 from rollmux.runtime.engine.local import Drawn, Limits, LocalEngine
 from rollmux.runtime.engine.sampling import sample
 from rollmux.runtime.residency.memory import Memory, memory_of
-from rollmux.runtime.residency.passing import are_equal
+from rollmux.runtime.residency.passing import are_same
 
 MOVED_AT_ONCE = 16  # pages; so many are held twice meanwhile
 LEAST_ITEM = 2  # bytes: a smaller one is scaled by numbers that stand elsewhere
@@ -112,7 +112,7 @@ class _Slots:
                 checks.report(name, held, "dense, in floating point of 16 bits at least", "give it unquantised")
             else:
                 first, value = given.setdefault(id(known[name]), (name, weight))
-                if not are_equal(value, weight):
+                if not are_same(known[name].dtype, value, weight):
                     checks.report(
                         name, "other numbers", f"those of {first}, which it is tied to", "give the same or one"
                     )

@@ -10,7 +10,7 @@ from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum
 from rollmux.runtime.residency.kept import Kept
 from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
-from rollmux.runtime.residency.passing import are_equal, copy_summed, in_threads, is_zero, same
+from rollmux.runtime.residency.passing import are_same, copy_summed, in_threads, is_zero, same
 from rollmux.runtime.residency.record import Record, require_fit
 from rollmux.runtime.residency.sending import AHEAD, Sending
 from rollmux.runtime.residency.stretches import runs, stretch
@@ -163,7 +163,7 @@ def _given(places: Mapping[str, Place], values: Mapping[str, Tensor]) -> dict[Pl
     for name, value in values.items():
         fitted = _fitted(places[name], value)
         first, same_value = given.setdefault(places[name], (name, fitted))
-        if not are_equal(same_value, fitted):
+        if not are_same(getattr(torch, places[name].dtype), same_value, fitted):
             raise Unfit(f"{name!r} has other values than {first!r}, which it is tied to; give the same, or one")
     return {place: value for place, (_, value) in given.items() if value.numel()}
 

@@ -27,7 +27,7 @@ class Pretrained:
         try:
             self._tokenizer = tokenizer_in(place)
         except NotLoaded as error:
-            raise ModelMissing(f"the tokenizer in {folder!r} can't be loaded ({error}): fetch it again") from error
+            raise ModelMissing(f"the tokenizer in {folder!r} can't be loaded ({error})") from error
         own = self._tokenizer.added_tokens_decoder
         ends = [self._tokenizer.eos_token_id, *(token for token in _named_ends(place) if token in own)]
         self.end_tokens = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
