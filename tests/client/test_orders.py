@@ -181,7 +181,7 @@ def test_a_job_that_is_cancelled_while_it_pauses_hears_that_its_work_is_lost() -
 def test_work_that_breaks_off_while_it_has_paused_does_not_wait_for_its_turn(caplog: pytest.LogCaptureFixture) -> None:
     world, floor, engine, crowd = World(), Floor(), Engine(), Crowd()
     begun, broken_off = Event(), Event()
-    with world.connect(long_job(), wait_s=0.02) as mux, world.connect(short_job()) as other:
+    with world.connect(long_job(), wait_s=10.0) as mux, world.connect(short_job()) as other:
         work = Work(mux)
 
         def hurry() -> None:

@@ -52,7 +52,7 @@ class Stint:
         self.heeding = 0  # orders that are being carried out
         self.heeded: set[tuple[int, str]] = set()  # orders seen, by lease and name
         self.away_s = 0.0  # paused
-        self.abandoned = False  # nobody waits for it to begin any more
+        self.abandoned = False  # nobody waits for its next turn any more
         self.loaded: State = ()
         self._load_s: float | None = None  # if it was moved in
         self._began = monotonic()
@@ -75,7 +75,7 @@ class Stint:
             self.link.lock.notify_all()
 
     def abandon(self) -> None:
-        """Nobody waits for it to begin any more."""
+        """Nobody waits for it to begin any more, or to go on where it has paused."""
         with self.link.lock:
             self.abandoned = True
             self.link.lock.notify_all()
@@ -318,8 +318,14 @@ class Stint:
         lock = self.link.lock
         self.leave_off()
         with lock:
-            lock.wait_for(lambda: not self.heeding, HOOK_GRACE_S)
-            lock.wait_for(lambda: not self.paused)
+            lock.wait_for(lambda: not self.heeding or self._only_waits(), HOOK_GRACE_S)
+            lock.wait_for(lambda: not self.paused or self._only_waits())
+            if self._only_waits():
+                self._step_out()
+
+    def _only_waits(self) -> bool:
+        """Nothing of it is on the nodes, and its next turn is nobody's."""
+        return self.abandoned and self.paused and self.in_line
 
     def _forget(self) -> None:
         with self.link.lock:

@@ -139,7 +139,8 @@ class ClusterState:
 
     def learn(self, now: float, record: JobRecord, job: JobSpec) -> list[str]:
         """A job's phases were measured; returns its groups. What it has used up of its SLO is not given back."""
-        record.job, at_most_s = job, record.limit_s(now)
+        record.job = job
+        at_most_s = record.limit_s(now)  # by what it is known to take
         homes = [record.group_id] + ([record.target[0]] if record.target else [])
         for group_id in homes:
             group = self.groups[group_id].with_job(job)

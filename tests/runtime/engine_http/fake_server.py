@@ -227,6 +227,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _server_info(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         if self.server_state.faults.knows_no_setup:
             return 404, {"detail": "Not Found"}
+        if self.server_state.faults.setup_page:
+            return 200, self.server_state.faults.setup_page
         return 200, {"enable_memory_saver": True, "enable_weights_cpu_backup": not self.server_state.faults.no_copy}
 
     def _release(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:

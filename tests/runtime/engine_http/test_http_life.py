@@ -29,6 +29,7 @@ from rollmux.runtime.engine.http import (
     nvidia_smi,
 )
 from rollmux.runtime.engine.http.calls import Call, Reply
+from rollmux.runtime.engine.http.errors import MemoryUnknown
 from rollmux.runtime.engine.http.wire import Wire
 from rollmux.runtime.engine.requests import Ended, FinishReason
 from rollmux.runtime.engine.seam import Begun
@@ -322,6 +323,43 @@ def test_a_server_that_does_not_tell_how_it_was_started_is_taken_as_it_is() -> N
         it.engine.suspend()
         it.engine.resume()
         assert run(it.engine, request()).reason is FinishReason.LENGTH
+
+
+def _tells_nonsense(server: FakeServer) -> None:
+    server.faults.setup_page = "[]"
+
+
+def test_a_server_that_tells_something_else_of_how_it_was_started_is_no_sleeper() -> None:
+    words = "does not tell how it was started"
+    with pytest.raises(ServerMismatch, match=words), rig("sglang", prepare=_tells_nonsense):
+        raise AssertionError("there is no engine")
+
+
+@BOTH
+def test_what_came_of_a_sleep_is_not_guessed_where_nobody_can_tell(dialect: str) -> None:
+    server = FakeServer()
+    away = list[bool]()
+
+    def held() -> int:
+        if away and away.pop():
+            raise MemoryUnknown("the driver has not answered")
+        return server.machine.held()
+
+    mine = Memory(held, {}, asleep_bytes=BASE_BYTES + 50, leak_bytes=0, settle_s=0.2)
+    try:
+        with closing(HttpEngine(Server(server.url), DIALECTS[dialect], PATIENT, memory=mine)) as engine:
+            server.faults.lost_answers.add("/sleep" if dialect == "vllm" else "/release_memory_occupation")
+            with pytest.raises(ServerFailed):
+                engine.suspend()
+            if dialect == "sglang":
+                away.append(True)
+                with pytest.raises(MemoryUnknown):
+                    engine.resume()
+            engine.resume()
+            assert run(engine, request()).reason is FinishReason.LENGTH
+        assert not server.machine.dead
+    finally:
+        server.close()
 
 
 LOST = {

@@ -4,7 +4,8 @@ RollmuxError
 ├── ServerFailed     the server can't be reached, refuses, or broke off what was asked of it
 │   └── ServerRefused    it answered, and said no
 ├── ServerMismatch   the server is not what the engine was made for: other weights, half an update, a bad setting
-├── MemoryHeld       asleep by its own word, yet the bytes are not free, or nobody can tell (F9)
+├── MemoryHeld       asleep by its own word, yet the bytes are not free (F9)
+│   └── MemoryUnknown    nobody can tell
 ├── EngineWorn       it has leaked more than its budget: end the server and start it anew
 └── Unsound          what came of a response contradicts itself; the response ends as failed, the engine goes on
 """
@@ -33,6 +34,10 @@ class ServerMismatch(RollmuxError):
 
 class MemoryHeld(RollmuxError):
     """End the server before its memory is given to anybody else."""
+
+
+class MemoryUnknown(MemoryHeld):
+    """Nobody can tell now: ask again."""
 
 
 class EngineWorn(RollmuxError):

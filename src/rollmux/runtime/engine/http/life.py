@@ -12,7 +12,14 @@ from typing import Any
 
 from rollmux.runtime.engine.http.calls import Call, Reply
 from rollmux.runtime.engine.http.dialect import CACHE, WEIGHTS, Dialect
-from rollmux.runtime.engine.http.errors import EngineWorn, MemoryHeld, ServerFailed, ServerMismatch, ServerRefused
+from rollmux.runtime.engine.http.errors import (
+    EngineWorn,
+    MemoryHeld,
+    MemoryUnknown,
+    ServerFailed,
+    ServerMismatch,
+    ServerRefused,
+)
 from rollmux.runtime.engine.http.memory import Memory
 from rollmux.runtime.engine.http.reading import thing
 from rollmux.runtime.engine.http.wire import Wire
@@ -69,23 +76,25 @@ class Life:
 
     def require_sleeper(self) -> None:
         """Where the server tells how it was started: that its weights outlive a sleep. A canary is not asked for."""
-        if self._memory is None or (call := self._dialect.setup()) is None:
+        if self._memory is None or (reply := self._setup()) is None:
             return
         try:
-            self._dialect.require_sleeper(self._ask(call))
-        except ServerRefused as refused:
-            if refused.status != UNKNOWN:
-                raise
+            self._dialect.require_sleeper(reply)
+        except ValueError as error:
+            raise ServerMismatch(
+                f"it does not tell how it was started, and so not whether it can sleep: {error}"
+            ) from error
 
     def sleep(self) -> None:
         """Of an empty server. Returns when its bytes are seen to be free."""
         memory = self.require_memory()
         self._look()
         if self.asleep != BOTH:
-            self._wake()  # half awake after an update, it would sleep no further
+            if self._unsure != BOTH:
+                self._wake()  # half awake after an update, it would sleep no further
             self._stale = True
             self._once(BOTH, self._dialect.sleep())
-            self.asleep = BOTH
+            self.asleep, self._unsure = BOTH, frozenset()
         held = memory.settle()
         self._first_held = held if self._first_held is None else self._first_held
         self.leaked_bytes = max(self.leaked_bytes, held - self._first_held)
@@ -126,13 +135,25 @@ class Life:
                 self._once(frozenset({tag}), self._dialect.wake(tag))
 
     def _look(self) -> None:
-        """What came of a sleep, or of waking weights, whose answer is missing is seen by the bytes: asked twice, some
-        servers end."""
-        if WEIGHTS in self._unsure:
-            memory = self.require_memory()
-            slept = _has_slept(memory) if self._unsure == BOTH else memory.held() <= memory.asleep_bytes
-            self.asleep = self.asleep | self._unsure if slept else self.asleep - self._unsure
-            self._unsure = frozenset()
+        """What came of a sleep, or of waking weights, whose answer is missing, where a server bears neither twice: once
+        it answers, and so is at nothing of before, its bytes tell."""
+        if WEIGHTS not in self._unsure or self._dialect.setup() is None:
+            return
+        self._setup()
+        memory = self.require_memory()
+        slept = _has_slept(memory) if self._unsure == BOTH else memory.held() <= memory.asleep_bytes
+        self.asleep = self.asleep | self._unsure if slept else self.asleep - self._unsure
+        self._unsure = frozenset()
+
+    def _setup(self) -> Reply | None:
+        """How the server was started, if it tells."""
+        call = self._dialect.setup()
+        try:
+            return None if call is None else self._ask(call)
+        except ServerRefused as refused:
+            if refused.status != UNKNOWN:
+                raise
+            return None
 
     def _once(self, tags: frozenset[str], call: Call) -> None:
         """Puts these to sleep or wakes them, which some servers can't bear twice. After a lost answer, a refusal says
@@ -155,9 +176,11 @@ class Life:
 
 
 def _has_slept(memory: Memory) -> bool:
-    """It may be at it still."""
+    """Some free their memory a while after they say so."""
     try:
         memory.settle()
+    except MemoryUnknown:
+        raise
     except MemoryHeld:
         return False
     return True

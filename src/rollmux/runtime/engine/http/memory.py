@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from rollmux.checks import MAX_COUNT, MAX_SECONDS, Checks
-from rollmux.runtime.engine.http.errors import MemoryHeld, ServerMismatch
+from rollmux.runtime.engine.http.errors import MemoryHeld, MemoryUnknown, ServerMismatch
 
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 LOOK_EVERY_S = 0.02
@@ -83,11 +83,11 @@ def nvidia_smi(pids: Collection[int], command: str = "nvidia-smi") -> Callable[[
             rows = [line.split(",") for line in page.splitlines() if line.strip()]
             known = [int(used) * 2**20 for pid, used in rows if int(pid) in wanted]
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise MemoryHeld(
+            raise MemoryUnknown(
                 f"{command} does not tell what {sorted(wanted)} hold, so nothing is free: {error}"
             ) from error
         if not known:
-            raise MemoryHeld(
+            raise MemoryUnknown(
                 f"{command} lists none of {sorted(wanted)}, so nothing is known to be free: name the processes that "
                 "compute, by the numbers that the driver knows them by"
             )
