@@ -197,13 +197,14 @@ def test_work_that_breaks_off_while_it_has_paused_does_not_wait_for_its_turn(cap
                 with work.turn:
                     work.stands = True
                     work.turn.notify_all()
-                soon(lambda: world.said("long", Said.PAUSED))
+                soon(lambda: len(world.said("long", Said.PAUSED)) > 1)  # its next call is parked for ten seconds
                 raise KeyError("its own")
 
         crowd.start(hurry)
         with pytest.raises(KeyError, match="its own"):
             roll()
         broken_off.set()
+        world.lives += 1  # what is parked is parked no more
         with mux.phase("rollout", state=engine) as phase, floor.on(phase.nodes, "long"):
             assert engine.here
         crowd.join()

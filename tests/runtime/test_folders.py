@@ -8,9 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from rollmux.runtime import folders
 from rollmux.runtime.folders import NotLoaded, model_in, tokenizer_in
 from rollmux.runtime.judge.opening import JudgeRefused, open_judge
 
@@ -87,7 +86,7 @@ def test_the_first_line_that_says_something_is_told_and_a_full_memory_is_no_bad_
         def load(*arguments: object, **how: object) -> None:
             raise error
 
-        monkeypatch.setattr(folders.AutoTokenizer, "from_pretrained", load)
+        monkeypatch.setattr(AutoTokenizer, "from_pretrained", load)
 
     fail(ImportError("\n \nIt wants sentencepiece.\nInstall it."))
     with pytest.raises(NotLoaded, match=r"^ImportError: It wants sentencepiece\.$"):
