@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from rollmux.service.local import kept
+from rollmux.service.launcher import LaunchFailed
+from rollmux.service.local import kept, process_tree
 from rollmux.service.local import launcher as launchers
 from rollmux.service.local.kept import ask, spawn, wait_ended
 from rollmux.service.local.launcher import VANISHED
 from rollmux.service.local.plans import plan_for
-from rollmux.service.local.process_tree import boot_id, look
+from rollmux.service.local.process_tree import Process, boot_id, everything, look
 from tests.service.local.launching import (
     STUBBORN_DAEMON,
     Those,
@@ -226,6 +227,62 @@ def test_what_no_signal_ends_counts_as_running_until_it_is_gone_and_holds_up_no_
                 assert not lives(pid)
         assert len(exits.heard) == (not is_stopped)
         assert not (tmp_path / "again").exists()
+
+    asyncio.run(story())
+    be_init(older)
+
+
+def test_what_vanished_is_looked_for_once_and_together_and_never_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts that were told by a version that recorded no end, beside one that nobody has heard of."""
+
+    def look_around() -> Iterator[Process]:
+        looks.append(None)
+        return everything()
+
+    async def story() -> None:
+        async with launching(tmp_path) as (_, exits):
+            assert (exits.running, exits.heard) == (set(), [("a", 1, VANISHED)])
+        assert len(looks) == 1
+        async with launching(tmp_path) as (_, exits):
+            assert (exits.running, exits.heard) == (set(), [])
+        assert len(looks) == 1
+
+    looks: list[None] = []
+    monkeypatch.setattr(process_tree, "everything", look_around)
+    started(tmp_path).parent.mkdir(parents=True)
+    for number in range(1, 21):
+        keeper = [os.getpid(), -1, boot_id(), f"ROLLMUX_KEEPER={number:032x}"]
+        record = started(tmp_path).with_name(f"{number}.started")
+        record.write_text(json.dumps({"job": "a", "attempt": number, "keeper": keeper}))
+        if number > 1:
+            record.with_suffix(".told").touch()
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_the_end_of_what_vanished_is_on_record(
+    is_heard: bool, tmp_path: Path, older: Those, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its start fails nobody else is told."""
+
+    async def no_answer(heard: int, wait_s: float) -> None:
+        await until(started(tmp_path).exists)
+        os.close(heard)
+
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, exits):
+            if is_heard:
+                await launcher.start(shell(tmp_path, "sleep 60"))
+                kill_keeper(tmp_path)
+                assert await exits.next() == VANISHED
+            else:
+                monkeypatch.setattr(launchers, "answer", no_answer)
+                with pytest.raises(LaunchFailed, match="its keeper has failed"):
+                    await launcher.start(shell(tmp_path, "sleep 60"))
+            await until(started(tmp_path).with_suffix(".told").exists)
+            assert launcher.files.ended(("a", 1)) == VANISHED
 
     asyncio.run(story())
     be_init(older)

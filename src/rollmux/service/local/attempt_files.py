@@ -1,7 +1,8 @@
 """The files of attempts in the state directory: what they have printed, who keeps them, how they have ended.
 
 `logs/JOB/ATTEMPT.RANK.log` is for readers. `attempts/JOB/ATTEMPT.*` is the memory of the launcher: `started` and
-`ended` are written by the keeper, `told` says that nobody waits to hear of the end any more. Only the latest are kept.
+`ended` are written by the keeper (`ended` by the launcher, for one that is gone without a word), `told` says that
+nobody waits to hear of the end any more. Only the latest are kept.
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rollmux.service.local.attempt_log import tail
+from rollmux.service.local.durable import write
 from rollmux.service.local.process_tree import Identity
 
 KEPT_ATTEMPTS = 5
@@ -75,6 +77,11 @@ class AttemptFiles:
         """How it failed; nothing where it did not; None if there is no record."""
         found = _read(Path(f"{self.record(key)}.ended"))
         return None if found is None else str(found["failed"])
+
+    def end(self, key: Key, failed: str) -> None:
+        """For a keeper that could not, once nothing of the attempt is left."""
+        with suppress(OSError):  # on a full disk a later life looks for it again
+            write(f"{self.record(key)}.ended", {"failed": failed})
 
     def told(self, key: Key) -> bool:
         return Path(f"{self.record(key)}.told").exists()

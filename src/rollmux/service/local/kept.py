@@ -106,12 +106,17 @@ def ask(descriptor: int, number: signal.Signals) -> None:
 async def end_leftovers(keeper: Identity) -> None:
     """Of a keeper that is gone without a word: ends all that it kept, and removes what they shared."""
     round_s = _ROUND_S
-    while found := await asyncio.to_thread(leftovers, keeper):
-        for process in found:
+    while found := await asyncio.to_thread(leftovers, [keeper]):
+        for process in found[keeper]:
             send(process, signal.SIGKILL)
         await asyncio.sleep(round_s)
         round_s = min(2 * round_s, _LONGEST_ROUND_S)
-    await asyncio.to_thread(memory.remove, memory.path_of(keeper.marker, keeper.pid))
+    await asyncio.to_thread(remove_memory, keeper)
+
+
+def remove_memory(keeper: Identity) -> None:
+    """What those that it kept have shared, once they are gone."""
+    memory.remove(memory.path_of(keeper.marker, keeper.pid))
 
 
 async def _readable(descriptor: int) -> None:

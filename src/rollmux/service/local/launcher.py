@@ -15,8 +15,9 @@ from pathlib import Path
 
 from rollmux.service.launcher import Attempt, LaunchFailed, OnExit, OnNode
 from rollmux.service.local.attempt_files import AttemptFiles, Key, Started
-from rollmux.service.local.kept import Kept, answer, ask, end_leftovers, spawn, wait_ended
+from rollmux.service.local.kept import Kept, answer, ask, end_leftovers, remove_memory, spawn, wait_ended
 from rollmux.service.local.plans import Bounds, plan_for
+from rollmux.service.local.process_tree import leftovers
 from rollmux.service.starts import Starts
 
 log = logging.getLogger("rollmux.service")
@@ -56,12 +57,16 @@ class ProcessLauncher:
         """Those that ended meanwhile have been reported when this returns, if nothing of them is left."""
         self._on_exit = on_exit
         away = [each for each in self.files.all_started() if not self._adopt(each) and not self._is_over(each.key)]
-        ends = [self._watch(each.key, Kept(each.keeper, None, self.files.told(each.key))) for each in away]
+        # No descriptor: the keeper is gone, and what it kept is still to be looked for.
+        self._kept |= {each.key: Kept(each.keeper, None, self.files.told(each.key)) for each in away}
+        await asyncio.to_thread(self._end_vanished, [each for each in away if self.files.ended(each.key) is None])
+        ends = [self._watch(each.key, self._kept[each.key]) for each in away]
         if ends:
             await asyncio.wait(ends, timeout=BEGIN_S)
         for each in away:
             if each.key in self._kept:
-                log.warning("what is left of job %r, attempt %d, can't be ended: it counts as running", *each.key)
+                said = "what is left of job %r, attempt %d, is not seen to be gone after %g s: it counts as running"
+                log.warning(said, *each.key, BEGIN_S)
         return set(self._kept)
 
     async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
@@ -144,6 +149,14 @@ class ProcessLauncher:
         """Whether nothing of it can be left, and nobody waits to hear so."""
         return self.files.told(key) and self.files.ended(key) is not None
 
+    def _end_vanished(self, silent: Sequence[Started]) -> None:
+        """Records the end of those that have left nothing: one look for all, who may be many in a container anew."""
+        left = leftovers([each.keeper for each in silent])
+        for each in silent:
+            if each.keeper not in left:
+                remove_memory(each.keeper)
+                self.files.end(each.key, VANISHED)
+
     def _watch(self, key: Key, kept: Kept) -> "asyncio.Task[None]":
         self._kept[key] = kept
         task = asyncio.create_task(self._see_off(key, kept))
@@ -177,6 +190,7 @@ class ProcessLauncher:
         self.files.tell(key)
 
     async def _end_leftovers(self, started: Started) -> None:
-        """Nothing, where the keeper could say how all has ended."""
+        """Nothing, where it is on record how all has ended."""
         if self.files.ended(started.key) is None:
             await end_leftovers(started.keeper)
+            await asyncio.to_thread(self.files.end, started.key, VANISHED)

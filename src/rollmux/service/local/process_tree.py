@@ -8,8 +8,9 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import NamedTuple
 
 # The answers of pidfd_open where there is no such process, or a mere thread of another under its number.
@@ -83,20 +84,27 @@ def descendants(root: int, among: Iterable[Process] | None = None) -> list[Proce
     return [process for process in found if process.alive]
 
 
-def leftovers(keeper: Identity) -> list[Process]:
-    """What lives on after a keeper: by its session, by the marker, and all below those."""
-    if keeper.boot != boot_id():
-        return []
-    seen = list(everything())
-    now = {process.pid: process for process in seen}
+def leftovers(keepers: Collection[Identity]) -> dict[Identity, list[Process]]:
+    """What lives on after keepers, in one look at all that runs. A keeper that has left nothing is not in it."""
+    boot = boot_id()
+    here = [keeper for keeper in keepers if keeper.boot == boot]
+    seen = list(everything()) if here else []
+    now, environ = {process.pid: process for process in seen}, cache(_environ)
+    found = {keeper: _left_by(keeper, now, environ) for keeper in here}
+    return {keeper: left for keeper, left in found.items() if left}
+
+
+def _left_by(keeper: Identity, now: Mapping[int, Process], environ: Callable[[int], bytes]) -> list[Process]:
+    """By its session, by the marker, and all below those."""
+    marker = keeper.marker.encode()
     # While anybody is in a session its number is not given away, but afterwards it may be.
     ours = keeper.pid not in now or now[keeper.pid].start == keeper.start
     found: dict[int, Process] = {}
-    for process in seen:
+    for process in now.values():
         in_session = ours and process.session == keeper.pid and process.start >= keeper.start
-        if process.alive and process.pid != keeper.pid and (in_session or _has(process.pid, keeper.marker)):
+        if process.alive and process.pid != keeper.pid and (in_session or marker in environ(process.pid)):
             found[process.pid] = process
-            found.update({each.pid: each for each in descendants(process.pid, seen)})
+            found.update({each.pid: each for each in descendants(process.pid, now.values())})
     return list(found.values())
 
 
@@ -123,9 +131,9 @@ def _open(pid: int, start: int) -> int | None:
     return None
 
 
-def _has(pid: int, marker: str) -> bool:
+def _environ(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return marker.encode() in file.read()
+            return file.read()
     except OSError:  # gone, or somebody else's
-        return False
+        return b""
