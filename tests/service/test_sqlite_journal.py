@@ -13,7 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from rollmux.service.journal import Batch, Image, Journal, JournalAway, JournalDamaged, Record, SqliteJournal, sqlite
+from rollmux.service.journal import (
+    Batch,
+    Image,
+    Journal,
+    JournalAway,
+    JournalDamaged,
+    Record,
+    SqliteJournal,
+    sqlite,
+    tables,
+)
 from rollmux.service.journal.place import to_read
 from tests.service.journals import batch, record
 from tests.service.test_disk import small_disk
@@ -87,6 +97,33 @@ def test_what_its_controller_left_beside_the_file_as_it_was_killed_is_read_too(
     shutil.copytree(journal.path.parent, tmp_path / "killed")
     with closing(to_read("", tmp_path / "killed" / "journal.db")) as found:
         assert [each.seq for each in found.records()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("trims", [False, True], ids=["grows", "shrinks"])
+def test_a_journal_that_is_written_as_it_is_read_is_not_called_damaged(
+    tmp_path: Path, trims: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "PAGE", 10)
+    with closing(SqliteJournal(tmp_path / "journal.db")) as journal:
+        journal.append(batch(1, 900))
+    with closing(to_read("", journal.path)) as found:
+        records = found.records()
+        read = [next(records)]
+        with closing(SqliteJournal(journal.path, keep_records=0)) as controller:
+            if trims:
+                controller.begin({}, after=890)
+                controller.trim()
+            controller.append(batch(901, 1800))
+        with pytest.raises(JournalAway, match="was written as it was read; read it again"):
+            read.extend(records)
+        assert read == [record(seq) for seq in range(1, len(read) + 1)]
+        with pytest.raises(JournalAway, match="read it again"):
+            found.head()
+
+
+def test_a_journal_that_cant_be_made_is_not_one_to_copy(tmp_path: Path) -> None:
+    with pytest.raises(JournalDamaged, match=r"unable to open database file$"):
+        SqliteJournal(tmp_path / "none" / "journal.db")
 
 
 def test_reading_makes_no_journal_of_what_is_none(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """A journal in one SQLite file, written by one process at a time."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rollmux.service.journal.history import KEEP_RECORDS
 from rollmux.service.journal.tables import TableJournal
@@ -26,20 +26,20 @@ CREATE TABLE IF NOT EXISTS owned (
     job_id TEXT PRIMARY KEY, tenant TEXT NOT NULL, data TEXT NOT NULL, sum INTEGER NOT NULL
 );
 """
-# What may help where a file can't be opened.
-_HELPS = {
-    sqlite3.SQLITE_BUSY: "; is another controller using it?",
-    sqlite3.SQLITE_CANTOPEN: "; copy it, with what lies beside it, to where files can be made",
-}
+T = TypeVar("T")
 
 
 class SqliteJournal(TableJournal):
-    """The lock of the file is what keeps a second controller away. `reads_only` changes nothing of it."""
+    """The lock of the file is what keeps a second controller away.
+
+    `reads_only` changes nothing of the file, and reads it as it was when it was opened.
+    """
 
     def __init__(self, path: str | Path, keep_records: int = KEEP_RECORDS, *, reads_only: bool = False) -> None:
         super().__init__(keep_records)
         self.path = Path(path)
         self.name = f"journal {self.path}"
+        self._opened = _last_write(self.path) if reads_only else None  # before any look at it
         with ExitStack() as undone:
             try:
                 name = _to_read(self.path) if reads_only else self.path
@@ -52,8 +52,7 @@ class SqliteJournal(TableJournal):
                 else:
                     self._take()
             except sqlite3.DatabaseError as error:
-                helps = _HELPS.get(error.sqlite_errorcode & 0xFF, "")  # its kind: the bits above say more of it
-                raise JournalDamaged(f"{self.name}: {error}{helps}") from error
+                raise JournalDamaged(f"{self.name}: {error}{_help(error, reads_only)}") from error
             undone.pop_all()
 
     def append(self, batch: Batch) -> None:
@@ -99,10 +98,37 @@ class SqliteJournal(TableJournal):
                 cursor.execute("ROLLBACK")
 
     def _rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        rows = self._read(lambda: self._db.execute(query, values))
+        while row := self._read(rows.fetchone):
+            yield row
+
+    def _read(self, step: Callable[[], T]) -> T:
         try:
-            yield from self._db.execute(query, values)
+            return step()
         except sqlite3.DatabaseError as error:
             raise JournalDamaged(f"{self.name}: {error}; go on from a copy of it") from error
+        finally:
+            self._require_unwritten()
+
+    def _require_unwritten(self) -> None:
+        """A controller may have started meanwhile: pages from before and after fit together by chance only."""
+        if self._opened and _last_write(self.path) != self._opened:
+            raise JournalAway(f"{self.name} was written as it was read; read it again")
+
+
+def _last_write(path: Path) -> tuple[int, int]:
+    now = path.stat()
+    return now.st_size, now.st_mtime_ns
+
+
+def _help(error: sqlite3.DatabaseError, reads_only: bool) -> str:
+    """What may help where a file can't be opened."""
+    kind = error.sqlite_errorcode & 0xFF  # the bits above say more of it
+    if kind == sqlite3.SQLITE_BUSY:
+        return "; is another controller using it?"
+    if kind == sqlite3.SQLITE_CANTOPEN and reads_only:
+        return "; copy it, with what lies beside it, to where files can be made"
+    return ""
 
 
 def _to_read(path: Path) -> str:
