@@ -128,6 +128,8 @@ def test_the_token_is_where_rays_own_tools_look_for_it(tmp_path: Path) -> None:
     assert token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}) == ""
     with pytest.raises(CantCall, match="there is none in"):
         token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")})
+    with pytest.raises(CantCall, match="not ASCII"):
+        token({"RAY_AUTH_TOKEN": "xyé"})
 
 
 def test_kuberays_token_comes_before_ones_own_and_after_what_is_named(
@@ -155,8 +157,16 @@ def test_a_token_that_is_renewed_is_read_again(tmp_path: Path) -> None:
     async def story() -> None:
         where = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
         ray = HttpGateway("http://ray", lambda: token(where), httpx.MockTransport(hear))
-        with pytest.raises(Unsure, match="there is none in"):
-            await ray.jobs()
+        for content, why in (
+            (None, "there is none in"),
+            (b" ", "it is empty"),
+            (b"\xff", "not ASCII"),
+            ("é".encode(), "not ASCII"),
+        ):
+            if content is not None:
+                file.write_bytes(content)
+            with pytest.raises(Unsure, match=why):
+                await ray.jobs()
         for each in ("of-9", "of-10"):
             file.write_text(each)
             await ray.jobs()

@@ -28,15 +28,21 @@ def token(env: Mapping[str, str]) -> str:
     mode = env.get("RAY_AUTH_MODE", "").lower()
     if mode == "disabled":
         return ""
-    if given := env.get("RAY_AUTH_TOKEN", "").strip():
-        return given
-    path = _token_file(env)
+    found = env.get("RAY_AUTH_TOKEN", "").strip() or _in_file(_token_file(env), wanted=mode == "token")
+    if not found.isascii():
+        raise CantCall("the token for Ray can't be sent: it has letters that are not ASCII")
+    return found
+
+
+def _in_file(path: Path, wanted: bool) -> str:
+    """A file that is being written anew may be away or empty for a moment."""
     try:
-        return path.read_text(encoding="utf-8").strip()
+        found, why = path.read_text(encoding="utf-8", errors="replace").strip(), "it is empty"
     except OSError as error:
-        if mode != "token":
-            return ""
-        raise CantCall(f"RAY_AUTH_MODE is token, and there is none in {str(path)!r}: {error.strerror}") from error
+        found, why = "", error.strerror or str(error)
+    if wanted and not found:
+        raise CantCall(f"RAY_AUTH_MODE is token, and there is none in {str(path)!r}: {why}")
+    return found
 
 
 def _token_file(env: Mapping[str, str]) -> Path:
