@@ -61,6 +61,15 @@ SAME = [
     *(("\\boxed{\\infty}", "infinity"), ("\\boxed{ba}", "ab"), ("\\boxed{x\\,y}", "xy"), ("\\boxed{xyz}", "x y z")),
     *(("Step 1: \\boxed{3}\nStep 2: \\boxed{7}", "7"), ("\\boxed{3}, so \\boxed{7}", "7"), ("\\boxed {7}", "7")),
     *(("$x=\\boxed{3}$ and $y=\\boxed{7}$", "3, 7"), ("(a) \\boxed{3}\n(b) \\boxed{7}", "3, 7"), ("\\fbox{7}", "7")),
+    *(
+        ("$AB=\\boxed{3}$ and $CD=\\boxed{7}$", "3, 7"),
+        ("$|AB| = \\boxed{3}$, $|CD| = \\boxed{7}$", "3, 7"),
+        ("$\\angle ABC=\\boxed{30}$ and $\\angle BCD=\\boxed{70}$", "30, 70"),
+        ("$x_{max}=\\boxed{3}$, $x_{min}=\\boxed{7}$", "3, 7"),
+        ("$x_{\\text{max}}=\\boxed{3}, x_{\\text{min}}=\\boxed{7}$", "3, 7"),
+        ("$AB=\\boxed{3}$, total = \\boxed{7}", "7"),
+    ),
+    *(("\\boxed{\\frac 1 2/3}", "1/6"), ("$x y z$", "xyz"), ("\\boxed{z \\cdot y \\cdot x}", "xyz")),
     *(("\\boxed{3}\\text{ or }\\boxed{7}", "3, 7"), ("A \\boxed{\\{1\\}} and then \\boxed{\\{1, 2\\}}.", "\\{1, 2\\}")),
 ]
 OTHER = [
@@ -69,6 +78,7 @@ OTHER = [
         ("\\boxed{x = 0.0}", "x = 10^{-9}"),
         ("\\boxed{\\{0.0, 1\\}}", "\\{10^{-9}, 1\\}"),
         ("\\boxed{(0.0, 1)}", "(10^{-9}, 1)"),
+        ("\\boxed{\\begin{pmatrix}0.0\\\\1\\end{pmatrix}}", "\\begin{pmatrix}10^{-9}\\\\1\\end{pmatrix}"),
     ),
     *(
         ("\\boxed{6.63\\times 10^{-34}}", "1.6\\times 10^{-19}"),
@@ -79,6 +89,13 @@ OTHER = [
     *(("\\boxed{5/2}", "7 3/4"), ("\\boxed{235}", "1\\,234"), ("\\boxed{2i}", "(1-i)^2"), ("\\boxed{1}", "e^{i\\pi}")),
     *(("\\boxed{x > 3}", "(2,\\infty)"), ("\\boxed{x \\ge 2}", "(2,\\infty)"), ("\\boxed{south}", "north")),
     *(("\\boxed{DCBA}", "ABCD"), ("\\boxed{Evleyn}", "Evelyn"), ("\\boxed{5}", "north"), ("I don't know", "north")),
+    *(
+        ("\\boxed{D C B A}", "ABCD"),
+        ("$DCBA$", "ABCD"),
+        ("\\boxed{(DCBA)}", "ABCD"),
+        ("\\boxed{\\{D\\,CBA\\}}", "ABCD"),
+    ),
+    *(("$AB=\\boxed{3}$ and $CD=\\boxed{7}$", "7"), ("\\boxed{7}, but AB is \\boxed{3}", "7")),
     *(("\\boxed{7}, so \\boxed{3}", "7"), ("\\boxed{3}, \\boxed{7}", "7"), ("\\boxed{3} or \\boxed{7}", "7")),
 ]
 

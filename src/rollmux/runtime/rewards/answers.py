@@ -9,13 +9,16 @@ from math import floor
 from typing import Any
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_COMMAND = re.compile(r"\\[A-Za-z]+")
+# Commands, subscripts, and what is named by its points: the AB of `|AB| =`.
+_NO_WORD = re.compile(r"\\[A-Za-z]+|_\{(?:\\\w+\{)?[^{}]*\}|(?<![A-Za-z])[A-Z]{2,}(?=[]})|\s]*=)")
 _WORD = re.compile(r"[^\W\d_]{2,}")
-_WORDS = re.compile(r"(?:\\(?:text|mathrm|mbox)\w*\s*\{)?\s*((?=.{3})[A-Za-z]{2,}(?: +[A-Za-z]{2,})*)\s*\}?")
+_WORDS = re.compile(r"(?:\\(?:text|mathrm|mbox)\w*\s*\{)?\s*([A-Za-z]{2,}(?: +[A-Za-z]{2,})*)\s*\}?")
+_LETTERS = 3  # at least, of a word
+_AROUND = re.compile(r"[\s$]|\\?[][(){}]")
 _BLANK = re.compile(r"(?<!\\)\\[ ,;:]|~(?!=)")
 _FULL_STOP = re.compile(r"(?<!\.)\.(?=\s*(?:\}|$))")
 _THOUSANDS = re.compile(r"(?<![\w.,^/\\}])(?<![A-Za-z] )[1-9]\d{0,2}(?: \d{3})+(?!\w)")
-_MIXED = re.compile(r"(?<![\w.,^/\\}])(\d{1,9}) (\d{1,9})/(\d{1,9})(?![\w./^])")
+_MIXED = re.compile(r"(?<![\w.,^/\\}])(?<!frac )(\d{1,9}) (\d{1,9})/(\d{1,9})(?![\w./^])")
 _DIGITS = 6  # that count, of a number
 _LEAST_PRECISION = 15  # math-verify's own
 
@@ -39,7 +42,7 @@ def _last_boxes(text: str) -> str:
 
 
 def _has_words(between: str) -> bool:
-    return not {"and", "or"}.issuperset(_WORD.findall(_COMMAND.sub(" ", between).lower()))
+    return not {"and", "or"}.issuperset(_WORD.findall(_NO_WORD.sub(" ", between).lower()))
 
 
 def _halves(box: str) -> tuple[str, str]:
@@ -56,7 +59,13 @@ def words(text: str) -> str | None:
     """What stands in the only box, if it is words: three letters or more, and in no case that matters."""
     _, *boxes = _BOX.split(text)
     found = _WORDS.fullmatch(_halves(boxes[0])[0].strip()) if len(boxes) == 1 else None
-    return found[1].lower() if found else None
+    return found[1].lower() if found and len(found[1]) >= _LETTERS else None
+
+
+def letters(readings: Sequence[Any]) -> str | None:
+    """What the answer is written in, where that is letters alone, but for blanks, brackets and `$`."""
+    bare = [_AROUND.sub("", each).lower() for each in readings if isinstance(each, str)]
+    return bare[0] if bare and bare[0].isalpha() else None
 
 
 def precision(readings: Sequence[Any]) -> dict[str, int]:
@@ -74,7 +83,7 @@ def _sizes(reading: Any) -> Iterator[int]:
         if value.is_finite and not value.is_zero:
             yield floor(log(value, 10).evalf(_DIGITS))
     else:
-        for part in getattr(reading, "args", ()):
+        for part in reading.flat() if hasattr(reading, "flat") else getattr(reading, "args", ()):
             yield from _sizes(part)
 
 

@@ -117,6 +117,8 @@ def same_answer(response: str, gold: str) -> tuple[bool | None, str]:
     if gold_words and words:
         return _told(gold_words == words)
     known, given = answers.with_imaginary(_parsed(parse, gold_text)), _parsed(parse, text)
+    if gold_words and (letters := answers.letters(given)) and letters != gold_words.replace(" ", ""):
+        return _told(False)
     closely = answers.precision(known)
     try:
         alike = answers.with_percent_alike(known, answers.with_imaginary(given))
