@@ -520,6 +520,36 @@ def test_a_rank_hears_at_once_that_another_has_given_the_phase_up() -> None:
     assert world.ended("a") == "finished"
 
 
+def test_state_that_stayed_leaves_nodes_whose_next_lease_another_process_has_lost() -> None:
+    """It has not begun under that lease: once the lease is over others come."""
+    world, crowd, engine, over = World(lease_s=0.4, drain_s=5.0), Crowd(), Engine(), Event()
+    both = [world.connect(job_data("a", staleness=1), rank=rank, processes=2) for rank in (0, 1)]
+
+    def roll() -> None:
+        with both[0].phase("rollout", state=Engine()):
+            pass
+        with pytest.raises(Stopped):
+            lose()
+
+    def lose() -> None:
+        with both[0].phase("rollout", state=Engine()):
+            world.fate = lambda verb, message: "lost" if message.rank == 0 else ""
+            assert over.wait(5.0)
+
+    crowd.start(roll)
+    with both[1].phase("rollout", state=engine):
+        pass
+    assert engine.here
+    soon(lambda: not engine.here)
+    assert [held.state for held in world.controller.processes.orders("a").held] == ["fenced"]
+    world.cancel("a")
+    world.fate = lambda verb, message: ""
+    over.set()
+    crowd.join()
+    for mux in both:
+        mux.close()
+
+
 @pytest.mark.parametrize("done", [1, 2])
 def test_ranks_that_are_done_move_off_what_they_were_let_keep_where_others_are_to_pause(done: int) -> None:
     world, crowd, begun, told, short_done = World(), Crowd(), Event(), Event(), Event()

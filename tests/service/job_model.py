@@ -261,7 +261,7 @@ class Process:
         lost = set(named) - {held.epoch for held in answer.held}
         if self.work is not None and self.work.epoch in lost:
             self._lost(self.work.epoch)
-        known = {held.epoch for held in answer.held} | {held.kind for held in answer.held}
+        known = {held.epoch for held in answer.held} | {held.kind for held in answer.held if held.state != "fenced"}
         for epoch in [epoch for epoch, kind in rests.items() if not {epoch, kind} & known]:
             self._clear(epoch)
         for held in answer.held:

@@ -133,8 +133,15 @@ class Watch:
                 self.renewed.setdefault(command.lease.epoch, entry.at - origin)
             elif isinstance(command, cmd.Revoke):
                 self.fenced.setdefault(command.epoch, entry.at - origin)
+                for epoch in self._gone_on_with(command.epoch):
+                    self.fenced.setdefault(epoch, entry.at - origin)
             elif isinstance(command, cmd.Stop):
                 self.stopped.setdefault((command.job_id, command.attempt), entry.at - origin)
+
+    def _gone_on_with(self, epoch: int) -> list[int]:
+        """Leases before this one whose state may rest for it, where not all of its job have begun under it."""
+        of = self.owners.get(epoch, ("", "", 0))[:2]
+        return [older for older, meant in self.owners.items() if older < epoch and meant[:2] == of]
 
     def told(self, job_id: str, answer: object) -> None:
         """A reply leaves: an epoch is of one phase for ever (F2), and its grant is durable (I11)."""

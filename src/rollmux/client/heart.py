@@ -84,7 +84,8 @@ class Heart(Thread):
                 lose(stint, epoch, orders.stop or "there was no sign of life from it for too long")
         if orders.stop:
             return  # the process is about to end, and its state with it
-        kinds = {each.kind for each in orders.held}
+        # Where the lease that went on with it is fenced, this process has not begun under that: nobody else tells it.
+        kinds = {each.kind for each in orders.held if each.state != "fenced"}
         left = [(kind, epoch) for kind, epoch in parked.items() if epoch not in held and kind not in kinds]
         unwanted = [(each.kind, each.epoch) for each in orders.held if self._must_move(each)]
         for kind, epoch in left + unwanted:
