@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from math import inf
 from threading import Condition
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from urllib.parse import quote
 
 from rollmux.client.errors import AlreadyCommitted, CallRefused, LeaseLost, Stopped, sendable
 from rollmux.client.residency import State, offload
 from rollmux.client.timings import Timings
-from rollmux.client.wire import ANSWER_PART, Wire
+from rollmux.client.wire import ANSWER_PART, Waits, Wire
 from rollmux.errors import RollmuxError
 from rollmux.mux.job import PhaseKind
 from rollmux.protocol.messages import Ask, Attached, Heard, Held, Listen, Orders, Report, Said, Turn
@@ -88,8 +88,8 @@ class Link:
         """For so long its leases hold, whatever becomes of the next signs of life; and a call has time to arrive."""
         return self.alive_at + (1.0 - ANSWER_PART) * self.lease_s - monotonic()
 
-    def send(self, verb: str, message: Any, answer: type[T], **more: Any) -> T:
-        return self.wire.send(f"{job_path(self.job)}/{verb}", message, answer, **more)
+    def send(self, verb: str, message: Any, answer: type[T], **waits: Unpack[Waits]) -> T:
+        return self.wire.send(f"{job_path(self.job)}/{verb}", message, answer, **waits)
 
     def done_with(self) -> tuple[int, ...]:
         """To be said again and again, until it is known to count: a new controller has not heard it."""

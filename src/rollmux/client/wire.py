@@ -11,7 +11,7 @@ from random import Random
 from threading import Event
 from time import monotonic
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import httpx
 
@@ -36,6 +36,14 @@ _LATER = (429, 408)
 _JITTER = Random()  # its own: this works in threads, and the job's draws are the job's
 log = logging.getLogger("rollmux")
 _HTTP_LOG = logging.getLogger("httpx")
+
+
+class Waits(TypedDict, total=False):
+    """How long for an answer, and on what condition: see `Wire.post`."""
+
+    wait_s: float
+    patience_s: float
+    unless: Callable[[], object]
 
 
 def direct() -> httpx.HTTPTransport:
@@ -63,9 +71,9 @@ class Wire:
         self._longest_delay_s = min(LONGEST_DELAY_S, DELAY_PART * lease_s)
         self._answer_s = min(ANSWER_S, max(1.0, ANSWER_PART * lease_s))
 
-    def send(self, path: str, message: Any, answer: type[T], **more: Any) -> T:
-        """The answer to a message; `more` as for plain data."""
-        return self.post(path, encode(type(message), message), answer, **more)
+    def send(self, path: str, message: Any, answer: type[T], **waits: Unpack[Waits]) -> T:
+        """The answer to a message."""
+        return self.post(path, encode(type(message), message), answer, **waits)
 
     def post(
         self,
