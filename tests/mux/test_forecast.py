@@ -521,6 +521,25 @@ def test_who_could_not_afford_to_leave_is_judged_by_the_whole_rhythm(cold_start_
     assert (Forecaster().late(group) is not None) == is_late, "one that can go is let try, and watched"
 
 
+def test_a_burst_of_what_ran_ahead_makes_no_job_faster_than_alone() -> None:
+    """Nothing repeats here while it is played, and a job whose rollouts run ahead may end two iterations at once."""
+    members = [
+        Member.of(
+            JobSpec(name, PhaseSpec(rollout_s, 1), PhaseSpec(train_s, 1), 10.0, staleness=staleness),
+            Placement((node,), ("t",)),
+        )
+        for name, rollout_s, train_s, staleness, node in (
+            ("a", 120.0, 3600.0, 0, "r"),
+            ("b", 600.0, 20.0, 1, "r"),
+            ("c", 3600.0, 20.0, 1, "q"),
+        )
+    ]
+    forecast = Forecaster().forecast(Group("g", tuple(members), Order.FIFO))
+    assert not forecast.exact
+    for pace_s, member in zip(forecast.iteration_s, members, strict=True):
+        assert pace_s >= member.job.solo_s
+
+
 def test_a_tail_moved_aside_lets_the_next_job_start_early() -> None:
     """Two jobs on two rollout nodes: the tail, half of the time, keeps one node, and the next starts on the other."""
     job = JobPlay(100_000, 10_000, 0, ("a", "b"), ("x",), elastic=True)

@@ -586,6 +586,23 @@ def test_while_a_job_is_moving_its_limit_does_not_rise(moving: bool) -> None:
     assert (state.groups["group-0"].member("A").limit_s > before) is not moving
 
 
+@pytest.mark.parametrize("longer", [1.0, 1.02])
+def test_a_measurement_gives_back_nothing_of_what_a_move_is_to_cost(longer: float) -> None:
+    """Its new place was chosen with that; who takes longer by itself may take so much longer there."""
+    machine = started(job("A", iterations=60, cold_start_s=600.0, slo=1.4))
+    state, record = machine.state, machine.state.jobs["A"]
+    record.progress.rolled = record.progress.trained = record.progress.synced = 20
+    record.progress.since = 2600.0
+    leaver = machine.mover.movable(2600.0, state.groups["group-0"])["A"]
+    move = escape(state.groups["group-0"], state.snapshot(), leaver, state.policy)
+    assert move is not None
+    machine.mover.make_moves(2600.0, move, "for a test", [])
+    assert record.target is not None
+    before = state.groups[record.target[0]].member("A").limit_s
+    machine.handle(2600.0, ev.JobProfiled("A", 1, 50.0 * longer, 50.0 * longer, 0.0))
+    assert state.groups[record.target[0]].member("A").limit_s == pytest.approx(before * longer)
+
+
 @pytest.mark.parametrize(("synced_at", "limit_s"), [(2000.0, 7100 / 60), (2800.0, 110.0), (3900.0, 100.0)])
 def test_a_measurement_gives_back_nothing_of_an_slo_that_has_been_used_up(synced_at: float, limit_s: float) -> None:
     """Of 60 iterations, in 7,200 s, 20 are done. A newcomer may take 118 s for each; one that is late may not."""

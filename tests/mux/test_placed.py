@@ -154,6 +154,19 @@ def test_a_short_job_that_tolerates_nothing_is_refused_beside_a_long_phase() -> 
     assert long.uses["r0"].spare_with(short.tenant(ROLLOUT, Order.FIFO)) == -1.0
 
 
+@pytest.mark.parametrize("first_is_long", [False, True])
+@pytest.mark.parametrize(("iterations", "is_refused"), [(2, True), (3, False), (None, False)])
+def test_a_job_that_one_wait_would_cost_more_than_its_life_has_to_lose_is_refused_beside_a_long_phase(
+    iterations: int | None, is_refused: bool, first_is_long: bool
+) -> None:
+    """The wait takes 300 - 100 s. It may lose 150 s for each iteration but one, which is kept back."""
+    long = pinned(job("long", 300, 600, slo=3.0), "r0", "t0")
+    short = pinned(replace(job("short", 50, 100, slo=2.0), iterations=iterations), "r0", "t1")
+    first, last = (long, short) if first_is_long else (short, long)
+    spare = group("g", first).uses["r0"].spare_with(last.tenant(ROLLOUT, Order.FIFO))
+    assert (spare < 0) is is_refused
+
+
 def test_what_is_lost_to_a_neighbour_is_how_far_its_phase_outlasts_the_absence() -> None:
     use = group("g", pinned(job("long", 300, 600, slo=2.0), "r0", "t0")).uses["r0"]
     short = pinned(job("short", 50, 100, slo=2.0), "r0", "t1").tenant(ROLLOUT, Order.FIFO)

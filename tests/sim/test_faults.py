@@ -290,3 +290,11 @@ def test_a_job_that_never_gets_through_an_iteration_is_given_up(monkeypatch: pyt
     assert given_up.failed
     assert given_up.iterations == 0
     assert 0 < given_up.restarts < 50
+
+
+def test_a_gang_whose_nodes_are_never_all_there_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults_module, "MOST_ATTEMPTS", 50)
+    settings = Settings(cluster=fixed(6, 6), faults=Faults(node_mtbf_h=0.1))
+    (given_up,) = replay(workload(job("a", nodes=(6, 6))), "rollmux", settings).jobs
+    assert given_up.failed
+    assert given_up.iterations == 0

@@ -138,13 +138,20 @@ class ClusterState:
                 seat.aim_ms = aim_ms(member.limit_s, member.job.solo_s, member.job.iterations)
 
     def learn(self, now: float, record: JobRecord, job: JobSpec) -> list[str]:
-        """A job's phases were measured; returns its groups. What it has used up of its SLO is not given back."""
+        """A job's phases were measured; returns its groups.
+
+        What it has used up of its SLO is not given back, nor what the move costs it that it is about to make.
+        """
         record.job = job
-        at_most_s = record.limit_s(now)  # by what it is known to take
+        limit_s = record.limit_s(now)  # by what it is known to take
         homes = [record.group_id] + ([record.target[0]] if record.target else [])
         for group_id in homes:
+            before = self.groups[group_id].member(job.id)
+            at_most_s = job.opening_limit_s if limit_s is None else limit_s
+            if record.target:
+                at_most_s = min(at_most_s, before.limit_s * job.solo_s / before.job.solo_s)
             group = self.groups[group_id].with_job(job)
-            if at_most_s is not None and at_most_s < job.opening_limit_s:
+            if at_most_s < job.opening_limit_s:
                 group = group.with_limits({job.id: max(at_most_s, job.solo_s)})
             self.change(group)
         if record.state is Job.RUNNING:

@@ -101,6 +101,8 @@ class Forecaster:
                 exact &= played.exact
                 for i, iteration_s in zip(part.indexes[::start], played.iteration_s, strict=True):
                     slowest[i] = max(slowest[i], iteration_s)
+        if not exact:  # a mean over a few turns may have caught a burst of what can run ahead
+            slowest = [max(pace, to_ms(m.job.solo_s) / 1000) for pace, m in zip(slowest, group.members, strict=True)]
         if group.order is Order.URGENCY and not exact and self.late(group) is None:
             # Who falls behind goes first, so that means over a few turns are too high where everybody keeps up.
             slowest = [min(pace, max(m.limit_s, m.job.solo_s)) for pace, m in zip(slowest, group.members, strict=True)]

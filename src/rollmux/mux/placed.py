@@ -1,13 +1,15 @@
 """A job pinned to nodes, what the jobs pinned to a node take of it, and what no order could make good.
 
-Two conditions hold whatever the order, the second for phases that never pause. Breaking one refuses a placement without
-a play:
+Three conditions hold whatever the order, two of them for phases that never pause. Breaking one refuses a placement
+without a play:
 
 - *time*: a job within its SLO begins an iteration at least every `limit_s`, so on each node
   `sum(phase_s / limit_s) <= 1`;
 - *waiting*: while tenant j works through a phase on a node, tenant i is away for at most `away_s` (the rest of its
   iteration alone) and waits the remainder. Phases on one node never overlap, so these waits add up:
-  `sum over j of max(0, phase_j - away_i) / limit_j` must fit the part of its time that i may lose, `1 - 1 / slo_i`.
+  `sum over j of max(0, phase_j - away_i) / limit_j` must fit the part of its time that i may lose, `1 - 1 / slo_i`;
+- *life*: a short job may be over before means count for anything. No single wait, `phase_j - away_i`, may be longer
+  than all that i may lose in its life, unless it is lucky in when it comes.
 """
 
 from dataclasses import dataclass
@@ -101,6 +103,7 @@ class Member:
             0.0 if may_leave or pauses else phase_s,
             inf if overlaps else job.solo_s - phase_s,
             self.limit_s,
+            inf if job.iterations is None else (self.limit_s - job.solo_s) * job.iterations,
             1 - job.solo_s / self.limit_s,
         )
 
@@ -108,6 +111,7 @@ class Member:
 class Tenant(NamedTuple):
     """One job's phase on one node. `spare` is the part of its time that it may still lose to waiting here.
 
+    `life_s` is the time that it may lose in all its life: a short job has less than one long phase of another's takes.
     `blocks_s` is how long it may keep others waiting: 0 where it can pause. Where a phase may give back a node early,
     or take another one, `phase_s` is 0 as well; where phases of a job overlap, `away_s` has no bound.
     """
@@ -118,6 +122,7 @@ class Tenant(NamedTuple):
     blocks_s: float
     away_s: float
     limit_s: float
+    life_s: float
     spare: float
 
     def losing(self, lost: float) -> "Tenant":
@@ -175,13 +180,15 @@ class NodeUse(NamedTuple):
 
     def spare_with(self, new: Tenant) -> float:
         """The least part of its time that any tenant could still lose beside this one; -1 where a condition breaks."""
-        _, _, phase_s, blocks_s, away_s, limit_s, spare = new  # asked for of most nodes, at every arrival
+        _, _, phase_s, blocks_s, away_s, limit_s, life_s, spare = new  # asked for of most nodes, at every arrival
         tenants, _, share, _, _, least, longest_s, soonest_s = self
         if share + phase_s / limit_s > 1 + ROUNDING:
             return -1.0
         least = min(least, spare)
         if blocks_s > soonest_s or longest_s > away_s:  # somebody waits for somebody
-            for _, _, _, other_s, other_away_s, other_limit_s, left in tenants:
+            for _, _, _, other_s, other_away_s, other_limit_s, other_life_s, left in tenants:
+                if blocks_s - other_away_s > other_life_s or other_s - away_s > life_s:
+                    return -1.0
                 if blocks_s > other_away_s:
                     least = min(least, left - (blocks_s - other_away_s) / limit_s)
                 if other_s > away_s:

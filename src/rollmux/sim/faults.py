@@ -76,9 +76,13 @@ def strike(cast: Cast, faults: Faults, seed: int) -> None:
 
 
 def _lose(cast: Cast, node: str, back_after_s: float | None, losses: Counter[str]) -> None:
-    """The node is lost; a job that has lost one too often by now is given up."""
-    jobs = cast.machine.state.jobs.items()
-    hit = [name for name, record in jobs if record.placement and node in record.placement.all_nodes]
+    """The node is lost; a job that has lost one too often by now is given up.
+
+    Where nobody has a place the loss is one to all who wait: there may never be as many nodes as they need.
+    """
+    jobs = cast.machine.state.jobs
+    places = {name: record.placement.all_nodes for name, record in jobs.items() if record.placement}
+    hit = [name for name, nodes in places.items() if node in nodes] if places else list(jobs)
     cast.lose(node, back_after_s)
     losses.update(hit)
     for name in hit:

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, floor
+from math import ceil, floor, inf
 
 from rollmux.mux.hardware import Cluster, Pool
 from rollmux.mux.job import JobSpec, PhaseKind
@@ -129,7 +129,8 @@ def least_node_s(job: JobSpec, kind: PhaseKind) -> float:
 
 
 def _tenant(job: JobSpec, kind: PhaseKind) -> Tenant:
-    return Member(job, Placement((), ()), job.limit_s).tenant(kind, Order.URGENCY)  # in which least is certain
+    """By urgency, in which least is certain; and who is there for a short while may be so at a lucky one."""
+    return Member(job, Placement((), ()), job.limit_s).tenant(kind, Order.URGENCY)._replace(life_s=inf)
 
 
 def _crowded_nodes(shares: Sequence[float], counts: Sequence[int]) -> int:

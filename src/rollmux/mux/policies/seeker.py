@@ -48,7 +48,7 @@ class Seeker:
         need, room, most = self.need, self._room, 1 + ROUNDING
         if group.emptiest[self._is_train] + need > most:  # so it is with most groups of many
             return NONE
-        _, _, _, blocks_s, away_s, _, own = self._tenant
+        _, _, _, blocks_s, away_s, _, _, own = self._tenant
         some, much = CROWDED
         found = []
         for node, use, share, spare, longest_s, soonest_s in group.train_rows if self._is_train else group.rollout_rows:
