@@ -47,6 +47,7 @@ class Machine:
     sleeps: int = 0
     slept_at_s: float = 0.0
     running: dict[str, str] = field(default_factory=dict)  # name: "runs" or "abort"
+    readers: dict[str, Callable[[], bool]] = field(default_factory=dict)  # of these: whether they are gone
     cache: dict[tuple[int, ...], tuple[str, int]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
 
@@ -80,9 +81,13 @@ class Machine:
                     self.running[name] = "abort"
             self.changed.notify_all()
 
-    def drained(self, within_s: float = 5.0) -> bool:
+    def drained(self, *, unread: bool, within_s: float = 5.0) -> bool:
+        """Whether nothing runs any more; or, but for `unread`, nothing to which somebody still listens."""
+        until = monotonic() + within_s
         with self.changed:
-            return self.changed.wait_for(lambda: not self.running, within_s)
+            while any(unread or not gone() for gone in self.readers.values()) and monotonic() < until:
+                self.changed.wait(0.005)
+            return not self.running
 
     def sleep(self, *tags: str) -> None:
         with self.changed:
@@ -126,7 +131,7 @@ class Machine:
                 self.changed.wait(0.005)
                 if gone():
                     raise BrokenPipeError
-            self.running[name] = "runs"
+            self.running[name], self.readers[name] = "runs", gone
             if self.asleep:
                 self.kill(f"generates while {sorted(self.asleep)} sleep")
             now = (self.weights, self.sleeps)
@@ -147,4 +152,5 @@ class Machine:
     def end(self, name: str) -> None:
         with self.changed:
             self.running.pop(name, None)
+            self.readers.pop(name, None)
             self.changed.notify_all()

@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         with machine.changed:
             answer: tuple[int, Json | str] = route(self, query, body)
         if path in ("/pause", "/pause_generation") and "abort" in (query.get("mode"), body.get("mode")):
-            machine.drained()  # it answers only then
+            machine.drained(unread=path == "/pause")  # it answers only then
         return answer
 
     def _vllm_pause(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:

@@ -28,6 +28,7 @@ from rollmux.runtime.engine.http import (
     environment_of,
     nvidia_smi,
 )
+from rollmux.runtime.engine.http import life as life_module
 from rollmux.runtime.engine.http.calls import Call, Reply
 from rollmux.runtime.engine.http.errors import MemoryUnknown
 from rollmux.runtime.engine.http.wire import Wire
@@ -62,6 +63,7 @@ ORDER = {
     ],
     "sglang": [
         "POST /pause_generation",
+        "POST /flush_cache",  # refused while anything is computed
         "POST /release_memory_occupation",
         "POST /resume_memory_occupation",
         "POST /update_weights_from_disk",
@@ -156,6 +158,34 @@ def test_a_frozen_response_sleeps_and_goes_on(dialect: str, lost: bool) -> None:
         it.engine.resume()
         ended = all_ended(it.engine)["r"]
     assert (ended.reason, ended.response.tokens) == (FinishReason.LENGTH, greedy("base", PROMPT, 60))
+
+
+@BOTH
+@pytest.mark.parametrize("before", ["", "freeze", "export", "cancel"])
+def test_a_server_sleeps_once_the_last_step_of_what_was_hung_up_is_done(dialect: str, before: str) -> None:
+    with rig(dialect, token_s=0.03) as it:
+        it.engine.submit(request(count=40))
+        grown(it.engine, 3)
+        if before == "freeze":
+            it.engine.suspend(keep=True)
+        elif before == "export":
+            assert len(it.engine.export()) == 1
+        elif before == "cancel":
+            it.engine.cancel(["r"])
+        it.engine.suspend()
+        assert it.server.machine.held() == BASE_BYTES
+        assert not it.server.machine.dead
+
+
+def test_a_server_that_never_comes_to_rest_is_not_put_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life_module, "IDLE_S", 0.05)
+    with rig("sglang", token_s=0.003) as it:
+        it.server.machine.running["another's"] = "runs"
+        with pytest.raises(ServerRefused, match="running requests"):
+            it.engine.suspend()
+        del it.server.machine.running["another's"]
+        it.engine.suspend()
+        assert it.server.machine.held() == BASE_BYTES
 
 
 @pytest.mark.parametrize("asleep", [False, True])

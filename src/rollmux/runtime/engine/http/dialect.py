@@ -47,6 +47,9 @@ class Dialect(Protocol):
     def require_sleeper(self, reply: Reply) -> None:
         """`ServerMismatch` where a sleep would lose its weights."""
 
+    def idle(self) -> Call | None:
+        """Refused with 400 as long as anything is computed, where a pause does not wait for its end."""
+
     def sleep(self) -> Call: ...
 
     def wake(self, tag: str) -> Call: ...

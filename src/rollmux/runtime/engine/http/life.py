@@ -1,6 +1,6 @@
 """A server's life between running and asleep, one step at a time, in the one order that works:
 
-    pause, sleep, [bytes seen free], wake weights, update, wake KV, invalidate caches, proceed
+    pause, [idle], sleep, [bytes seen free], wake weights, update, wake KV, invalidate caches, proceed
 
 Invariant: each step may be asked again, whether it was done, half done or its answer was lost; what is done is not sent
 a second time. A server whose weights are half new never proceeds.
@@ -8,6 +8,7 @@ a second time. A server whose weights are half new never proceeds.
 
 from collections.abc import Mapping
 from enum import Enum
+from time import monotonic, sleep
 from typing import Any
 
 from rollmux.runtime.engine.http.calls import Call, Reply
@@ -26,6 +27,9 @@ from rollmux.runtime.engine.http.wire import Wire
 
 BOTH = frozenset({WEIGHTS, CACHE})
 UNKNOWN = 404  # a call that this server does not have
+BUSY = 400  # so SGLang says that it is not idle
+# So long it may take until nothing is computed any more, and so often it is asked.
+IDLE_S, LOOK_S = 30.0, 0.01
 
 
 class Pause(Enum):
@@ -93,6 +97,7 @@ class Life:
             if self._unsure != BOTH:
                 self._wake()  # half awake after an update, it would sleep no further
             self._stale = True
+            self._wait_until_idle()
             self._once(BOTH, self._dialect.sleep())
             self.asleep, self._unsure = BOTH, frozenset()
         held = memory.settle()
@@ -133,6 +138,18 @@ class Life:
         for tag in tags or (WEIGHTS, CACHE):
             if tag in self.asleep | self._unsure:
                 self._once(frozenset({tag}), self._dialect.wake(tag))
+
+    def _wait_until_idle(self) -> None:
+        """What was ended a moment ago may still have a step to go."""
+        call, until = self._dialect.idle(), monotonic() + IDLE_S
+        while call is not None:
+            try:
+                self._ask(call)
+                return
+            except ServerRefused as refused:
+                if refused.status != BUSY or monotonic() > until:
+                    raise
+            sleep(LOOK_S)
 
     def _look(self) -> None:
         """What came of a sleep, or of waking weights, whose answer is missing, where a server bears neither twice: once

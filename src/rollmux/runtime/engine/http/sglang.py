@@ -100,6 +100,9 @@ class Sglang(Alike):
         if lacking:
             raise ServerMismatch(f"its sleep would lose the weights: start the server with {' '.join(lacking)}")
 
+    def idle(self) -> Call | None:
+        return self.invalidate()  # a pause waits for streams that are read, and a sleep amid a step is the server's end
+
     def sleep(self) -> Call:
         return Call("POST", "/release_memory_occupation", {"tags": [CACHE, WEIGHTS]})  # all kinds, if none is named
 

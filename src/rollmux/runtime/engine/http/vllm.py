@@ -97,6 +97,9 @@ class Vllm(Alike):
     def require_sleeper(self, reply: Reply) -> None:
         """Without `--enable-sleep-mode` it has no way to sleep, and at level 1 its weights are on the host."""
 
+    def idle(self) -> Call | None:
+        return None
+
     def sleep(self) -> Call:
         return Call("POST", "/sleep", query={"level": "1"})
 
