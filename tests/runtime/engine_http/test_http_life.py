@@ -162,7 +162,10 @@ def test_a_frozen_response_sleeps_and_goes_on(dialect: str, lost: bool) -> None:
 
 @BOTH
 @pytest.mark.parametrize("before", ["", "freeze", "export", "cancel"])
-def test_a_server_sleeps_once_the_last_step_of_what_was_hung_up_is_done(dialect: str, before: str) -> None:
+@pytest.mark.parametrize("asleep", [True, False])
+def test_a_server_sleeps_or_is_updated_once_the_last_step_of_what_was_hung_up_is_done(
+    dialect: str, before: str, asleep: bool
+) -> None:
     with rig(dialect, token_s=0.03) as it:
         it.engine.submit(request(count=40))
         grown(it.engine, 3)
@@ -172,8 +175,13 @@ def test_a_server_sleeps_once_the_last_step_of_what_was_hung_up_is_done(dialect:
             assert len(it.engine.export()) == 1
         elif before == "cancel":
             it.engine.cancel(["r"])
-        it.engine.suspend()
-        assert it.server.machine.held() == BASE_BYTES
+        if asleep:
+            it.engine.suspend()
+            assert it.server.machine.held() == BASE_BYTES
+        else:
+            it.engine.update(1, {"path": "/weights/1"}, Begun.RECOMPUTE)
+            it.engine.resume()
+            assert it.engine.version == 1
         assert not it.server.machine.dead
 
 

@@ -71,6 +71,7 @@ class Life:
         if self.pause is not Pause.EMPTY:
             self._touched = True
             self._ask(self._dialect.pause())
+            self._wait_until_idle()
             self.pause = Pause.EMPTY
 
     def require_memory(self) -> Memory:
@@ -97,7 +98,6 @@ class Life:
             if self._unsure != BOTH:
                 self._wake()  # half awake after an update, it would sleep no further
             self._stale = True
-            self._wait_until_idle()
             self._once(BOTH, self._dialect.sleep())
             self.asleep, self._unsure = BOTH, frozenset()
         held = memory.settle()
