@@ -15,8 +15,9 @@ from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Placement
 from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.mux.seat import Progress, Seat
 from rollmux.mux.transitions import Job, Phase
-from rollmux.mux.weave import Timing
+from rollmux.mux.weave import Ledger, Timing, Weave
 from tests.mux.world import (
     CANCELLED,
     FAILED,
@@ -491,6 +492,47 @@ def test_a_rollout_that_has_begun_on_some_of_its_nodes_and_is_fenced_gets_no_mor
     (after,) = [c for c in world.tell(ev.JobFailed("B", 1, "gone")) if isinstance(c, cmd.Grant)]
     assert after.lease.job_id == "C"
     assert len(after.lease.nodes) == 2
+
+
+@pytest.mark.parametrize("order", Order)
+def test_a_tail_that_fails_is_done_again_though_its_training_shares_a_node_with_it(order: Order) -> None:
+    """In a strict order the training's turn would be due before the rollout that has to be done again before it."""
+    tail = Tail(requests=10, requests_per_node=5, bulk_s=30.0, trigger=0.8, move_s=0.0)
+    seats = {
+        name: Seat(
+            job(name, rollout=PhaseSpec(50.0, nodes), tail=tail), 1, Placement(rolls, ("a",)), number, Progress()
+        )
+        for number, (name, nodes, rolls) in enumerate((("A", 2, ("a", "b")), ("B", 1, ("b",))))
+    }
+    weave = Weave(order, Ledger(), Timing())
+    for seat in seats.values():
+        weave.join(0.0, seat)
+
+    def tell(event: ev.PhaseEvent) -> list[cmd.Command]:
+        weave.ledger.seq += 1
+        return list(weave.handle(float(weave.ledger.seq), event) or [])
+
+    (rollout,) = tell(ev.PhaseRequested("A", 1, ROLLOUT, 0))
+    assert isinstance(rollout, cmd.Grant)
+    tell(ev.PhaseStarted("A", rollout.lease.epoch))
+    tell(ev.PhaseRequested("B", 1, ROLLOUT, 0))
+    tell(ev.PhaseProgressed("A", rollout.lease.epoch, 8, 10))
+    (other,) = tell(ev.PhaseShrunk("A", rollout.lease.epoch))
+    assert isinstance(other, cmd.Grant)
+    assert other.lease.job_id == "B"
+    tell(ev.PhaseFailed("A", rollout.lease.epoch, "gave up"))
+    tell(ev.PhaseRequested("A", 1, ROLLOUT, 0))
+    tell(ev.PhaseStarted("B", other.lease.epoch))
+    granted = tell(ev.PhaseFinished("B", other.lease.epoch))
+    granted += tell(ev.PhaseRequested("B", 1, TRAIN, 0))
+    jobs = [grant.lease.job_id for grant in granted if isinstance(grant, cmd.Grant)]
+    assert jobs
+    while weave.leases:  # whoever was let in first, the other comes after it
+        (epoch, lane), *_ = weave.leases.items()
+        tell(ev.PhaseStarted(lane.seat.job.id, epoch))
+        granted = tell(ev.PhaseFinished(lane.seat.job.id, epoch))
+        jobs += [grant.lease.job_id for grant in granted if isinstance(grant, cmd.Grant)]
+    assert sorted(jobs) == ["A", "B"]
 
 
 def wait_for(world: World, job_id: str) -> float:

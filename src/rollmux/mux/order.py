@@ -165,6 +165,10 @@ class Turns(Generic[C]):
             self._forget_wait(claim)
         return self._serve(dict.fromkeys(node for claim in claims for node in claim.nodes))
 
+    def put_off(self, claim: C) -> list[Granted[C]]:
+        """What comes before this claim in its job's iteration has to be done again; returns what others get."""
+        return []
+
     def freed_by_tail(self, claim: C, keep: int) -> tuple[str, ...]:
         """The nodes to free if this rollout shrank to `keep` of its nodes; () where nobody could start on them."""
         held = claim.held
@@ -282,6 +286,11 @@ class StrictTurns(Turns[C]):
             beside = [other for other in beside if other not in part]
         claim.rounds = first
         super().enter(claim)
+
+    def put_off(self, claim: C) -> list[Granted[C]]:
+        """A round later, as what it waits for: else both might wait for each other at one node."""
+        claim.rounds += 1
+        return self._serve(claim.nodes)
 
     def _part_of(self, claim: C) -> list[C]:
         """All that are linked with this one, by whatever others."""

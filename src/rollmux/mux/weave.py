@@ -330,9 +330,13 @@ class Weave:
         self._end_lease(lane)
         lane.state = Phase.IDLE
         if lane.nodes:
-            if lane.iteration == lane.seat.committed(lane.kind) and not (lane.wanted or lane.tail):
-                lane.rounds -= 1  # not done: in a strict order its turn is still due, unless others were let in already
+            is_undone = lane.iteration == lane.seat.committed(lane.kind) and not lane.wanted
+            had_its_turn = lane.tail  # others were let in already
+            if is_undone and not had_its_turn:
+                lane.rounds -= 1  # in a strict order its turn is still due
             self._serve(now, self.turns.release(lane), out)
+            if is_undone and had_its_turn:
+                self._serve(now, self.turns.put_off(lane.seat.lanes[PhaseKind.TRAIN]), out)
         if lane.wanted:
             lane.wanted = False
             self._wait(now, lane, out)
