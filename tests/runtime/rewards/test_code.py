@@ -90,6 +90,11 @@ def test_asserts_call_what_the_program_defines(pooled: Pooled) -> None:
     assert by_asserts(pooled, f"\ufeff{ADD}", f"\ufeff{ASSERTS}").value == 1.0
 
 
+def test_asserts_call_what_recurses_as_deep_as_python_goes(pooled: Pooled) -> None:
+    source = "def down(n): return 0 if n == 0 else 1 + down(n - 1)"
+    assert by_asserts(pooled, source, "assert down(995) == 995").value == 1.0
+
+
 def test_asserts_reach_objects_and_their_methods(pooled: Pooled) -> None:
     source = """
 class Solution:

@@ -92,6 +92,12 @@ def test_a_program_is_run_and_ended_as_python_does(full: World, source: str) -> 
     assert (ended.cause, ended.status, ended.stdout) == (Cause.EXITED, 0, b"42\n"), ended
 
 
+def test_a_program_recurses_as_deep_as_python_goes(world: World) -> None:
+    source = "def deep(n):\n    try: return deep(n + 1)\n    except RecursionError: return n\nprint(deep(1))"
+    by_itself = int(subprocess.check_output([sys.executable, "-c", source]))
+    assert by_itself <= int(world.run(source).stdout) < by_itself + 10
+
+
 def test_carriage_returns_of_the_input_are_read_as_they_are(full: World) -> None:
     source = "import sys\nprint([input(), sys.stdin.readline(), sys.stdin.read()])"
     ended = full.run(Program(source, stdin=b"a\r\nb\rc\r\nd\r"))

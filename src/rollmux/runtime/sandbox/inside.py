@@ -32,6 +32,7 @@ MOST_PROGRAM_BYTES = 1 << 28
 STARTED = b"started\n"
 MEMORY_STATUS = 113  # what a run ends with when an allocation failed and nobody caught that
 _PROGRAM = "program.py"
+_BETWEEN = 10  # on the stack: calls of C, which have no frame, and what asks a program for asserts
 _SIGNALS = 1024  # that wait, or that a timer has set aside
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _UNSHARED = {
@@ -263,8 +264,15 @@ def _interpret(source: str, environment: Mapping[str, str], has_files: bool) -> 
     module.__file__ = os.path.abspath(_PROGRAM)
     linecache.cache[_PROGRAM] = len(source), None, source.splitlines(keepends=True), _PROGRAM
     del module  # who refers to what the program has made is the program alone
-    status = _guarded(lambda: exec(compile(source, _PROGRAM, "exec"), vars(sys.modules["__main__"])))
+    status = _guarded(lambda: _run_text(source))
     return _guarded(lambda: _finish(streams)) or status
+
+
+def _run_text(source: str) -> None:
+    """What lies on the stack already is not the program's: all of Python's depth is left to it."""
+    below = sum(1 for _ in traceback.walk_stack(sys._getframe()))
+    sys.setrecursionlimit(sys.getrecursionlimit() + below + _BETWEEN)
+    exec(compile(source, _PROGRAM, "exec"), vars(sys.modules["__main__"]))
 
 
 def _text(number: int, mode: str) -> TextIOWrapper:
