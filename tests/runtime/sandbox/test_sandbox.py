@@ -589,6 +589,25 @@ def test_a_program_imports_what_lies_beside_it(world: World, source: str) -> Non
     assert world.run(Program(source, files=files)).stdout == b"beside\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "found"),
+    [
+        ("queue", "queue.py", "own"),
+        ("statistics", "./statistics/__init__.py", "own"),
+        ("rollmux", "rollmux.py", "own"),
+        ("json.decoder", "json/decoder.py", "python's"),
+        ("queue", "queue", "python's"),
+        ("os", "os.py", "python's"),
+        ("encodings", "encodings.py", "python's"),
+    ],
+)
+def test_a_program_brings_modules_in_the_place_of_pythons_where_python_takes_them(
+    full: World, name: str, file: str, found: str
+) -> None:
+    source = f"import sys, {name}\nprint(getattr(sys.modules[{name!r}], 'WHOSE', \"python's\"))"
+    assert full.run(Program(source, files={file: b"WHOSE = 'own'"})).stdout.decode() == f"{found}\n"
+
+
 def test_who_ends_itself_by_the_signal_of_a_limit_was_not_ended_by_it(world: World) -> None:
     ended = world.run(Program("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)"))
     assert (ended.cause, ended.status) == (Cause.SIGNALLED, signal.SIGXCPU)

@@ -14,11 +14,11 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from io import TextIOWrapper
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import ceil
 from types import ModuleType
 from typing import NoReturn, TextIO
@@ -196,7 +196,7 @@ def _run(place: Place, job: Job, ends: Ends, channel: int | None) -> NoReturn:
             status = _execute(job.command, place.environment)
         else:
             source = job.source.decode(errors="surrogatepass").removeprefix(BOM)
-            status = _interpret(source, place.environment, bool(job.files))
+            status = _interpret(source, place.environment, job.files)
     finally:
         os._exit(status)
 
@@ -248,14 +248,15 @@ def _execute(command: tuple[str, ...], environment: Mapping[str, str]) -> int:
     return 127
 
 
-def _interpret(source: str, environment: Mapping[str, str], has_files: bool) -> int:
+def _interpret(source: str, environment: Mapping[str, str], files: Collection[str]) -> int:
     """As `python program.py` would beside these files, in the interpreter that is warm already."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [_PROGRAM]
-    if has_files:
+    if files:
         sys.path.insert(0, os.getcwd())
+        _forget(map(os.path.normpath, files))
     stderr = _text(2, "w")
     stderr.reconfigure(line_buffering=True, errors="backslashreplace")
     streams = sys.stdin, sys.stdout, sys.stderr = _text(0, "r"), _text(1, "w"), stderr
@@ -266,6 +267,15 @@ def _interpret(source: str, environment: Mapping[str, str], has_files: bool) -> 
     del module  # who refers to what the program has made is the program alone
     status = _guarded(lambda: _run_text(source))
     return _guarded(lambda: _finish(streams)) or status
+
+
+def _forget(files: Iterable[str]) -> None:
+    """Warm modules in whose place the program has brought its own. What Python has begun with it would find, too."""
+    bare = set(takewhile(lambda name: name != "rollmux", sys.modules))
+    modules = {name.removesuffix(".py").removesuffix("/__init__") for name in files if name.endswith(".py")}
+    for name in list(sys.modules):
+        if name.partition(".")[0] in modules - bare:
+            del sys.modules[name]
 
 
 def _run_text(source: str) -> None:
