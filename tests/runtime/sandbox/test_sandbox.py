@@ -85,11 +85,21 @@ raise ValueError("no")
         "import os\nr, w = os.pipe()\nos.close(r)\ntry: os.write(w, b'x')\nexcept BrokenPipeError: print(42)",
         "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: print(42)",
         "\ufeffprint(42)",
+        "import os, sys\ndef hook(kind, error, trace): print(42, flush=trace.tb_lineno == 3); os._exit(0)\n"
+        "sys.excepthook = hook; int('no')",
+        "import sys\ndef hook(*_): print(42); sys.exit()\nsys.excepthook = hook; int('no')",
     ],
 )
 def test_a_program_is_run_and_ended_as_python_does(full: World, source: str) -> None:
     ended = full.run(Program(source, stdin=b"42"))
     assert (ended.cause, ended.status, ended.stdout) == (Cause.EXITED, 0, b"42\n"), ended
+
+
+@pytest.mark.parametrize("hook", ["= None", "= lambda *_: int('hook')", "= lambda *_: exit('told')"])
+def test_an_error_that_a_hook_does_not_take_is_told_and_stays_one(full: World, hook: str) -> None:
+    ended = full.run(f"import sys\nprint(42)\nsys.excepthook {hook}\nint('program')")
+    assert (ended.cause, ended.status, ended.stdout) == (Cause.EXITED, 1, b"42\n"), ended
+    assert (b"told" if "told" in hook else b"'program'") in ended.stderr
 
 
 def test_a_program_recurses_as_deep_as_python_goes(world: World) -> None:

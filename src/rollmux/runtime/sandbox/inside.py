@@ -313,14 +313,29 @@ def _guarded(call: Callable[[], None]) -> int:
     try:
         call()
     except SystemExit as ended:
-        if ended.code is None or isinstance(ended.code, int):
-            return (ended.code or 0) & 0xFF
-        print(ended.code, file=sys.stderr)
-        return 1
-    except MemoryError:
-        traceback.print_exc()
-        return MEMORY_STATUS
-    except BaseException:  # noqa: BLE001 - whatever a program raises is its own result
-        traceback.print_exc()
-        return 1
+        return _exit_status(ended)
+    except BaseException as error:  # noqa: BLE001 - whatever a program raises is its own result
+        return _reported(error)
     return 0
+
+
+def _exit_status(ended: SystemExit) -> int:
+    if ended.code is None or isinstance(ended.code, int):
+        return (ended.code or 0) & 0xFF
+    print(ended.code, file=sys.stderr)
+    return 1
+
+
+def _reported(error: BaseException) -> int:
+    """By the program's own hook, if it has one."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    try:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    except SystemExit as ended:
+        return _exit_status(ended)
+    except BaseException as another:  # noqa: BLE001 - the hook's, which is none too
+        for each in (another, error):
+            sys.__excepthook__(type(each), each, each.__traceback__)
+    return MEMORY_STATUS if isinstance(error, MemoryError) else 1
