@@ -85,6 +85,7 @@ raise ValueError("no")
         "import os\nr, w = os.pipe()\nos.close(r)\ntry: os.write(w, b'x')\nexcept BrokenPipeError: print(42)",
         "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: print(42)",
         "\ufeffprint(42)",
+        "__builtins__.shout = print\nshout(42)",
         "import os, sys\ndef hook(kind, error, trace): print(42, flush=trace.tb_lineno == 3); os._exit(0)\n"
         "sys.excepthook = hook; int('no')",
         "import sys\ndef hook(*_): print(42); sys.exit()\nsys.excepthook = hook; int('no')",

@@ -5,6 +5,7 @@ program's doing, never the sandbox's.
 """
 
 import atexit
+import builtins
 import gc
 import linecache
 import os
@@ -262,7 +263,7 @@ def _interpret(source: str, environment: Mapping[str, str], files: Collection[st
     streams = sys.stdin, sys.stdout, sys.stderr = _text(0, "r"), _text(1, "w"), stderr
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
     module = sys.modules["__main__"] = ModuleType("__main__")
-    module.__file__ = os.path.abspath(_PROGRAM)
+    module.__file__, module.__builtins__ = os.path.abspath(_PROGRAM), builtins  # type: ignore[attr-defined]
     linecache.cache[_PROGRAM] = len(source), None, source.splitlines(keepends=True), _PROGRAM
     del module  # who refers to what the program has made is the program alone
     status = _guarded(lambda: _run_text(source))
