@@ -86,6 +86,7 @@ raise ValueError("no")
         "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: print(42)",
         "\ufeffprint(42)",
         "__builtins__.shout = print\nshout(42)",
+        "import ctypes\nctypes.CDLL(None).puts(b'42')",
         "import os, sys\ndef hook(kind, error, trace): print(42, flush=trace.tb_lineno == 3); os._exit(0)\n"
         "sys.excepthook = hook; int('no')",
         "import sys\ndef hook(*_): print(42); sys.exit()\nsys.excepthook = hook; int('no')",
@@ -484,6 +485,16 @@ def test_an_environment_is_for_its_runs_and_shown_to_nobody_else() -> None:
     said, command = asyncio.run(shown())
     assert said == b"secret-of-its-owner\n"
     assert b"secret" not in command
+
+
+def test_what_c_prints_while_modules_are_loaded_is_printed_by_no_run(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("import ctypes\nctypes.CDLL(None).puts(b'loaded')\n")
+
+    async def says() -> bytes:
+        async with Sandbox(list(Concern), list(Mechanism), warm=["loud"], path=[str(tmp_path)]) as sandbox:
+            return (await sandbox.run(Program("print(42)"), SMALL)).stdout
+
+    assert asyncio.run(says()) == b"42\n"
 
 
 def test_one_whose_imports_never_end_is_given_up_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,6 +301,7 @@ def _finish(streams: tuple[TextIO, TextIO, TextIO]) -> None:
     sys.modules.pop("__main__", None)
     gc.collect()
     _flush(*streams[1:])
+    kernel.flush_output()
 
 
 def _flush(*streams: TextIO | None) -> None:

@@ -102,6 +102,11 @@ def share_arenas() -> None:
         libc.mallopt(_M_ARENA_MAX, 2)
 
 
+def flush_output() -> None:
+    """What C's own functions have printed and kept: `_exit` would lose it."""
+    libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
+
+
 def adopt_orphans() -> None:
     """Descendants that lose their parent become children of this process."""
     prctl(PR_SET_CHILD_SUBREAPER, 1, "adopt orphans")

@@ -86,6 +86,7 @@ class Zygote:
             loaded = import_module(module)
             if function:
                 getattr(loaded, function)()
+        kernel.flush_output()  # or each run would print what C has printed here
         signal.alarm(0)
         self._leave_root()
         self._protections = probe.probe(self._without)
