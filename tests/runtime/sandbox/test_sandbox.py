@@ -515,6 +515,25 @@ def test_a_sandbox_that_can_not_start_says_so() -> None:
         asyncio.run(Sandbox(list(Concern), warm=["no_such_module_at_all"]).start())
 
 
+def test_runs_whose_folders_are_in_memory_need_no_folder_that_can_be_written(full: World) -> None:
+    if Mechanism.MOUNT_NAMESPACE not in full.sandbox.protections.active:
+        pytest.skip("without mount namespaces their folders are on a disk")
+    if any(path.startswith(("/tmp/", "/var/tmp/")) for path in (sys.prefix, sys.base_prefix, str(ROOT))):
+        pytest.skip("what is run itself lies there")
+    source = """
+import asyncio
+from rollmux.runtime.sandbox import *
+async def main():
+    async with Sandbox(allow=list(Concern)) as sandbox:
+        print((await sandbox.run(Program("print(42)"), RunLimits())).stdout)
+asyncio.run(main())
+"""
+    script = 'mount -t tmpfs -o ro none /tmp && mount -t tmpfs -o ro none /var/tmp && cd /tmp && exec "$@"'
+    command = ["unshare", "-m" if os.getuid() == 0 else "-rm", "sh", "-c", script, "sh", sys.executable, "-c", source]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "src")}
+    assert subprocess.check_output(command, env=environment, text=True) == "b'42\\n'\n"
+
+
 @pytest.mark.parametrize("kills", [2, 3])
 def test_a_sandbox_that_is_killed_while_it_starts_is_begun_anew_and_given_up_at_last(
     kills: int, monkeypatch: pytest.MonkeyPatch

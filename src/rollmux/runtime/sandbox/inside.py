@@ -53,6 +53,7 @@ class Place:
     uid: int
     protections: Protections
     covered: tuple[str, ...] = ()  # what is readable where the scratch folder comes
+    folder_goes: bool = False  # made on a disk for this run, and removed after it
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class Zygote:
         self._protections = Protections(frozenset(), {})
         self._without = [Mechanism[name] for name in setup.without]
         self._covered: tuple[str, ...] = ()
+        self._folders = ""  # what the paths of runs' own folders begin with, where these are on a disk
 
     def serve(self) -> None:
         """Until the owner closes its end, or is gone."""
@@ -122,6 +123,8 @@ class Zygote:
     def _enter(self) -> None:
         active = self._protections.active
         if Mechanism.MOUNT_NAMESPACE not in active:
+            if self._setup.folder is None:
+                self._folders = os.path.join(tempfile.gettempdir(), f"rollmux-run-{self._pid}-")
             return
         uid, gid = os.getuid(), os.getgid()
         inner = Mechanism.USER_NAMESPACE in active
@@ -183,7 +186,8 @@ class Zygote:
             try:
                 _keep_one(place, link, spare)
             finally:
-                _clear(place)
+                if place.folder_goes:
+                    _remove(place.folder)
             status = 0
         except (frames.BrokenFrame, BrokenPipeError, ConnectionResetError):
             status = 0  # the owner has gone away
@@ -191,11 +195,10 @@ class Zygote:
             os._exit(status)
 
     def _place(self, slot: int) -> Place:
-        setup = self._setup
-        fresh = Mechanism.MOUNT_NAMESPACE in self._protections.active
-        uid = self._user(slot)
-        folder = setup.folder or (root.SCRATCH if fresh else _empty_folder(self._pid, uid))
-        return Place({"HOME": folder, **dict(setup.environment)}, folder, uid, self._protections, self._covered)
+        uid, goes = self._user(slot), bool(self._folders)
+        folder = _empty_folder(self._folders, uid) if goes else self._setup.folder or root.SCRATCH
+        environment = {"HOME": folder, **dict(self._setup.environment)}
+        return Place(environment, folder, uid, self._protections, self._covered, goes)
 
     def _bury(self) -> None:
         """The dead, and what has lost its keeper: that was adopted here, where no namespace takes it along."""
@@ -211,7 +214,7 @@ class Zygote:
                 tree.kill_below(self._pid)
                 if os.waitpid(-1, os.WNOHANG)[0] == 0:
                     time.sleep(_AGAIN_S)
-        for folder in glob.glob(f"{_FOLDERS}{self._pid}-*"):
+        for folder in glob.glob(f"{self._folders}*") if self._folders else ():
             _remove(folder)
 
 
@@ -246,11 +249,6 @@ def _job(head: dict[str, Any], blobs: list[bytes]) -> Job:
     return Job(blobs[0], tuple(head["command"]), files, RunLimits(**head["limits"]))
 
 
-def _clear(place: Place) -> None:
-    if Mechanism.MOUNT_NAMESPACE not in place.protections.active and place.folder.startswith(_FOLDERS):
-        _remove(place.folder)
-
-
 def _remove(folder: str) -> None:
     """Folders within folders may be deeper than Python's own remover goes."""
     try:
@@ -259,11 +257,8 @@ def _remove(folder: str) -> None:
         os.spawnlp(os.P_WAIT, "rm", "rm", "-rf", folder)
 
 
-_FOLDERS = os.path.join(tempfile.gettempdir(), "rollmux-run-")
-
-
-def _empty_folder(zygote: int, uid: int) -> str:
-    folder = tempfile.mkdtemp(prefix=f"{os.path.basename(_FOLDERS)}{zygote}-")
+def _empty_folder(begins: str, uid: int) -> str:
+    folder = tempfile.mkdtemp(prefix=os.path.basename(begins), dir=os.path.dirname(begins))
     with suppress(PermissionError):
         os.chown(folder, uid, uid)
     return folder
