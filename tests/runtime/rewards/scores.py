@@ -1,5 +1,6 @@
 """Functions that score, as a caller of the pool may have them."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,6 +16,11 @@ def length(text: str) -> float:
 def slowly(text: str) -> float:
     time.sleep(0.03)
     return len(text) / 10
+
+
+def beside(text: str) -> float:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.map(len, [text])[0] / 10
 
 
 def kills_itself() -> float:

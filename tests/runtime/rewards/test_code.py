@@ -95,6 +95,11 @@ def test_asserts_call_what_recurses_as_deep_as_python_goes(pooled: Pooled) -> No
     assert by_asserts(pooled, source, "assert down(995) == 995").value == 1.0
 
 
+def test_neither_tests_nor_what_they_ask_are_written_where_others_may_look(pooled: Pooled) -> None:
+    source = "import os\ndef seen(): return os.path.exists('program.py')"
+    assert by_asserts(pooled, source, "import os\nassert seen() is False is os.path.exists('program.py')").value == 1.0
+
+
 def test_asserts_reach_objects_and_their_methods(pooled: Pooled) -> None:
     source = """
 class Solution:

@@ -39,6 +39,7 @@ def function(called: str, **arguments: object) -> FunctionTask:
 def test_functions_score_in_a_process_of_their_own(pooled: Pooled) -> None:
     assert pooled.score(function("length", text="hello")).value == 0.5
     assert pooled.score(function("soon", text="hello")).value == 0.25
+    assert pooled.score(function("beside", text="hello")).value == 0.5
     assert pooled.score(function("environment", name="ROLLMUX_TEST_SCORE")).value == 0.5
 
 

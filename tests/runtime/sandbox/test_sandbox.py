@@ -86,6 +86,11 @@ raise ValueError("no")
         "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: print(42)",
         "\ufeffprint(42)",
         "__builtins__.shout = print\nshout(42)",
+        "print(len(open(__file__).read()))".ljust(42),
+        "import os, sys\nif len(sys.argv) > 1: print(42)\nelse: os.execv(sys.executable, ['python', *sys.argv, '2'])",
+        "import multiprocessing\ndef six(n): return 6 * n\nif __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool: print(*pool.map(six, [7]))",
+        "open('made.py', 'w').write('N = 42')\nimport made\nprint(made.N)",
         "import ctypes\nctypes.CDLL(None).puts(b'42')",
         "import os, sys\ndef hook(kind, error, trace): print(42, flush=trace.tb_lineno == 3); os._exit(0)\n"
         "sys.excepthook = hook; int('no')",
@@ -647,6 +652,18 @@ def test_a_program_brings_modules_in_the_place_of_pythons_where_python_takes_the
 ) -> None:
     source = f"import sys, {name}\nprint(getattr(sys.modules[{name!r}], 'WHOSE', \"python's\"))"
     assert full.run(Program(source, files={file: b"WHOSE = 'own'"})).stdout.decode() == f"{found}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "length"), [({}, 2**13), ({"program.py": b"own"}, 2**13), ({"data": bytes(2**16)}, 2**17)]
+)
+def test_the_text_of_a_program_is_beside_it_if_there_is_room_and_its_files_come_first(
+    world: World, files: dict[str, bytes], length: int
+) -> None:
+    source = "import os; print({each: os.stat(each).st_size for each in os.listdir() if '.' in each})".ljust(length)
+    ended = world.run(Program(source, files=files), replace(SMALL, disk_bytes=2**18 - 1))
+    seen = {"program.py": len(files.get("program.py", source))} if length < 2**17 else {}
+    assert ended.stdout.decode() == f"{seen}\n"
 
 
 def test_who_ends_itself_by_the_signal_of_a_limit_was_not_ended_by_it(world: World) -> None:

@@ -53,7 +53,7 @@ class Place:
     uid: int
     protections: Protections
     covered: tuple[str, ...] = ()  # what is readable where the scratch folder comes
-    folder_goes: bool = False  # made on a disk for this run, and removed after it
+    folder_is_own: bool = True  # no other run, and nobody else, has anything in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,8 @@ def _begin(place: Place, ends: Ends) -> None:
             return  # whoever watches is gone
         job, channel = told
         _protect(place, job)
+        if channel is None and place.folder_is_own:
+            _show_program(job)
         os.write(ends.status, STARTED)  # fails where the keeper has died meanwhile
         pid = os.fork()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the sandbox's, and its owner must hear of it
@@ -185,6 +187,17 @@ def _write_files(files: Mapping[str, bytes]) -> None:
             file.write(content)
 
 
+def _show_program(job: Job) -> None:
+    """Where Python would find it, for what opens or starts itself; if the disk has room for more than that.
+
+    What is given a channel is no program by itself: it is answered over it, or judges, and its text may have the tests.
+    """
+    disk = os.statvfs(".")
+    if 0 < len(job.source) <= min(job.limits.disk_bytes, disk.f_bavail * disk.f_frsize) // 2:
+        with suppress(OSError), open(_PROGRAM, "xb") as file:
+            file.write(job.source)
+
+
 def _run(place: Place, job: Job, ends: Ends, channel: int | None) -> NoReturn:
     """In the program's own process."""
     status = 1
@@ -198,7 +211,7 @@ def _run(place: Place, job: Job, ends: Ends, channel: int | None) -> NoReturn:
             status = _execute(job.command, place.environment)
         else:
             source = job.source.decode(errors="surrogatepass").removeprefix(BOM)
-            status = _interpret(source, place.environment, job.files)
+            status = _interpret(source, place.environment, job.files, by_itself=channel is None)
     finally:
         os._exit(status)
 
@@ -250,13 +263,13 @@ def _execute(command: tuple[str, ...], environment: Mapping[str, str]) -> int:
     return 127
 
 
-def _interpret(source: str, environment: Mapping[str, str], files: Collection[str]) -> int:
+def _interpret(source: str, environment: Mapping[str, str], files: Collection[str], *, by_itself: bool) -> int:
     """As `python program.py` would beside these files, in the interpreter that is warm already."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [_PROGRAM]
-    if files:
+    if files or by_itself:
         sys.path.insert(0, os.getcwd())
         _forget(map(os.path.normpath, files))
     stderr = _text(2, "w")
@@ -264,7 +277,9 @@ def _interpret(source: str, environment: Mapping[str, str], files: Collection[st
     streams = sys.stdin, sys.stdout, sys.stderr = _text(0, "r"), _text(1, "w"), stderr
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
     module = sys.modules["__main__"] = ModuleType("__main__")
-    module.__file__, module.__builtins__ = os.path.abspath(_PROGRAM), builtins  # type: ignore[attr-defined]
+    module.__builtins__ = builtins  # type: ignore[attr-defined]
+    if by_itself:  # or a process that it spawns would start it anew
+        module.__file__ = os.path.abspath(_PROGRAM)
     linecache.cache[_PROGRAM] = len(source), None, source.splitlines(keepends=True), _PROGRAM
     del module  # who refers to what the program has made is the program alone
     status = _guarded(lambda: _run_text(source))

@@ -186,7 +186,7 @@ class Zygote:
             try:
                 _keep_one(place, link, spare)
             finally:
-                if place.folder_goes:
+                if self._folders:
                     _remove(place.folder)
             status = 0
         except (frames.BrokenFrame, BrokenPipeError, ConnectionResetError):
@@ -195,10 +195,10 @@ class Zygote:
             os._exit(status)
 
     def _place(self, slot: int) -> Place:
-        uid, goes = self._user(slot), bool(self._folders)
-        folder = _empty_folder(self._folders, uid) if goes else self._setup.folder or root.SCRATCH
-        environment = {"HOME": folder, **dict(self._setup.environment)}
-        return Place(environment, folder, uid, self._protections, self._covered, goes)
+        setup, uid = self._setup, self._user(slot)
+        folder = _empty_folder(self._folders, uid) if self._folders else setup.folder or root.SCRATCH
+        environment = {"HOME": folder, **dict(setup.environment)}
+        return Place(environment, folder, uid, self._protections, self._covered, setup.folder is None)
 
     def _bury(self) -> None:
         """The dead, and what has lost its keeper: that was adopted here, where no namespace takes it along."""
