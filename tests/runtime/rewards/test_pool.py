@@ -283,6 +283,34 @@ def test_a_pool_is_started_again_in_another_loop_and_once_at_a_time() -> None:
         assert asyncio.run(step()) == [Status.SCORE] * 3
 
 
+def test_of_two_who_start_a_pool_at_once_one_is_refused_and_closing_leaves_no_process() -> None:
+    async def story() -> tuple[RewardPool | BaseException, RewardPool | BaseException]:
+        started = await asyncio.gather(pool.start(), pool.start(), return_exceptions=True)
+        await pool.close()
+        return started
+
+    before = set(_children())
+    pool = RewardPool(PoolSettings(turns={Kind.FUNCTION: 1}))
+    for _ in range(2):
+        first, second = asyncio.run(story())
+        assert first is pool
+        assert isinstance(second, SandboxError)
+    assert set(_children()) <= before
+
+
+def test_a_pool_whose_start_has_failed_may_be_started() -> None:
+    async def story() -> None:
+        with pytest.raises(SandboxError, match="instead of starting"):
+            await pool.start()
+        modules.clear()
+        async with pool:
+            assert (await pool.score(AsyncTask(one))).score == 1.0
+
+    modules = ["no_such_module_at_all"]
+    pool = RewardPool(PoolSettings(turns={Kind.FUNCTION: 1, Kind.ASYNC: 1}, function_modules=modules))
+    asyncio.run(story())
+
+
 def test_whoever_is_cancelled_while_a_pool_closes_is_cancelled() -> None:
     async def lingers() -> float:
         try:

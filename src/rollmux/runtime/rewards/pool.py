@@ -86,7 +86,7 @@ class RewardPool:
         self._running: set[asyncio.Task[Reward]] = set()
         self._sandboxes: dict[Kind, Sandbox] = {}
         self._stack = AsyncExitStack()
-        self._is_open = False
+        self._is_open = self._is_taken = False  # it is taken from before it is open until all of it is closed
         self._audits: deque[Audit] = deque(maxlen=_MOST_AUDITS)
         self._auditor: asyncio.Task[None] | None = None
 
@@ -99,12 +99,14 @@ class RewardPool:
 
     async def start(self) -> Self:
         """Once closed, it may be started again, in another event loop too."""
-        if self._is_open:
+        if self._is_taken:
             raise SandboxError("the pool is started already: start it once, or close it before")
         settings = self.settings
         self._budgets = {kind: Budget(turns) for kind, turns in settings.turns.items() if turns}
         self._audits_wait = asyncio.Event()
         async with AsyncExitStack() as stack:
+            self._is_taken = True
+            stack.callback(setattr, self, "_is_taken", False)
             for kind, sandbox in _sandboxes(settings).items():
                 if kind in self._budgets:
                     self._sandboxes[kind] = await stack.enter_async_context(sandbox)
