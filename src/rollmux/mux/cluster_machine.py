@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rollmux.checks import MAX_COUNT
 from rollmux.errors import IllegalEvent
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_state import Checks, ClusterState, Commands, Rules
@@ -158,7 +159,7 @@ class ClusterMachine:
         measured = (event.rollout_s, train_s, event.sync_s, event.rollout_switch_s, event.train_switch_s)
         job = record.job.measured(*measured)
         problems = [*map(str, job_problems(job, state.cluster))]
-        problems += [f"{count} bytes" for count in seen if count is not None and count < 0]
+        problems += [f"{count} bytes" for count in seen if count is not None and not 0 <= count <= MAX_COUNT]
         if problems:
             raise IllegalEvent(f"job {event.job_id} measured what can't be: {'; '.join(problems)}")
         if record.state is Job.QUEUED or job == record.job:

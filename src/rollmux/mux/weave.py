@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from rollmux.checks import MAX_COUNT
 from rollmux.errors import IllegalEvent
 from rollmux.mux.commands import Command, Extend, Grant, Offload, Pause, Revoke, Shrink
 from rollmux.mux.events import (
@@ -217,7 +218,7 @@ class Weave:
 
     def _progressed(self, now: float, event: PhaseProgressed) -> Commands | None:
         done, total = event.done, event.total
-        if not 0 <= done <= total or total < 1:
+        if not 0 <= done <= total or not 1 <= total <= MAX_COUNT:
             raise IllegalEvent(f"job {event.job_id} says that {done} of {total} responses are done")
         lane = self._lane_of(event.epoch, event.job_id)
         if lane is None or lane.state is Phase.FENCED:
