@@ -1,4 +1,4 @@
-"""What comes before a call is known is bounded: whoever sends it may be a stranger."""
+"""What comes before a call is whole is bounded: whoever sends it may be a stranger."""
 
 import resource
 import socket
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rollmux.service import heads
+from rollmux.service import heads, serve
 from rollmux.service.heads import MOST_HEAD_BYTES, most_connections
 from tests.service.serving import Served, served
 
@@ -62,6 +62,36 @@ def test_a_head_without_an_end_is_not_kept(there: Served, parts: list[bytes]) ->
 def test_who_makes_no_call_is_not_waited_for(there: Served, begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "HEAD_S", 0.2)
     assert b"HTTP/1.1 408" in answer_to(there, begun)
+
+
+@pytest.mark.parametrize("bearer", ["nobody", "admin"])
+@pytest.mark.parametrize(
+    ("length", "parts"),
+    [("content-length: 100", [b"x"]), ("transfer-encoding: chunked", [b"1\r\nx\r\n"] * 3)],
+    ids=["a whole", "parts"],
+)
+def test_who_sends_no_more_of_a_call_is_not_waited_for_answered_or_not(
+    there: Served, bearer: str, length: str, parts: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "BODY_S", 0.2)
+    token = there.admin if bearer == "admin" else bearer
+    head = BEGUN + f"authorization: Bearer {token}\r\n{length}\r\n\r\n".encode()
+    heard = answer_to(there, head, *parts)
+    assert (b"HTTP/1.1 401" in heard) == (bearer == "nobody")
+    assert b"HTTP/1.1 408" in heard
+
+
+def test_who_sends_the_rest_of_a_call_after_its_answer_and_then_nothing_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "KEEP_S", 0.2)
+    with served(tmp_path) as there, closing(connected(there)) as caller:
+        caller.sendall(BEGUN + b"content-length: 2\r\n\r\n")
+        heard = b""
+        while not heard.endswith(b"}"):
+            heard += caller.recv(65536)
+        caller.sendall(b"{}")
+        assert caller.recv(65536) == b""
 
 
 def test_a_head_that_comes_bit_by_bit_in_time_is_read(there: Served) -> None:

@@ -1,8 +1,8 @@
-"""HTTP as uvicorn reads it, with bounds on what comes before a call is known: its connection, first line and headers.
+"""HTTP as uvicorn reads it, with bounds on what comes before a call is whole: connection, first line, headers, body.
 
 Whoever sends them may be a stranger. Invariant: without a call nobody has more than `MOST_HEAD_BYTES` of the
-controller's memory (and the little that was read with them), nor a connection for longer than `HEAD_S`; and whatever
-comes, files are left for the journal and for processes.
+controller's memory (and the little that was read with them), nor a connection for longer than `HEAD_S`, and `BODY_S`
+for the rest of a call, answered or not; and whatever comes, files are left for the journal and for processes.
 """
 
 import asyncio
@@ -15,6 +15,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 MOST_HEAD_BYTES = 64 * 1024
 # From the connection, or from the first part of a later head, to its end.
 HEAD_S = 10.0
+# From a head to the end of its body: the largest job description in a minute, whatever the line.
+BODY_S = 60.0
 
 # Of the files that this process may have open, so much may be connections.
 SHARE_OF_FILES = 0.75
@@ -47,7 +49,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._complain(self.loop.time())
             self._refuse(_TOO_MANY)
         else:
-            self._wait()
+            self._wait(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
@@ -56,12 +58,17 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._came += len(data)
         super().data_received(data)
-        if not self._came or self.transport.is_closing():
+        if self.transport.is_closing():
             return
         if self._came > MOST_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
-        elif self._late is None:
-            self._wait()
+        elif self._came and self._late is None:
+            self._wait(HEAD_S)
+        if self.cycle is not None and self.cycle.response_complete and self.timeout_keep_alive_task is None:
+            # What came was no new call, and uvicorn waits for none any more.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_message_begin(self) -> None:
         self._came = self._came or 1  # of a call that came together with the one before
@@ -69,10 +76,11 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._settle()
+        self._wait(BODY_S)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._settle()
+        self._came = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -86,8 +94,8 @@ class BoundedHttp(HttpToolsProtocol):
             cls._complains_at = now + COMPLAINT_S
             log.warning("no more than %d connections at a time: let it have more open files", MOST_CONNECTIONS)
 
-    def _wait(self) -> None:
-        self._late = self.loop.call_later(HEAD_S, self._refuse, _TOO_LATE)
+    def _wait(self, limit_s: float) -> None:
+        self._late = self.loop.call_later(limit_s, self._refuse, _TOO_LATE)
 
     def _settle(self) -> None:
         """All that has come is understood, or nobody waits for the rest any more."""
