@@ -184,6 +184,9 @@ class Nobody:
     async def log(self, job_id: str, lines: int) -> list[str]:
         return [f"one of {lines}"]
 
+    async def forget(self, job_id: str) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

@@ -18,6 +18,7 @@ from rollmux.protocol.history import BillView, HistoryView
 from rollmux.protocol.job_file import JOB_KEYS, NEEDED, PHASE_KEYS, TAIL_KEYS
 from rollmux.service import app
 from rollmux.service.journal import SqliteJournal
+from rollmux.service.local.attempt_files import AttemptFiles
 from rollmux.service.rates import Rates
 from rollmux.service.routes import ADMINS, EVERYBODY, ROUTES, Route
 from rollmux.service.tokens import Role
@@ -116,6 +117,18 @@ def test_another_tenants_job_is_as_if_it_were_not_there(there: Served, route: Ro
     missing = there.call(route.method, filled(route).replace("mine", "nowhere"), {}, token=bob)
     assert found.status_code == missing.status_code == 404
     assert found.text.replace("mine", "nowhere") == missing.text
+
+
+def test_what_an_older_job_of_its_name_has_printed_is_no_part_of_a_jobs_log(tmp_path: Path) -> None:
+    """One that is long forgotten, or was of another journal: its owner may be another tenant."""
+    files = AttemptFiles(tmp_path)
+    printed = Path(f"{files.log(('a', 1))}.0.log")
+    with served(tmp_path) as there:
+        for text, shown in (("older\n", []), ("own\n", ["own"])):
+            files.prepare(("a", 1))
+            printed.write_text(text)
+            there.post("/v1/jobs", job("a"))
+            assert there.get("/v1/jobs/a/log")["lines"] == shown
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=NAMES)

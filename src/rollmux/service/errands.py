@@ -65,6 +65,13 @@ class Errands:
             case cmd.ReleaseNode():
                 pass  # a slice of a machine stays where it is
 
+    async def make_way(self, job_id: str) -> None:
+        """A job of this name is to be submitted."""
+        if job_id not in self.jobs:
+            async with self._lock(job_id):
+                if job_id not in self.jobs:
+                    await self.launcher.forget(job_id)
+
     async def close(self) -> None:
         for task in self._ends:
             task.cancel()

@@ -71,5 +71,8 @@ class Launcher(Protocol):
     async def log(self, job_id: str, lines: int) -> list[str]:
         """The last lines that the job's latest attempt has printed; nothing where there is none."""
 
+    async def forget(self, job_id: str) -> None:
+        """A new job is to have this name: what older ones have printed is nobody's to read."""
+
     async def close(self) -> None:
         """The controller goes. Attempts run on."""

@@ -71,6 +71,7 @@ class Route:
 
 async def submit(call: Call) -> msg.Done:
     submission = _submission(call)
+    await call.host.errands.make_way(submission.job.id)
     await call.host.call(lambda now: call.host.controller.submit(now, _tenant(call), submission))
     return msg.Done()
 

@@ -61,3 +61,16 @@ def test_the_latest_attempt_is_none_of_an_older_job_of_that_name(tmp_path: Path)
     intents.tell(older[1], over=True)
     intents.keep(newer)
     assert intents.latest("a") == newer
+
+
+def test_what_is_over_goes_with_its_name(tmp_path: Path) -> None:
+    intents = Intents(tmp_path)
+    attempts = [intents.new((name, number), {}, ()) for name in "ab" for number in (1, 2)]
+    for each in attempts:
+        intents.keep(replace(each, over=each.attempt == 1))
+    assert intents.forget("a") == [attempts[0].id]
+    assert list(intents.open()) == [attempts[1], attempts[3]]
+    intents.tell(attempts[1], over=True)
+    assert intents.forget("a") == [attempts[1].id]
+    assert intents.latest("a") is None
+    assert intents.forget("nobody") == []

@@ -106,6 +106,10 @@ class AttemptFiles:
             found += [f"[{_rank(path)}] {line}" for line in said] if len(paths) > 1 else said
         return found
 
+    def forget(self, job_id: str) -> None:
+        """What has been printed; not the records of what may still run."""
+        shutil.rmtree(self._logs / file_name(job_id), ignore_errors=True)
+
     def prune(self, kept: Collection[Key]) -> None:
         """Leaves the latest attempts of the latest jobs, and those that are kept now."""
         numbers: dict[str, set[int]] = {}

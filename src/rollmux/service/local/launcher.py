@@ -100,6 +100,9 @@ class ProcessLauncher:
         # Beside the loop: a megabyte from a slow disk would hold up what others have to say.
         return await asyncio.to_thread(self.files.tail, job_id, lines)
 
+    async def forget(self, job_id: str) -> None:
+        await asyncio.to_thread(self.files.forget, job_id)
+
     async def close(self) -> None:
         for key in tuple(self._starting):
             await self._starting.settled(key)

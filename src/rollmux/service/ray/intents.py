@@ -73,6 +73,11 @@ class Intents:
         found = [each for path in self._of(file_name(job_id)) if (each := _read(path)) is not None]
         return max(found, key=lambda intent: intent.attempt, default=None)
 
+    def forget(self, job_id: str) -> list[str]:
+        """Those of a job that are over. Returns their ids."""
+        with self._lock:
+            return self._pruned(self._folder / file_name(job_id), kept=0)
+
     def open(self) -> Iterator[Intent]:
         for path in sorted(self._folder.glob("*/*.json")):
             if (intent := _read(path)) is not None and not intent.over:
@@ -83,12 +88,16 @@ class Intents:
         with self._lock:
             folders = [path for path in self._folder.iterdir() if path.is_dir()]
             folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-            return [gone for i, folder in enumerate(folders) for gone in self._pruned(folder, i < KEPT_JOBS)]
+            return [
+                gone
+                for i, folder in enumerate(folders)
+                for gone in self._pruned(folder, KEPT_ATTEMPTS * (i < KEPT_JOBS))
+            ]
 
-    def _pruned(self, folder: Path, kept: bool) -> list[str]:
+    def _pruned(self, folder: Path, kept: int) -> list[str]:
         gone = []
         paths = sorted(self._of(folder.name), key=lambda path: int(path.stem))
-        for path in paths[:-KEPT_ATTEMPTS] if kept else paths:
+        for path in paths[: max(0, len(paths) - kept)]:
             intent = _read(path)
             if intent is not None and intent.over:
                 path.unlink()

@@ -131,6 +131,10 @@ class RayLauncher:
         intent = await asyncio.to_thread(self.intents.latest, job_id)
         return [] if intent is None or lines <= 0 else await printed(self.ray, intent, self._logs, lines)
 
+    async def forget(self, job_id: str) -> None:
+        for gone in await asyncio.to_thread(self.intents.forget, job_id):
+            self._spawn(self._forget_at_ray(gone))
+
     async def close(self) -> None:
         self._closed = True
         tasks = [*self._tasks, *self._starting.tasks]
