@@ -1,5 +1,6 @@
 """Jobs whose processes nobody watches: who leaves, gives up, was started again, or is never heard again."""
 
+import sys
 import time
 from pathlib import Path
 from threading import Timer
@@ -128,6 +129,34 @@ def test_a_rank_that_fails_does_not_wait_long_for_one_that_hangs() -> None:
     assert job.state() is Job.RUNNING
     job.passes(2.0)
     assert job.state() is Job.STARTING
+
+
+def test_a_sign_of_life_takes_no_more_work_the_more_processes_a_job_has() -> None:
+    def steps(processes: int) -> int:
+        job, found = Alone(processes), list[str]()
+        job.attach()
+        sys.setprofile(lambda _, event, of: found.append(event))
+        try:
+            job.controller.processes.listen(1.0, "a", Listen(1))
+        finally:
+            sys.setprofile(None)
+        return len(found)
+
+    assert steps(4) == steps(100)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_call_is_one_sign_of_life_however_often_it_is_looked_at(again: bool) -> None:
+    job = Alone()
+    job.attach()
+    lease = job.ask()
+    for _ in range(35):
+        job.now += 1.0
+        job.controller.processes.listen(job.now, "a", Listen(1, (lease.epoch,), 0))
+        job.controller.processes.listen(job.now, "a", Listen(1, (lease.epoch,), 1), again)
+        job.controller.tick(job.now)
+    (held,) = job.controller.processes.orders("a").held
+    assert held.state == ("fenced" if again else "granted")
 
 
 def test_the_others_hear_that_a_rank_has_given_a_phase_up() -> None:

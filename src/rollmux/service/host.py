@@ -65,7 +65,9 @@ class Host:
         self._dirty = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
         self._written: list[asyncio.Future[None]] = []  # those that wait for the one that is under way
-        self._parked: dict[str, list[asyncio.Future[None]]] = defaultdict(list)  # calls that wait for news of a job
+        self._parked: dict[str, dict[asyncio.Future[None], None]] = defaultdict(
+            dict
+        )  # calls that wait for news of a job
         self.durable = controller.machine.state.ledger.seq  # the last record that is on disk
         self.hurried = False  # it is about to end
         self._followers: list[asyncio.Future[None]] = []  # streams that wait for the next record
@@ -173,7 +175,7 @@ class Host:
         until = ceil((loop.time() + min(max(wait_s, 0.0), LONGEST_PARK_S)) / PARK_GRAIN_S) * PARK_GRAIN_S
         while True:
             news: asyncio.Future[None] = loop.create_future()
-            self._parked[job_id].append(news)
+            self._parked[job_id][news] = None
             try:
                 answer = await self.call(rule)
                 if settled(answer) or loop.time() >= until or self.hurried:
@@ -211,11 +213,10 @@ class Host:
                 news.set_result(None)
 
     def _unpark(self, job_id: str, news: asyncio.Future[None]) -> None:
-        waiting = self._parked.get(job_id, [])
-        if news in waiting:
-            waiting.remove(news)
+        waiting = self._parked[job_id]
+        waiting.pop(news, None)
         if not waiting:
-            self._parked.pop(job_id, None)
+            del self._parked[job_id]
 
     # -- durability --------------------------------------------------------------------------------------------------
 

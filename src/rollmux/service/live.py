@@ -28,16 +28,18 @@ class Live:
     instances: dict[int, str] = field(default_factory=dict)  # which life of the script speaks for a rank
     said: dict[int, dict[int, Said]] = field(default_factory=dict)  # of a lease's nodes, by each rank, till all have
     given_up: dict[int, str] = field(default_factory=dict)  # leases under which a process works no more, and why
-    heard: dict[int, float] = field(default_factory=dict)  # when each rank last showed life
+    heard: dict[int, float] = field(default_factory=dict)  # when each rank last showed life, the longest ago first
     since: float | None = None  # when the first of them did, or was looked for in vain
     left: set[int] = field(default_factory=set)  # ranks that are gone
     failed: str = ""  # why the first of them was, where its work was not done
 
     def alive(self, now: float, rank: int, lease_s: float) -> bool:
         """This rank shows life; whether all have done so lately. A rank that never has counts from the first one on."""
+        self.heard.pop(rank, None)
         self.heard[rank] = now
         since = self._since(now)
-        return all(now - self.heard.get(each, since) <= lease_s for each in range(self.submission.processes))
+        are_all = len(self.heard) == self.submission.processes
+        return now - (next(iter(self.heard.values())) if are_all else since) <= lease_s
 
     def silent_for(self, now: float) -> float:
         """How long no rank has shown life that is not done; where none ever has, since this was asked first."""

@@ -154,8 +154,8 @@ class Processes:
         committed = kind is not None and self._committed(job_id, kind) > iteration
         return Heard(after is not None and after.state is not Phase.FENCED, committed)
 
-    def listen(self, now: float, job_id: str, call: Listen) -> Orders:
-        """Signs of life for leases, and all that the job holds now."""
+    def listen(self, now: float, job_id: str, call: Listen, again: bool = False) -> Orders:
+        """Signs of life for leases, and all that the job holds now. One call is one such sign, if looked at `again`."""
         live = self._controller.live(job_id)
         live.require_rank(call.rank)
         record = self._machine.state.jobs.get(job_id)
@@ -164,6 +164,8 @@ class Processes:
             return Orders(live.version, call.attempt, stop=why)
         if not live.speaks(call.rank, call.instance):
             return Orders(live.version, call.attempt, stop=ANOTHER_LIFE)
+        if again:
+            return self.orders(job_id)
         self._say(now, job_id, live, call.finished, call.rank)
         if live.alive(now, call.rank, self._machine.state.rules.timing.lease_s):
             for epoch in call.epochs:

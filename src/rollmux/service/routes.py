@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from rollmux import __version__
@@ -103,11 +104,11 @@ async def report(call: Call) -> msg.Heard:
 
 
 async def listen(call: Call) -> msg.Orders:
-    words = [replace(call.body, epochs=()), call.body]  # one sign of life, however often it is looked at anew
+    looks = count()
     wait_s = min(call.body.wait_s, call.host.controller.machine.state.rules.timing.lease_s / msg.SIGNS)
 
     def rule(now: float) -> msg.Orders:
-        return call.host.controller.processes.listen(now, call.job, words.pop() if len(words) > 1 else words[0])
+        return call.host.controller.processes.listen(now, call.job, call.body, again=next(looks) > 0)
 
     return await call.host.park(
         call.job, wait_s, rule, lambda found: found.version != call.body.seen or bool(found.stop)
