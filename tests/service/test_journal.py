@@ -16,7 +16,7 @@ import pytest
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec, Tail
-from rollmux.service.journal import KEPT_IMAGES, Batch, Image, Journal, JournalDamaged, Owned, checksum
+from rollmux.service.journal import KEPT_IMAGES, Batch, Image, Journal, JournalDamaged, Owned, checksum, written
 from rollmux.service.journal.place import FILE
 from tests.service.journals import Place, batch, begun, durable, record
 
@@ -118,6 +118,19 @@ def test_a_damaged_head_is_noticed(place: Place, journal: Journal) -> None:
     edit(place, journal, "UPDATE head SET value = '{' WHERE name = 'cluster'")
     with pytest.raises(JournalDamaged, match="what it was begun with"), closing(begun(place)) as again:
         again.head()
+
+
+@pytest.mark.parametrize(
+    "text", ['{"type":"JobRenamed","job_id":"A"}', '{"type":"Tick","colour":3}', '{"type":"JobCancelled"}', "[]"]
+)
+def test_a_record_that_only_another_version_can_read_is_named(
+    place: Place, journal: Journal, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(written, "as_text", lambda _: text)
+    journal.append(batch(1, 1))
+    journal.close()
+    with pytest.raises(JournalDamaged, match=r"record 1 can't be read .*another version of the program"):
+        durable(place)
 
 
 def test_a_missing_record_is_named(place: Place, journal: Journal) -> None:

@@ -16,7 +16,7 @@ from rollmux.mux.weave import Timing
 from rollmux.protocol.job_file import Submission
 from rollmux.service.controller import Controller
 from rollmux.service.journal import Batch, Image, JournalDamaged
-from rollmux.service.recovery import errands_after, recover
+from rollmux.service.recovery import errands_after, recover, replayed
 from tests.service.memory_journal import MemoryJournal
 from tests.service.world import CLUSTERS
 
@@ -88,6 +88,16 @@ def test_other_rules_hold_from_the_restart_on() -> None:
     assert after.machine.next_wake() == now + 101.0
     write(journal, after)
     assert image(again(journal, longer)[0].machine) == image(after.machine)
+
+
+@pytest.mark.parametrize("name", ["rules", "cluster"])
+def test_a_journal_that_another_version_has_begun_is_refused_by_name(name: str) -> None:
+    journal = MemoryJournal()
+    running(journal)
+    journal.begin({name: journal.head()[name] | {"colour": 3}})
+    for read in (again, lambda it: replayed(it, lambda _: RollmuxPolicy())):
+        with pytest.raises(RollmuxError, match=rf"another {name}|the {name} .*colour.*another version of the program"):
+            read(journal)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Invariant (I11): what is played again leads to what it led to before, record by 
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
@@ -21,7 +21,18 @@ from rollmux.mux.transitions import Job
 from rollmux.protocol.job_file import read_job
 from rollmux.service.controller import HISTORY, Controller, Errand
 from rollmux.service.history import History
-from rollmux.service.journal import VERSION, Image, Journal, JournalDamaged, Record, checksum
+from rollmux.service.journal import (
+    ANOTHER_VERSION,
+    UNREADABLE,
+    VERSION,
+    Image,
+    Journal,
+    JournalDamaged,
+    Record,
+    checksum,
+)
+
+T = TypeVar("T")
 
 
 def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> tuple[Controller, float]:
@@ -31,7 +42,7 @@ def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) ->
         journal.begin(wanted)
         head = journal.head()
     _require_same(head, wanted)
-    played_by = decode(Rules, head["rules"])
+    played_by = _begun_with(Rules, head, "rules")
     machine, history, now = _play(journal, cluster, policy, played_by)
     if played_by != rules:
         machine, history = _under_new_rules(journal, machine, history, now, policy, rules)
@@ -50,8 +61,9 @@ def replayed(journal: Journal, policy_of: Callable[[str], Policy]) -> ClusterMac
     head = journal.head()
     if not head:
         raise JournalDamaged("the journal is empty: no controller has written to it")
-    rules = replace(decode(Rules, head["rules"]), log_limit=10**9)
-    cluster, policy, begins = decode(Cluster, head["cluster"]), policy_of(head["policy"]), journal.begins()
+    rules = replace(_begun_with(Rules, head, "rules"), log_limit=10**9)
+    cluster, begins = _begun_with(Cluster, head, "cluster"), journal.begins()
+    policy = policy_of(head["policy"])
     machine = ClusterMachine(cluster, policy, rules)
     if begins:
         saved = journal.image(begins)
@@ -107,6 +119,15 @@ def _require_same(head: dict[str, Any], wanted: dict[str, Any]) -> None:
             )
 
 
+def _begun_with(kind: type[T], head: dict[str, Any], name: str) -> T:
+    try:
+        return decode(kind, head[name])
+    except UNREADABLE as error:
+        raise JournalDamaged(
+            f"the {name} that the journal was begun with can't be read ({error}): {ANOTHER_VERSION}"
+        ) from error
+
+
 def _play(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> tuple[ClusterMachine, History, float]:
     """The latest image, and every record after it. An image without a history has its books begin where it was made."""
     saved = journal.image()
@@ -153,8 +174,8 @@ def _again(machine: ClusterMachine, record: Record) -> tuple[cmd.Command, ...]:
 
 def _other_version(record: Record, why: str) -> JournalDamaged:
     return JournalDamaged(
-        f"record {record.seq} of the journal, {type(record.event).__name__}, can't be played again ({why}): another "
-        "version of the program wrote it; start that version, and change it once all jobs have ended"
+        f"record {record.seq} of the journal, {type(record.event).__name__}, can't be played again ({why}): "
+        f"{ANOTHER_VERSION}"
     )
 
 

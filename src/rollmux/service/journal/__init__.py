@@ -7,6 +7,8 @@ what a file (`sqlite`) and a server (`postgres`) have in common, and `place` fin
 from rollmux.service.journal.history import KEEP_RECORDS, KEPT_IMAGES
 from rollmux.service.journal.sqlite import SqliteJournal
 from rollmux.service.journal.values import (
+    ANOTHER_VERSION,
+    UNREADABLE,
     VERSION,
     Batch,
     Image,
@@ -21,8 +23,10 @@ from rollmux.service.journal.values import (
 from rollmux.service.journal.written import as_event, as_text, checksum, packed
 
 __all__ = [
+    "ANOTHER_VERSION",
     "KEEP_RECORDS",
     "KEPT_IMAGES",
+    "UNREADABLE",
     "VERSION",
     "Batch",
     "Image",

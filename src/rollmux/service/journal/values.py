@@ -13,6 +13,10 @@ from rollmux.mux.events import Event
 
 VERSION = 1
 
+ANOTHER_VERSION = "another version of the program wrote it; start that version, and change it once all jobs have ended"
+# What data of another version raise where they are read.
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
+
 
 class JournalDamaged(RollmuxError):
     """What is in the journal is not what was written, or not of this journal: nothing is made of it."""

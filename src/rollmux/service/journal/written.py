@@ -11,7 +11,16 @@ import msgspec
 from rollmux.mux.codec import decode, encode
 from rollmux.mux.commands import Command
 from rollmux.mux.events import Event
-from rollmux.service.journal.values import Batch, Image, JournalDamaged, Owned, Packed, Record
+from rollmux.service.journal.values import (
+    ANOTHER_VERSION,
+    UNREADABLE,
+    Batch,
+    Image,
+    JournalDamaged,
+    Owned,
+    Packed,
+    Record,
+)
 
 RecordRow = tuple[int, float, float, str, int, int]
 OwnedRow = tuple[str, str, str, int]
@@ -55,7 +64,11 @@ def record_from(expected: int, seq: int, at: float, text: str, told: int, total:
         raise JournalDamaged(f"record {expected} is missing, the next is {seq}")
     if _sum(seq, at, text, told) != total:
         raise JournalDamaged(f"record {seq} is not as it was written")
-    return Record(seq, max(at, 0.0), as_event(text), told)
+    try:
+        event = as_event(text)
+    except UNREADABLE as error:
+        raise JournalDamaged(f"record {seq} can't be read ({error}): {ANOTHER_VERSION}") from error
+    return Record(seq, max(at, 0.0), event, told)
 
 
 def owned_rows(batch: Batch) -> list[OwnedRow]:
