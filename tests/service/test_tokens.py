@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rollmux.cli import app
-from rollmux.service.tokens import Role, TokenExists, Tokens, TokensUnreadable, write_private
+from rollmux.service import serve
+from rollmux.service.tokens import Caller, Role, TokenExists, Tokens, TokensUnreadable, write_private
 
 AT_ONCE = 4
 
@@ -88,6 +89,28 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match="No space"):
         write_private(tmp_path / "secret", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("secret", b"old")]
+
+
+def test_a_start_that_broke_off_while_it_made_its_token_leaves_nothing_in_the_way_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serve, "write_private", full)
+        with pytest.raises(OSError, match="No space"):
+            serve.admin_token(tmp_path, tokens(tmp_path))
+    made = serve.admin_token(tmp_path, tokens(tmp_path))
+    assert made == serve.admin_token(tmp_path, tokens(tmp_path))
+    assert tokens(tmp_path).caller(made) == Caller(Role.ADMIN, "admin")
+
+
+def test_a_tenant_that_is_called_admin_keeps_its_token(tmp_path: Path) -> None:
+    token = tokens(tmp_path).create("admin", Role.TENANT, "research")
+    with pytest.raises(TokenExists, match="revoke it first"):
+        serve.admin_token(tmp_path, tokens(tmp_path))
+    assert tokens(tmp_path).caller(token) is not None
 
 
 @pytest.mark.parametrize("token", ["ünicode", "two\nlines"])

@@ -181,6 +181,8 @@ def admin_token(folder: Path, tokens: Tokens) -> str:
     """The token for commands on this machine, in a file that its owner alone can read; made on first use."""
     path = folder / "admin.token"
     if not path.exists():
+        if any((each["name"], each["role"]) == ("admin", Role.ADMIN.value) for each in tokens.names()):
+            tokens.revoke("admin")  # nobody has it: a start broke off before it was in the file
         from_scratch = tokens.create("admin", Role.ADMIN)
         write_private(path, from_scratch.encode())
     return path.read_text(encoding="utf-8").strip()
