@@ -29,6 +29,8 @@ LONGEST_S = 36_500 * DAY_S
 # What is known of each token, by its hash.
 Entries = dict[str, dict[str, object]]
 _FIELDS = {"name", "role", "tenant", "expires"}
+# When an admin's token has run out that was revoked: it is kept for its name alone, which no tenant is to have.
+_REVOKED = 0.0
 
 
 class Role(Enum):
@@ -94,10 +96,10 @@ class Tokens:
         """A new token. It is shown once: only its hash is kept."""
         _require_sound(name, tenant if role is Role.TENANT else name, lasts_s)
         with self._alone():
-            if any(each["name"] == name for each in self._known.values()):
+            if any(each["name"] == name for each in _good(self._known).values()):
                 raise TokenExists(f"there is a token {name!r}: revoke it first, or choose another name")
             if role is Role.TENANT and any(_is_admin(each) and each["name"] == tenant for each in self._known.values()):
-                raise TokenExists(f"{tenant!r} is an admin, whose jobs are nobody else's: choose another tenant")
+                raise TokenExists(f"{tenant!r} is or was an admin, whose jobs are nobody else's: choose another tenant")
             if role is Role.ADMIN and any(each["tenant"] == name for each in self._known.values()):
                 raise TokenExists(f"there are tokens of the tenant {name!r}: choose another name for an admin")
             token = f"rollmux_{secrets.token_urlsafe(32)}"
@@ -107,12 +109,13 @@ class Tokens:
         return token
 
     def revoke(self, name: str) -> bool:
-        """Whether there was a token of this name."""
+        """Whether there was a token of this name. An admin's name stays his, for jobs may be his yet."""
         with self._alone():
-            kept = {key: each for key, each in self._known.items() if each["name"] != name}
-            found = len(kept) < len(self._known)
-            self._write(kept)
-        return found
+            found = {key: each for key, each in _good(self._known).items() if each["name"] == name}
+            others = {key: each for key, each in self._known.items() if key not in found}
+            names = {key: {**each, "expires": _REVOKED} for key, each in found.items() if _is_admin(each)}
+            self._write(others | names)
+        return bool(found)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -124,7 +127,7 @@ class Tokens:
 
     def names(self) -> list[dict[str, object]]:
         self._refresh(strictly=True)
-        return list(self._known.values())
+        return list(_good(self._known).values())
 
     def _job(self, token: str) -> Caller | None:
         _, _, rest = token.partition(".")
@@ -162,7 +165,7 @@ class Tokens:
 
     def _learn(self, known: Entries, seen: tuple[int, int]) -> None:
         if self._has_looked:
-            _note(self._known, known)
+            _note(_good(self._known), _good(known))
         self._known, self._seen, self._has_looked = known, seen, True
 
     def _write(self, known: Entries) -> None:
@@ -178,6 +181,11 @@ def _entries(path: Path) -> Entries | None:
     except (ValueError, AttributeError, TypeError):
         return None
     return found if whole else None
+
+
+def _good(known: Entries) -> Entries:
+    """Those that have not been revoked."""
+    return {key: each for key, each in known.items() if each["expires"] != _REVOKED}
 
 
 def _note(before: Entries, after: Entries) -> None:
