@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rollmux.mux.validation import MAX_ID_LENGTH
 from rollmux.service.local.attempt_files import KEPT_ATTEMPTS, KEPT_JOBS, AttemptFiles, Key, file_name
+from rollmux.service.local.attempt_log import AttemptLog, tail
 from rollmux.service.local.durable import write
 from rollmux.service.local.kept import OPTIONS, ROOT
 from tests.service.local.launching import launching, nothing_left, shell, until
@@ -82,6 +83,31 @@ def test_a_job_does_not_feel_that_its_log_cant_be_written(tmp_path: Path) -> Non
             assert await exits.next() == "rank 0 ended with exit code 3; its last line: 100000"
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_disk_that_had_no_room_for_a_file_for_a_moment_costs_what_was_printed_then(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*of: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    def prints(text: bytes) -> None:
+        os.write(log.end, text)
+        log.read()
+
+    with monkeypatch.context() as patch:
+        if not begun:
+            patch.setattr(os, "open", full)
+        log = AttemptLog(f"{tmp_path}/1.0.log", 20)
+        patch.setattr(os, "open", full)
+        for _ in range(10):
+            prints(b"early\n")
+    prints(b"\nlate\n")
+    said = tail(log.path, 9, 9999)
+    assert (said[0], said[-1]) == ("early" if begun else "", "late")
+    log.started()
+    os.close(log.pipe)
 
 
 def test_the_log_is_that_of_the_latest_attempt(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ class AttemptLog:
         self._last = b""
         self._file: int | None = None
         self._bytes = 0
-        self._open()
+        with suppress(OSError):
+            self._open()
         self.pipe, self.end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.pipe, False)
 
@@ -58,22 +59,21 @@ class AttemptLog:
     def _write(self, printed: bytes) -> None:
         # Cut at the half, so that the bound holds to the byte.
         while printed:
-            if self._bytes >= self._half:
-                os.replace(self.path, f"{self.path}.1")
-                self._open()
-            if self._file is None:
-                return
-            written = os.write(self._file, printed[: self._half - self._bytes])
-            self._bytes += written
-            printed = printed[written:]
+            file = self._open() if self._file is None else self._file
+            if self._bytes < self._half:
+                written = os.write(file, printed[: self._half - self._bytes])
+                self._bytes += written
+                printed = printed[written:]
+            else:
+                with suppress(FileNotFoundError):
+                    os.replace(self.path, f"{self.path}.1")
+                os.close(file)
+                self._file = None  # where there is no room for another now, it is tried again with what comes next
 
-    def _open(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-        with suppress(OSError):
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            self._bytes = os.fstat(self._file).st_size
+    def _open(self) -> int:
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._bytes = os.fstat(self._file).st_size
+        return self._file
 
 
 def tail(path: str, lines: int, most_bytes: int) -> list[str]:
