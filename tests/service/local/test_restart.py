@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -230,6 +231,33 @@ def test_what_no_signal_ends_counts_as_running_until_it_is_gone_and_holds_up_no_
 
     asyncio.run(story())
     be_init(older)
+
+
+def test_a_process_that_nobody_can_look_at_holds_up_no_controller_and_not_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read its memory waits for a driver: there even `ps` hangs."""
+
+    async def story() -> None:
+        try:
+            async with asyncio.timeout(5), launching(tmp_path) as (_, exits):
+                assert exits.running == {("a", 1)}
+        finally:
+            awake.set()
+        async with launching(tmp_path) as (_, exits):
+            assert (exits.running, exits.heard) == (set(), [("a", 1, VANISHED)])
+
+    def look_around() -> Iterator[Process]:
+        awake.wait()
+        return everything()
+
+    awake = threading.Event()
+    monkeypatch.setattr(launchers, "BEGIN_S", 0.05)
+    monkeypatch.setattr(process_tree, "everything", look_around)
+    started(tmp_path).parent.mkdir(parents=True)
+    keeper = [os.getpid(), -1, boot_id(), "ROLLMUX_KEEPER=nobody"]
+    started(tmp_path).write_text(json.dumps({"job": "a", "attempt": 1, "keeper": keeper}))
+    asyncio.run(story())
 
 
 def test_what_vanished_is_looked_for_once_and_together_and_never_again(

@@ -9,9 +9,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import methodcaller
 from pathlib import Path
+from threading import Thread
+from typing import TypeVar
 
 import rollmux
 from rollmux.service.local import memory
@@ -23,6 +27,7 @@ OPTIONS = ("-I", "-S", "-c")
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from rollmux.service.local.keeper import main; main()"
 # Between two looks for what is left of a keeper: at first, and at the longest, where something can't be ended.
 _ROUND_S, _LONGEST_ROUND_S = 0.02, 1.0
+T = TypeVar("T")
 ROOT = str(Path(rollmux.__file__).parents[1])
 
 
@@ -106,12 +111,33 @@ def ask(descriptor: int, number: signal.Signals) -> None:
 async def end_leftovers(keeper: Identity) -> None:
     """Of a keeper that is gone without a word: ends all that it kept, and removes what they shared."""
     round_s = _ROUND_S
-    while found := await asyncio.to_thread(leftovers, [keeper]):
+    while found := await beside(lambda: leftovers([keeper])):
         for process in found[keeper]:
             send(process, signal.SIGKILL)
         await asyncio.sleep(round_s)
         round_s = min(2 * round_s, _LONGEST_ROUND_S)
     await asyncio.to_thread(remove_memory, keeper)
+
+
+async def beside(look: Callable[[], T]) -> T:
+    """In a thread that no end waits for: who looks at a process that is asleep in a driver may sleep with it."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[T] = loop.create_future()
+
+    def tell(into: Callable[[asyncio.Future[T]], None]) -> None:
+        if not found.done():
+            into(found)
+
+    def work() -> None:
+        try:
+            into = methodcaller("set_result", look())
+        except Exception as error:  # noqa: BLE001  it is raised where it is waited for
+            into = methodcaller("set_exception", error)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, into)
+
+    Thread(target=work, daemon=True).start()
+    return await found
 
 
 def remove_memory(keeper: Identity) -> None:

@@ -9,13 +9,13 @@ gone by then. When a keeper is gone without a word, all that it kept is ended be
 import asyncio
 import logging
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from rollmux.service.launcher import Attempt, LaunchFailed, OnExit, OnNode
 from rollmux.service.local.attempt_files import AttemptFiles, Key, Started
-from rollmux.service.local.kept import Kept, answer, ask, end_leftovers, remove_memory, spawn, wait_ended
+from rollmux.service.local.kept import Kept, answer, ask, beside, end_leftovers, remove_memory, spawn, wait_ended
 from rollmux.service.local.plans import Bounds, plan_for
 from rollmux.service.local.process_tree import leftovers
 from rollmux.service.starts import Starts
@@ -57,12 +57,11 @@ class ProcessLauncher:
         """Those that ended meanwhile have been reported when this returns, if nothing of them is left."""
         self._on_exit = on_exit
         away = [each for each in self.files.all_started() if not self._adopt(each) and not self._is_over(each.key)]
+        silent = [each for each in away if self.files.ended(each.key) is None]
+        look = self._followed(beside(lambda: self._end_vanished(silent)))
         # No descriptor: the keeper is gone, and what it kept is still to be looked for.
-        self._kept |= {each.key: Kept(each.keeper, None, self.files.told(each.key)) for each in away}
-        await asyncio.to_thread(self._end_vanished, [each for each in away if self.files.ended(each.key) is None])
-        ends = [self._watch(each.key, self._kept[each.key]) for each in away]
-        if ends:
-            await asyncio.wait(ends, timeout=BEGIN_S)
+        ends = [self._watch(each.key, Kept(each.keeper, None, self.files.told(each.key)), look) for each in away]
+        await asyncio.wait([look, *ends], timeout=BEGIN_S)
         for each in away:
             if each.key in self._kept:
                 said = "what is left of job %r, attempt %d, is not seen to be gone after %g s: it counts as running"
@@ -160,15 +159,20 @@ class ProcessLauncher:
                 remove_memory(each.keeper)
                 self.files.end(each.key, VANISHED)
 
-    def _watch(self, key: Key, kept: Kept) -> "asyncio.Task[None]":
+    def _watch(self, key: Key, kept: Kept, look: "asyncio.Task[None] | None" = None) -> "asyncio.Task[None]":
         self._kept[key] = kept
-        task = asyncio.create_task(self._see_off(key, kept))
+        return self._followed(self._see_off(key, kept, look))
+
+    def _followed(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
         self._watching.add(task)
         task.add_done_callback(self._seen_off)
         return task
 
-    async def _see_off(self, key: Key, kept: Kept) -> None:
+    async def _see_off(self, key: Key, kept: Kept, look: "asyncio.Task[None] | None") -> None:
         try:
+            if look is not None:
+                await asyncio.wait([look])
             if kept.descriptor is not None:
                 await wait_ended(kept.descriptor)
                 kept.descriptor = None
