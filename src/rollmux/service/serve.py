@@ -138,6 +138,7 @@ class Service:
         config = uvicorn.Config(
             App(self.host, self.tokens),
             http=BoundedHttp,
+            ws="none",  # where a library for WebSockets is there, strangers would leave `BoundedHttp` by it
             log_config=None,
             access_log=False,
             proxy_headers=False,
