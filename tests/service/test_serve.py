@@ -27,7 +27,7 @@ from rollmux.service import errands, serve
 from rollmux.service.controller import Errand
 from rollmux.service.door import Door
 from rollmux.service.journal import Record, SqliteJournal
-from rollmux.service.launcher import OnExit
+from rollmux.service.launcher import Attempt, OnExit
 from rollmux.service.local.launcher import ProcessLauncher
 from rollmux.service.serve import CantServe, Service, Wanted
 from tests.ports import free_port
@@ -358,6 +358,23 @@ def test_an_old_attempt_that_does_not_end_holds_up_no_start(tmp_path: Path, monk
     there = Served(Service(Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES), Stuck(tmp_path)))
     assert there.get("/readyz", token="")["state"] == "ready"
     assert stopped == [("gone", 1)]
+    there.close()
+
+
+def test_a_script_that_has_done_its_work_before_its_start_was_heard_is_not_run_again(tmp_path: Path) -> None:
+    class Slow(ProcessLauncher):
+        async def start(self, attempt: Attempt) -> None:
+            await super().start(attempt)
+            await asyncio.sleep(60)
+
+    there = Served(Service(Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES), Slow(tmp_path)))
+    there.post("/v1/jobs", job("a", folder=str(tmp_path), command=["sh", "-c", "echo done >> said"]))
+    for _ in range(200):
+        if there.get("/v1/jobs/a")["state"] == "ended":
+            break
+        time.sleep(0.05)
+    assert there.get("/v1/jobs/a")["state"] == "ended"
+    assert (tmp_path / "said").read_text() == "done\n"
     there.close()
 
 

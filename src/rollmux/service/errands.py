@@ -115,7 +115,10 @@ class Errands:
             return
         if record.state is Job.STOPPING:
             await self._told(ev.JobStopped(job_id, attempt))
-        elif failed or record.state is not Job.RUNNING:
+            return
+        if record.state is Job.STARTING and not failed:  # before its start was heard: a controller has died in between
+            await self._told(ev.JobStarted(job_id, attempt))
+        if failed or record.state is not Job.RUNNING:
             await self._told(ev.JobFailed(job_id, attempt, failed or "it ended before it had begun"))
         else:
             await self._told(ev.JobFinished(job_id, attempt))
