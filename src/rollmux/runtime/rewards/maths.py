@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rollmux.runtime.rewards import answers
+from rollmux.runtime.rewards import answers, spelling
 from rollmux.runtime.rewards.reward import Reward, Status
 from rollmux.runtime.rewards.swallowed import Swallowed
 from rollmux.runtime.rewards.tasks import MathsTask
@@ -112,17 +112,24 @@ def same_answer(response: str, gold: str) -> tuple[bool | None, str]:
     """None: the gold answer itself can't be read, which is no fault of the response's."""
     from math_verify import parse, verify  # noqa: PLC0415 - half a second, wanted only where answers are compared
 
-    gold_text, text = answers.spelled(f"\\boxed{{{gold}}}"), answers.spelled(response)
-    gold_words, words = answers.words(gold_text), answers.words(text)
+    gold_text = spelling.spelled(f"\\boxed{{{gold}}}")
+    text = spelling.spelled(spelling.with_choice_boxed(response, gold))
+    gold_words, words = spelling.words(gold_text), spelling.words(text)
     if gold_words and words:
         return _told(gold_words == words)
-    known, given = answers.with_imaginary(_parsed(parse, gold_text)), _parsed(parse, text)
+    if spelling.of_other_halves(gold_text, text):
+        return _told(False)
+    known = _parsed(parse, gold_text)
+    given = _parsed(parse, spelling.without_unit(text) if answers.has_number(known) else text)
+    if answers.has_base(given):
+        known, given = (_parsed(parse, spelling.in_base_ten(each)) for each in (gold_text, text))
     if gold_words and (letters := answers.letters(given)) and letters != gold_words.replace(" ", ""):
         return _told(False)
-    closely = answers.precision(known)
     try:
-        alike = answers.with_percent_alike(known, answers.with_imaginary(given))
-        same = verify(*alike, **closely, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
+        known = answers.with_union(answers.with_imaginary(known), gold_text)
+        given = answers.with_union(answers.with_imaginary(given), text)
+        alike, closely = answers.with_percent_alike(known, given), answers.precision(known)
+        same = verify(*alike, **closely, allow_set_relation_comp=True, timeout_seconds=None)
     except Exception as error:  # noqa: BLE001 - what can't be compared with the gold answer is not the same
         return False, f"the answer can't be compared: {type(error).__name__}"
     if not same and not gold_words and all(isinstance(each, str) for each in known):

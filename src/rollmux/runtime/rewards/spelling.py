@@ -1,0 +1,155 @@
+"""How answers are written: what is rewritten before math-verify reads it.
+
+Invariant: a rule makes two ways to write one answer the same, and never two answers. No length of a text makes it slow.
+"""
+
+import re
+from collections.abc import Callable
+from unicodedata import normalize
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# Commands, subscripts, and what is named by its points: the AB of `|AB| =`.
+_NO_WORD = re.compile(r"\\[A-Za-z]+|_\{(?:\\\w+\{)?[^{}]*\}|(?<![A-Za-z])[A-Z]{2,}(?=[]})|\s]*=)")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_LETTERS = 3  # at least, of a word
+_TEXT = r"\\(?:text|mathrm|mbox)\w*\s*\{\s*"
+_WORDS = re.compile(rf"(?:{_TEXT})?([A-Za-z]{{2,}}(?: +[A-Za-z]{{2,}})*)\s*\}}?")
+_OR = re.compile(rf"{_TEXT}or\s*\}}|\bor\b")
+_ZEROS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SIGNS = str.maketrans(
+    {"°": r"^\circ ", "∞": r"\infty ", "·": r"\cdot "}
+    | {"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"}
+)
+_DEGREES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)(?![A-Za-z])")
+# Behind a number, at the end of a box. Percent has a reading of its own, and `18 xy` is a product.
+_UNIT = re.compile(
+    r"(?<=[\d}])\s+(?!percent|pct)(?:[A-Za-z]{3,}|[ckm]m|ft|in|yd|mi)(?:[\s/]+[A-Za-z]+)*(?:\^(?:\d|\{\d\}))?\s*(?=\})"
+)
+_ONE_LETTER = re.compile(rf"\s*(?:{_TEXT})?\(?[A-Z]\)?\s*\}}?\s*")
+_CHOICE = re.compile(r"(?i:answer(?: is|[ *]*:))[\s:*$]*\(?([A-Z])\)?[.*$ ]*$", re.MULTILINE)
+_IN_BASE = re.compile(r"(?<![\w.])(\d{1,99})_(?:\{(\d{1,2})\}|(\d{1,2})(?!\d))")
+_HALF_OF_DAY = re.compile(r":\d\d\s*(?:\\[a-z]+\s*\{)?\s*([ap])\.?\s?m\b")
+
+
+def spelled(text: str) -> str:
+    """The last box alone, and what math-verify reads otherwise than it is meant as what it reads so."""
+    text = _last_boxes(text).translate(_SIGNS)
+    for written, read in _READ:
+        text = written.sub(read, text)
+    return text
+
+
+def _fraction(mixed: re.Match[str]) -> str:
+    whole, part, parts = map(int, mixed.groups())
+    return f"{whole * parts + part}/{parts}" if part < parts else mixed[0]
+
+
+def _repeating(decimal: re.Match[str]) -> str:
+    whole, once, within, alone = decimal.groups(default="")
+    again = within or alone
+    number = int(f"{whole}{once}{again}") - int(f"0{whole}{once}")
+    return f"\\frac{{{number}}}{{{(10 ** len(again) - 1) * 10 ** len(once)}}}"
+
+
+_READ: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    # LaTeX's blanks, and a full stop at the end.
+    (re.compile(r"(?<!\\)\\[ ,;:]|~(?!=)"), " "),
+    (re.compile(r"(?<!\.)\.(?=\s*(?:\}|$))"), ""),
+    # `The answer is \$18`. One of several amounts is none.
+    (re.compile(r"(?<!\\)(?<!or )(?<!and )(?<!, )\\\$(?=[\d.])(?![\d.,]{1,20}\W{0,9}(?:or\b|and\b|\\\$))"), ""),
+    # √10 and √(2) need braces; x² and 10⁻³.
+    (re.compile(r"√\s*(?:\(([^()]*)\)|(\d{1,99}|[^\W\d_]))"), lambda found: f"\\sqrt{{{found[1] or found[2]}}}"),
+    (re.compile("√"), r"\\sqrt"),
+    (re.compile("[⁰¹²³⁴-⁹⁻]+"), lambda found: f"^{{{normalize('NFKC', found[0]).replace('−', '-')}}}"),
+    # `1 234` and `7 3/4`, but not where a command takes the first digit.
+    (
+        re.compile(r"(?<![\w.,^/\\}])(?<![A-Za-z] )[1-9]\d{0,2}(?: \d{3})+(?!\w)"),
+        lambda found: found[0].replace(" ", ""),
+    ),
+    (re.compile(r"(?<![\w.,^/\\}])(?<!frac )(?<!sqrt )(\d{1,9}) (\d{1,9})/(\d{1,9})(?![\w./^])"), _fraction),
+    # `0.\overline{3}` is no formula to it.
+    (re.compile(r"(?<![\w.,}])(\d{0,9})\.(\d{0,9})\\(?:overline|bar)\s*(?:\{(\d{1,9})\}|(\d))"), _repeating),
+    # `3 \text{ million}`: a numeral is no unit.
+    (
+        re.compile(rf"(?<=[\d}}])\s*((?:{_TEXT})?)({'|'.join(_ZEROS)})s?(?![a-z])", re.IGNORECASE),
+        lambda found: f"*{10 ** _ZEROS[found[2].lower()]} {found[1]}",
+    ),
+    # Degrees alone are numbers, but no sine takes them for radians.
+    (
+        re.compile(
+            r"\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*(?:\d|\{\d\}))?\s*(?:\\left\s*)?"
+            rf"(?:\([^()]*\)|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|-?{_DEGREES.pattern})"
+        ),
+        lambda found: _DEGREES.sub(r"\\frac{\1\\pi}{180}", found[0]),
+    ),
+    # `\text{A, C}` is one name to it, and the comma of `A, B, and C` one too many.
+    (re.compile(r"(?<=[A-Za-z]),(?=\s+and\b)"), ""),
+    (re.compile(rf"{_TEXT}([A-Z](?:(?:\s*,|\s+and\b)\s*[A-Z])+)\s*\}}"), r"\1"),
+)
+
+
+def _last_boxes(text: str) -> str:
+    """And those before it between which no word stands but `and` and `or`: they are one answer."""
+    before, *boxes = _BOX.split(text)
+    apart = [number for number, box in enumerate(boxes[:-1], 1) if _has_words(_halves(box)[1])]
+    return "\\boxed{".join(["", *boxes[apart[-1] :]] if apart else [before, *boxes])
+
+
+def _has_words(between: str) -> bool:
+    return not {"and", "or"}.issuperset(_WORD.findall(_NO_WORD.sub(" ", between).lower()))
+
+
+def _halves(box: str) -> tuple[str, str]:
+    """What stands in it, and what behind it."""
+    within = 1
+    for at, letter in enumerate(box):
+        within += (letter == "{") - (letter == "}")
+        if not within:
+            return box[:at], box[at + 1 :]
+    return box, ""
+
+
+def words(text: str) -> str | None:
+    """What stands in the only box, if it is words: three letters or more, and in no case that matters."""
+    _, *boxes = _BOX.split(text)
+    found = _WORDS.fullmatch(_halves(boxes[0])[0].strip()) if len(boxes) == 1 else None
+    return found[1].lower() if found and len(found[1]) >= _LETTERS else None
+
+
+def parted_by_or(text: str) -> int:
+    """How many parts stand in the last box, if nothing but `or` parts them."""
+    box = _halves(_BOX.split(text)[-1])[0]
+    return 1 if "," in box or "and" in box else len(_OR.split(box))
+
+
+def without_unit(text: str) -> str:
+    """In plain letters. math-verify drops some of them, and reads others as products of their letters."""
+    return _UNIT.sub("", text)
+
+
+def with_choice_boxed(response: str, gold: str) -> str:
+    """Where the gold answer is a letter and no box is there, the letter that `answer is` or `Answer:` names last."""
+    found = _CHOICE.findall(response) if _ONE_LETTER.fullmatch(gold) and not _BOX.search(response) else []
+    return f"\\boxed{{{found[-1]}}}" if found else response
+
+
+def has_base(text: str) -> bool:
+    return bool(_IN_BASE.search(text))
+
+
+def in_base_ten(text: str) -> str:
+    """`101_3` as 10, and as a name what is no number in its base: `18_7`."""
+    return _IN_BASE.sub(_worth, text)
+
+
+def _worth(number: re.Match[str]) -> str:
+    digits, base = [int(digit) for digit in number[1]], int(number[2] or number[3])
+    if max(digits) >= base:
+        return f"\\text{{{number[0]}}}"
+    return str(sum(digit * base**place for place, digit in enumerate(reversed(digits))))
+
+
+def of_other_halves(text: str, other: str) -> bool:
+    """Of the day: math-verify drops AM and PM as it does units."""
+    one, two = (_HALF_OF_DAY.findall(each[each.rfind("\\boxed{") :].lower()) for each in (text, other))
+    return bool(one and two and one != two)

@@ -1,0 +1,103 @@
+"""One answer in the ways that models and data sets write it, and its neighbours: what each rule reads, and what not."""
+
+import pytest
+
+from rollmux.runtime.rewards import maths, spelling
+
+# The rule, then what is the same and what is not: `answer :: gold answer`. `The` and `Answer` begin what has no box.
+RULES = {
+    "what can't be worked out is its text": (
+        r"""8:00 :: 8:00 | 10:00 \text{ PM} :: 10:00 \text{ PM} | \frac{1}{0} :: \frac{1}{0} | \csc 0 :: \csc 0
+        10:00 :: 10:00 \text{ PM} | 3:30 pm :: 3:30 \text{ p.m.}""",
+        r"""12:00 :: 8:00 | 5 :: \csc 0 | \frac{2}{0} :: \frac10 | 10:00 \text{ AM} :: 10:00 \text{ PM}
+        3:30 am :: 3:30 \text{ p.m.}""",
+    ),
+    "a command takes the first digit": (
+        r"\sqrt 2 1/2 :: \frac{\sqrt2}{2} | \sqrt 2 3/4 :: \frac{3\sqrt2}{4} | 7 3/4 :: 7.75",
+        r"\sqrt 2 3/4 :: \frac{\sqrt{11}}{4}",
+    ),
+    "a number is worth what it is in its base": (
+        r"""101_3 :: 101_{3} | 101 :: 101_3 | x = 101_3 :: 101_3 | 5_6 :: 5 | 12_5 :: 7 | 101_10 :: 101
+        10_{10} :: 101_3 | 110_2, 101_2 :: 101_2, 110_2 | 8_5 :: 8_5 | a_1 :: a_1 | The answer is $101_3$. :: 101_3""",
+        r"""101_2 :: 101_3 | 12_{7} :: 12_8 | 101_3 :: 101 | 101_2, 110_3 :: 101_2, 110_2 | 18_7 :: 24_7 | 8_5 :: 7_5
+        The answer is $101_2$. :: 101_3""",
+    ),
+    "a numeral is no unit": (
+        r"""3{,}000{,}000 :: 3 \text{ million} | 3 Million :: 3\times 10^6 | \$3.5\text{ million dollars} :: 3500000
+        3 million :: 3 \text{ million} | \frac12\text{ million} :: 500000
+        The answer is 3 million people. :: 3000000""",
+        r"""3 :: 3 \text{ million} | 3 \text{ thousand} :: 3 \text{ million} | 3 million :: 3 | 3 hundred :: 3
+        3 \text{ thousandths} :: 3000""",
+    ),
+    "a decimal that repeats is a fraction": (
+        r"""0.\overline{3} :: \frac13 | \frac{8}{11} :: 0.\overline{72} | -0.\bar6 :: -2/3 | 1.2\overline{34} :: 611/495
+        0.\overline{36} :: 0.\overline{36} | 33.\overline{3}\% :: \frac{100}{3}\% | The answer is 0.\bar{3}. :: 1/3""",
+        r"0.\overline{3} :: 0.3 | 0.33 :: 0.\overline{3} | 0.3\overline{6} :: 0.\overline{36} | 4 :: 0.\overline{36}",
+    ),
+    "a sine takes no degrees for radians": (
+        r"""\sin 50^\circ :: \cos 40^\circ | \frac12 :: \sin 30^\circ | 2\cos 20^\circ :: 2\cos\frac{\pi}{9}
+        \sin\left(30^{\circ}\right) :: 0.5 | \tan^2 60^\circ :: 3 | \cos{60°} :: 1/2 | 45 :: 45^\circ
+        \sin(180^\circ-x) :: \sin x | \frac{\sin 30^\circ}{\cos 30^\circ} :: \frac{1}{\sqrt3}""",
+        r"\sin 50^\circ :: \cos 50^\circ | \sin 30 :: \frac12 | \sin 30 :: \sin 30^\circ | 45^\circ :: \frac{\pi}{4}",
+    ),
+    "signs of Unicode are LaTeX's": (
+        """45° :: 45^\\circ | x² + 2x + 1 :: (x+1)^2 | 10⁻³ :: 0.001 | √10 :: \\sqrt{10} | 2√(3) :: 2\\sqrt3
+        √{2} :: \\sqrt2
+        2½ :: 5/2 | ¾ :: 0.75 | (-∞,2) :: (-\\infty,2) | 2·3 :: 6 | The answer is ½. :: 1/2""",
+        "√10 :: 0 | √2 :: 2 | 10² :: 102 | x³ :: x^2 | ½ :: 12 | 2½ :: 1",
+    ),
+    "words behind a number are its unit": (
+        r"""18 dollars :: 18 | 18 people :: 18 | 12 cm^2 :: 12 | 12 cm² :: 12 | 18 km/h :: 18 | 18 miles per hour :: 18
+        \$18\ dollars :: 18 | \frac{1}{2} cups :: 0.5 | 7 3/4 hours :: 31/4 | x = 18 dollars :: 18 | 18 percent :: 0.18
+        6 abc :: 6abc | The answer is \$18. :: 18 | He has 5 apples and \$3. The answer is \$18. :: 18""",
+        r"""17 dollars :: 18 | 18 xy :: 18 | 6 abc :: 6x | 18 or 20 dollars :: 18 | 18 dollars or 20 dollars :: 20
+        2 hours 30 minutes :: 2 | 2 hours 30 minutes :: 30 | 3 eggs and 2 apples :: 3 | 6 :: 6 abc | 18 percent :: 0.5
+        The answer is \$17 or \$18. :: 17 | The answer is \$17, \$18. :: 17 | The answer is \$17 and \$18. :: 18""",
+    ),
+    "a letter that is said to be the answer is": (
+        r"""The answer is (B). :: B | Answer: B :: B | The correct **answer: B** :: \text{(B)} | The answer is $B$. :: B
+        With $x=2$ the answer is: (E). :: E | Answer: A; no. Answer: B :: B""",
+        r"""Answer: B or C :: B | Answer: A, B, C, D :: A | Answer: A, B, C, D :: D | The answer is not B :: B
+        Answer: A / Answer: B :: A | The answer is A number :: A | The answer is B or C :: C | The answer is a :: A
+        The answer is B? No, C :: B | The box is \boxed{A}. The answer is B :: B | The answer is (B). :: C""",
+    ),
+    "letters in a list are several": (
+        r"\text{A, C} :: A, C | \text{A and C} :: A,C | A, C :: \text{C, A} | \text{A, B, and C} :: A,B,C",
+        r"\text{A, C} :: A, B | \text{A and C} :: A | \text{AC} :: A,C",
+    ),
+    "inequalities parted by `or` are a union": (
+        r"""x<-1 \text{ or } x>1 :: (-\infty,-1)\cup(1,\infty) | (-\infty,-1]\cup[1,\infty) :: x\le -1 or x\ge 1
+        1<x<2 or x>3 :: (1,2)\cup(3,\infty) | x=1 or x=2 :: 1, 2 | x<y or x>1 :: x<y or x>1
+        \frac{1}{x}>0 or x<1/0 :: \frac{1}{x}>0 or x<1/0""",
+        r"""x<-1 \text{ and } x>1 :: (-\infty,-1)\cup(1,\infty) | x<-1, x>1 :: (-\infty,-1)\cup(1,\infty)
+        1<x<2 or x>3 :: (3,\infty) | x=1 or y>3 :: \{1\}\cup(3,\infty) | x\le-1 or x>1 :: (-\infty,-1)\cup(1,\infty)""",
+    ),
+}
+CASES = [
+    (same, *pair.strip().split(" :: "))
+    for rules in RULES.values()
+    for same, pairs in zip((True, False), rules, strict=True)
+    for pair in pairs.replace("\n", " | ").split(" | ")
+]
+
+
+@pytest.mark.parametrize(("same", "answer", "gold"), CASES)
+def test_one_answer_is_the_same_in_whatever_spelling_and_its_neighbours_are_others(
+    same: bool, answer: str, gold: str
+) -> None:
+    bare = "nswer" in answer or "\\boxed" in answer
+    response = answer.replace(" / ", "\n").replace("; ", "\n") if bare else f"\\boxed{{{answer}}}"
+    assert maths.same_answer(response, gold)[0] is same
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["1", "1 ", "1 \n", "√(", "\\sin{", "\\sin(", "\\$1", "\\$.", "1_{", "\\text{A,", "x} ab", "answer:", ":00 a"],
+)
+@pytest.mark.parametrize("end", ["", "{a}", " " * 3000, "." * 3000, "1" * 3000])
+def test_no_length_of_a_response_makes_reading_it_slow(part: str, end: str) -> None:
+    long = f"\\boxed{{{part * 1000}{end}"
+    text = spelling.spelled(spelling.with_choice_boxed(f"{part * 1000}{end}", "A"))
+    for read in (spelling.without_unit, spelling.in_base_ten, spelling.words, spelling.parted_by_or, spelling.spelled):
+        read(text), read(long)
+    assert not spelling.of_other_halves(long, text)
