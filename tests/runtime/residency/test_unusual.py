@@ -126,6 +126,25 @@ def test_an_update_that_nobody_can_write_is_refused_before_it_is_begun(
     assert torch.equal(state["w"], torch.full((100_000,), 4.0))
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_update_in_one_slot_that_is_broken_off_leaves_the_copy_on_the_device(
+    error: type[BaseException], budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = some(4.0)
+    resident = read_only(state, budget, slots=1)
+
+    def broken(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "as_strided", broken)
+        with pytest.raises(error):
+            resident.update({"w": torch.ones(100_000)})
+    resident.offload()
+    resident.load()
+    assert torch.equal(state["w"], torch.full((100_000,), 4.0))
+
+
 @pytest.mark.parametrize(
     "target", [torch.ones(100, 1).expand(100, 3), torch.arange(10.0).unfold(0, 4, 1)], ids=["expanded", "unfolded"]
 )

@@ -143,7 +143,7 @@ class Kept:
                 fcntl.flock(file, fcntl.LOCK_EX)
             if layout is not None and layout != self.host.layout:
                 self._grow(layout)
-            self._begin()
+            self._take_stock()
             yield
         except BaseException:
             self._revert()
@@ -153,7 +153,7 @@ class Kept:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has this file open too
                 os.close(file)
 
-    def _begin(self) -> None:
+    def _take_stock(self) -> None:
         found = self.host.newest(self.record)
         if found is not None:
             self.record = found
@@ -221,6 +221,7 @@ class Kept:
 
     def _revert(self) -> None:
         if self._before is None:
+            self._take_stock()  # in one slot the version before is gone
             return
         if self.host is not self._before:
             self.host.discard()
