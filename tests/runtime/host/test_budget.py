@@ -6,12 +6,15 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from math import inf, nan
 from pathlib import Path
 
 import pytest
 
 from rollmux.runtime.host import Budget, Claim, NameTaken, NoRoom, NotKept, Unfit
+from rollmux.runtime.host import budget as host_budget
+from rollmux.runtime.host.budget import LEAVE_FREE_BYTES
 from tests.runtime.residency.keeping import MB, a_budget
 
 FILES = ("weights", "lock")
@@ -68,6 +71,21 @@ def test_a_claim_that_grows_takes_what_the_dead_have_left(budget: Budget) -> Non
     mine.resize(90 * MB)
     assert [(each.name, each.nbytes) for each in budget.holdings()] == [("mine", 90 * MB)]
     mine.release()
+
+
+@pytest.mark.parametrize("taken", [40 * MB, 0], ids=["its memory", "nothing yet"])
+def test_what_the_dead_kept_under_a_name_is_room_for_who_begins_anew_under_it(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    budget.claim("a", 40 * MB, survive_s=3600).leave()
+    with budget.state_path("a").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(taken, 1))
+    monkeypatch.setattr(host_budget, "available_bytes", lambda: LEAVE_FREE_BYTES + 10 * MB)
+    with pytest.raises(NoRoom, match=r"'b' needs 40\.00 MB more host memory"):
+        budget.claim("b", 40 * MB)
+    with nullcontext() if taken else pytest.raises(NoRoom, match="more host memory"):
+        budget.claim("a", 40 * MB).release()
+    assert budget.state_path("a").exists() is not bool(taken)
 
 
 def claimed(budget: Budget, place: Path, nbytes: int, survive_s: float = 0.0) -> Claim:

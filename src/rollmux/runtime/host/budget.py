@@ -148,7 +148,7 @@ class Budget:
             if self._exists(name):
                 _let_go(self._hold(name, shared=False))
             self.reclaim()
-            self.require(name, nbytes, taken=0)
+            self.require(name, nbytes, taken=self._kept_bytes(name))
             if not self.forget(name):
                 raise NameTaken(f"somebody works in the folder that {name!r} is about: wait for its end")
             return self._claimed(name, Entry(nbytes, survive_s), shared)
@@ -205,8 +205,8 @@ class Budget:
         place = self._read(name).place if self._exists(name) else None
         if place is not None and not cleared(Path(place.folder), place.files):
             return False
-        for suffix in (".state", ".new"):
-            self.state_path(name).with_suffix(suffix).unlink(missing_ok=True)
+        for path in self._kept(name):
+            path.unlink(missing_ok=True)
         self._path(name).unlink(missing_ok=True)
         return True
 
@@ -228,6 +228,13 @@ class Budget:
 
     def state_path(self, name: str) -> Path:
         return self.folder / f"{name}.state"
+
+    def _kept(self, name: str) -> list[Path]:
+        return [self.state_path(name).with_suffix(suffix) for suffix in (".state", ".new")]
+
+    def _kept_bytes(self, name: str) -> int:
+        """What goes with the name, as far as it was taken: a process may have died between its claim and its file."""
+        return sum(path.stat().st_blocks * 512 for path in self._kept(name) if path.exists())
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.claim"
