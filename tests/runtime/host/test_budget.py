@@ -157,6 +157,33 @@ def test_a_process_that_is_forked_while_the_folder_is_locked_does_not_keep_it(bu
         os.waitpid(child, 0)
 
 
+def test_a_claim_that_is_left_frees_its_name_though_a_child_lives_and_one_left_by_a_child_does_not(
+    budget: Budget,
+) -> None:
+    claim = budget.claim("a", 5, survive_s=3600)
+    said, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        claim.leave()
+        os.write(told, b"left")
+        time.sleep(60)
+        os._exit(0)
+    other = os.fork()  # which has the claim's file open
+    if other == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert os.read(said, 4) == b"left"
+        with pytest.raises(NameTaken):
+            budget.join("a")
+        claim.leave()
+        budget.join("a").release()
+    finally:
+        for each in (child, other):
+            os.kill(each, signal.SIGKILL)
+            os.waitpid(each, 0)
+
+
 @pytest.mark.parametrize("survive_s", [inf, nan, -1.0])
 def test_a_time_that_never_ends_is_refused_and_others_go_on(survive_s: float, budget: Budget) -> None:
     with pytest.raises(Unfit, match="survive"):

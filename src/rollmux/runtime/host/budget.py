@@ -62,6 +62,7 @@ class Claim:
     def __init__(self, budget: "Budget", name: str, entry: Entry, file: int) -> None:
         self.budget, self.name, self.entry = budget, name, entry
         self._file: int | None = file
+        self._pid = os.getpid()
 
     def resize(self, nbytes: int) -> None:
         """More is refused where it does not fit, and the claim stays as it was."""
@@ -102,7 +103,10 @@ class Claim:
     def leave(self) -> None:
         """Lets go as a process does that ends: what is kept stays for as long as it is to survive."""
         if self._file is not None:
-            os.close(self._file)
+            if os.getpid() == self._pid:
+                _let_go(self._file)
+            else:
+                os.close(self._file)  # inherited: the lock is the parent's
             self._file = None
 
     def _last(self) -> bool:
