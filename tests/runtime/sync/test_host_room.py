@@ -1,5 +1,6 @@
 """Weights that land are claimed of the node's host memory, like all else that is kept there."""
 
+import gc
 import os
 import shutil
 import socket
@@ -174,6 +175,16 @@ def test_a_receiver_that_is_to_keep_nothing_leaves_nothing_but_what_is_not_its_o
     held.close(keep=False)
     assert [each.name for each in (tmp_path / "r").iterdir()] == ["notes"]
     assert not any("-r-" in each.name for each in budget.holdings())
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_receiver_that_is_closed_holds_no_memory_of_its_versions(budget: Budget, tmp_path: Path, keep: bool) -> None:
+    held = receiver(budget, tmp_path / "r")
+    sync(1, held, budget, tmp_path / "s")
+    assert str(tmp_path / "r") in Path("/proc/self/maps").read_text()
+    held.close(keep)
+    gc.collect()
+    assert str(tmp_path / "r") not in Path("/proc/self/maps").read_text()
 
 
 def test_a_folder_that_was_reclaimed_while_it_was_opened_is_made_anew(

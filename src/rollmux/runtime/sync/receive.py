@@ -99,6 +99,7 @@ class Receiver:
             self._changed.wait_for(lambda: not self._callers, self._patience_s)
         if self._round is not None:
             self._round.wait_idle(self._patience_s)
+            self._round = None  # which holds the memory that pieces landed in
         self._shelf.close(keep)
 
     # -- callers -----------------------------------------------------------------------------------------------------
