@@ -138,6 +138,19 @@ def test_an_attempt_that_is_repeated_after_its_commit_changes_nothing(tmp_path: 
         assert before == [(each.held, (each.folder / "held").stat().st_mtime_ns) for each in made.receivers]
 
 
+def test_a_receiver_that_lost_what_an_attempt_committed_is_filled_by_a_new_one(tmp_path: Path) -> None:
+    with world(small(), tmp_path) as made:
+        publish(made, 1)
+        made.sync(5)
+        folder = made.receivers[1].folder
+        made.receivers[1].close(keep=False)
+        made.receivers[1] = Receiver(made.plan, 1, folder, TOKEN, ["tcp://127.0.0.1:0"])
+        with pytest.raises(Refused, match="epoch 5 was committed, and receiver 1 has lost it: take a new one"):
+            made.senders[0].sync(5, made.addresses)
+        made.sync(6)
+        assert made.serve(whole(made.plan, 1))
+
+
 def test_an_epoch_brings_one_version(tmp_path: Path) -> None:
     with world(small(), tmp_path) as made:
         publish(made, 1)

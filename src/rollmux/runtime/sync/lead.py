@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rollmux.runtime.sync import door
 from rollmux.runtime.sync.channel import Channel
-from rollmux.runtime.sync.errors import Silent, SyncFailed
+from rollmux.runtime.sync.errors import Refused, Silent, SyncFailed
 from rollmux.runtime.sync.plan import Plan
 from rollmux.runtime.sync.shelf import Mark
 from rollmux.runtime.sync.transports.sockets import call
@@ -32,8 +32,12 @@ class Lead:
         """False: this very attempt was committed already, and all serve its version."""
         statuses = [self._call(each) for each in addresses]
         self._complete(statuses)
-        if all(status.held is not None and self._is_this(status.held) for status in statuses):
+        committed = [status.held is not None and self._is_this(status.held) for status in statuses]
+        if all(committed):
             return False
+        if any(committed):  # those that serve it take no piece of it again
+            lost = f"receiver {committed.index(False)} has lost it"
+            raise Refused(f"epoch {self._epoch} was committed, and {lost}: take a new one")
         order = Begin(tuple(tuple(each) for each in addresses))
         for channel in self._channels:
             channel.say(order)
