@@ -259,17 +259,27 @@ def test_an_optimizer_that_keeps_something_for_a_tensor_that_is_not_its_own_is_r
         Resident(optimizer_with(extra), name="a", budget=budget)
 
 
-def test_a_plain_number_of_an_optimizer_is_no_state_that_survives(budget: Budget) -> None:
-    def extra(optimizer: Any, weight: Tensor) -> None:
-        optimizer.state[weight]["step"] = 3
-
-    state = optimizer_with(extra)
-    with pytest.raises(Unfit, match=r"1\.state\.0\.step is a number"):
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (lambda state, weight: state[weight].update(step=3), r"1\.state\.0\.step"),
+        (lambda state, weight: state[weight].update(inner={"m": torch.ones(2), "steps": [torch.ones(2), 3]}),
+         r"1\.state\.0\.inner\.steps\.1"),
+        (lambda state, _: state.update(k=3), r"1\.state\.k"),
+    ],
+    ids=["of a parameter", "nested", "of none"],
+)  # fmt: skip
+def test_a_plain_number_of_an_optimizer_is_no_state_that_survives(
+    place: Callable[[Any, Tensor], object], said: str, budget: Budget
+) -> None:
+    state = optimizer_with(lambda optimizer, weight: place(optimizer.state, weight))
+    with pytest.raises(Unfit, match=rf"{said} is a number"):
         Resident(state, name="a", budget=budget, survive_s=60)
+    before = str(state[1].state)
     resident = Resident(state, name="b", budget=budget)
     resident.offload()
     resident.load()
-    assert state[1].state[next(state[0].parameters())]["step"] == 3
+    assert str(state[1].state) == before
 
 
 def test_an_empty_tensor_may_be_updated(budget: Budget) -> None:

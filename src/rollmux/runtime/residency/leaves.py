@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from rollmux.runtime.host.errors import Unfit
 
-PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
+NUMBERS = (int, float, complex)
+PLAIN = (*NUMBERS, str, bytes, bool, type(None), torch.dtype, torch.device)
 PLAIN_TENSORS = (Tensor, nn.Parameter)
 # Attributes in which libraries keep what a parameter holds, or a part of it: whose they are, and what moves that.
 ELSEWHERE = {
@@ -99,10 +100,26 @@ def fill(state: object, known: Mapping[str, Callable[[], Tensor]]) -> Callable[[
 def plain_number(state: object) -> str | None:
     """One that an optimizer counts in, or the like: it is no tensor, so that nobody keeps it."""
     for name, optimizer in _optimizers("", state):
-        for place, held in enumerate(optimizer.state.values()):
-            for key, value in held.items() if isinstance(held, Mapping) else ():
-                if isinstance(value, (int, float, complex)):
-                    return _under(name, f"state.{place}.{key}")
+        for place, (key, held) in enumerate(cast("dict[object, object]", optimizer.state).items()):
+            below = _number_in(held)
+            if below is not None:
+                return _under(name, f"state.{place if isinstance(key, Tensor) else key}{below}")
+    return None
+
+
+def _number_in(value: object) -> str | None:
+    """Where one is, however deep: the end of its name. Each offload asks, so that what is common is told first."""
+    if isinstance(value, (dict, Mapping)):
+        items: Iterable[tuple[object, object]] = value.items()
+    elif isinstance(value, NUMBERS):
+        return ""
+    elif isinstance(value, (Tensor, *PLAIN)):
+        return None
+    else:
+        items = _items("its state", value)
+    for key, item in items:
+        if type(item) is not Tensor and (below := _number_in(item)) is not None:
+            return f".{key}{below}"
     return None
 
 
