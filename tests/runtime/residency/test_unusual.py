@@ -251,6 +251,44 @@ def test_what_an_optimizer_keeps_for_no_parameter_moves_and_is_kept_too(budget: 
     assert torch.equal(again[1].state["all"]["average"], torch.full((4,), 5.0))
 
 
+def kept_by(optimizer: Any) -> list[object]:
+    return [str(value) for value in optimizer.state.values()]
+
+
+@pytest.mark.parametrize(
+    ("place", "is_made"),
+    [
+        (lambda state, weight: state.update({weight: {"m": torch.ones(2)}, "count": torch.ones(())}), True),
+        (lambda state, weight: state.update({weight: {"inner": {"m": torch.ones(2)}}}), False),
+        (lambda state, weight: state.update({weight: {0: torch.ones(2)}}), False),
+        (lambda state, weight: state.update({weight: [torch.ones(2)]}), False),
+        (lambda state, _: state.update({-1: torch.ones(2)}), False),
+    ],
+    ids=["for none", "nested", "under a number", "in a list", "for none, under a number"],
+)
+def test_what_an_optimizer_keeps_is_made_for_one_without_a_step_as_it_was_or_has_to_be_built(
+    place: Callable[[Any, Tensor], object], is_made: bool, budget: Budget
+) -> None:
+    def fresh() -> tuple[nn.Parameter, Any]:
+        weight = nn.Parameter(torch.ones(3))
+        return weight, torch.optim.SGD([weight])
+
+    first = fresh()
+    place(first[1].state, first[0])
+    expected = kept_by(first[1])
+    resident = Resident(first, name="a", budget=budget, survive_s=60)
+    resident.offload()
+    resident.close(keep=True)
+    again = fresh()
+    if not is_made:
+        with pytest.raises(Unfit, match="build the state as it was"):
+            Resident.attach(again, name="a", budget=budget)
+        assert not again[1].state
+        place(again[1].state, again[0])
+    Resident.attach(again, name="a", budget=budget).load()
+    assert kept_by(again[1]) == expected
+
+
 def test_an_optimizer_that_keeps_something_for_a_tensor_that_is_not_its_own_is_refused(budget: Budget) -> None:
     def extra(optimizer: Any, _: Tensor) -> None:
         optimizer.state[torch.ones(3)] = {"average": torch.ones(3)}

@@ -69,12 +69,10 @@ def names(state: object) -> dict[str, str]:
 def fill(state: object, known: Mapping[str, Callable[[], Tensor]]) -> Callable[[], None]:
     """Makes moments for optimizers that have made no step, and gradients that are not there yet, if they are known.
 
+    What an optimizer kept deeper than under one name of a parameter, or of its own, is for its builder to make.
     Returns how they are taken away again.
     """
-    moments: dict[str, dict[str, Callable[[], Tensor]]] = {}
-    for name, blank in known.items():
-        above, _, key = name.rpartition(".")
-        moments.setdefault(above, {})[key] = blank
+    moments = _moments(known)
     undo = list[Callable[[], object]]()
     for name, optimizer in _optimizers("", state):
         for place, parameter in enumerate(_parameters(optimizer)):
@@ -82,6 +80,11 @@ def fill(state: object, known: Mapping[str, Callable[[], Tensor]]) -> Callable[[
             if missing and not optimizer.state.get(parameter):
                 optimizer.state[parameter] = {key: blank() for key, blank in missing.items()}
                 undo.append(partial(optimizer.state.pop, parameter))
+        beside = cast("dict[object, object]", optimizer.state)
+        for key, blank in moments.get(_under(name, "state"), {}).items():
+            if key not in beside:
+                beside[key] = blank()
+                undo.append(partial(beside.pop, key))
     for leaf in leaves(state):
         tensor, made = leaf.tensor, known.get(f"{leaf.name}.grad")
         if made is not None and tensor.is_leaf and tensor.grad is None:
@@ -95,6 +98,16 @@ def fill(state: object, known: Mapping[str, Callable[[], Tensor]]) -> Callable[[
             each()
 
     return empty
+
+
+def _moments(known: Mapping[str, Callable[[], Tensor]]) -> dict[str, dict[str, Callable[[], Tensor]]]:
+    """By what they lie in. A number tells nothing: it may have been one, or text, or a place in a list."""
+    found: dict[str, dict[str, Callable[[], Tensor]]] = {}
+    for name, blank in known.items():
+        above, _, key = name.rpartition(".")
+        if not key.lstrip("-").isdecimal():
+            found.setdefault(above, {})[key] = blank
+    return found
 
 
 def plain_number(state: object) -> str | None:

@@ -76,7 +76,8 @@ class Resident:
     ) -> "Resident":
         """Takes over what a dead process has left, or joins a living one that shares it.
 
-        `state` is built like theirs; its values are of no matter, and optimizers need not have made a step. It is
+        `state` is built like theirs; its values are of no matter, and optimizers need not have made a step, if all that
+        they keep are tensors under names, as torch's do: what is nested, or under numbers, has to be there. It is
         offloaded, and `load` brings the host's. It survives this process for as long as it did theirs.
         """
         self, device = cls.__new__(cls), OnDevice(lambda: state, name, memory)
