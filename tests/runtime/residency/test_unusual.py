@@ -193,6 +193,24 @@ def test_an_update_knows_tied_tensors_by_all_names_and_they_get_one_value(budget
     assert torch.equal(model.state_dict()["embed.weight"], three + 1)
 
 
+@pytest.mark.parametrize("by", ["object", "data"])
+def test_an_update_that_contradicts_itself_is_refused_however_its_tensors_are_tied(by: str, budget: Budget) -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)}).requires_grad_(False)
+    embed, head = cast("nn.Embedding", model["embed"]), cast("nn.Linear", model["head"])
+    if by == "object":
+        head.weight = embed.weight
+    else:
+        head.weight.data = embed.weight.data
+    resident = read_only(model, budget)
+    two = torch.full((5, 3), 2.0)
+    with pytest.raises(Unfit, match="which it is tied to"):
+        resident.update({"embed.weight": two, "head.weight": two + 1})
+    resident.update({"embed.weight": two, "head.weight": two.clone()})
+    resident.load()
+    assert torch.equal(embed.weight, two)
+    assert torch.equal(head.weight, two)
+
+
 def test_an_update_in_another_type_takes_room_for_a_tensor_at_a_time(
     budget: Budget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """The two ways between a flat piece of device memory and what is kept on the host, and changes on the host alone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -161,9 +162,9 @@ def _given(places: Mapping[str, Place], values: Mapping[str, Tensor]) -> dict[Pl
     """One value for each place that has any elements."""
     given = dict[Place, tuple[str, Tensor]]()
     for name, value in values.items():
-        fitted = _fitted(places[name], value)
-        first, same_value = given.setdefault(places[name], (name, fitted))
-        if not are_same(getattr(torch, places[name].dtype), same_value, fitted):
+        fitted, memory = _fitted(places[name], value), replace(places[name], name="")  # which may have several names
+        first, same_value = given.setdefault(memory, (name, fitted))
+        if not are_same(getattr(torch, memory.dtype), same_value, fitted):
             raise Unfit(f"{name!r} has other values than {first!r}, which it is tied to; give the same, or one")
     return {place: value for place, (_, value) in given.items() if value.numel()}
 
