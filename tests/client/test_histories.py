@@ -1,13 +1,15 @@
-"""Histories by lot: a script that gives up its phases as they begin, work and end, and asks again, beside a neighbour.
+"""Histories by lot: a script that gives up its phases as they begin, work and end, and asks again, beside a neighbour;
+and scripts of one or two processes that the network cuts off for longer than a lease, now and then.
 
 Which history a seed makes depends on the threads, too. What is checked holds in all of them.
 """
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
-from time import sleep
+from time import monotonic, sleep
 
 import pytest
 
@@ -24,26 +26,29 @@ class Broken(Exception):
 
 @dataclass
 class Nodes:
-    """Whose state is on the nodes of a kind, and what was seen that must not be."""
+    """Whose state is on the nodes of a kind, by job and rank, and what was seen that must not be."""
 
-    here: dict[str, str] = field(default_factory=dict)
+    here: set[tuple[str, str, int]] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
-    def comes(self, kind: str, job: str) -> None:
+    def comes(self, kind: str, job: str, rank: int) -> None:
         with self.lock:
-            if kind in self.here:
-                self.faults.append(f"the state of {job} comes to the {kind} nodes, where that of {self.here[kind]} is")
-            self.here[kind] = job
+            mine = (kind, job, rank)
+            met = [each for each in self.here if each[0] == kind and each[1] != job] + [mine] * (mine in self.here)
+            if met:
+                self.faults.append(f"the state of {mine} comes where that of {met} is")
+            self.here.add(mine)
 
-    def leaves(self, kind: str, job: str) -> None:
+    def leaves(self, kind: str, job: str, rank: int) -> None:
         with self.lock:
-            if self.here.pop(kind, "") != job:
-                self.faults.append(f"the state of {job} leaves the {kind} nodes, where it is not")
+            if (kind, job, rank) not in self.here:
+                self.faults.append(f"the state of {(kind, job, rank)} leaves where it is not")
+            self.here.discard((kind, job, rank))
 
-    def check(self, kind: str, job: str) -> None:
-        if self.here.get(kind) != job:
-            self.faults.append(f"{job} is at work on the {kind} nodes without its state")
+    def check(self, kind: str, job: str, rank: int) -> None:
+        if (kind, job, rank) not in self.here:
+            self.faults.append(f"{(kind, job, rank)} is at work without its state")
 
 
 @dataclass
@@ -53,17 +58,18 @@ class State:
     nodes: Nodes
     kind: str
     job: str
+    rank: int
     lots: random.Random
 
     def load(self) -> None:
-        self.nodes.comes(self.kind, self.job)
+        self.nodes.comes(self.kind, self.job, self.rank)
         sleep(self.lots.random() * 0.03)
         if self.lots.random() < 0.05:
             raise Broken
 
     def offload(self) -> None:
         sleep(self.lots.random() * 0.03)
-        self.nodes.leaves(self.kind, self.job)
+        self.nodes.leaves(self.kind, self.job, self.rank)
 
 
 @dataclass
@@ -73,21 +79,27 @@ class Script:
     mux: Mux
     nodes: Nodes
     job: str
+    rank: int
     lots: random.Random
+    steps: int = STEPS
+    gives_up: float = 0.6
+    between: Callable[[], object] = lambda: None
     stage: str = ""
     counted: list[tuple[str, int]] = field(default_factory=list)
 
     async def run(self) -> None:
-        states = {kind: State(self.nodes, kind, self.job, self.lots) for kind in ("rollout", "train")}
-        for step in range(STEPS):
+        states = {kind: State(self.nodes, kind, self.job, self.rank, self.lots) for kind in ("rollout", "train")}
+        for step in range(self.steps):
             for kind in PhaseKind:
                 phase = self.mux.phase(kind.value, state=states.get(kind.value), iteration=step)
                 while not await self.counts(phase, kind.value):
-                    pass
+                    self.between()
+                self.between()
                 self.counted.append((kind.value, step))
 
     async def counts(self, phase: Phase, kind: str) -> bool:
-        self.stage, at = "enters", self.lots.choice(["enters", "works", "ends", "never", "never"])
+        stages = ["enters", "works", "ends"]
+        self.stage, at = "enters", self.lots.choice(stages) if self.lots.random() < self.gives_up else "never"
         trying = asyncio.create_task(self.work(phase, kind))
         while not trying.done() and at != "never":
             if self.stage == at:
@@ -108,10 +120,10 @@ class Script:
             self.stage = "works"
             for _ in range(self.lots.randrange(12)):
                 if kind != "sync" and phase.epoch and not phase.lost:
-                    self.nodes.check(kind, self.job)
+                    self.nodes.check(kind, self.job, self.rank)
                 await asyncio.sleep(0.003)
             self.stage = "ends"
-            if self.lots.random() < 0.1:
+            if self.lots.random() < self.gives_up / 6:
                 raise Broken
 
 
@@ -125,7 +137,7 @@ def test_who_gives_up_and_asks_again_never_meets_a_neighbour_and_does_each_step_
     def work(name: str) -> None:
         mine = random.Random(f"{name} {seed}")
         with world.connect(job_data(name), wait_s=mine.choice([0.05, 0.5])) as mux:
-            script = Script(mux, nodes, name, mine)
+            script = Script(mux, nodes, name, 0, mine)
             asyncio.run(script.run())
             assert script.counted == [(kind.value, step) for step in range(STEPS) for kind in PhaseKind]
             assert mux._link is not None
@@ -140,4 +152,47 @@ def test_who_gives_up_and_asks_again_never_meets_a_neighbour_and_does_each_step_
     crowd.join()
     assert nodes.faults == []
     assert {world.ended(name) for name in "ab"} == {"finished"}
-    assert nodes.here == {}
+    assert nodes.here == set()
+
+
+LEASE_S = 0.2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_is_cut_off_for_longer_than_a_lease_meets_nobody_and_is_not_ended(seed: int) -> None:
+    """Whoever is between two phases stays so until no lease of its job is left that was lost, by whomever."""
+    world, nodes, crowd, lots = World(lease_s=LEASE_S, drain_s=6.0), Nodes(), Crowd(), random.Random(seed)
+    cut_until: dict[str, float] = {}
+    processes = {"a": lots.choice([1, 2]), "b": lots.choice([0, 1, 2])}
+
+    def fate(verb: str, message: object) -> str:
+        life, now = getattr(message, "instance", ""), monotonic()
+        if now < cut_until.get(life, 0.0):
+            return "lost"
+        if verb in ("ask", "report", "listen") and lots.random() < (0.12 if verb == "ask" else 0.004):
+            cut_until[life] = now + 2 * LEASE_S
+            return "unheard"
+        return ""
+
+    def work(name: str, rank: int) -> None:
+        mine = random.Random(f"{name} {rank} {seed}")
+
+        def between() -> None:
+            sleep(mine.choice([0.0, 0.0, 0.0, 0.0, 2 * LEASE_S]))
+            soon(lambda: not any(held.state == "fenced" for held in world.controller.processes.orders(name).held), 9.0)
+
+        sleep(mine.random() * LEASE_S)
+        with world.connect(job_data(name, staleness=1), rank=rank, processes=processes[name], wait_s=0.5) as mux:
+            script = Script(mux, nodes, name, rank, mine, 2, 0.1, between)
+            asyncio.run(script.run())
+            assert script.counted == [(kind.value, step) for step in range(2) for kind in PhaseKind]
+            assert world.record(name).attempt == 1
+
+    world.fate = fate
+    for name, count in processes.items():
+        for rank in range(count):
+            crowd.start(lambda name=name, rank=rank: work(name, rank))  # type: ignore[misc]
+    crowd.join(60.0)
+    assert nodes.faults == []
+    assert {world.ended(name) for name, count in processes.items() if count} == {"finished"}
+    assert nodes.here == set()

@@ -550,6 +550,97 @@ def test_state_that_stayed_leaves_nodes_whose_next_lease_another_process_has_los
         mux.close()
 
 
+class SlowToLeave(Engine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves, self.may_leave = Event(), Event()
+
+    def offload(self) -> None:
+        self.leaves.set()
+        assert self.may_leave.wait(5.0)
+        super().offload()
+
+
+def is_fenced(world: World, job: str) -> bool:
+    """As time goes by at the controller."""
+    with world.lock:
+        world._pass(world.now)
+    return any(held.state == "fenced" for held in world.controller.processes.orders(job).held)
+
+
+@pytest.mark.parametrize("neighbours", [0, 1])
+def test_state_that_stayed_leaves_before_the_next_lease_is_given_back_and_before_it_is_loaded_again(
+    neighbours: int,
+) -> None:
+    """The answer that grants the next lease is lost, and so is all else, until that lease has run out."""
+    world, crowd, engine, hears = World(lease_s=0.3, drain_s=5.0), Crowd(), SlowToLeave(), Event()
+    first = world.connect(job_data("a", staleness=1))
+    assert first._link is not None
+    life, asked = first._link.instance, Event()
+
+    def fate(verb: str, message: Any) -> str:
+        if hears.is_set() or getattr(message, "instance", "") != life:
+            return ""
+        if verb == "ask" and not asked.is_set():
+            asked.set()
+            return "unheard"
+        return "lost"
+
+    def roll() -> None:
+        with first.phase("rollout", state=engine):
+            assert engine.here
+
+    def meet(mux: Mux) -> None:
+        with mux.phase("rollout", state=Engine()):
+            assert not engine.here
+
+    roll()
+    assert engine.here
+    world.fate = fate
+    crowd.start(roll)
+    soon(lambda: is_fenced(world, "a"))
+    others = [world.connect(job_data("b")) for _ in range(neighbours)]
+    for mux in others:
+        crowd.start(lambda mux=mux: meet(mux))  # type: ignore[misc]
+    hears.set()
+    assert engine.leaves.wait(5.0)
+    sleep(0.1)
+    engine.may_leave.set()
+    crowd.join()
+    assert engine.moves[:3] == ["load", "offload", "load"]
+    assert world.record("a").attempt == 1
+    for mux in (first, *others):
+        mux.close()
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["by silence", "done and waiting for the other"])
+def test_a_lease_that_another_process_has_lost_is_given_back_by_who_has_never_begun_under_it(silent: bool) -> None:
+    """It is between two phases, for longer than state may take to leave: its job was ended as one that had not left."""
+    world, crowd, lost = World(lease_s=0.3, drain_s=5.0), Crowd(), Event()
+    both = two_ranks(world)
+
+    def work(mux: Mux) -> None:
+        while True:
+            with suppress(LeaseLost), mux.phase("rollout", state=Engine()):
+                if silent and not lost.is_set():
+                    world.fate = lambda verb, message: "lost" if message.rank == 0 else ""
+                    soon(lambda: is_fenced(world, "a"))
+                    world.fate = lambda verb, message: ""
+                    lost.set()
+            if world.record("a").progress.rolled:
+                return
+
+    crowd.start(lambda: work(both[0]))
+    soon(lambda: any(report.rank == 1 for report in world.said("a", Said.OFFLOADED)), 2.0)
+    lost.set()
+    crowd.start(lambda: work(both[1]))
+    crowd.join()
+    assert world.record("a").attempt == 1
+    assert world.record("a").failures == 0
+    for mux in both:
+        mux.close()
+
+
 @pytest.mark.parametrize("done", [1, 2])
 def test_ranks_that_are_done_move_off_what_they_were_let_keep_where_others_are_to_pause(done: int) -> None:
     world, crowd, begun, told, short_done = World(), Crowd(), Event(), Event(), Event()

@@ -59,21 +59,25 @@ class Heart(Thread):
         script is yet to ask again."""
         link, now = self.link, monotonic()
         with link.lock:
-            mine = {stint.lease.epoch for stint in link.stints.values() if stint.lease is not None}
+            mine = {(stint.kind, stint.lease.epoch) for stint in link.stints.values() if stint.lease is not None}
             awaited = {(stint.kind, stint.iteration) for stint in link.stints.values() if stint.in_line}
             awaited |= {key for key, until in link.unwanted.items() if now < until}
-            mine |= {held.epoch for held in self._held if (held.kind, held.iteration) in awaited}
-            return tuple(sorted(mine - link.finished - (link.stuck - link.moving)))
+            mine |= {(held.kind, held.epoch) for held in self._held if (held.kind, held.iteration) in awaited}
+            dead = link.stuck - link.moving
+            return tuple(sorted(epoch for kind, epoch in mine if kind not in dead and epoch not in link.finished))
 
-    def _parked(self) -> dict[PhaseKind, int]:
+    def _parked(self) -> set[PhaseKind]:
         with self.link.lock:
-            return {kind: epoch for kind, (epoch, _) in self.link.parked.items()}
+            return set(self.link.parked)
 
-    def _follow(self, orders: Orders, asked_of: Iterable[int], parked: dict[PhaseKind, int]) -> None:
+    def _follow(self, orders: Orders, asked_of: Iterable[int], parked: set[PhaseKind]) -> None:
         """Only what was asked of can be missing: the answer may be older than what was granted since."""
         link, held = self.link, {each.epoch: each for each in orders.held}
         with link.lock:
             stints = [(stint, stint.lease.epoch) for stint in link.stints.values() if stint.lease is not None]
+            fenced = {each.epoch for each in orders.held if each.state == "fenced"}
+            left = fenced - {epoch for _, epoch in stints}  # who is under it says itself when it has left
+            link.over |= left
         for stint, epoch in stints:
             now = held.get(epoch)
             if now is not None and now.state != "fenced":
@@ -84,13 +88,11 @@ class Heart(Thread):
                 lose(stint, epoch, orders.stop or "there was no sign of life from it for too long")
         if orders.stop:
             return  # the process is about to end, and its state with it
-        # Where the lease that went on with it is fenced, this process has not begun under that: nobody else tells it.
-        kinds = {each.kind for each in orders.held if each.state != "fenced"}
-        left = [(kind, epoch) for kind, epoch in parked.items() if epoch not in held and kind not in kinds]
-        unwanted = [(each.kind, each.epoch) for each in orders.held if self._must_move(each)]
-        for kind, epoch in left + unwanted:
-            self._start(partial(link.move_off, kind, epoch), kind.value)
+        for kind in parked - {each.kind for each in orders.held}:
+            self._start(partial(link.take_off, kind), kind.value)
         for each in orders.held:
+            if each.epoch in left or self._must_move(each):
+                self._start(partial(link.leave_behind_nothing, each.kind, each.epoch), each.kind.value)
             if link.is_unwanted(each) and each.state not in _NOT_ITS_TURN:
                 self._start(partial(link.decline, each), each.kind.value)
 

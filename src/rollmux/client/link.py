@@ -68,11 +68,11 @@ class Link:
         self.next = dict.fromkeys(PhaseKind, attached.synced)  # the first iteration that is not committed
         self.stints: dict[PhaseKind, Stint] = {}  # who has the kind: in line for a lease, under it, or on its way out
         self.unwanted: dict[tuple[PhaseKind, int], float] = {}  # asked for, and from then on nobody waits any more
-        self.over: set[int] = set()  # leases whose end was said, heard or not: never taken again
+        self.over: set[int] = set()  # leases whose end was said or heard: never taken again
         self.finished: set[int] = set()  # leases that we are done with, and don't know to be committed
         self.parked: dict[PhaseKind, tuple[int, State]] = {}  # state that may stay on the nodes, and since which lease
-        self.moving: set[int] = set()  # leases whose state is just being moved off
-        self.stuck: set[int] = set()  # these, and leases whose state could not be moved off
+        self.moving: set[PhaseKind] = set()  # whose state is just being moved off
+        self.stuck: set[PhaseKind] = set()  # these, and those whose state could not be moved off
 
     @property
     def attempt(self) -> int:
@@ -98,7 +98,14 @@ class Link:
 
     # -- what is said of leases --------------------------------------------------------------------------------------
 
-    def lease_for(self, kind: PhaseKind, iteration: int, unless: Callable[[], object], paused: int = 0) -> Held:
+    def lease_for(
+        self,
+        kind: PhaseKind,
+        iteration: int,
+        unless: Callable[[], object],
+        accepts: Callable[[Held], bool],
+        paused: int = 0,
+    ) -> Held:
         """Waits for its turn, and says why that takes long. `paused` is the lease that the phase had before."""
         said, wait_s = Saying("waiting for nodes"), min(self.wait_s, FIRST_WAIT_S)
         while True:
@@ -113,42 +120,45 @@ class Link:
                 unless()  # only who hears it goes on from there
                 self.counts(kind, iteration)
                 raise AlreadyCommitted(f"{kind.value}({iteration}) of job {self.job} is committed: go on from there")
-            if turn.lease is not None and turn.lease.epoch != paused and self._has_left(turn.lease.epoch):
-                if turn.lease.epoch not in self.over:
+            if turn.lease is not None and turn.lease.epoch != paused:
+                if turn.lease.epoch in self.over:
+                    self.leave_behind_nothing(kind, turn.lease.epoch, Said.FAILED, "it was given up before")
+                elif accepts(turn.lease):
                     return turn.lease
-                self.fail(turn.lease.epoch, "it was given up before")
             said.once(turn.reason, turn.expected_s)
 
     def ask(self, kind: PhaseKind, iteration: int, wait_s: float, unless: Callable[[], object] = lambda: None) -> Turn:
-        message = Ask(self.attempt, kind, iteration, self.rank, self.done_with(), wait_s, self.instance)
-        try:
-            return self.send("ask", message, Turn, wait_s=wait_s, unless=unless)
-        except CallRefused as refused:
-            if refused.status != _CONFLICT:
-                raise
-            self._make_good(kind, refused)
-            return Turn(None, reason=refused.error)
+        for _ in range(2):  # another thread may just have given back what the first was refused for
+            message = Ask(self.attempt, kind, iteration, self.rank, self.done_with(), wait_s, self.instance)
+            try:
+                return self.send("ask", message, Turn, wait_s=wait_s, unless=unless)
+            except CallRefused as error:
+                if error.status != _CONFLICT:
+                    raise
+                refused = error
+            if self._makes_good(kind, refused):
+                return Turn(None, reason=refused.error)
+        done = self.next[kind] - 1
+        if kind is PhaseKind.ROLLOUT and done >= self.next[PhaseKind.TRAIN]:
+            hint = f"rollout({done}) counts, and its training is yet to come: train with what it gave"
+            raise CallRefused(refused.status, f"{refused.error}; {hint}", refused.problems) from refused
+        raise refused
 
-    def _make_good(self, kind: PhaseKind, refused: CallRefused) -> None:
+    def _makes_good(self, kind: PhaseKind, refused: CallRefused) -> bool:
         """An ask was refused: because the job is to end, or because a lease expired of which no word had come."""
         orders = self.send("listen", Listen(self.attempt, rank=self.rank, seen=-1, instance=self.instance), Orders)
         if orders.stop:
             self.stop = orders.stop
             raise Stopped(orders.stop) from refused
         fenced = [held for held in orders.held if held.kind is kind and held.state == "fenced"]
-        if not fenced:
-            done = self.next[kind] - 1
-            if kind is PhaseKind.ROLLOUT and done >= self.next[PhaseKind.TRAIN]:
-                hint = f"rollout({done}) counts, and its training is yet to come: train with what it gave"
-                raise CallRefused(refused.status, f"{refused.error}; {hint}", refused.problems) from refused
-            raise refused
         for held in fenced:
             self.leave_behind_nothing(kind, held.epoch)
+        return bool(fenced)
 
-    def _has_left(self, epoch: int) -> bool:
-        """Whether no state is left behind under this lease. What is just being moved off is waited for, a little."""
+    def has_left(self, kind: PhaseKind) -> bool:
+        """Whether nothing of the kind is on its way off, or could not leave. It is waited for, a little."""
         with self.lock:
-            return self.lock.wait_for(lambda: epoch not in self.stuck, MOVING_S)
+            return self.lock.wait_for(lambda: kind not in self.stuck, MOVING_S)
 
     def report(self, said: Said, epoch: int, reason: str = "", patience_s: float = 0.0, *, left: bool = True) -> Heard:
         return self.send(
@@ -163,10 +173,6 @@ class Link:
         with self.lock:
             self.over.add(epoch)
         self.report(Said.FAILED, epoch, reason, patience_s)
-
-    def give_back(self, epoch: int) -> None:
-        """This process is off the nodes of a lease that no longer holds."""
-        self.report(Said.OFFLOADED, epoch)
 
     def outcome(self, kind: PhaseKind, iteration: int, heard: Heard) -> Turn:
         """What has come of a phase that this process has finished: done, or a new lease. Waits for the job's others."""
@@ -212,52 +218,41 @@ class Link:
             return False
         return True
 
-    def unpark(self, kind: PhaseKind, epoch: int | None = None) -> State | None:
+    def unpark(self, kind: PhaseKind) -> State:
         """Takes over the state that was left on the nodes, if it is still there: only one thread gets it."""
         with self.lock:
-            parked = self.parked.get(kind)
-            if parked is None or epoch not in (None, parked[0]):
-                return None
-            return self.parked.pop(kind)[1]
-
-    def move_off(self, kind: PhaseKind, epoch: int) -> None:
-        """Somebody else needs the nodes on which state was left."""
-        with self.lock:
-            state = self.unpark(kind, epoch)
-            if epoch in self.stuck:
-                return
-            self.begin_to_move(epoch)
-        self.clear(epoch, state or ())
-        self.give_back(epoch)
+            return self.parked.pop(kind, (0, ()))[1]
 
     def decline(self, held: Held) -> None:
-        """A lease for which nobody waits any more: others get its nodes, once what was left there is off them."""
+        """A lease for which nobody waits any more: others get its nodes."""
         with self.lock:
-            if not self.is_unwanted(held) or held.epoch in self.stuck:
+            if not self.is_unwanted(held):
                 return
             self.over.add(held.epoch)
-            self.begin_to_move(held.epoch)
-            stayed = self.unpark(held.kind)
-        self.clear(held.epoch, stayed or ())
-        self.fail(held.epoch, "nobody waited for its turn any more")
+        self.leave_behind_nothing(held.kind, held.epoch, Said.FAILED, "nobody waited for its turn any more")
 
     def is_unwanted(self, held: Held) -> bool:
         return self.unwanted.get((held.kind, held.iteration), inf) <= monotonic()
 
-    def take_off(self, kind: PhaseKind, epoch: int) -> None:
-        """Moves off what was left under this lease, unless another thread does so already."""
+    def take_off(self, kind: PhaseKind, but: State | None = None) -> None:
+        """Moves off what was left for the kind, under whatever lease, unless another thread does so already."""
         with self.lock:
-            stayed = self.unpark(kind, epoch)
-            if stayed is None:
+            if kind not in self.parked or self.parked[kind][1] == but:
                 return
-            self.begin_to_move(epoch)
-        self.clear(epoch, stayed)
+            self._begin_to_move(kind)
+            stayed = self.unpark(kind)
+        self.clear(kind, stayed)
 
-    def leave_behind_nothing(self, kind: PhaseKind, epoch: int) -> None:
-        """The lease does not hold: says that this process is off its nodes, once it is."""
-        self.take_off(kind, epoch)
-        if self._has_left(epoch):  # else whoever moves it says so
-            self.give_back(epoch)
+    def leave_behind_nothing(self, kind: PhaseKind, epoch: int, said: Said = Said.OFFLOADED, reason: str = "") -> None:
+        """Nobody here goes on under this lease: says so, once all that was left for its kind is off the nodes.
+
+        Where that takes long it is said another time: the listening thread comes again, and so does who asks.
+        """
+        with self.lock:
+            self.over.add(epoch)
+        self.take_off(kind)
+        if self.has_left(kind):
+            self.report(said, epoch, reason)
 
     def move_all_off(self, within_s: float) -> None:
         """No state is on nodes once this returns but what the job is at work with: who leaves frees them.
@@ -267,12 +262,10 @@ class Link:
         until = monotonic() + within_s
         with self.lock:
             self.lock.wait_for(self._all_are_out, within_s)
-            parked, self.parked = self.parked, {}
-            for epoch, _ in parked.values():
-                self.begin_to_move(epoch)
+            kinds = tuple(self.parked)
         with ExitStack() as each:  # also if one fails
-            for epoch, state in parked.values():
-                each.callback(self.clear, epoch, state)
+            for kind in kinds:
+                each.callback(self.take_off, kind)
         with self.lock:
             self.lock.wait_for(lambda: not self.moving and self._all_are_out(), max(0.0, until - monotonic()))
             if self.stuck or not self._all_are_out():
@@ -281,26 +274,26 @@ class Link:
     def _all_are_out(self) -> bool:
         return not any(stint.loaded for stint in self.stints.values() if not stint.is_live)
 
-    def begin_to_move(self, epoch: int) -> None:
-        """State that is about to leave this lease's nodes is on them until it has."""
+    def _begin_to_move(self, kind: PhaseKind) -> None:
+        """State that is about to leave the nodes is on them until it has."""
         with self.lock:
-            self.moving.add(epoch)
-            self.stuck.add(epoch)
+            self.moving.add(kind)
+            self.stuck.add(kind)
 
-    def clear(self, epoch: int, state: State) -> float:
-        """Moves state off a lease's nodes; returns the seconds that it took.
+    def clear(self, kind: PhaseKind, state: State) -> float:
+        """Moves a kind's state off its nodes; returns the seconds that it took.
 
         Where that fails the nodes are not free, and nobody may say so: the lease runs out, and the job is ended.
         """
-        self.begin_to_move(epoch)
+        self._begin_to_move(kind)
         try:
             took_s = offload(state)
             with self.lock:
-                self.stuck.discard(epoch)
+                self.stuck.discard(kind)
             return took_s
         finally:
             with self.lock:
-                self.moving.discard(epoch)
+                self.moving.discard(kind)
                 self.lock.notify_all()
 
 

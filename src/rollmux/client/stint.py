@@ -14,6 +14,10 @@ the end of its lease was told once, or was tried to. Whoever would enter the pha
 A lease whose end was said, finished or failed, is never taken again (`Link.over`): the word may arrive at any time. A
 lease of what was asked for, and nobody is in line for, is given up (`Link.unwanted`). An iteration goes on once the
 script has heard that its phase counts: who gave the end up hears so from who enters it again.
+
+A lease that ran out is said to be left by who is under it, and by the heart where nobody is: nobody begins under it any
+more. That nobody goes on under a lease is said once all that stayed for its kind is off the nodes, since whatever lease
+it was there (`Link.leave_behind_nothing`).
 """
 
 import logging
@@ -128,18 +132,14 @@ class Stint:
         while True:
             try:
                 self._line_up()
-                lease = link.lease_for(self.kind, self.iteration, self._check_wanted, paused)
-                with link.lock:
-                    self._check_wanted()
-                    self.lease, self.arriving, self.in_line = lease, True, False
-            except BaseException:
-                self._step_out()
-                if not paused:
-                    self._forget()
-                raise
-            try:
+                lease = link.lease_for(self.kind, self.iteration, self._check_wanted, self._accepts, paused)
                 self._move_in(lease)
             except BaseException as error:
+                if not self.arriving:
+                    self._step_out()
+                    if not paused:
+                        self._forget()
+                    raise
                 self._arrived()
                 self.give_up(error)
                 if self.lost and isinstance(error, Exception):
@@ -155,6 +155,19 @@ class Stint:
             with link.lock:
                 self.lease, self.lost = None, ""
 
+    def _accepts(self, lease: Held) -> bool:
+        """Begins under this lease, with the state that has stayed. Not while state leaves, nor if the lease is over."""
+        link = self.link
+        link.take_off(self.kind, but=self.state)
+        with link.lock:
+            has_left = link.has_left(self.kind)
+            self._check_wanted()
+            if not has_left or lease.epoch in link.over:
+                return False
+            self.lease, self.arriving, self.in_line = lease, True, False
+            self.loaded = link.unpark(self.kind)
+            return True
+
     def _has_started(self, lease: Held) -> bool:
         """Says that the state is there, or takes it off where the lease no longer holds."""
         link = self.link
@@ -165,7 +178,7 @@ class Stint:
         if holds:  # but others of the job have given it up
             link.fail(lease.epoch, self.lost)
         else:
-            link.give_back(lease.epoch)
+            link.report(Said.OFFLOADED, lease.epoch)
         return False
 
     def _arrived(self) -> None:
@@ -180,13 +193,13 @@ class Stint:
         lease = self.lease
         try:
             if lease is not None:
-                self.link.take_off(self.kind, lease.epoch)
+                self.link.take_off(self.kind)
             self.move_off()
         finally:
             with self.link.lock:
                 self.lease = None  # no sign of life is given for it any more, however long telling takes
             try:
-                if lease is not None and lease.epoch not in self.link.stuck:
+                if lease is not None and self.kind not in self.link.stuck:
                     self._report_failed(lease.epoch, reason_of(error))
             finally:
                 self._forget()  # from here on another may ask, and is not given what was given up
@@ -194,26 +207,19 @@ class Stint:
     def move_off(self) -> float:
         if self.lease is None or not self.loaded:
             return 0.0
-        took_s = self.link.clear(self.lease.epoch, self.loaded)
+        took_s = self.link.clear(self.kind, self.loaded)
         with self.link.lock:
             self.loaded = ()
             self.link.lock.notify_all()
         return took_s
 
     def _move_in(self, lease: Held) -> None:
-        link, wanted = self.link, self.state if lease.nodes else ()  # a sync holds no nodes that it could move to
-        with link.lock:
-            stayed = link.unpark(self.kind)
-            if stayed is not None and stayed == self.state:
-                self.loaded, self._load_s = wanted, None
-                return
-            if stayed is not None:
-                link.begin_to_move(lease.epoch)
-        if stayed is not None:
-            link.clear(lease.epoch, stayed)
+        if self.loaded:  # it has stayed
+            self._load_s = None
+            return
         self._load_s = 0.0
-        for part in wanted:
-            with link.lock:
+        for part in self.state if lease.nodes else ():  # a sync holds no nodes that it could move to
+            with self.link.lock:
                 if self.lost or self.abandoned:
                     return
                 self.loaded += (part,)
@@ -267,13 +273,12 @@ class Stint:
     def _report_finished(self, epoch: int) -> Heard:
         """That state stays is said only while the lease surely holds: else the word would free nodes that it is on."""
         link = self.link
-        parked = link.parked.get(self.kind)
-        if parked is not None and parked[0] == epoch:
+        if self.kind in link.parked:
             try:
                 return link.report(Said.FINISHED, epoch, patience_s=max(link.sure_s, _LEAST_S), left=False)
             except Unreachable:
-                link.take_off(self.kind, epoch)
-        return link.report(Said.FINISHED, epoch)
+                link.take_off(self.kind)
+        return link.report(Said.FINISHED, epoch, left=link.has_left(self.kind))
 
     def _report_failed(self, epoch: int, reason: str) -> None:
         try:
