@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from copy import copy
 from threading import Event
 from time import sleep
 from typing import Any
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 import rollmux.client.stint
-from rollmux.client import AlreadyCommitted, LeaseLost, Mux, Unreachable
+from rollmux.client import AlreadyCommitted, LeaseLost, Mux, Phase, Unreachable
 from rollmux.mux.job import PhaseKind
 from rollmux.protocol.messages import Ask, Report, Said
 from tests.client.world import Crowd, Engine, World, job_data, soon
@@ -429,3 +430,28 @@ def test_an_asynchronous_phase_that_has_failed_keeps_no_state() -> None:
             assert not asyncio.run(look())
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("error", [None, SystemExit(0), ValueError("the child's own")])
+def test_a_child_that_leaves_the_body_of_a_phase_leaves_it_to_its_parent(
+    error: BaseException | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork copies what it finds, and has another number."""
+    world = World()
+
+    async def leaves(child: Phase) -> None:
+        with monkeypatch.context() as forked:
+            forked.setattr("os.getpid", lambda: -1)
+            copy(child).__exit__(type(error) if error else None, error, None)
+            await child.__aexit__(type(error) if error else None, error, None)
+
+    async def work() -> None:
+        async with mux.phase("rollout") as phase:
+            await leaves(copy(phase))
+        with mux.phase("train") as phase:
+            await leaves(copy(phase))
+
+    with world.connect(job_data("a")) as mux:
+        asyncio.run(work())
+        assert world.said("a", Said.FAILED) == []
+        assert len(world.said("a", Said.FINISHED)) == 2

@@ -125,6 +125,11 @@ class Mux:
         """How many iterations are committed."""
         return self._link.next[PhaseKind.SYNC] if self._link is not None else 0
 
+    @property
+    def is_own(self) -> bool:
+        """For phases: whether this is the process that has connected, and not a child of it."""
+        return os.getpid() == self._pid
+
     def open_stint(self, kind: PhaseKind, state: State, iteration: int | None) -> Stint | None:
         """For phases: a passage through one, or None where there is no controller."""
         link = self._link
@@ -217,7 +222,7 @@ class Mux:
     def close(self, failed: str = "") -> None:
         """This process has done its part; `failed` says why, if it has not. Does nothing in a child process."""
         link = self._link
-        if link is None or self._closed or os.getpid() != self._pid:
+        if link is None or self._closed or not self.is_own:
             return
         self._closed = True
         atexit.unregister(self._at_exit)

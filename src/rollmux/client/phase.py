@@ -1,7 +1,7 @@
 """`mux.phase(...)`: a decorator for functions and coroutines, and a context, plain or asynchronous.
 
 Inside, the nodes are this job's and the state is on them. The body's error is the job's own: it goes on its way once
-the nodes are given back.
+the nodes are given back. A child process that leaves the body says nothing: the phase is its parent's.
 
 An asynchronous phase begins and ends in threads of its own, which no loop can cancel or make wait: the end of a phase
 that was begun comes, whoever waits for it.
@@ -131,7 +131,7 @@ class Phase:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         stint, self._stint = self._stint, None
-        if stint is not None:
+        if stint is not None and self._mux.is_own:
             self._end(stint, error)
             self._hear(stint, error)
 
@@ -172,7 +172,7 @@ class Phase:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         stint, self._stint = self._stint, None
-        if stint is not None:
+        if stint is not None and self._mux.is_own:
             stint.leave_off()
             await _in_thread(partial(self._end, stint, error))
             self._hear(stint, error)
