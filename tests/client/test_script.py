@@ -11,6 +11,7 @@ from time import sleep
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 import rollmux
@@ -192,6 +193,16 @@ def test_an_iteration_of_the_past_can_not_be_done_again() -> None:
         with pytest.raises(CallRefused, match="phases of an iteration go in order") as raised, mux.phase("train"):
             raise AssertionError("it has no lease")
         assert raised.value.status == 409
+
+
+@pytest.mark.parametrize("zero", [np.int64(0), np.array(0)])
+def test_an_iteration_may_be_a_number_of_numpy_s(zero: Any) -> None:
+    world = World()
+    with world.connect(job_data("a")) as mux:
+        for kind in PhaseKind:
+            with mux.phase(kind.value, iteration=zero):
+                pass
+    assert world.ended("a") == "finished"
 
 
 def test_a_generator_is_no_phase() -> None:

@@ -10,6 +10,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from math import inf
+from operator import index
 from threading import RLock
 from types import TracebackType
 from typing import Any, TypeVar
@@ -139,7 +140,7 @@ class Mux:
         self._exit.failed = ""  # whoever wanted to end it has been overruled
         if kind is PhaseKind.ROLLOUT:
             self._sync_if_due()
-        return Stint(link, kind, link.next[kind] if iteration is None else iteration, state)
+        return Stint(link, kind, link.next[kind] if iteration is None else index(iteration), state)
 
     def _load_once(self, state: State) -> None:
         """Without a controller state comes with the first phase that needs it, and stays."""
