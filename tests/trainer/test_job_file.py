@@ -69,6 +69,31 @@ def test_all_wrong_values_are_told_at_once() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("|\n    Answer briefly.\n    End with a box.", "Answer briefly.\nEnd with a box.\n"),
+        ('"R\\u00e9ponds\\u00a0: \\t bref."', "R\u00e9ponds\u00a0: \t bref."),
+        ('"\\U0001F468\\u200d\\U0001F52C answers."', "\U0001f468\u200d\U0001f52c answers."),
+        ("x" * 5000, "x" * 5000),
+    ],
+    ids=["lines", "blanks", "joined", "long"],
+)
+def test_what_a_model_is_told_may_be_any_text(written: str, read: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"task:\n  system: {written}\n")
+    assert read_job_file(tmp_path / "job.yaml").task.system == read
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "no\u00a0break", "\ud83d", "x" * 5000, 3])
+def test_names_and_paths_are_short_and_printable(text: object) -> None:
+    assert set(problems({"name": text, "task": {"path": text}})) == {"job.name", "job.task.path"}
+
+
+@pytest.mark.parametrize("text", [3, None, "half of a pair: \ud83d"])
+def test_what_is_no_text_is_told_to_no_model(text: object) -> None:
+    assert set(problems({"task": {"system": text}})) == {"job.task.system"}
+
+
 def test_a_group_of_one_has_nobody_to_be_compared_with() -> None:
     assert set(problems({"batching": {"responses": 1}})) == {"job.batching.responses"}
     read_job({"batching": {"responses": 1}, "objective": {"algorithm": "reinforce"}})

@@ -3,6 +3,7 @@
 Every problem of a file is reported at once, with its path; an unknown key is one, and is told the nearest known.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from rollmux.trainer.settings import LEAST_CLIP, Bounds, JobFile, Objective
 
 EXAMPLE = "see examples/train/arithmetic.yaml"
 MAX_TEXT = 4096
+_HALF = re.compile(r"[\ud800-\udfff]")  # of a surrogate pair, which YAML's escapes can write and no tokenizer reads
 
 
 def read_job_file(path: str | Path) -> JobFile:
@@ -68,15 +70,23 @@ class _Read:
         bounds: Bounds = each.metadata["bounds"]
         checks = Checks(path, self.problems)
         if isinstance(default, str):
-            is_right = isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
-            if not is_right or (bounds.choices and value not in bounds.choices):
-                limit = f"one of {', '.join(bounds.choices)}" if bounds.choices else "a printable text"
-                checks.report(each.name, value, limit, bounds.remedy)
+            self._check_text(checks, each.name, value, bounds)
         elif isinstance(default, int):
             checks.whole(each.name, value, int(bounds.low), int(bounds.high), bounds.remedy)
         else:
             checks.number(each.name, value, bounds.low, bounds.high, bounds.remedy)
         return value
+
+    def _check_text(self, checks: Checks, name: str, value: object, bounds: Bounds) -> None:
+        if bounds.choices:
+            limit, is_right = f"one of {', '.join(bounds.choices)}", value in bounds.choices
+        elif bounds.is_prose:
+            limit, is_right = "a text", isinstance(value, str) and _HALF.search(value) is None
+        else:
+            limit = f"a printable text of at most {MAX_TEXT} characters"
+            is_right = isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
+        if not is_right:
+            checks.report(name, value, limit, bounds.remedy)
 
     def check_together(self, job: JobFile) -> None:
         """What is right by itself and not beside the rest."""

@@ -15,12 +15,16 @@ LEAST_CLIP = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is accepted: a number from `low` to `high`, one of `choices`, or a text where neither is given."""
+    """What is accepted: a number from `low` to `high`, one of `choices`, or a text where neither is given.
+
+    A name or a path is short and printable; prose is read by a model, which reads lines and whatever else there is.
+    """
 
     low: float = 0.0
     high: float = 0.0
     choices: tuple[str, ...] = ()
     remedy: str = ""
+    is_prose: bool = False
 
 
 def _number(default: float, low: float, high: float, remedy: str) -> Any:
@@ -34,6 +38,10 @@ def _choice(default: str, *choices: str) -> Any:
 
 def _text(default: str, remedy: str) -> Any:
     return field(default=default, metadata={"bounds": Bounds(remedy=remedy)})
+
+
+def _prose(default: str, remedy: str) -> Any:
+    return field(default=default, metadata={"bounds": Bounds(remedy=remedy, is_prose=True)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class Task:
 
     name: str = _choice("arithmetic", "arithmetic", "counting", "questions")
     path: str = _text("", "name the file with the questions")
-    system: str = _text("", "say what the model is told before each question")
+    system: str = _prose("", "say what the model is told before each question")
     prompts: int = _number(1000, 1, 10**7, "give the prompts of an epoch")
     largest: int = _number(9, 2, 10**6, "give the largest first factor, or first number")
     median: float = _number(
