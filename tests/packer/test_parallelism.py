@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmux.errors import InvalidSpec
-from rollmux.packer.parallelism import Ground, ParallelismPlanner, PlannerSettings
+from rollmux.packer.parallelism import Ground, ParallelismPlanner, PlannerSettings, SizeChoice
 from rollmux.packer.round_time import DecodeRates, RoundLoad, predict
 
 SETTINGS = PlannerSettings(gpus=16, server_gpus=8, resize_s=5.0)
@@ -73,7 +73,7 @@ def test_the_predicted_size_begins_a_cheapest_way_through_the_rounds_ahead(
     table = [{each.size: predict(each, load, 16) for each in rates} for load in ahead]
     costs = [{at: found.round_s for at, found in row.items() if found is not None} for row in table]
     costs = [row for row in costs if row]
-    if not costs:
+    if not costs or size not in {each.size for each in rates}:
         assert (choice.size, choice.ground) == (size, Ground.PREEMPTIONS)
         return
 
@@ -99,12 +99,18 @@ def test_no_smaller_size_is_chosen_while_preemptions_rise(
     for preemptions, short in rounds:
         planner.observe(preemptions, short=short)
     choice = planner.choose([load] * 20)
-    fits_now = size in dict(choice.predicted)
-    if fits_now:
+    if all(predict(each, load, 16) is not None for each in rates if each.size == size):
         assert not choice.size < size < choice.by_preemptions
         assert choice.size >= size or not planner.state()["risen"]
     if choice.ground is Ground.DISAGREEMENT:
         assert choice.size == size != choice.by_prediction
+
+
+@pytest.mark.parametrize(("seen", "size"), [((), 2), ((100, 200), 4), ((0, 0, 0, 0), 1)])
+def test_while_the_present_size_is_not_profiled_the_preemptions_alone_decide(seen: tuple[int, ...], size: int) -> None:
+    others = [DecodeRates(each, 10**6, 0.1, 0.0, 0.0, 1e9) for each in (1, 4, 8)]
+    choice = told(ParallelismPlanner(SETTINGS, others, 2), *seen).choose([RoundLoad(16, (50,))] * 100)
+    assert choice == SizeChoice(size, Ground.PREEMPTIONS, size)
 
 
 @given(before=ROUNDS, after=ROUNDS, rates=profiles(), load=LOADS)

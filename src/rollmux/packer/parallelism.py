@@ -117,9 +117,12 @@ class ParallelismPlanner:
     def choose(self, ahead: Sequence[RoundLoad] = ()) -> SizeChoice:
         """The size for the first of the rounds ahead; they are the horizon over which a resize must pay.
 
-        Without rates or without rounds the preemptions alone decide, as published.
+        Without rounds, or without rates of the present size, which others are held against, the preemptions alone
+        decide, as published.
         """
         asked = self._by_preemptions()
+        if self.size not in self._rates:
+            return SizeChoice(asked, Ground.PREEMPTIONS, asked)
         rows = {load: self._predictions(load) for load in dict.fromkeys(ahead)}
         table = [rows[load] for load in ahead if rows[load]]
         if not table:
