@@ -133,6 +133,10 @@ def test_the_program_is_the_last_block_or_all_of_it(response: str, source: str) 
         ({"function": "my scores:f"}, "function"),
         ({"asserts": "assert (("}, "asserts"),
         ({"asserts": "# nothing"}, "asserts"),
+        ({"asserts": "assert f(x=2, x=2) == 4"}, "asserts"),
+        ({"asserts": "x = f(2)\nreturn x == 4"}, "asserts"),
+        ({"asserts": "assert await f(2) == 4"}, "asserts"),
+        ({"asserts": f"assert f(2) == {'1 + ' * 2000}1"}, "asserts"),
         ({"judge": "{response} {tone}"}, "judge_task.fields"),
         ({"judge": "{response}", "fields": {"prompt": "another"}}, "fields"),
         ({"judge": "{response}", "answers": {}}, "judge_task.answers"),
@@ -140,12 +144,20 @@ def test_the_program_is_the_last_block_or_all_of_it(response: str, source: str) 
         ({"judge": "Is it?"}, "judge"),
         ({"judge": ""}, "judge"),
         ({"judge": "{response", "answers": {"yes": 1}}, "judge_task.template"),
+        ({"judge": "{response!x}"}, "judge_task.template"),
+        ({"judge": "{response!r}"}, "judge_task.template"),
+        ({"judge": "{response:.2f}?"}, "judge_task.template"),
+        ({"judge": "{response} in {tone: kind or not}", "fields": {"tone": "x"}}, "judge_task.template"),
     ],
 )
 def test_what_is_wrong_with_a_line_is_told_with_its_number(line: Mapping[str, Any], told: str) -> None:
     found = problems(lines({"answer": "1"}, line, {"answer": "2"}))
     assert f"line 2: {told}" in found
     assert all(path.startswith("line 2: ") for path in found)
+
+
+def test_what_python_warns_of_in_asserts_is_taken_without_a_word() -> None:
+    assert len(read_questions(lines({"asserts": "assert (f(2) is 4, '\\d')"}), "mine")) == 1
 
 
 def test_modules_of_packages_are_found_and_none_is_imported(tmp_path: Path) -> None:

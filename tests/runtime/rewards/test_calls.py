@@ -348,6 +348,11 @@ def test_tests_that_ask_nothing_of_the_program_are_no_score(tests: str) -> None:
     assert (status, why[:31]) == (BROKEN_TESTS, "they ask nothing of the program")
 
 
+def test_tests_that_are_nested_too_deeply_to_be_read_are_no_score() -> None:
+    status, why = ended(MIXED, f"assert adder(1)(2) == {'0 + ' * 2000}3")
+    assert (status, "recursion" in why) == (BROKEN_TESTS, True)
+
+
 def test_tests_may_import_the_program() -> None:
     assert (
         ended(MIXED, "from solution import LIMIT as most\nimport solution\nassert most == solution.LIMIT == 3")[0]

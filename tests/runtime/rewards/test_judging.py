@@ -271,5 +271,7 @@ def test_a_task_or_a_pool_that_can_not_be_judged_is_refused() -> None:
         JudgeTask("?", {}, {" yes": 1.0, " no": float("nan")})
     with pytest.raises(InvalidSpec, match="template"):
         JudgeTask("{", {})
+    with pytest.raises(InvalidSpec, match=r"template = \['said'\]: must be names alone in braces"):
+        JudgeTask("{said!r} {{said:>9}}", {"said": "so"})
     with pytest.raises(InvalidSpec, match="judge"):
         PoolSettings(turns={Kind.JUDGE: 1})

@@ -84,7 +84,8 @@ class AsyncTask:
 class JudgeTask:
     """What a judge model expects: the worth of each answer, weighted by how likely the model gives it.
 
-    `template` names `fields` in braces, and only it can name special tokens; `answers` are what may follow it.
+    `template` names `fields` in braces, as they stand and in no format, and only it can name special tokens; `answers`
+    are what may follow it.
     """
 
     template: str
@@ -94,13 +95,16 @@ class JudgeTask:
     def __post_init__(self) -> None:
         problems = []
         try:
-            names = {name for _, name, _, _ in Formatter().parse(self.template) if name is not None}
+            parts = list(Formatter().parse(self.template))
         except ValueError as error:
-            names = set()
+            parts = []
             problems.append(
                 Problem("judge_task.template", str(error), "a format string", "double braces that are text")
             )
-        if missing := sorted(names - set(self.fields)):
+        if formatted := sorted({name for _, name, form, conversion in parts if name and (form or conversion)}):
+            remedy = "leave out what stands behind them; double braces are text"
+            problems.append(Problem("judge_task.template", formatted, "names alone in braces", remedy))
+        if missing := sorted({name for _, name, _, _ in parts if name is not None} - set(self.fields)):
             problems.append(Problem("judge_task.fields", missing, "all that the template names", "give their texts"))
         if (
             len(self.answers) < 2

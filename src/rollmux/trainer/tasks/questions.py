@@ -16,6 +16,7 @@ from pathlib import Path
 from string import Formatter
 from textwrap import dedent
 from typing import Any, Literal
+from warnings import catch_warnings
 
 import msgspec
 
@@ -23,6 +24,7 @@ from rollmux.errors import InvalidSpec, Problem
 from rollmux.protocol.plain_json import read_object
 from rollmux.runtime.rewards import KINDS, Case, CodeTask, FunctionTask, JudgeTask, MathsTask
 from rollmux.runtime.rewards import Task as Asked
+from rollmux.runtime.rewards.asserts.reading import compiled
 from rollmux.runtime.sandbox import Program
 from rollmux.trainer.errors import NotTaught
 from rollmux.trainer.tasks.pretrained import Pretrained, without_end
@@ -166,7 +168,9 @@ def _require_askable(task: Asked, folder: str) -> None:
     match task:
         case CodeTask(asserts=asserts) if asserts:
             try:
-                says_nothing = not ast.parse(asserts).body
+                with catch_warnings(action="ignore"):  # what is warned of can be run
+                    compiled(asserts)
+                    says_nothing = not ast.parse(asserts).body
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 raise _wrong("asserts", asserts, "lines of Python", str(error)) from None
             if says_nothing:

@@ -51,7 +51,7 @@ def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
     """How the tests went, and why. They pass only with a program that has run to its end, and of which they ask."""
     try:
         code = compiled(tests)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return BROKEN_TESTS, str(error)
     link = Link(connection, expects_stop="StopIteration" in tests)
     names, begun = Names(link, code), 0
