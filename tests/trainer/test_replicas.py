@@ -1,11 +1,13 @@
 """Gradients by real processes over shared weights: what one process computes, also where some of them are killed."""
 
 import os
+import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,11 +22,14 @@ from rollmux.errors import InvariantViolated
 from rollmux.runtime.forks import begun
 from rollmux.service.local.process_tree import Process, look
 from rollmux.trainer import replicas as module
+from rollmux.trainer.errors import NotShared
 from rollmux.trainer.job import train
 from rollmux.trainer.learner import Learner
+from rollmux.trainer.parts import model_of
 from rollmux.trainer.replicas import Replicated, dealt
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.settings import Optimiser
+from rollmux.trainer.tasks import build_task
 from rollmux.trainer.update import Objective, WrongVersion
 from tests.trainer.jobs import alone, left_behind, tiny
 from tests.trainer.update.naive import VERSION, Drawn, samples
@@ -114,6 +119,29 @@ def test_a_model_of_more_tensors_than_descriptors_go_along_with_a_process() -> N
     replicated = Replicated(model, OBJECTIVE, 2)
     with closing(replicated):
         assert replicated.gradient(VERSION, samples(DRAWN)).samples == len(DRAWN)
+
+
+def built(place: str) -> None:
+    job = tiny(rollout={"place": place})
+    model_of(job, build_task(job.task, job.seed, job.model.path))
+
+
+def replicated() -> None:
+    Replicated(tiny_model(), OBJECTIVE, 2)
+
+
+@pytest.mark.parametrize("shares", [partial(built, "beside"), replicated], ids=["engine", "replicas"])
+def test_a_model_that_finds_no_place_in_shared_memory_is_told_in_a_line(shares: Callable[[], object]) -> None:
+    built("inside")  # what that imports opens files
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(
+            NotShared, match=r"^the weights .* shared memory \(.* open files .*\): make /dev/shm larger"
+        ):
+            shares()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_what_a_replica_refuses_is_told_as_if_it_had_come_here() -> None:

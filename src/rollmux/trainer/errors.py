@@ -4,6 +4,7 @@ RollmuxError
 ├── CheckpointRefused   a checkpoint can't be continued from
 ├── FetchFailed         a pretrained model could not be had
 ├── ModelMissing        the folder that is to hold a model holds none that is whole
+├── NotShared           the weights find no room in memory that several processes share
 ├── NotTaught           the model knows no form for what is said to it
 ├── RanksApart          the processes of a job that spans nodes don't find each other, or one is gone
 ├── RunExists           the folder holds a run, and nobody said that it is to be continued
@@ -26,6 +27,10 @@ class FetchFailed(RollmuxError):
 
 class ModelMissing(RollmuxError):
     """Name another folder, or fetch a model into it."""
+
+
+class NotShared(RollmuxError):
+    """Give the machine's shared memory more room, or do with one process."""
 
 
 class NotTaught(RollmuxError):

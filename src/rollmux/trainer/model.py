@@ -8,7 +8,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.utils import GENERATION_CONFIG_NAME, logging
 
 from rollmux.runtime.folders import NotLoaded, model_in
-from rollmux.trainer.errors import ModelMissing
+from rollmux.trainer.errors import ModelMissing, NotShared
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.settings import Model
 from rollmux.trainer.tasks.pretrained import model_folder
@@ -46,6 +46,16 @@ def _from_scratch(settings: Model, vocabulary: int, max_length: int, seed: int) 
         pad_token_id=None,
     )
     return LlamaForCausalLM(config)
+
+
+def share(model: Any) -> None:
+    """Its weights lie in memory that processes beside this one see too."""
+    try:
+        model.share_memory()
+    except RuntimeError as error:  # of the system's, in torch's words
+        remedy = "make /dev/shm larger (a container's by --shm-size; too many files: ulimit -n)"
+        instead = "or leave out update.replicas and rollout.place"
+        raise NotShared(f"the weights can't be put in shared memory ({error}): {remedy}, {instead}") from error
 
 
 def export_model(model: Any, folder: Path) -> None:

@@ -21,7 +21,7 @@ from rollmux.trainer import settings as said
 from rollmux.trainer.data import Data
 from rollmux.trainer.early import Early
 from rollmux.trainer.learner import Learner
-from rollmux.trainer.model import build_model
+from rollmux.trainer.model import build_model, share
 from rollmux.trainer.pooled import open_pooled
 from rollmux.trainer.ranks import Ranks
 from rollmux.trainer.rollout import Rollout
@@ -167,7 +167,7 @@ def model_of(job: said.JobFile, task: Task) -> Any:
         checks.report("model.path", job.model.path, limit, remedy)
         checks.require()
     if job.rollout.place == "beside":
-        model.share_memory()
+        share(model)
     return model
 
 

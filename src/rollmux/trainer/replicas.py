@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from rollmux.errors import InvariantViolated, RollmuxError
 from rollmux.runtime.forks import Fork, begun
+from rollmux.trainer.model import share
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.update import Exchange, GradientSum, Objective, Replicas, Stats
 
@@ -60,7 +61,7 @@ class Replicated:
         self._handed = set[str]()
         self._given: list[deque[int]] = []
         if replicas > 1:
-            model.share_memory()
+            share(model)
 
     def forget_early(self) -> None:
         """What comes from here on is of the next gradient."""
