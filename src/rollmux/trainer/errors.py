@@ -7,6 +7,7 @@ RollmuxError
 ├── NotShared           the weights find no room in memory that several processes share
 ├── NotTaught           the model knows no form for what is said to it
 ├── RanksApart          the processes of a job that spans nodes don't find each other, or one is gone
+├── ReplicasLost        the processes of a gradient fail again and again
 ├── RunExists           the folder holds a run, and nobody said that it is to be continued
 └── RolloutStuck        a round can't come to its end
 
@@ -39,6 +40,10 @@ class NotTaught(RollmuxError):
 
 class RanksApart(RollmuxError):
     """Start all of them again: the run goes on from its checkpoint."""
+
+
+class ReplicasLost(RollmuxError):
+    """The weights are as they were: go on from the checkpoint, with more memory say, or with fewer replicas."""
 
 
 class RunExists(RollmuxError):

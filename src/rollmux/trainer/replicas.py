@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from rollmux.errors import InvariantViolated, RollmuxError
 from rollmux.runtime.forks import Fork, begun
+from rollmux.trainer.errors import ReplicasLost
 from rollmux.trainer.model import share
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.update import Exchange, GradientSum, Objective, Replicas, Stats
@@ -119,13 +120,14 @@ class Replicated:
             except RollmuxError:
                 self.close()
                 raise
-            except (OSError, EOFError, RuntimeError):  # in one of these a replica's end is heard of
+            except (OSError, EOFError, RuntimeError) as trouble:  # in one of these a replica's end is heard of
                 refusal = self._refusal()
                 self.close()
                 if refusal is not None:
                     raise refusal from None
                 if not left:
-                    raise
+                    what = f"a gradient by {self._replicas} processes has failed {_TRIES} times in a row"
+                    raise ReplicasLost(f"{what}: their log may say why ({trouble!r})") from trouble
         raise AssertionError("the last try returns or raises")
 
     def _refusal(self) -> RollmuxError | None:
