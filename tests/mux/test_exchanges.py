@@ -384,6 +384,7 @@ def everyone_comes_back(hand: Hand, *but: str) -> None:
             hand.tell(ev.JobStarted(name, record.attempt))
         assert record.state is Job.RUNNING
         assert name in APART[record.group_id]
+        assert not record.moving_because
     hand.replayed()
 
 

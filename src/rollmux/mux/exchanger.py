@@ -75,7 +75,10 @@ class Exchanger:
         swaps, state.swaps, state.swaps_until = state.swaps, {}, inf
         for name in swaps:
             record = state.jobs.get(name)
-            if record is not None and record.state is Job.PROVISIONING:
+            if record is None:
+                continue
+            record.moving_because = ""
+            if record.state is Job.PROVISIONING:
                 state.launch_if_ready(record, out)
 
     def _plans(self, now: float) -> list[Plan] | None:

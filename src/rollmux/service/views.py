@@ -112,11 +112,23 @@ def _no_place(job: JobSpec, alone_usd: float, *lines: str) -> Quote:
 
 
 def explained(controller: Controller, job_id: str, tenant: str | None) -> tuple[str, ...]:
-    """Why a job is where it is."""
-    decision = controller.machine.state.decisions.get(job_id)
+    """Why a job is where it is, or still waits.
+
+    Of one that has moved since, the decision is that of its admission.
+    """
+    state = controller.machine.state
+    decision, record = state.decisions.get(job_id), state.jobs.get(job_id)
     if decision is None:
         return (f"Nothing is remembered of why job {job_id} is where it is: that was before a restart, or long ago.",)
-    return tuple(explain(decision, controller.names(tenant)).splitlines())
+    lines = tuple(explain(decision, controller.names(tenant)).splitlines())
+    if record is None or record.placement is None or decision.plan is None:
+        return lines
+    plan, placement = decision.plan, record.placement
+    if (plan.group.id, plan.placement) == (record.group_id, placement):
+        return lines
+    where = f"{record.group_id} on {', '.join(placement.all_nodes)}"
+    why = "" if state.is_moving(record) or not record.moving_because else f": {record.moving_because}"
+    return (f"Job {job_id} has moved since to {where}{why}. This is how it was admitted:", *lines)
 
 
 def told(controller: Controller, job_id: str, tenant: str | None) -> Steps[tuple[str, ...]]:
