@@ -171,7 +171,7 @@ class ClusterState:
         self.backlog.sort(key=lambda job_id: (-self.jobs[job_id].job.priority, self.jobs[job_id].number))
         queue = [self.jobs[job_id].job for job_id in self.backlog]
         # 2. Plan.
-        cycle = run_cycle(snapshot, queue, lambda: self._remaining(now), self.policy)
+        cycle = run_cycle(snapshot, queue, lambda: self.remaining(now), self.policy)
         for decision in cycle.decisions:
             self._remember(decision)
             if decision.plan is None:
@@ -237,7 +237,8 @@ class ClusterState:
         if len(self.decisions) > self.rules.decisions_limit:
             del self.decisions[next(iter(self.decisions))]
 
-    def _remaining(self, now: float) -> dict[str, Left]:
+    def remaining(self, now: float) -> dict[str, Left]:
+        """What each job has left."""
         found = {}
         for job_id, record in self.jobs.items():
             since = record.progress.since

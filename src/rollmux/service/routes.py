@@ -79,7 +79,7 @@ async def submit(call: Call) -> msg.Done:
 
 async def quote(call: Call) -> view.Quote:
     submission, owner = _submission(call), _tenant(call)
-    return await call.host.look(lambda _: views.quote(call.host.controller, submission, owner, call.caller.sees))
+    return await call.host.look(lambda now: views.quote(call.host.controller, now, submission, owner, call.caller.sees))
 
 
 async def attach(call: Call) -> msg.Attached:

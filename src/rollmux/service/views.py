@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from rollmux.mux.backlog import run_cycle
 from rollmux.mux.explain import explain
 from rollmux.mux.forecast import likely_s
 from rollmux.mux.job import JobSpec
@@ -80,10 +81,10 @@ def one_job_view(controller: Controller, now: float, job_id: str, tenant: str | 
     return replace(view, likely_s=dict(zip(names, likely_s(group, taken), strict=True))[job_id])
 
 
-def quote(controller: Controller, submission: Submission, owner: str, tenant: str | None) -> Quote:
+def quote(controller: Controller, now: float, submission: Submission, owner: str, tenant: str | None) -> Quote:
     """What would become of a job that its owner submitted now; raises what that would raise.
 
-    Jobs that wait are before it, so it waits behind them.
+    The queue itself is asked, so that it goes ahead of those who wait as it would then.
     """
     state, known = controller.machine.state, controller.jobs.get(submission.job.id)
     if known is not None:
@@ -94,11 +95,16 @@ def quote(controller: Controller, submission: Submission, owner: str, tenant: st
     alone_usd = job.usd_per_hour(state.cluster)
     if known is not None:
         return _no_place(job, alone_usd, "It has been submitted already: the same again changes nothing.")
-    decision = state.policy.place(job, state.snapshot())
-    plan, name = decision.plan, controller.names(tenant)
+    waiting = [state.jobs[job_id].job for job_id in state.backlog]
+    queue = sorted([*waiting, job], key=lambda each: -each.priority)
+    cycle = run_cycle(state.snapshot(), queue, lambda: state.remaining(now), state.policy)
+    decided = next((decision for decision in cycle.decisions if decision.job_id == job.id), None)
+    decision = decided or state.policy.place(job, state.snapshot())
+    name = controller.names(tenant)
     lines = tuple(explain(decision, lambda job_id: job_id if job_id == job.id else name(job_id)).splitlines())
-    if state.backlog:
-        return _no_place(job, alone_usd, f"{len(state.backlog)} jobs are in line before it.", *lines)
+    if decided is None:
+        return _no_place(job, alone_usd, f"{queue.index(job)} jobs are in line before it.", *lines)
+    plan = decision.plan
     if plan is None:
         return _no_place(job, alone_usd, *lines)
     forecast = state.policy.forecaster.forecast(plan.group)
