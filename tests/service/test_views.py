@@ -1,12 +1,16 @@
 """What owners are told of the cluster, held against what is so."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
+from rollmux.errors import IllegalEvent
+from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
-from rollmux.mux.job import JobSpec
+from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.protocol.job_file import Submission
+from rollmux.protocol.messages import Ask
 from rollmux.service import views
 from rollmux.service.controller import Controller
 from tests.mux.test_backlog import cast_on, job, played
@@ -61,3 +65,46 @@ def test_a_quote_is_what_comes_of_the_job_once_it_is_submitted(asked: JobSpec, a
         (record.placement.rollout, record.placement.train) if record.placement else ((), ())
     )
     assert ("1 jobs are in line before it." in quote.lines) is (asked.id == "long")
+
+
+def test_those_who_have_gone_are_in_line_before_nobody() -> None:
+    controller = line(*(job(name, iterations=9) for name in "BCD"))
+    assert controller.machine.state.backlog == ["big", "B", "C", "D"]
+    for gone in "BC":
+        controller.cancel(0.0, gone)
+    view = views.job_view(controller, 0.0, "D", "team", {})
+    assert view.reason == "1 jobs are in line before it"
+    with pytest.raises(IllegalEvent, match="number 2 in line: 1 jobs are in line before it"):
+        controller.processes.ask(0.0, "D", Ask(1, PhaseKind.ROLLOUT, 0))
+
+
+@pytest.mark.parametrize(("tenant", "first"), [("team", "another tenant's job"), (None, "job big")])
+def test_a_job_that_has_not_been_tried_waits_for_those_before_it(tenant: str | None, first: str) -> None:
+    controller = line(job("behind", iterations=9))
+    (said,) = views.explained(controller, "behind", tenant)
+    assert said == f"Job behind is number 2 in line: 1 jobs are in line before it, the first of them {first}."
+
+
+def test_a_job_that_has_fallen_behind_is_not_said_to_wait_for_what_it_lacked_when_it_was_first() -> None:
+    controller = line()
+    assert "no place now, a group of its own would find" in views.explained(controller, "big", None)[0]
+    controller.submit(0.0, "team", Submission(job("urgent", nodes=2, priority=5)))
+    (said,) = views.explained(controller, "big", None)
+    assert said == "Job big is number 2 in line: 1 jobs are in line before it, the first of them job urgent."
+
+
+def test_a_job_that_lost_its_place_and_has_others_before_it_is_not_said_to_have_it() -> None:
+    wide = replace(job("wide", priority=6), train=PhaseSpec(40.0, 2))
+    controller = line(job("B", iterations=9, priority=5), wide)
+    assert "group-0" in views.explained(controller, "A", None)[0]
+    for event in (ev.JobStarted("A", 1), ev.NodeLost("r0"), ev.JobStopped("A", 1)):
+        controller.tell(0.0, event)
+    (said,) = views.explained(controller, "A", None)
+    assert said == "Job A is number 2 in line: 1 jobs are in line before it, the first of them job wide."
+
+
+def test_what_a_job_in_line_lacks_is_known_without_its_decision() -> None:
+    controller = line()
+    controller.machine.state.decisions.clear()  # as after a restart
+    (said,) = views.explained(controller, "big", None)
+    assert said.startswith("Job big is number 1 in line: a group of its own would find 1 of the 2 nodes")

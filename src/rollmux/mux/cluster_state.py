@@ -1,5 +1,6 @@
 """The state of the whole cluster and the few ways in which it changes; the machine above decides when."""
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,7 +10,7 @@ from rollmux.errors import InvariantViolated
 from rollmux.mux.backlog import Left, run_cycle
 from rollmux.mux.commands import Admit, Command, Launch, Queue, Stop
 from rollmux.mux.exchanges import Swap
-from rollmux.mux.explain import why_queued
+from rollmux.mux.explain import in_line, why_queued
 from rollmux.mux.group import Group
 from rollmux.mux.groups import Groups
 from rollmux.mux.hardware import Cluster
@@ -168,7 +169,7 @@ class ClusterState:
             return
         # 1. Snapshot, and the queue in its order.
         snapshot = self.snapshot()
-        self.backlog.sort(key=lambda job_id: (-self.jobs[job_id].job.priority, self.jobs[job_id].number))
+        self.backlog.sort(key=self._turn)
         queue = [self.jobs[job_id].job for job_id in self.backlog]
         # 2. Plan.
         cycle = run_cycle(snapshot, queue, lambda: self.remaining(now), self.policy)
@@ -192,7 +193,19 @@ class ClusterState:
             if refusal is not None:
                 self._tell_queued(job_id, why_queued(refusal), cycle.head_wait_s if position == 1 else None, out)
             elif told is None or told.position < position:
-                self._tell_queued(job_id, f"{position - 1} jobs are in line before it", None, out)
+                self._tell_queued(job_id, in_line(position - 1), None, out)
+
+    def _turn(self, job_id: str) -> tuple[int, int]:
+        record = self.jobs[job_id]
+        return -record.job.priority, record.number
+
+    def waits(self, record: JobRecord) -> Queue | None:
+        """Why a job waits as of now: of those who were before it when its owner heard of that, some may have gone."""
+        told = record.told
+        if told is None or told.reason != in_line(told.position - 1):
+            return told
+        before = bisect_left(self.backlog, self._turn(record.job.id), key=self._turn)
+        return Queue(told.job_id, before + 1, in_line(before), None)
 
     def _tell_queued(self, job_id: str, reason: str, wait_s: float | None, out: Commands) -> None:
         record = self.jobs[job_id]

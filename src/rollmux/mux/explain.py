@@ -25,6 +25,11 @@ def why_queued(decision: Decision) -> str:
     return "no group can take it in, and there are no nodes for a group of its own"
 
 
+def in_line(before: int) -> str:
+    """Why a job has no place yet whose turn to be tried has not come."""
+    return f"{before} jobs are in line before it"
+
+
 def _outcome(decision: Decision) -> str:
     plan = decision.plan
     if plan is None:
@@ -45,7 +50,8 @@ def _line(candidate: Candidate, name: Callable[[str], str]) -> str:
     return f"{what}: {_reason(candidate, name)}"
 
 
-def _called(job_id: str, name: Callable[[str], str]) -> str:
+def called(job_id: str, name: Callable[[str], str]) -> str:
+    """A job by its name, or by what may be said of it."""
     return f"job {job_id}" if name(job_id) == job_id else name(job_id)
 
 
@@ -65,7 +71,7 @@ def _reason(candidate: Candidate, name: Callable[[str], str]) -> str:
         case Verdict.FROZEN:
             return "takes no newcomers: one of its nodes is lost or cordoned."
         case Verdict.NO_SLACK:
-            who = _called(subject, name)
+            who = called(subject, name)
             return f"{who} has hardly any time to lose, by its SLO or since it was slowed: it shares no nodes."
         case Verdict.MEMORY:
             return f"node {subject} would keep {value / _GB:.0f} GB of state, it has room for {limit / _GB:.0f} GB."
@@ -75,6 +81,6 @@ def _reason(candidate: Candidate, name: Callable[[str], str]) -> str:
                 f"{limit:.0%} of one free in all, and waiting must not cost anybody its SLO in whatever order."
             )
         case Verdict.SLO:
-            return f"{_called(subject, name)} would take {value:.1f} s an iteration, its SLO allows {limit:.1f} s."
+            return f"{called(subject, name)} would take {value:.1f} s an iteration, its SLO allows {limit:.1f} s."
         case Verdict.NO_NODES:
             return f"pool {subject} has {limit:.0f} free nodes, {value:.0f} are needed."

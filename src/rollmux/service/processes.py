@@ -225,8 +225,8 @@ class Processes:
         record = state.jobs.get(job_id)
         if record is None:
             return f"it has ended: {state.ended.get(job_id, 'long ago')}"
-        if record.told is not None:
-            return f"number {record.told.position} in line: {record.told.reason}"
+        if (waits := state.waits(record)) is not None:
+            return f"number {waits.position} in line: {waits.reason}"
         return f"the job is {record.state.value}"
 
     def _lane(self, job_id: str, epoch: int) -> Lane | None:

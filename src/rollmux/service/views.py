@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rollmux.mux.backlog import run_cycle
-from rollmux.mux.explain import explain
+from rollmux.mux.commands import Queue
+from rollmux.mux.explain import called, explain, in_line, why_queued
 from rollmux.mux.forecast import likely_s
 from rollmux.mux.job import JobSpec
 from rollmux.mux.job_record import JobRecord
@@ -43,7 +44,7 @@ def job_view(
     record = state.jobs.get(job_id)
     if record is None:
         return _ended(controller, live)
-    placement, progress = record.placement, record.progress
+    placement, progress, waits = record.placement, record.progress, state.waits(record)
     return JobView(
         job_id,
         live.tenant,
@@ -61,8 +62,8 @@ def job_view(
         record.job.slo,
         record.job.usd_per_hour(state.cluster),
         _lanes(controller, now, record, tenant),
-        record.told.reason if record.told else (record.moving_because if state.is_moving(record) else ""),
-        record.told.expected_wait_s if record.told else None,
+        waits.reason if waits else (record.moving_because if state.is_moving(record) else ""),
+        waits.expected_wait_s if waits else None,
     )
 
 
@@ -120,10 +121,13 @@ def _no_place(job: JobSpec, alone_usd: float, *lines: str) -> Quote:
 def explained(controller: Controller, job_id: str, tenant: str | None) -> tuple[str, ...]:
     """Why a job is where it is, or still waits.
 
-    Of one that has moved since, the decision is that of its admission.
+    Of one that has moved since, the decision is that of its admission; of one in line, it counts as long as it is why.
     """
     state = controller.machine.state
     decision, record = state.decisions.get(job_id), state.jobs.get(job_id)
+    waits = state.waits(record) if record is not None else None
+    if waits is not None and (decision is None or decision.plan is not None or why_queued(decision) != waits.reason):
+        return (f"Job {job_id} is number {waits.position} in line: {waits.reason}{_first(controller, waits, tenant)}.",)
     if decision is None:
         return (f"Nothing is remembered of why job {job_id} is where it is: that was before a restart, or long ago.",)
     lines = tuple(explain(decision, controller.names(tenant)).splitlines())
@@ -135,6 +139,13 @@ def explained(controller: Controller, job_id: str, tenant: str | None) -> tuple[
     where = f"{record.group_id} on {', '.join(placement.all_nodes)}"
     why = "" if state.is_moving(record) or not record.moving_because else f": {record.moving_because}"
     return (f"Job {job_id} has moved since to {where}{why}. This is how it was admitted:", *lines)
+
+
+def _first(controller: Controller, waits: Queue, tenant: str | None) -> str:
+    """Of those before a job that has not been tried, the one that all wait for."""
+    if waits.reason != in_line(waits.position - 1):
+        return ""
+    return f", the first of them {called(controller.machine.state.backlog[0], controller.names(tenant))}"
 
 
 def told(controller: Controller, job_id: str, tenant: str | None) -> Steps[tuple[str, ...]]:
