@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rollmux.cli import app
+from rollmux.cli.remote import remote
 from rollmux.service import serve
 from rollmux.service.tokens import Caller, Role, TokenExists, Tokens, TokensUnreadable, write_private
 
@@ -110,6 +111,21 @@ def test_a_tenant_that_is_called_admin_keeps_its_token(tmp_path: Path) -> None:
     with pytest.raises(TokenExists, match="revoke it first"):
         serve.admin_token(tmp_path, tokens(tmp_path))
     assert tokens(tmp_path).caller(token) is not None
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "sent"),
+    [
+        ("", "", "of the folder"),
+        ("http://here:8421/", "", "of the folder"),
+        ("http://elsewhere:8421", "", ""),
+        ("http://elsewhere:8421", "mine", "mine"),
+    ],
+)
+def test_a_folder_s_token_goes_to_its_own_controller_alone(tmp_path: Path, url: str, given: str, sent: str) -> None:
+    (tmp_path / "url").write_text("http://here:8421\n")
+    (tmp_path / "admin.token").write_text("of the folder\n")
+    assert remote(url, given, tmp_path).token == sent
 
 
 @pytest.mark.parametrize("token", ["ünicode", "two\nlines"])

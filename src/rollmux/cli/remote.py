@@ -1,6 +1,7 @@
 """How commands find the controller, and what they say when they don't.
 
-The URL and the token are given, or in the environment, or in the folder of a controller on this machine.
+The URL and the token are given, or in the environment, or in the folder of a controller on this machine. That folder's
+token goes to no other controller.
 """
 
 import os
@@ -119,11 +120,13 @@ class Remote:
 
 def remote(url: str, token: str, folder: Path | None, by: str = BY, **how: Any) -> Remote:
     """The controller that is meant; `by` which options to say so, `how` it is spoken to, where not as usual."""
-    place = folder_of(folder)
-    found = url or _written(place / "url", by)
+    place, known = folder_of(folder), token.strip()
+    here = "" if url and known else _written(place / "url", by)
+    found = url or here
     if not found:
         raise Unknown(f"where is the controller? Give {by}, or start one here: no {place / 'url'}")
-    known = token.strip() or _written(place / "admin.token", by)
+    if not known and found.rstrip("/") == here.rstrip("/"):
+        known = _written(place / "admin.token", by)
     if not (known.isascii() and known.isprintable()):
         raise typer.BadParameter(
             "the token is none: they are letters, digits and signs in one line, as they were shown"
