@@ -49,7 +49,10 @@ def test_every_verdict_has_words_and_a_group_a_strategy_and_a_price(verdict: Ver
         (Verdict.SATURATED, 262.0, 233.0, (262, 233)),
         (Verdict.FULL, 5, 4, (5, 4)),
         (Verdict.MEMORY, 1100 * GB, 1000 * GB, (1100, 1000)),
+        (Verdict.MEMORY, 4.4 * GB, 4 * GB, (4.4, 4.0)),
+        (Verdict.MEMORY, 4 * GB + 1, 4 * GB, (4.000000001, 4.0)),
         (Verdict.SLO, 306.04, 256.3, (306.0, 256.3)),
+        (Verdict.SLO, 5.004, 5.0, (5.004, 5.0)),
         (Verdict.NO_NODES, 3, 1, (3, 1)),
     ],
     ids=lambda part: part.name if isinstance(part, Verdict) else None,
@@ -82,6 +85,14 @@ def test_a_job_without_a_place_is_told_which_nodes_are_missing() -> None:
         assert "1 of the 3 nodes it needs in pool rollout" in reason
         assert "0 of the 2 nodes it needs in pool train" in reason
         assert explain(decision).splitlines()[0] == f"Job n, policy {policy.name}: no place now, {reason}."
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_a_group_that_can_not_be_had_is_told_with_the_price_of_all_its_nodes(policy: Policy) -> None:
+    wanted = job("n", nodes=(3, 2))
+    decision = policy.place(wanted, snapshot(cluster=FINITE, idle={"rollout": ("m0",), "train": ("x0",)}))
+    prices = [c.added_usd_per_hour for c in decision.candidates if c.verdict is Verdict.NO_NODES]
+    assert prices == pytest.approx([wanted.usd_per_hour(FINITE)] * 2)
 
 
 def test_only_the_pools_that_lack_nodes_are_named() -> None:

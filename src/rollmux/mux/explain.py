@@ -5,6 +5,7 @@ from collections.abc import Callable
 from rollmux.mux.plan import Candidate, Decision, Strategy, Verdict
 
 _GB = 1e9
+_MOST_DIGITS = 9
 
 
 def explain(decision: Decision, name: Callable[[str], str] = str) -> str:
@@ -50,6 +51,12 @@ def _line(candidate: Candidate, name: Callable[[str], str]) -> str:
     return f"{what}: {_reason(candidate, name)}"
 
 
+def _apart(value: float, limit: float, digits: int) -> tuple[str, str]:
+    """Two numbers with so many digits, or with as many more as tell them apart."""
+    said = f"{value:.{digits}f}", f"{limit:.{digits}f}"
+    return said if said[0] != said[1] or digits >= _MOST_DIGITS else _apart(value, limit, digits + 1)
+
+
 def called(job_id: str, name: Callable[[str], str]) -> str:
     """A job by its name, or by what may be said of it."""
     return f"job {job_id}" if name(job_id) == job_id else name(job_id)
@@ -74,13 +81,15 @@ def _reason(candidate: Candidate, name: Callable[[str], str]) -> str:
             who = called(subject, name)
             return f"{who} has hardly any time to lose, by its SLO or since it was slowed: it shares no nodes."
         case Verdict.MEMORY:
-            return f"node {subject} would keep {value / _GB:.0f} GB of state, it has room for {limit / _GB:.0f} GB."
+            needed, room = _apart(value / _GB, limit / _GB, 0)
+            return f"node {subject} would keep {needed} GB of state, it has room for {room} GB."
         case Verdict.SHARE:
             return (
                 f"no node has the time and the memory: the job needs {value:.0%} of one at least, its nodes have "
                 f"{limit:.0%} of one free in all, and waiting must not cost anybody its SLO in whatever order."
             )
         case Verdict.SLO:
-            return f"{called(subject, name)} would take {value:.1f} s an iteration, its SLO allows {limit:.1f} s."
+            seconds, allowed = _apart(value, limit, 1)
+            return f"{called(subject, name)} would take {seconds} s an iteration, its SLO allows {allowed} s."
         case Verdict.NO_NODES:
             return f"pool {subject} has {limit:.0f} free nodes, {value:.0f} are needed."

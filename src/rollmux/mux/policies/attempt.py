@@ -83,17 +83,23 @@ def place_alone(
     if cluster.shared:
         _report_shortage(cluster.rollout, (max(rollout, train), rollout + train), snapshot, empty, trail)
     else:
-        _report_shortage(cluster.rollout, (rollout,), snapshot, empty, trail)
-        _report_shortage(cluster.train, (train,), snapshot, empty, trail)
+        rollout_usd, train_usd = (pool.node_type.usd_per_hour for pool in cluster.pools)
+        _report_shortage(cluster.rollout, (rollout,), snapshot, empty, trail, train * train_usd)
+        _report_shortage(cluster.train, (train,), snapshot, empty, trail, rollout * rollout_usd)
     return None
 
 
-def _report_shortage(pool: Pool, ways: tuple[int, ...], snapshot: Snapshot, empty: Group, trail: Trail) -> None:
-    """Of the numbers of nodes that a group could have, the fewest that are not there; what is there did not do."""
+def _report_shortage(
+    pool: Pool, ways: tuple[int, ...], snapshot: Snapshot, empty: Group, trail: Trail, others_usd: float = 0.0
+) -> None:
+    """Of the numbers of nodes that a group could have, the fewest that are not there; what is there did not do.
+
+    `others_usd` is what its nodes of the other pool would cost.
+    """
     room = snapshot.room(pool)
     wanted = ways[0] if room is None else next((way for way in ways if way > room), room)
     if room is not None and room < wanted:
-        usd = wanted * pool.node_type.usd_per_hour
+        usd = wanted * pool.node_type.usd_per_hour + others_usd
         trail.add(Candidate(empty.id, Strategy.ISOLATED, usd, Verdict.NO_NODES, pool.name, wanted, room))
 
 
