@@ -32,6 +32,16 @@ def test_the_demo_says_what_it_costs_in_words() -> None:
     assert "per hour woven" in result.output
 
 
+def test_a_job_that_has_done_too_little_to_be_measured_counts_neither_way() -> None:
+    result = run(app, ["demo", "--virtual", "--hours", "1", "--json"])
+    data = json.loads(result.output, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    measured = [job for job in data["jobs"] if job["measured_s"] is not None]
+    assert 0 < len(measured) < len(data["jobs"])
+    shown = run(app, ["demo", "--virtual", "--hours", "1"]).output
+    assert "nan" not in shown
+    assert f" of {len(measured)} measured jobs within the SLO" in shown
+
+
 def test_a_job_of_the_demo_can_be_explained() -> None:
     result = run(app, ["demo", "--virtual", "--hours", "1", "--explain", "7B-8K-single"])
     assert result.output.startswith("Job 7B-8K-single, policy rollmux: group-0, a new group")

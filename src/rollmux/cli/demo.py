@@ -191,7 +191,7 @@ def _virtual(policy: str, hours: float, slo: float, explain: str, as_json: bool)
     if explain and explain not in result.explanations:
         raise typer.BadParameter(f"there is no job {explain!r}; choose one of {', '.join(result.explanations)}")
     if as_json:
-        typer.echo(json.dumps(as_data(result), indent=1))
+        typer.echo(json.dumps(as_data(result), indent=1, allow_nan=False))
     elif explain:
         typer.echo(result.explanations[explain])
     else:

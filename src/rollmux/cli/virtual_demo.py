@@ -26,7 +26,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {"rollmux": RollmuxPolicy, "paper": 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """One job: where it ran, and its iteration time alone, as forecast, and as it came about."""
+    """One job: where it ran, and its iteration time alone, as forecast, and as it came about if it did so often enough."""
 
     job: str
     group: str
@@ -34,12 +34,12 @@ class JobResult:
     train: tuple[str, ...]
     alone_s: float
     forecast_s: float
-    measured_s: float
+    measured_s: float | None
     slo: float
 
     @property
-    def slowdown(self) -> float:
-        return self.measured_s / self.alone_s
+    def slowdown(self) -> float | None:
+        return None if self.measured_s is None else self.measured_s / self.alone_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ def play_demo(policy: str, hours: float, slo: float) -> DemoResult:
     )
 
 
-def _steady_mean(done: list[float]) -> float:
-    """The mean iteration time over the second half of the run."""
+def _steady_mean(done: list[float]) -> float | None:
+    """The mean iteration time over the second half of the run; None where that holds no whole iteration."""
     half = done[len(done) // 2 :]
     gaps = [after - before for before, after in pairwise(half)]
-    return sum(gaps) / len(gaps) if gaps else float("nan")
+    return sum(gaps) / len(gaps) if gaps else None
 
 
 def as_data(result: DemoResult) -> dict[str, Any]:
@@ -123,11 +123,16 @@ def show(result: DemoResult, console: Console) -> None:
         if last not in ("", job.group):
             table.add_section()
         last = job.group
-        seconds = [f"{value:.0f} s" for value in (job.alone_s, job.forecast_s, job.measured_s)]
-        table.add_row(job.job, few_words(job.rollout), few_words(job.train), *seconds, f"{job.slowdown:.2f}x")
+        seconds = [f"{value:.0f} s" for value in (job.alone_s, job.forecast_s)]
+        took = "–" if job.measured_s is None else f"{job.measured_s:.0f} s"
+        slower = "–" if job.slowdown is None else f"{job.slowdown:.2f}x"
+        table.add_row(job.job, few_words(job.rollout), few_words(job.train), *seconds, took, slower)
     console.print(table)
-    met = sum(job.slowdown <= job.slo * (1 + 1e-6) for job in result.jobs)
-    console.print(f"{met} of {len(result.jobs)} jobs within the SLO of {result.jobs[0].slo:g}; {result.events} events.")
+    slowdowns = [job.slowdown for job in result.jobs if job.slowdown is not None]
+    slo = result.jobs[0].slo
+    met = sum(slowdown <= slo * (1 + 1e-6) for slowdown in slowdowns)
+    what = "jobs" if len(slowdowns) == len(result.jobs) else "measured jobs"
+    console.print(f"{met} of {len(slowdowns)} {what} within the SLO of {slo:g}; {result.events} events.")
     console.print(
         f"${result.woven_usd_per_hour:.2f} per hour woven, ${result.dedicated_usd_per_hour:.2f} on dedicated pools."
     )
