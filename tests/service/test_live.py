@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import rollmux
 from rollmux.cli import app
 from rollmux.protocol.cluster_file import read_cluster
-from tests.service.serving import RULES, Served, served
+from tests.service.serving import RULES, Served, job, served
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPT = """
@@ -117,6 +117,17 @@ def test_a_drained_node_takes_no_jobs_until_it_is_undrained(there: Served, tmp_p
     assert "would get no place now" in said("submit", written(tmp_path, "waits"), "--dry-run")
     said("undrain", "rollout-0")
     assert "would get rollout-0" in said("submit", written(tmp_path, "waits"), "--dry-run")
+
+
+@pytest.mark.parametrize("command", ["status", "bill"])
+@pytest.mark.parametrize("columns", ["80", "119", "120"])
+def test_whose_line_it_is_can_be_read_on_every_terminal(
+    there: Served, monkeypatch: pytest.MonkeyPatch, command: str, columns: str
+) -> None:
+    there.post("/v1/jobs", job("qwen-maths", iterations=100_000))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("COLUMNS", columns)
+    assert "qwen-maths" in said(command)
 
 
 def test_commands_say_what_is_wrong(there: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

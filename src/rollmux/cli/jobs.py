@@ -9,7 +9,7 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
-from rollmux.cli.outputs import show
+from rollmux.cli.outputs import PIPED_WIDTH, console, show
 from rollmux.cli.refusals import refusals
 from rollmux.cli.remote import AsJson, Folder, Remote, Token, Url, remote
 from rollmux.protocol.job_file import job_data, read_job_file
@@ -144,22 +144,22 @@ def _likely(view: JobView) -> list[str]:
 
 
 def _table(jobs: list[JobView] | tuple[JobView, ...]) -> Table:
+    wide = console().width >= PIPED_WIDTH
     table = Table(box=SIMPLE, pad_edge=False)
-    for column in ("job", "state", "group", "does", "nodes"):
+    for column in ("job", "state", *(("group",) if wide else ()), "does", "nodes"):
         table.add_column(column, overflow="fold")
-    for column in ("iterations", "alone", "forecast", "lately", "slower", "SLO"):
+    for column in ("iterations", *(("alone", "forecast", "lately") if wide else ()), "slower", "SLO"):
         table.add_column(column, justify="right", no_wrap=True)
     for view in jobs:
+        paces = f"{view.solo_s:.1f} s", _seconds(view.iteration_s), _seconds(view.recent_s)
         table.add_row(
             view.job,
             view.state,
-            view.group,
+            *((view.group,) if wide else ()),
             ", ".join(map(_doing, view.lanes)) or view.reason,
             ", ".join(view.rollout_nodes + view.train_nodes),
             str(view.synced) if view.iterations is None else f"{view.synced} of {view.iterations}",
-            f"{view.solo_s:.1f} s",
-            _seconds(view.iteration_s),
-            _seconds(view.recent_s),
+            *(paces if wide else ()),
             "–" if view.slowdown is None else f"{view.slowdown:.2f}x",
             f"{view.slo:.2f}",
         )

@@ -9,7 +9,7 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
-from rollmux.cli.outputs import HERE, require_writable, show, write_text
+from rollmux.cli.outputs import HERE, PIPED_WIDTH, console, require_writable, show, write_text
 from rollmux.cli.remote import AsJson, Folder, Token, Url, remote
 from rollmux.protocol.history import BillView, HistoryView, JobBill
 from rollmux.report.live import spans_of
@@ -70,25 +70,30 @@ def bill(
 
 
 def _table(jobs: tuple[JobBill, ...]) -> Table:
+    wide = console().width >= PIPED_WIDTH
     table = Table(box=SIMPLE, pad_edge=False)
-    for column in ("job", "tenant", "state"):
+    for column in ("job", *(("tenant",) if wide else ()), "state"):
         table.add_column(column, overflow="fold")
-    for column in ("iterations", "GPU hours", "cost", "alone", "saved", "per hour", "slower", "SLO"):
+    for column in (
+        *(("iterations", "GPU hours") if wide else ()),
+        *("cost", "alone", "saved", "per hour"),
+        *(("slower", "SLO") if wide else ()),
+    ):
         table.add_column(column, justify="right", no_wrap=True)
     for each in jobs:
         held = "\n".join(f"{pool.gpu_hours:.1f} {pool.pool}" for pool in each.held)
+        done = f"{each.iterations_done}" if each.iterations is None else f"{each.iterations_done} of {each.iterations}"
+        slower = "–" if each.slowdown is None else f"{each.slowdown:.2f}x"
         table.add_row(
             each.job,
-            each.tenant,
+            *((each.tenant,) if wide else ()),
             each.how or each.state,
-            f"{each.iterations_done}" if each.iterations is None else f"{each.iterations_done} of {each.iterations}",
-            held or "–",
+            *((done, held or "–") if wide else ()),
             _usd(each.usd),
             _usd(each.alone_usd),
             f"{1 - each.usd / each.alone_usd:.0%}" if each.alone_usd else "–",
             _usd(each.usd_per_hour),
-            "–" if each.slowdown is None else f"{each.slowdown:.2f}x",
-            f"{each.slo:.2f}",
+            *((slower, f"{each.slo:.2f}") if wide else ()),
         )
     return table
 

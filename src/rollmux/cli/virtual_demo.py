@@ -26,7 +26,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {"rollmux": RollmuxPolicy, "paper": 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """One job: where it ran, and its iteration time alone, as forecast, and as it came about if it did so often enough."""
+    """One job: where it ran, and its iteration time alone, as forecast, and as it came about, if it did so often."""
 
     job: str
     group: str
