@@ -397,7 +397,11 @@ def test_with_a_full_disk_nothing_changes_any_more_and_everybody_is_told(tmp_pat
         assert "free its disk" in answer.json()["error"]
         assert "disk is full" in there.get("/healthz")["broken"]
         assert there.call("POST", "/v1/jobs/job-0/cancel").status_code == 503
-        assert "disk is full" in there.get("/v1/cluster")["broken"]
+        seen = there.get("/v1/cluster")
+        assert "disk is full" in seen["broken"]
+        written = re.search(r"what came after record (\d+) may be lost", seen["broken"])
+        assert written is not None
+        assert int(written[1]) < seen["seq"]
         admin = there.admin
     with served(tmp_path) as there:
         assert [view["job"] for view in there.get("/v1/cluster", token=admin)["jobs"]] == taken

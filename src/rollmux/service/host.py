@@ -1,7 +1,7 @@
 """Gives the controller time, a disk and hands: the one place of the service that waits.
 
-Invariant (I11): a reply, a wake-up or an errand leaves only after every event that it can have seen is durable. Calls
-that come while the disk writes share the next write.
+Invariant (I11): a reply, a wake-up or an errand leaves only after every event that it can have seen is durable, but for
+answers to questions once nothing can be made so any more. Calls that come while the disk writes share the next write.
 """
 
 import asyncio
@@ -247,7 +247,8 @@ class Host:
                     await loop.run_in_executor(self._disk, self.journal.append, batch)
                 except Exception as error:  # noqa: BLE001  whatever it is, nothing may leave that is not on disk
                     mend = "free its disk, or mend what else is wrong, then start the controller again"
-                    self._break(f"the journal can't be written ({error}): {mend}")
+                    lost = f"what came after record {self.durable} may be lost"
+                    self._break(f"the journal can't be written ({error}), {lost}: {mend}")
                     return
                 finally:
                     self._writing = False
