@@ -108,3 +108,13 @@ def test_what_a_job_in_line_lacks_is_known_without_its_decision() -> None:
     controller.machine.state.decisions.clear()  # as after a restart
     (said,) = views.explained(controller, "big", None)
     assert said.startswith("Job big is number 1 in line: a group of its own would find 1 of the 2 nodes")
+
+
+def test_what_is_lacking_is_named_where_it_is_there_but_drained() -> None:
+    controller = line()
+    assert "Drained" not in "".join(views.explained(controller, "big", None))
+    controller.tell(0.0, ev.NodeCordoned("r1"))
+    quote = views.quote(controller, 0.0, Submission(job("asks", priority=9)), "team", "team")
+    assert not quote.admitted
+    for said in (views.explained(controller, "big", None), quote.lines):
+        assert said[-1] == "Drained, so that no job is put there: r1."

@@ -1,6 +1,6 @@
 """The state of the cluster as values to show. Nothing here changes anything."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rollmux.mux.backlog import run_cycle
@@ -9,6 +9,7 @@ from rollmux.mux.explain import called, explain, in_line, why_queued
 from rollmux.mux.forecast import likely_s
 from rollmux.mux.job import JobSpec
 from rollmux.mux.job_record import JobRecord
+from rollmux.mux.plan import Decision, Verdict
 from rollmux.mux.seat import Lane
 from rollmux.mux.story import story
 from rollmux.mux.transitions import Phase
@@ -102,7 +103,7 @@ def quote(controller: Controller, now: float, submission: Submission, owner: str
     decided = next((decision for decision in cycle.decisions if decision.job_id == job.id), None)
     decision = decided or state.policy.place(job, state.snapshot())
     name = controller.names(tenant)
-    lines = tuple(explain(decision, lambda job_id: job_id if job_id == job.id else name(job_id)).splitlines())
+    lines = _lines(controller, decision, lambda job_id: job_id if job_id == job.id else name(job_id))
     if decided is None:
         return _no_place(job, alone_usd, f"{queue.index(job)} jobs are in line before it.", *lines)
     plan = decision.plan
@@ -130,7 +131,7 @@ def explained(controller: Controller, job_id: str, tenant: str | None) -> tuple[
         return (f"Job {job_id} is number {waits.position} in line: {waits.reason}{_first(controller, waits, tenant)}.",)
     if decision is None:
         return (f"Nothing is remembered of why job {job_id} is where it is: that was before a restart, or long ago.",)
-    lines = tuple(explain(decision, controller.names(tenant)).splitlines())
+    lines = _lines(controller, decision, controller.names(tenant))
     if record is None or record.placement is None or decision.plan is None:
         return lines
     plan, placement = decision.plan, record.placement
@@ -139,6 +140,17 @@ def explained(controller: Controller, job_id: str, tenant: str | None) -> tuple[
     where = f"{record.group_id} on {', '.join(placement.all_nodes)}"
     why = "" if state.is_moving(record) or not record.moving_because else f": {record.moving_because}"
     return (f"Job {job_id} has moved since to {where}{why}. This is how it was admitted:", *lines)
+
+
+def _lines(controller: Controller, decision: Decision, name: Callable[[str], str]) -> tuple[str, ...]:
+    """The decision in words; and where there was no place, which nodes it lacks that are there but drained."""
+    lines = tuple(explain(decision, name).splitlines())
+    if decision.plan is not None:
+        return lines
+    lacking = {each.subject for each in decision.candidates if each.verdict is Verdict.NO_NODES}
+    nodes = controller.machine.state.book.nodes.items()
+    idle = [node for node, each in nodes if each.cordoned and each.group_id is None and each.pool in lacking]
+    return (*lines, f"Drained, so that no job is put there: {', '.join(idle)}.") if idle else lines
 
 
 def _first(controller: Controller, waits: Queue, tenant: str | None) -> str:
