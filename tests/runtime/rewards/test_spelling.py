@@ -16,11 +16,12 @@ RULES = {
         r"\sqrt 2 1/2 :: \frac{\sqrt2}{2} | \sqrt 2 3/4 :: \frac{3\sqrt2}{4} | 7 3/4 :: 7.75",
         r"\sqrt 2 3/4 :: \frac{\sqrt{11}}{4}",
     ),
-    "a number is worth what it is in its base": (
-        r"""101_3 :: 101_{3} | 101 :: 101_3 | x = 101_3 :: 101_3 | 5_6 :: 5 | 12_5 :: 7 | 101_10 :: 101
-        10_{10} :: 101_3 | 110_2, 101_2 :: 101_2, 110_2 | 8_5 :: 8_5 | a_1 :: a_1 | The answer is $101_3$. :: 101_3""",
-        r"""101_2 :: 101_3 | 12_{7} :: 12_8 | 101_3 :: 101 | 101_2, 110_3 :: 101_2, 110_2 | 18_7 :: 24_7 | 8_5 :: 7_5
-        The answer is $101_2$. :: 101_3""",
+    "where both have a base it is the same": (
+        r"""101_3 :: 101_{3} | 101 :: 101_3 | x = 101_3 :: 101_3 | 5_6 :: 5 | 12_5 :: 12 | 101_10 :: 101 | 101_3 :: 101
+        110_2, 101_2 :: 101_2, 110_2 | 8_5 :: 8_5 | a_1 :: a_1 | -101_2 :: -101_{2} | 101_2 = 5 :: 5
+        10_{10} = 101_3 :: 101_3 | The answer is $101_3$. :: 101_3""",
+        r"""101_2 :: 101_3 | 12_{7} :: 12_8 | 101_2, 110_3 :: 101_2, 110_2 | 18_7 :: 24_7 | 8_5 :: 7_5 | 101_3 :: 10103
+        10_{10} :: 101_3 | 12_5 :: 7 | 2313_4 :: 183 | 5_{10} :: 101_2 | The answer is $101_2$. :: 101_3""",
     ),
     "a numeral is no unit": (
         r"""3{,}000{,}000 :: 3 \text{ million} | 3 Million :: 3\times 10^6 | \$3.5\text{ million dollars} :: 3500000
@@ -98,6 +99,12 @@ def test_one_answer_is_the_same_in_whatever_spelling_and_its_neighbours_are_othe
 def test_no_length_of_a_response_makes_reading_it_slow(part: str, end: str) -> None:
     long = f"\\boxed{{{part * 1000}{end}"
     text = spelling.spelled(spelling.with_choice_boxed(f"{part * 1000}{end}", "A"))
-    for read in (spelling.without_unit, spelling.in_base_ten, spelling.words, spelling.parted_by_or, spelling.spelled):
+    for read in (
+        spelling.without_unit,
+        spelling.with_bases_told,
+        spelling.words,
+        spelling.parted_by_or,
+        spelling.spelled,
+    ):
         read(text), read(long)
     assert not spelling.of_other_halves(long, text)

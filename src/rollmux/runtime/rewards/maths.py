@@ -121,8 +121,8 @@ def same_answer(response: str, gold: str) -> tuple[bool | None, str]:
         return _told(False)
     known = _parsed(parse, gold_text)
     given = _parsed(parse, spelling.without_unit(text) if answers.has_number(known) else text)
-    if answers.has_base(given):
-        known, given = (_parsed(parse, spelling.in_base_ten(each)) for each in (gold_text, text))
+    if answers.has_base(known) and answers.has_base(given):
+        known, given = (_parsed(parse, spelling.with_bases_told(each)) for each in (gold_text, text))
     if gold_words and (letters := answers.letters(given)) and letters != gold_words.replace(" ", ""):
         return _told(False)
     try:

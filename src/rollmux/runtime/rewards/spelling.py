@@ -137,16 +137,9 @@ def has_base(text: str) -> bool:
     return bool(_IN_BASE.search(text))
 
 
-def in_base_ten(text: str) -> str:
-    """`101_3` as 10, and as a name what is no number in its base: `18_7`."""
-    return _IN_BASE.sub(_worth, text)
-
-
-def _worth(number: re.Match[str]) -> str:
-    digits, base = [int(digit) for digit in number[1]], int(number[2] or number[3])
-    if max(digits) >= base:
-        return f"\\text{{{number[0]}}}"
-    return str(sum(digit * base**place for place, digit in enumerate(reversed(digits))))
+def with_bases_told(text: str) -> str:
+    """`101_3` as 10103: one number for each number and base, whatever they are worth."""
+    return _IN_BASE.sub(lambda number: f"{int(number[1])}{int(number[2] or number[3]):02}", text)
 
 
 def of_other_halves(text: str, other: str) -> bool:
