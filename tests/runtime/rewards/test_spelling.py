@@ -26,9 +26,10 @@ RULES = {
     "a numeral is no unit": (
         r"""3{,}000{,}000 :: 3 \text{ million} | 3 Million :: 3\times 10^6 | \$3.5\text{ million dollars} :: 3500000
         3 million :: 3 \text{ million} | \frac12\text{ million} :: 500000
-        The answer is 3 million people. :: 3000000""",
+        The answer is 3 million people. :: 3000000
+        3 hundred thousand :: 300000 | 2\text{ hundred million} :: 2\cdot 10^8""",
         r"""3 :: 3 \text{ million} | 3 \text{ thousand} :: 3 \text{ million} | 3 million :: 3 | 3 hundred :: 3
-        3 \text{ thousandths} :: 3000""",
+        3 hundred thousand :: 300 | 3 \text{ thousandths} :: 3000""",
     ),
     "a decimal that repeats is a fraction": (
         r"""0.\overline{3} :: \frac13 | \frac{8}{11} :: 0.\overline{72} | -0.\bar6 :: -2/3 | 1.2\overline{34} :: 611/495
@@ -50,9 +51,12 @@ RULES = {
     "words behind a number are its unit": (
         r"""18 dollars :: 18 | 18 people :: 18 | 12 cm^2 :: 12 | 12 cm² :: 12 | 18 km/h :: 18 | 18 miles per hour :: 18
         \$18\ dollars :: 18 | \frac{1}{2} cups :: 0.5 | 7 3/4 hours :: 31/4 | x = 18 dollars :: 18 | 18 percent :: 0.18
-        6 abc :: 6abc | The answer is \$18. :: 18 | He has 5 apples and \$3. The answer is \$18. :: 18""",
+        18 men :: 18 | 12 ft :: 12 | 6 abc :: 6abc | The answer is \$18. :: 18
+        He has 5 apples and \$3. The answer is \$18. :: 18""",
         r"""17 dollars :: 18 | 18 xy :: 18 | 6 abc :: 6x | 18 or 20 dollars :: 18 | 18 dollars or 20 dollars :: 20
         2 hours 30 minutes :: 2 | 2 hours 30 minutes :: 30 | 3 eggs and 2 apples :: 3 | 6 :: 6 abc | 18 percent :: 0.5
+        6 abc :: 6 | 2^{3 abc} :: 8 | 5 theta :: 5 | 5 squared :: 5 | 5 factorial :: 5 | 3 plus four :: 3 | 3 dozen :: 3
+        3 halves :: 3 | 3 maybe four :: 3 | 18 degrees below zero :: 18 | 0.3 repeating :: 0.3
         The answer is \$17 or \$18. :: 17 | The answer is \$17, \$18. :: 17 | The answer is \$17 and \$18. :: 18""",
     ),
     "a letter that is said to be the answer is": (
@@ -93,7 +97,22 @@ def test_one_answer_is_the_same_in_whatever_spelling_and_its_neighbours_are_othe
 
 @pytest.mark.parametrize(
     "part",
-    ["1", "1 ", "1 \n", "√(", "\\sin{", "\\sin(", "\\$1", "\\$.", "1_{", "\\text{A,", "x} ab", "answer:", ":00 a"],
+    [
+        "1",
+        "1 ",
+        "1 hundred ",
+        "1 \n",
+        "√(",
+        "\\sin{",
+        "\\sin(",
+        "\\$1",
+        "\\$.",
+        "1_{",
+        "\\text{A,",
+        "x} ab",
+        "answer:",
+        ":00 a",
+    ],
 )
 @pytest.mark.parametrize("end", ["", "{a}", " " * 3000, "." * 3000, "1" * 3000])
 def test_no_length_of_a_response_makes_reading_it_slow(part: str, end: str) -> None:

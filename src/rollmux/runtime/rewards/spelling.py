@@ -16,14 +16,24 @@ _TEXT = r"\\(?:text|mathrm|mbox)\w*\s*\{\s*"
 _WORDS = re.compile(rf"(?:{_TEXT})?([A-Za-z]{{2,}}(?: +[A-Za-z]{{2,}})*)\s*\}}?")
 _OR = re.compile(rf"{_TEXT}or\s*\}}|\bor\b")
 _ZEROS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_NUMERAL = rf"(?:{'|'.join(_ZEROS)})s?\b"
 _SIGNS = str.maketrans(
     {"°": r"^\circ ", "∞": r"\infty ", "·": r"\cdot "}
     | {"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"}
 )
 _DEGREES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)(?![A-Za-z])")
-# Behind a number, at the end of a box. Percent has a reading of its own, and `18 xy` is a product.
+# Behind a number, at the end of a box. Percent has a reading of its own, and `18 xy` and `6 abc` are products.
 _UNIT = re.compile(
-    r"(?<=[\d}])\s+(?!percent|pct)(?:[A-Za-z]{3,}|[ckm]m|ft|in|yd|mi)(?:[\s/]+[A-Za-z]+)*(?:\^(?:\d|\{\d\}))?\s*(?=\})"
+    r"(?<=[\d}])\s+(?!percent|pct)((?:[A-Za-z]{4,}|men|mph|kmh|min|lbs|day|hrs?|[ckm]m|ft|in|yd|mi)(?:[\s/]+[A-Za-z]+)*)"
+    r"(?:\^(?:\d|\{\d\}))?\s*(?=\})"
+)
+# What goes on counting behind a number, or reckons with it: `5 squared`, `3 plus four`, `2 dozen`, `3 theta`.
+_COUNTS = re.compile(
+    r"\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty"
+    r"|dozens?|half|halves|thirds?|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand|million)ths?|repeating|recurring"
+    r"|plus|minus|times|over|divided|multiplied|squared|cubed|factorial|choose|mod|modulo|root|sqrt|infinity|infty|and|or|not|maybe"
+    r"|alpha|beta|gamma|delta|epsilon|theta|kappa|lambda|sigma|omega)\b",
+    re.IGNORECASE,
 )
 _ONE_LETTER = re.compile(rf"\s*(?:{_TEXT})?\(?[A-Z]\)?\s*\}}?\s*")
 _CHOICE = re.compile(r"(?i:answer(?: is|[ *]*:))[\s:*$]*\(?([A-Z])\)?[.*$ ]*$", re.MULTILINE)
@@ -51,6 +61,11 @@ def _repeating(decimal: re.Match[str]) -> str:
     return f"\\frac{{{number}}}{{{(10 ** len(again) - 1) * 10 ** len(once)}}}"
 
 
+def _power(numerals: re.Match[str]) -> str:
+    zeros = sum(_ZEROS[each.removesuffix("s")] for each in numerals[2].lower().split())
+    return f"*{10**zeros} {numerals[1]}"
+
+
 _READ: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     # LaTeX's blanks, and a full stop at the end.
     (re.compile(r"(?<!\\)\\[ ,;:]|~(?!=)"), " "),
@@ -69,10 +84,10 @@ _READ: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     (re.compile(r"(?<![\w.,^/\\}])(?<!frac )(?<!sqrt )(\d{1,9}) (\d{1,9})/(\d{1,9})(?![\w./^])"), _fraction),
     # `0.\overline{3}` is no formula to it.
     (re.compile(r"(?<![\w.,}])(\d{0,9})\.(\d{0,9})\\(?:overline|bar)\s*(?:\{(\d{1,9})\}|(\d))"), _repeating),
-    # `3 \text{ million}`: a numeral is no unit.
+    # `3 \text{ million}`, `3 hundred thousand`: a numeral is no unit.
     (
-        re.compile(rf"(?<=[\d}}])\s*((?:{_TEXT})?)({'|'.join(_ZEROS)})s?(?![a-z])", re.IGNORECASE),
-        lambda found: f"*{10 ** _ZEROS[found[2].lower()]} {found[1]}",
+        re.compile(rf"(?<=[\d}}])\s*((?:{_TEXT})?)({_NUMERAL}(?:\s+{_NUMERAL}){{0,3}})", re.IGNORECASE),
+        _power,
     ),
     # Degrees alone are numbers, but no sine takes them for radians.
     (
@@ -124,7 +139,7 @@ def parted_by_or(text: str) -> int:
 
 def without_unit(text: str) -> str:
     """In plain letters. math-verify drops some of them, and reads others as products of their letters."""
-    return _UNIT.sub("", text)
+    return _UNIT.sub(lambda found: found[0] if _COUNTS.search(found[1]) else "", text)
 
 
 def with_choice_boxed(response: str, gold: str) -> str:
