@@ -52,19 +52,28 @@ RULES = {
         r"""18 dollars :: 18 | 18 people :: 18 | 12 cm^2 :: 12 | 12 cm² :: 12 | 18 km/h :: 18 | 18 miles per hour :: 18
         \$18\ dollars :: 18 | \frac{1}{2} cups :: 0.5 | 7 3/4 hours :: 31/4 | x = 18 dollars :: 18 | 18 percent :: 0.18
         18 men :: 18 | 12 ft :: 12 | 6 abc :: 6abc | The answer is \$18. :: 18
+        The answer is \$5 + \$13 = \$18. :: 18 | The answer is \$1,234.50. :: 1234.5
         He has 5 apples and \$3. The answer is \$18. :: 18""",
         r"""17 dollars :: 18 | 18 xy :: 18 | 6 abc :: 6x | 18 or 20 dollars :: 18 | 18 dollars or 20 dollars :: 20
         2 hours 30 minutes :: 2 | 2 hours 30 minutes :: 30 | 3 eggs and 2 apples :: 3 | 6 :: 6 abc | 18 percent :: 0.5
         6 abc :: 6 | 2^{3 abc} :: 8 | 5 theta :: 5 | 5 squared :: 5 | 5 factorial :: 5 | 3 plus four :: 3 | 3 dozen :: 3
         3 halves :: 3 | 3 maybe four :: 3 | 18 degrees below zero :: 18 | 0.3 repeating :: 0.3
-        The answer is \$17 or \$18. :: 17 | The answer is \$17, \$18. :: 17 | The answer is \$17 and \$18. :: 18""",
+        The answer is \$17 or \$18. :: 17 | The answer is \$17, \$18. :: 17
+        The answer is \$17 - \$18. :: 18 | The answer is \$17 to \$18. :: 18
+        It is 17 or \$18, the answer. :: 18 | The answer is \$17, maybe \$18. :: 17
+        The answer is \$17 and \$18. :: 18""",
     ),
     "a letter that is said to be the answer is": (
         r"""The answer is (B). :: B | Answer: B :: B | The correct **answer: B** :: \text{(B)} | The answer is $B$. :: B
-        With $x=2$ the answer is: (E). :: E | Answer: A; no. Answer: B :: B""",
+        With $x=2$ the answer is: (E). :: E | Answer: A; no. Answer: B :: B | **Answer:** (C) :: C
+        The answer is not A. I think the answer is B :: B | Answer:; ; B :: B
+        Answer: A; No, the answer is $\text{B}$. :: B | The answer is B.; A is too large. :: B""",
         r"""Answer: B or C :: B | Answer: A, B, C, D :: A | Answer: A, B, C, D :: D | The answer is not B :: B
         Answer: A / Answer: B :: A | The answer is A number :: A | The answer is B or C :: C | The answer is a :: A
-        The answer is B? No, C :: B | The box is \boxed{A}. The answer is B :: B | The answer is (B). :: C""",
+        The answer is B? No, C :: B | The box is \boxed{A}. The answer is B :: B | The answer is (B). :: C
+        Answer:; A; B; C; D :: A | Answer: A; (B) :: A | The answer is A; or B :: A
+        A wrong answer is B.; I choose C. :: B
+        Answer: A; No, the answer is $\text{B}$. :: A | Answer: A; So the answer is A or B :: A""",
     ),
     "letters in a list are several": (
         r"\text{A, C} :: A, C | \text{A and C} :: A,C | A, C :: \text{C, A} | \text{A, B, and C} :: A,B,C",

@@ -16,6 +16,8 @@ _TEXT = r"\\(?:text|mathrm|mbox)\w*\s*\{\s*"
 _WORDS = re.compile(rf"(?:{_TEXT})?([A-Za-z]{{2,}}(?: +[A-Za-z]{{2,}})*)\s*\}}?")
 _OR = re.compile(rf"{_TEXT}or\s*\}}|\bor\b")
 _ZEROS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_AMOUNT = r"\\\$(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
+_ANOTHER = re.compile(r"\W{0,9}(?:or|and)\b")
 _NUMERAL = rf"(?:{'|'.join(_ZEROS)})s?\b"
 _SIGNS = str.maketrans(
     {"°": r"^\circ ", "∞": r"\infty ", "·": r"\cdot "}
@@ -36,7 +38,9 @@ _COUNTS = re.compile(
     re.IGNORECASE,
 )
 _ONE_LETTER = re.compile(rf"\s*(?:{_TEXT})?\(?[A-Z]\)?\s*\}}?\s*")
-_CHOICE = re.compile(r"(?i:answer(?: is|[ *]*:))[\s:*$]*\(?([A-Z])\)?[.*$ ]*$", re.MULTILINE)
+_ANSWER = re.compile(r"(?<!wrong )(?<!incorrect )answer(?: is|[ *]*:)", re.IGNORECASE)
+# Alone on its line, and no list of letters goes on below.
+_CHOICE = re.compile(r"[\s:*$]*\(?([A-Z])\)?[.*$ ]*$(?!\s*(?:(?:or|and)\b|[*$]*\(?[A-Z]\)?[.*$ ]*$))", re.MULTILINE)
 _IN_BASE = re.compile(r"(?<![\w.])(\d{1,99})_(?:\{(\d{1,2})\}|(\d{1,2})(?!\d))")
 _HALF_OF_DAY = re.compile(r":\d\d\s*(?:\\[a-z]+\s*\{)?\s*([ap])\.?\s?m\b")
 
@@ -61,6 +65,12 @@ def _repeating(decimal: re.Match[str]) -> str:
     return f"\\frac{{{number}}}{{{(10 ** len(again) - 1) * 10 ** len(once)}}}"
 
 
+def _amount(amounts: re.Match[str]) -> str:
+    before, _, last = amounts[0].rpartition("\\$")
+    alone = not before or before.rstrip().endswith("=")
+    return before + last if alone and not _ANOTHER.match(amounts.string, amounts.end()) else amounts[0]
+
+
 def _power(numerals: re.Match[str]) -> str:
     zeros = sum(_ZEROS[each.removesuffix("s")] for each in numerals[2].lower().split())
     return f"*{10**zeros} {numerals[1]}"
@@ -70,8 +80,8 @@ _READ: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     # LaTeX's blanks, and a full stop at the end.
     (re.compile(r"(?<!\\)\\[ ,;:]|~(?!=)"), " "),
     (re.compile(r"(?<!\.)\.(?=\s*(?:\}|$))"), ""),
-    # `The answer is \$18`. One of several amounts is none.
-    (re.compile(r"(?<!\\)(?<!or )(?<!and )(?<!, )\\\$(?=[\d.])(?![\d.,]{1,20}\W{0,9}(?:or\b|and\b|\\\$))"), ""),
+    # `The answer is \$18`. One of several amounts in a sentence is none, but behind `=`.
+    (re.compile(rf"(?<!\\)(?<!or )(?<!and ){_AMOUNT}(?:(?:(?![.!?]\s)[^\n]){{0,80}}?{_AMOUNT})*"), _amount),
     # √10 and √(2) need braces; x² and 10⁻³.
     (re.compile(r"√\s*(?:\(([^()]*)\)|(\d{1,99}|[^\W\d_]))"), lambda found: f"\\sqrt{{{found[1] or found[2]}}}"),
     (re.compile("√"), r"\\sqrt"),
@@ -143,9 +153,12 @@ def without_unit(text: str) -> str:
 
 
 def with_choice_boxed(response: str, gold: str) -> str:
-    """Where the gold answer is a letter and no box is there, the letter that `answer is` or `Answer:` names last."""
-    found = _CHOICE.findall(response) if _ONE_LETTER.fullmatch(gold) and not _BOX.search(response) else []
-    return f"\\boxed{{{found[-1]}}}" if found else response
+    """Where the gold answer is a letter and no box is there, what the last `answer is` or `Answer:` names."""
+    if not _ONE_LETTER.fullmatch(gold) or _BOX.search(response):
+        return response
+    behind = [found.end() for found in _ANSWER.finditer(response)]
+    named = _CHOICE.match(response, behind[-1]) if behind else None
+    return f"\\boxed{{{named[1]}}}" if named else response
 
 
 def has_base(text: str) -> bool:
