@@ -1,5 +1,7 @@
 """One answer in the ways that models and data sets write it, and its neighbours: what each rule reads, and what not."""
 
+import importlib
+
 import pytest
 
 from rollmux.runtime.rewards import maths, spelling
@@ -136,3 +138,19 @@ def test_no_length_of_a_response_makes_reading_it_slow(part: str, end: str) -> N
     ):
         read(text), read(long)
     assert not spelling.of_other_halves(long, text)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"\sin 1^\circ + \sin 2^\circ", r"\cos 7^\circ\cos 11^\circ"),
+        (r"\tan 37°", r"\cot 51^\circ"),
+        (r"\cos 40^\circ + i\sin 40^\circ", r"\cos 41^\circ + i\sin 41^\circ"),
+    ],
+)
+def test_that_sines_of_degrees_are_far_apart_is_found_without_algebra(
+    answer: str, gold: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grader = importlib.import_module("math_verify.grader")
+    monkeypatch.setattr(grader, "simplify", lambda _: pytest.fail("it simplifies"))
+    assert maths.same_answer(f"\\boxed{{{answer}}}", gold) == (False, "another answer")

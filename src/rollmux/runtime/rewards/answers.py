@@ -13,6 +13,7 @@ from rollmux.runtime.rewards import spelling
 
 _AROUND = re.compile(r"[\s$]|\\?[][(){}]")
 _DIGITS = 6  # that count, of a number
+_FAR = 1e-3
 _UNFIT = (ArithmeticError, TypeError, ValueError)  # what sympy says of values, never of the machine
 _LEAST_PRECISION = 15  # math-verify's own
 
@@ -25,6 +26,21 @@ def letters(readings: Sequence[Any]) -> str | None:
 
 def has_number(readings: Sequence[Any]) -> bool:
     return any(getattr(each, "is_number", False) for each in readings)
+
+
+def are_far_apart(known: Sequence[Any], given: Sequence[Any]) -> bool:
+    """Numbers that no rounding makes the same. To find that out by algebra takes seconds for sines of degrees."""
+    one, two = map(_value, (known, given))
+    return one is not None and two is not None and abs(one - two) > _FAR * max(1.0, abs(one), abs(two))
+
+
+def _value(readings: Sequence[Any]) -> complex | None:
+    """Of the last reading: `i` is the imaginary unit there."""
+    last = [each for each in readings if not isinstance(each, str)][-1:]
+    if last and getattr(last[0], "is_number", False):
+        with suppress(*_UNFIT):
+            return complex(last[0].evalf(_DIGITS))
+    return None
 
 
 def has_base(readings: Sequence[Any]) -> bool:

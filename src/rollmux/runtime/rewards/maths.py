@@ -128,6 +128,8 @@ def same_answer(response: str, gold: str) -> tuple[bool | None, str]:
     try:
         known = answers.with_union(answers.with_imaginary(known), gold_text)
         given = answers.with_union(answers.with_imaginary(given), text)
+        if spelling.has_sine_of_degrees(gold, response) and answers.are_far_apart(known, given):
+            return _told(False)
         alike, closely = answers.with_percent_alike(known, given), answers.precision(known)
         same = verify(*alike, **closely, allow_set_relation_comp=True, timeout_seconds=None)
     except Exception as error:  # noqa: BLE001 - what can't be compared with the gold answer is not the same

@@ -24,6 +24,10 @@ _SIGNS = str.maketrans(
     | {"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"}
 )
 _DEGREES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)(?![A-Za-z])")
+_SINE = re.compile(
+    r"\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*(?:\d|\{\d\}))?\s*(?:\\left\s*)?"
+    rf"(?:\([^()]*\)|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|-?{_DEGREES.pattern})"
+)
 # Behind a number, at the end of a box. Percent has a reading of its own, and `18 xy` and `6 abc` are products.
 _UNIT = re.compile(
     r"(?<=[\d}])\s+(?!percent|pct)((?:[A-Za-z]{4,}|men|mph|kmh|min|lbs|day|hrs?|[ckm]m|ft|in|yd|mi)(?:[\s/]+[A-Za-z]+)*)"
@@ -100,13 +104,7 @@ _READ: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
         _power,
     ),
     # Degrees alone are numbers, but no sine takes them for radians.
-    (
-        re.compile(
-            r"\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*(?:\d|\{\d\}))?\s*(?:\\left\s*)?"
-            rf"(?:\([^()]*\)|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|-?{_DEGREES.pattern})"
-        ),
-        lambda found: _DEGREES.sub(r"\\frac{\1\\pi}{180}", found[0]),
-    ),
+    (_SINE, lambda found: _DEGREES.sub(r"\\frac{\1\\pi}{180}", found[0])),
     # `\text{A, C}` is one name to it, and the comma of `A, B, and C` one too many.
     (re.compile(r"(?<=[A-Za-z]),(?=\s+and\b)"), ""),
     (re.compile(rf"{_TEXT}([A-Z](?:(?:\s*,|\s+and\b)\s*[A-Z])+)\s*\}}"), r"\1"),
@@ -163,6 +161,10 @@ def with_choice_boxed(response: str, gold: str) -> str:
 
 def has_base(text: str) -> bool:
     return bool(_IN_BASE.search(text))
+
+
+def has_sine_of_degrees(*texts: str) -> bool:
+    return any(_DEGREES.search(found[0]) for text in texts for found in _SINE.finditer(text.translate(_SIGNS)))
 
 
 def with_bases_told(text: str) -> str:
