@@ -86,6 +86,7 @@ RULES = {
         1<x<2 or x>3 :: (1,2)\cup(3,\infty) | x=1 or x=2 :: 1, 2 | x<y or x>1 :: x<y or x>1
         \frac{1}{x}>0 or x<1/0 :: \frac{1}{x}>0 or x<1/0""",
         r"""x<-1 \text{ and } x>1 :: (-\infty,-1)\cup(1,\infty) | x<-1, x>1 :: (-\infty,-1)\cup(1,\infty)
+        x^4-3x^3+x-7>0 or x>3 :: x<1 or x>2
         1<x<2 or x>3 :: (3,\infty) | x=1 or y>3 :: \{1\}\cup(3,\infty) | x\le-1 or x>1 :: (-\infty,-1)\cup(1,\infty)""",
     ),
 }

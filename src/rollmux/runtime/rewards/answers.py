@@ -80,14 +80,18 @@ def with_imaginary(readings: Sequence[Any]) -> list[Any]:
 
 
 def with_union(readings: Sequence[Any], text: str) -> list[Any]:
-    """Where inequalities are parted by `or` they are compared as the union of their intervals, too."""
+    """Where bounds of one letter are parted by `or` they are compared as the union of their intervals, too.
+
+    What must be solved first is left: with its roots a comparison of sets may take for ever.
+    """
     from math_verify.grader import is_relation  # noqa: PLC0415 - as math-verify
-    from sympy import FiniteSet, Union  # noqa: PLC0415
+    from sympy import FiniteSet, Rel, Union  # noqa: PLC0415
 
     parts, unions = spelling.parted_by_or(text), []
     for each in readings:
         parted = isinstance(each, FiniteSet) and len(each) == parts > 1 and len(each.free_symbols) == 1
-        if parted and all(map(is_relation, each.args)):
+        sides = [side for part in each.atoms(Rel) for side in part.args] if parted else []
+        if parted and all(map(is_relation, each.args)) and all(side.is_Symbol or side.is_number for side in sides):
             with suppress(NotImplementedError, *_UNFIT):  # what can't be solved is compared as it is
                 unions.append(Union(*(part.as_set() for part in each.args)))
     return [*readings, *unions]
