@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from rollmux.runtime.residency import Budget, Changed, CpuMemory, NotFreed, Resident, Unfit, Visitor
+from rollmux.runtime.residency.leaves import leaves
 from tests.runtime.residency.keeping import MB
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -322,8 +323,10 @@ def test_an_optimizer_that_keeps_something_for_a_tensor_that_is_not_its_own_is_r
         (lambda state, weight: state[weight].update(inner={"m": torch.ones(2), "steps": [torch.ones(2), 3]}),
          r"1\.state\.0\.inner\.steps\.1"),
         (lambda state, _: state.update(k=3), r"1\.state\.k"),
+        (lambda state, weight: state.update(fast=optimizer_with(lambda inner, w: inner.state[w].update(k=3))[1]),
+         r"1\.state\.fast\.state\.0\.k"),
     ],
-    ids=["of a parameter", "nested", "of none"],
+    ids=["of a parameter", "nested", "of none", "of an optimizer within"],
 )  # fmt: skip
 def test_a_plain_number_of_an_optimizer_is_no_state_that_survives(
     place: Callable[[Any, Tensor], object], said: str, budget: Budget
@@ -336,6 +339,22 @@ def test_a_plain_number_of_an_optimizer_is_no_state_that_survives(
     resident.offload()
     resident.load()
     assert str(state[1].state) == before
+
+
+def test_a_module_or_an_optimizer_that_an_optimizer_keeps_survives_with_it(budget: Budget) -> None:
+    def extra(optimizer: Any, weight: Tensor) -> None:
+        optimizer.state["average"] = nn.Linear(2, 1)
+        optimizer.state["fast"] = optimizer_with(lambda *_: None)[1]
+        optimizer.state[weight]["head"] = nn.Linear(1, 1)
+
+    first = optimizer_with(extra)
+    expected = [leaf.tensor.tolist() for leaf in leaves(first)]
+    resident = Resident(first, name="a", budget=budget, survive_s=60)
+    resident.offload()
+    resident.close(keep=True)
+    again = optimizer_with(extra)
+    Resident.attach(again, name="a", budget=budget).load()
+    assert [leaf.tensor.tolist() for leaf in leaves(again)] == expected
 
 
 def test_an_empty_tensor_may_be_updated(budget: Budget) -> None:

@@ -126,8 +126,11 @@ def _number_in(value: object) -> str | None:
         items: Iterable[tuple[object, object]] = value.items()
     elif isinstance(value, NUMBERS):
         return ""
-    elif isinstance(value, (Tensor, *PLAIN)):
+    elif isinstance(value, (Tensor, nn.Module, *PLAIN)):
         return None
+    elif isinstance(value, Optimizer):
+        within = plain_number(value)
+        return f".{within}" if within else None
     else:
         items = _items("its state", value)
     for key, item in items:
