@@ -185,6 +185,15 @@ def test_nor_as_one_that_was_an_admin_whose_jobs_may_be_there_yet(tmp_path: Path
         assert known.caller(old) == Caller(Role.ADMIN, "ops")
 
 
+def test_an_admin_whose_token_is_changed_each_day_takes_no_more_room_for_it(tmp_path: Path) -> None:
+    known, sizes = tokens(tmp_path), set[int]()
+    for _ in range(3):
+        known.create("ops", Role.ADMIN)
+        known.revoke("ops")
+        sizes.add(known.path.stat().st_size)
+    assert len(sizes) == 1
+
+
 def test_programs_that_are_the_first_at_once_have_one_secret(tmp_path: Path) -> None:
     with ThreadPoolExecutor(AT_ONCE) as threads:
         for folder in (tmp_path / str(number) for number in range(20)):

@@ -113,7 +113,8 @@ class Tokens:
         with self._alone():
             found = {key: each for key, each in _good(self._known).items() if each["name"] == name}
             others = {key: each for key, each in self._known.items() if key not in found}
-            names = {key: {**each, "expires": _REVOKED} for key, each in found.items() if _is_admin(each)}
+            # Once for each name, however often it had a token.
+            names = {f"revoked {name}": {**each, "expires": _REVOKED} for each in found.values() if _is_admin(each)}
             self._write(others | names)
         return bool(found)
 
