@@ -11,7 +11,8 @@ from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import OVERDUE
 from rollmux.mux.cluster_state import Rules
-from rollmux.mux.job import JobSpec, PhaseSpec, Tail
+from rollmux.mux.invariants import check_seat
+from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec, Tail
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Placement
 from rollmux.mux.policies.rollmux import RollmuxPolicy
@@ -533,6 +534,47 @@ def test_a_tail_that_fails_is_done_again_though_its_training_shares_a_node_with_
         granted = tell(ev.PhaseFinished(lane.seat.job.id, epoch))
         jobs += [grant.lease.job_id for grant in granted if isinstance(grant, cmd.Grant)]
     assert sorted(jobs) == ["A", "B"]
+
+
+@pytest.mark.parametrize("order", Order)
+def test_a_tail_that_ran_ahead_and_fails_does_not_touch_the_training_before_it(order: Order) -> None:
+    tail = Tail(requests=10, requests_per_node=5, bulk_s=30.0, trigger=0.8, move_s=0.0)
+    seats = {
+        name: Seat(
+            job(name, rollout=PhaseSpec(50.0, nodes), tail=tail, staleness=1),
+            1,
+            Placement(rolls, ("t",)),
+            number,
+            Progress(),
+        )
+        for number, (name, nodes, rolls) in enumerate((("A", 2, ("a", "b")), ("B", 1, ("b",))))
+    }
+    weave = Weave(order, Ledger(), Timing())
+    for seat in seats.values():
+        weave.join(0.0, seat)
+
+    def tell(event: ev.PhaseEvent) -> None:
+        weave.ledger.seq += 1
+        weave.handle(float(weave.ledger.seq), event)
+        for seat in seats.values():
+            check_seat(weave, seat)
+
+    def begin(name: str, kind: PhaseKind, iteration: int) -> int:
+        tell(ev.PhaseRequested(name, 1, kind, iteration))
+        epoch = seats[name].lanes[kind].epoch
+        tell(ev.PhaseStarted(name, epoch))
+        return epoch
+
+    for name in "AB":
+        tell(ev.PhaseFinished(name, begin(name, ROLLOUT, 0)))
+    training, ahead = begin("A", TRAIN, 0), begin("A", ROLLOUT, 1)
+    tell(ev.PhaseRequested("B", 1, TRAIN, 0))
+    tell(ev.PhaseRequested("B", 1, ROLLOUT, 1))
+    tell(ev.PhaseProgressed("A", ahead, 8, 10))
+    tell(ev.PhaseShrunk("A", ahead))
+    tell(ev.PhaseFailed("A", ahead, "gave up"))
+    tell(ev.PhaseFinished("A", training))
+    assert seats["B"].lanes[TRAIN].state is Phase.GRANTED
 
 
 def wait_for(world: World, job_id: str) -> float:

@@ -10,6 +10,7 @@ from math import inf
 
 from rollmux.errors import InvariantViolated
 from rollmux.mux.cluster_state import ClusterState
+from rollmux.mux.job import PhaseKind
 from rollmux.mux.node_book import NodeState
 from rollmux.mux.order import StrictTurns, UrgentTurns, urgency
 from rollmux.mux.plan import memory_problem
@@ -96,7 +97,9 @@ def _check_turn(weave: Weave, lane: Lane) -> None:
     for node in lane.held:
         if isinstance(turns, StrictTurns):
             due = (lane.rounds - 1, lane.place)
-            early = any(node in o.nodes and (o.rounds, o.place) < due for o in turns.claims if o is not lane)
+            early = not _may_be_put_off(lane) and any(
+                node in o.nodes and (o.rounds, o.place) < due for o in turns.claims if o is not lane
+            )
         elif isinstance(turns, UrgentTurns):
             queue = turns.queues[node]
             early = any(o.asked < lane.granted_by and urgency(o) < urgency(lane) for o in queue[:1])
@@ -105,6 +108,12 @@ def _check_turn(weave: Weave, lane: Lane) -> None:
             early = bool(queue) and queue[0].asked < lane.asked
         if early:
             raise InvariantViolated("I4", f"{lane} got node {node} before its turn")
+
+
+def _may_be_put_off(lane: Lane) -> bool:
+    """Its next turn may have been put off while it runs: by a rollout that ran ahead and failed at its tail."""
+    job = lane.seat.job
+    return lane.kind is PhaseKind.TRAIN and job.staleness > 0 and job.tail is not None
 
 
 def _check_waiting(weave: Weave, lane: Lane) -> None:
