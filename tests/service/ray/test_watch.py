@@ -77,6 +77,31 @@ def test_an_attempt_that_ray_has_forgotten_is_over_when_its_nodes_have_been_swep
     played(story())
 
 
+def test_what_an_older_job_of_its_name_has_printed_is_not_read_before_an_attempt_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes have that until it takes the place, which one that can't be started never does."""
+
+    async def story() -> None:
+        ray, logs = RayModel(*NODES), []
+
+        async def tail(node: str, file: str, lines: int) -> str:
+            return "" if file.endswith(".1") else "older" if not ray.running else "own"
+
+        monkeypatch.setattr(ray, "tail", tail)
+        life = Life(tmp_path, ray)
+        await life.begin()
+        starting = asyncio.create_task(life.start(1))
+        while not starting.done():
+            await asyncio.sleep(0.1)
+            logs += await life.launcher.log("a", 2)
+        assert set(logs) <= {"own"}
+        assert await life.launcher.log("a", 2) == ["own"]
+        await life.launcher.close()
+
+    played(story())
+
+
 def test_nodes_that_stay_away_are_done_without_after_a_while(tmp_path: Path) -> None:
     async def story() -> None:
         ray = RayModel(*NODES)

@@ -127,9 +127,18 @@ class RayLauncher:
             self._unwanted.discard(key)
 
     async def log(self, job_id: str, lines: int) -> list[str]:
-        """Of several ranks each has its share of the lines, behind its number."""
+        """Of several ranks each has its share of the lines, behind its number.
+
+        Until an attempt is up its nodes may have what an older job of its name has printed.
+        """
         intent = await asyncio.to_thread(self.intents.latest, job_id)
-        return [] if intent is None or lines <= 0 else await printed(self.ray, intent, self._logs, lines)
+        if intent is None or lines <= 0:
+            return []
+        try:
+            is_up = heard(await self.ray.said(intent.id)).up
+        except RayTrouble as error:
+            return [f"(can't be read: {error})"]
+        return await printed(self.ray, intent, self._logs, lines) if is_up else []
 
     async def forget(self, job_id: str) -> None:
         for gone in await asyncio.to_thread(self.intents.forget, job_id):
