@@ -4,7 +4,7 @@ import gc
 import math
 import resource
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -330,12 +330,34 @@ def test_what_is_no_number_harms_nobody_where_it_has_moved_from() -> None:
     assert FinishReason.FAILED not in {end.reason for end in finished(engine, again).values()}
 
 
+SICK = GenerationRequest("sick", (60,) * 30, 4, temperature=0)  # its prompt comes in pieces
+GONE_UNSEEN: Mapping[str, Callable[[LocalEngine], object]] = {
+    "cancel": lambda engine: engine.cancel(["sick"]),
+    "export": lambda engine: engine.export(["sick"]),
+    "update": lambda engine: engine.update(1, {"model.embed_tokens.weight": torch.ones(61, 32)}),
+}
+
+
+@pytest.mark.parametrize("call", GONE_UNSEEN)
+def test_what_is_no_number_harms_nobody_where_it_was_given_back_before_a_token_was_drawn(call: str) -> None:
+    model = tiny()
+    engine = slots(model, Limits(room_tokens=64, max_running=4, prefill_tokens=8, page_tokens=8))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[60] = math.nan
+    engine.submit(SICK)
+    assert engine.step() == []
+    GONE_UNSEEN[call](engine)
+    assert -1 not in engine.probe((1, 2, 3), 5)
+    engine.cancel(["sick"])
+    again = [GenerationRequest(f"w{n}", (1, 2, 3), 3, temperature=0) for n in range(4)]
+    assert FinishReason.FAILED not in {end.reason for end in finished(engine, again).values()}
+
+
 def test_what_could_not_be_wiped_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
     engine = slots(model, LIMITS)
     with torch.no_grad():
         model.model.embed_tokens.weight[60] = math.nan
-    compute: Any = engine._compute
 
     def fails(pages: list[int]) -> None:
         raise MemoryError
@@ -344,7 +366,7 @@ def test_what_could_not_be_wiped_is_tried_again(monkeypatch: pytest.MonkeyPatch)
     for each in asked:
         engine.submit(each)
     with monkeypatch.context() as patched:
-        patched.setattr(compute, "wipe", fails)
+        patched.setattr(engine._desk.room, "_wipe", fails)
         with pytest.raises(MemoryError):
             engine.step()
     ends = finished(engine)

@@ -68,7 +68,7 @@ class Compute(Protocol):
         """Pages change their places."""
 
     def wipe(self, pages: list[int]) -> None:
-        """These pages hold what is no number: it must not meet what they hold next."""
+        """What is in these pages must not meet what they hold next: it may be no number."""
 
     def check(self, weights: Mapping[str, Any]) -> None:
         """Raises if these are not weights of the model."""
@@ -87,7 +87,7 @@ class LocalEngine:
     """See `rollmux.runtime.engine.seam.Engine`."""
 
     def __init__(self, compute: Compute, limits: Limits, version: int = 0) -> None:
-        room = Room(limits.room_tokens // limits.page_tokens, limits.page_tokens, compute.move)
+        room = Room(limits.room_tokens // limits.page_tokens, limits.page_tokens, compute.wipe, compute.move)
         longest = min(limits.max_length, compute.max_length)
         self._desk = Desk(room, limits.max_running, longest, compute.vocabulary, limits.prefill_tokens)
         self._compute = compute
@@ -183,19 +183,14 @@ class LocalEngine:
 
     def _told(self, live: Live, count: int, token: Drawn | None) -> None:
         """What a computation has come to for a request."""
-        is_sound = token is None or math.isfinite(token[1])
-        if not is_sound:
-            self._wipe(live)
         self._desk.done(live, count)
-        if not is_sound:
+        if token is None:
+            return
+        if math.isfinite(token[1]):
+            self._desk.grow(live, *token, self._version)
+        else:
             why = f"the model's output at token {len(live.tokens)} is not a number: its weights or memory are damaged"
             self._desk.end(live, FinishReason.FAILED, why)
-        elif token is not None:
-            self._desk.grow(live, *token, self._version)
-
-    def _wipe(self, live: Live) -> None:
-        """What is no number may lie in a request's pages, and in those that they have moved from."""
-        self._compute.wipe([*live.pages, *self._desk.room.left])
 
     def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
         self._require_open()
@@ -223,10 +218,7 @@ class LocalEngine:
         drawn = self._run([(live, owed)])[0]
         assert drawn is not None
         live.cached += owed
-        if math.isfinite(drawn[1]):
-            return drawn[0]
-        self._wipe(live)
-        return -1
+        return drawn[0] if math.isfinite(drawn[1]) else -1
 
     def gauges(self) -> Gauges:
         desk = self._desk

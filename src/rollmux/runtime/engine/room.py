@@ -1,27 +1,29 @@
 """Who holds which page of the room for keys and values.
 
 Invariant: once `settle` is called, the pages in use are the first ones, without a gap, so that attention reads the room
-as one piece. A gap is filled by whoever takes a page, else by the last one in use, whose holder is told its new place.
+as one piece, and hold nothing of who had them before. A gap is filled by whoever takes a page, else by the last one in
+use, whose holder is told its new place.
 """
 
 from collections.abc import Callable
 
 from rollmux.errors import InvariantViolated
 
+Wipe = Callable[[list[int]], None]
 Move = Callable[[list[int], list[int]], None]
 
 
 class Room:
     """So many pages of so many tokens each."""
 
-    __slots__ = ("_gaps", "_holders", "_move", "_touched", "page_tokens", "pages")
+    __slots__ = ("_gaps", "_holders", "_move", "_taken", "_wipe", "page_tokens", "pages")
 
-    def __init__(self, pages: int, page_tokens: int, move: Move) -> None:
+    def __init__(self, pages: int, page_tokens: int, wipe: Wipe, move: Move) -> None:
         self.pages, self.page_tokens = pages, page_tokens
-        self._move = move
+        self._wipe, self._move = wipe, move
         self._holders: list[tuple[list[int], int]] = []  # of each page, gaps too: the list that names it, and where
         self._gaps: list[int] = []  # pages given back since this was settled
-        self._touched = 0  # so many were held at some time
+        self._taken: list[int] = []  # and those that were taken
 
     @property
     def used(self) -> int:
@@ -30,11 +32,6 @@ class Room:
     @property
     def free(self) -> int:
         return self.pages - self.used
-
-    @property
-    def left(self) -> list[int]:
-        """Pages that nobody holds any more, with what was in them."""
-        return [*self._gaps, *range(len(self._holders), self._touched)]
 
     def needed(self, tokens: int) -> int:
         """Pages that so many tokens take."""
@@ -52,7 +49,7 @@ class Room:
             else:
                 held.append(len(self._holders))
                 self._holders.append(holder)
-        self._touched = max(self._touched, len(self._holders))
+        self._taken += held[len(held) - count :]
 
     def give(self, held: list[int]) -> None:
         """Takes back all pages held; their content is lost."""
@@ -61,9 +58,13 @@ class Room:
         if not self.used:
             self._holders.clear()
             self._gaps.clear()
+            self._taken.clear()
 
     def settle(self) -> None:
-        """Others move into the pages that were given back."""
+        """What was taken is wiped, and others move into the pages that were given back."""
+        if self._taken:
+            self._wipe(self._taken)
+            self._taken.clear()
         if not self._gaps:
             return
         gaps, used = set(self._gaps), self.used

@@ -94,8 +94,9 @@ class _Slots:
     @torch.inference_mode()
     def wipe(self, pages: list[int]) -> None:
         forward = self._require()
-        forward.keys[:, pages] = 0
-        forward.values[:, pages] = 0
+        places = torch.tensor(pages, device=forward.keys.device)
+        for side in (forward.keys, forward.values):
+            side.index_fill_(1, places, 0)
 
     def check(self, weights: Mapping[str, Any]) -> None:
         known = dict(self._model.named_parameters(remove_duplicate=False))
