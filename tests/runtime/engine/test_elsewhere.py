@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from functools import cache, partial
 from random import Random
 from typing import Any
@@ -17,8 +18,10 @@ from rollmux.runtime.engine import (
     Event,
     FinishReason,
     Gauges,
+    Generated,
     GenerationRequest,
     Limits,
+    Unfinished,
     UpdateRefused,
     stream,
 )
@@ -258,6 +261,24 @@ def test_new_weights_draw_all_of_who_has_begun_ahead_even_if_it_is_over(max_toke
     ((_, ended),) = finished(engine).items()
     assert ended.response.tokens == finished(slots(tiny(seed=9), ROOM), [asked])["r"].response.tokens
     assert ended.response.versions == (1,) * max_tokens
+
+
+@pytest.mark.parametrize("max_tokens", [2, 8])
+def test_what_was_drawn_ahead_of_weights_that_were_written_in_place_is_of_the_new_ones(max_tokens: int) -> None:
+    asked = GenerationRequest("r", (1, 2, 3), max_tokens, seed=3)
+    kept = tiny("llama", torch.float64)
+    engine, _ = begun(asked, make=lambda version: slots(kept, ROOM, version))
+    with pytest.raises(UpdateRefused, match="1 responses have begun"):  # the shorter is over, and nobody was told
+        engine.update(1)
+    with torch.no_grad():
+        for mine, new in zip(kept.parameters(), tiny("llama", torch.float64, seed=9).parameters(), strict=True):
+            mine.copy_(new)
+    engine.update(1, begun=Begun.RECOMPUTE)
+    ((_, ended),) = finished(engine).items()
+    assert ended.response.versions == (0,) + (1,) * (max_tokens - 1)
+    other = slots(kept, ROOM, version=1)
+    other.adopt([Unfinished(asked, Generated(*(side[:1] for side in astuple(ended.response))))], mixed=True)
+    assert ended.response.tokens == finished(other)["r"].response.tokens
 
 
 class Fails:

@@ -25,6 +25,7 @@ from rollmux.runtime.engine.requests import (
     several,
 )
 from rollmux.runtime.engine.seam import Begun, Engine, Gauges
+from rollmux.runtime.engine.versions import require_permitted
 
 _LIVES = 3  # that end without a step in between: then it is no accident
 _END_S = 5.0
@@ -148,9 +149,17 @@ class EngineElsewhere:
     def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
         taken: tuple[Unfinished, ...] = self._call("export", None if ids is None else list(several(ids)))
         left = [self._known.pop(each.request.id) for each in taken]
-        untold = {whose: event.first for event, whose in reversed(self._heard) if isinstance(event, Grown)}
+        untold = self._untold()
         self._forget(left)
         return tuple(each.unfinished(untold.get(each)) for each in left)
+
+    def _untold(self) -> dict[_Known, int]:
+        """Whose tokens were heard and not told, and the place of the first of them."""
+        firsts: dict[_Known, int] = {}
+        for event, whose in self._heard:
+            if isinstance(event, Grown):
+                firsts.setdefault(whose, event.first)
+        return firsts
 
     def _forget(self, some: Iterable[_Known]) -> None:
         """What was heard of them is not told."""
@@ -164,26 +173,33 @@ class EngineElsewhere:
         self._known.update((each.request.id, _Known.of(each)) for each in adopted)
 
     def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
-        """Who has begun ahead, and nobody was told, has not begun, even if it is over: the new weights draw it all."""
+        """What was drawn ahead, and nobody was told, the new weights draw again, even if its response is over.
+
+        For their owner may have written them before that step was computed.
+        """
+        self._require_open()
         self._listen()
-        ahead = self._taken_ahead()
+        ahead = self._taken_ahead(begun)
         try:
             self._call("update", version, weights, begun)
         finally:
             self._put_back(ahead)
 
-    def _taken_ahead(self) -> list[Unfinished]:
-        begun = [whose for event, whose in self._heard if isinstance(event, Grown) and event.first == 0]
+    def _taken_ahead(self, begun: Begun) -> list[Unfinished]:
+        untold = self._untold()
         ends = {whose: event.reason for event, whose in self._heard if isinstance(event, Ended)}
         over = [
             each
-            for each in begun
+            for each in untold
             if ends.get(each, FinishReason.CANCELLED) is not FinishReason.CANCELLED
             and each.request.id not in self._known  # its name may have come again
         ]
-        taken = self.export([each.request.id for each in begun if each not in ends])
+        going = [each for each in untold if each not in ends and each.request.id not in self._cancelled]
+        started = [each.request.id for each in (*going, *over) if untold[each]]
+        require_permitted(started, self.version, begun)
+        taken = self.export([each.request.id for each in going])
         self._forget(over)
-        return [*taken, *(Unfinished(each.request, Generated()) for each in over)]
+        return [*taken, *(each.unfinished(untold[each]) for each in over)]
 
     def _put_back(self, taken: Iterable[Unfinished]) -> None:
         """They are known again, whatever has happened, and whatever happens now."""
