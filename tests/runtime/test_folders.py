@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,22 @@ def test_what_can_not_be_read_is_told_in_a_line(tmp_path: Path) -> None:
     require_refused(tmp_path, "SafetensorError: [^\n]*not fully covered")
 
 
+def test_a_folder_that_is_not_there_is_looked_for_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def called(*hosts: object, **how: object) -> None:
+        pytest.fail("it asks the network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", called)
+    require_refused(Path("judges/mine"), "there is no folder 'judges/mine'")
+
+
+def test_a_folder_without_a_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
+    for load in (tokenizer_in, open_judge):
+        with pytest.raises((NotLoaded, JudgeRefused), match="it has no tokenizer: none of tokenizer"):
+            load(tmp_path)
+
+
 def test_the_first_line_that_says_something_is_told_and_a_full_memory_is_no_bad_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +105,7 @@ def test_the_first_line_that_says_something_is_told_and_a_full_memory_is_no_bad_
 
         monkeypatch.setattr(AutoTokenizer, "from_pretrained", load)
 
+    (tmp_path / "tokenizer.json").touch()
     fail(ImportError("\n \nIt wants sentencepiece.\nInstall it."))
     with pytest.raises(NotLoaded, match=r"^ImportError: It wants sentencepiece\.$"):
         tokenizer_in(tmp_path)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rollmux.errors import RollmuxError
 
 SHOWN = 3  # of the weights that are not there
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class NotLoaded(RollmuxError):
@@ -29,14 +30,23 @@ def model_in(folder: Path, **how: Any) -> Any:
     return model
 
 
-def tokenizer_in(folder: Path, **how: Any) -> Any:
-    return _loaded(AutoTokenizer.from_pretrained, folder, **how)
+def tokenizer_in(folder: Path, gguf_file: str | None = None) -> Any:
+    """Transformers makes one without a word where there are no words."""
+    names = TOKENIZER_FILES if gguf_file is None else (gguf_file,)
+    if not any((folder / name).is_file() for name in names):
+        raise NotLoaded(f"it has no tokenizer: none of {', '.join(names)}")
+    return _loaded(AutoTokenizer.from_pretrained, folder, gguf_file=gguf_file)
 
 
 def _loaded(load: Callable[..., Any], folder: Path, **how: Any) -> Any:
-    """A damaged file may make the libraries raise anything, and tell it in many lines."""
+    """A damaged file may make the libraries raise anything, and tell it in many lines.
+
+    A folder that is not there they would take for the name of a model, to be downloaded.
+    """
+    if not folder.is_dir():
+        raise NotLoaded(f"there is no folder {str(folder)!r}")
     try:
-        return load(folder, **how)
+        return load(folder, local_files_only=True, **how)
     except MemoryError:
         raise
     except Exception as error:

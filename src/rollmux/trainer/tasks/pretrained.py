@@ -9,8 +9,6 @@ from pathlib import Path
 
 from rollmux.trainer.errors import ModelMissing, NotTaught
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-
 
 class Pretrained:
     """Of the model in this folder."""
@@ -22,8 +20,6 @@ class Pretrained:
         )
 
         place = model_folder(folder)
-        if not any((place / name).is_file() for name in TOKENIZER_FILES):
-            raise ModelMissing(f"the model in {folder!r} has no tokenizer, and this task is put in words")
         try:
             self._tokenizer = tokenizer_in(place)
         except NotLoaded as error:
