@@ -112,6 +112,9 @@ def test_kept_responses_go_on_without_computing_anything_anew() -> None:
 def test_versions_only_rise_and_wrong_weights_change_nothing() -> None:
     model = tiny()
     engine = slots(model, LIMITS, version=3)
+    for version in (True, 4.5):
+        with pytest.raises(UpdateRefused, match="no whole number"):
+            engine.update(version)  # type: ignore[arg-type]
     with pytest.raises(UpdateRefused, match="version 3 is not above 3"):
         engine.update(3)
     wrong: dict[str, Any] = {**other_weights(), "model.norm.weight": torch.zeros(7), "head": torch.zeros(2)}
@@ -278,7 +281,7 @@ def test_what_was_drawn_and_lost_to_an_interrupt_is_drawn_again(call: str, monke
 
 def test_a_request_that_could_never_run_is_refused_at_once() -> None:
     engine = slots(tiny(), Limits(room_tokens=16, page_tokens=8))
-    with pytest.raises(InvalidSpec, match="at most 16"):
+    with pytest.raises(InvalidSpec, match="at most 17 with the prompt"):
         engine.submit(request(tokens=12))
     engine.submit(request(tokens=11))  # the last token's keys and values are never needed
     with pytest.raises(InvalidSpec, match="no other unfinished"):

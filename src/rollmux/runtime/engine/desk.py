@@ -91,7 +91,7 @@ class Desk:
             return
         longest = len(request.prompt) + request.max_tokens
         if self._fits(checks, request, each.response.tokens) and self.room.needed(longest - 1) > self.room.pages:
-            room = self.room.pages * self.room.page_tokens
+            room = self.room.pages * self.room.page_tokens + 1  # nobody computes anything from the last token
             checks.report("max_tokens", longest, f"at most {room} with the prompt", "give the engine more room")
         if had >= request.max_tokens or any(token in request.stop_tokens for token in each.response.tokens):
             checks.report("response", had, "an unfinished response", "take it as it is: it is over")

@@ -25,7 +25,7 @@ from rollmux.runtime.engine.requests import (
     several,
 )
 from rollmux.runtime.engine.seam import Begun, Engine, Gauges
-from rollmux.runtime.engine.versions import require_permitted
+from rollmux.runtime.engine.versions import require_newer, require_permitted
 
 _LIVES = 3  # that end without a step in between: then it is no accident
 _END_S = 5.0
@@ -179,6 +179,7 @@ class EngineElsewhere:
         """
         self._require_open()
         self._listen()
+        require_newer(version, self.version)
         ahead = self._taken_ahead(begun)
         try:
             self._call("update", version, weights, begun)
@@ -234,6 +235,7 @@ class EngineElsewhere:
         return found
 
     def gauges(self) -> Gauges:
+        """Of its present process: one that takes the place of another has done nothing yet."""
         found: Gauges = self._call("gauges")
         return found
 
@@ -269,8 +271,7 @@ class EngineElsewhere:
     def _needs_none(self, name: str, told: tuple[Any, ...]) -> bool:
         """Whether this can be done without a process: one that begins takes memory, perhaps on others' nodes."""
         if name == "update":
-            version, weights, _ = told
-            return weights is None and not self._known and version > self.version
+            return told[1] is None and not self._known
         return name in ("suspend", "export")
 
     def _done_without(self, name: str, told: tuple[Any, ...]) -> tuple[Unfinished, ...] | None:

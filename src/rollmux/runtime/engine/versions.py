@@ -22,6 +22,8 @@ def require_adoptable(unfinished: Iterable[Unfinished], version: int) -> None:
 
 def require_newer(version: int, current: int) -> None:
     """Raises unless versions count on."""
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise UpdateRefused(f"version {version!r} is no whole number: count on from {current}")
     if version <= current:
         raise UpdateRefused(f"version {version} is not above {current}, which the engine has: count on")
 
