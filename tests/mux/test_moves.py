@@ -1,7 +1,7 @@
 """Changing places: nodes are given back at once, moves are made when they pay or an SLO needs them; no work is lost."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -19,10 +19,11 @@ from rollmux.mux.hardware import GB, Cluster, NodeType, Pool, elastic
 from rollmux.mux.invariants import check_all
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.job_record import JobRecord
-from rollmux.mux.moves import Movable, Moves, compaction, escape, relief
+from rollmux.mux.moves import Movable, Moves, compaction, escape, place_mover, relief
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Decision, Strategy
+from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.transitions import Job
@@ -586,21 +587,28 @@ def test_while_a_job_is_moving_its_limit_does_not_rise(moving: bool) -> None:
     assert (state.groups["group-0"].member("A").limit_s > before) is not moving
 
 
+@pytest.mark.parametrize("narrower", [False, True])
 @pytest.mark.parametrize("longer", [1.0, 1.02])
-def test_a_measurement_gives_back_nothing_of_what_a_move_is_to_cost(longer: float) -> None:
-    """Its new place was chosen with that; who takes longer by itself may take so much longer there."""
-    machine = started(job("A", iterations=60, cold_start_s=600.0, slo=1.4))
+def test_a_measurement_gives_back_nothing_of_what_a_move_is_to_cost(longer: float, narrower: bool) -> None:
+    """Its new place was chosen with that; who takes longer by itself may take so much longer there.
+
+    A place with fewer training nodes than it wants was chosen too: a training that takes longer for that is no news.
+    """
+    a = job("A", iterations=60, cold_start_s=600.0, slo=3.0, train=PhaseSpec(50.0, 2 if narrower else 1))
+    machine = started(a, job("B", slo=9.0), max_group=1)
     state, record = machine.state, machine.state.jobs["A"]
     record.progress.rolled = record.progress.trained = record.progress.synced = 20
-    record.progress.since = 2600.0
-    leaver = machine.mover.movable(2600.0, state.groups["group-0"])["A"]
-    move = escape(state.groups["group-0"], state.snapshot(), leaver, state.policy)
-    assert move is not None
-    machine.mover.make_moves(2600.0, move, "for a test", [])
+    record.progress.since = 6600.0
+    leaver = machine.mover.movable(6600.0, state.groups["group-0"])["A"]
+    away = replace(state.snapshot(), frozen=frozenset({"group-0"}))
+    plan = place_mover(leaver, away, PaperPolicy(), inf)
+    assert plan is not None
+    machine.mover.make_moves(6600.0, Moves((plan,), 0.0, 0.0), "for a test", [])
     assert record.target is not None
-    before = state.groups[record.target[0]].member("A").limit_s
-    machine.handle(2600.0, ev.JobProfiled("A", 1, 50.0 * longer, 50.0 * longer, 0.0))
-    assert state.groups[record.target[0]].member("A").limit_s == pytest.approx(before * longer)
+    there = state.groups[record.target[0]].member("A")
+    assert len(there.placement.train) == 1
+    machine.handle(6600.0, ev.JobProfiled("A", 1, 50.0 * longer, 50.0 * longer, 0.0))
+    assert state.groups[record.target[0]].member("A").limit_s == pytest.approx(there.limit_s * longer)
 
 
 @pytest.mark.parametrize(("synced_at", "limit_s"), [(2000.0, 7100 / 60), (2800.0, 110.0), (3900.0, 100.0)])

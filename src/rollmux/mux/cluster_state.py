@@ -143,14 +143,14 @@ class ClusterState:
 
         What it has used up of its SLO is not given back, nor what the move costs it that it is about to make.
         """
-        record.job = job
+        known, record.job = record.job, job
         limit_s = record.limit_s(now)  # by what it is known to take
         homes = [record.group_id] + ([record.target[0]] if record.target else [])
         for group_id in homes:
-            before = self.groups[group_id].member(job.id)
             at_most_s = job.opening_limit_s if limit_s is None else limit_s
             if record.target:
-                at_most_s = min(at_most_s, before.limit_s * job.solo_s / before.job.solo_s)
+                before_s = self.groups[group_id].member(job.id).limit_s
+                at_most_s = min(at_most_s, before_s * job.solo_s / known.solo_s)
             group = self.groups[group_id].with_job(job)
             if at_most_s < job.opening_limit_s:
                 group = group.with_limits({job.id: max(at_most_s, job.solo_s)})
