@@ -358,6 +358,8 @@ def test_an_old_attempt_that_does_not_end_holds_up_no_start(tmp_path: Path, monk
     there = Served(Service(Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES), Stuck(tmp_path)))
     assert there.get("/readyz", token="")["state"] == "ready"
     assert stopped == [("gone", 1)]
+    there.client.timeout = 3.0
+    there.post("/v1/jobs", job("gone"))  # nor a new job of its name
     there.close()
 
 

@@ -29,6 +29,7 @@ class Errands:
     def __init__(self, machine: ClusterMachine, jobs: Mapping[str, Live], launcher: Launcher, env_of: EnvOf) -> None:
         self.machine, self.jobs, self.launcher, self.env_of = machine, jobs, launcher, env_of
         self._locks: dict[str, asyncio.Lock] = {}  # what is done for one job is done in order
+        self._way = asyncio.Lock()  # none forgets what another, who has had the name meanwhile, prints
         self._ends: set[asyncio.Task[None]] = set()  # of attempts that are over for the machine
         self._tell: Tell | None = None
         pools = [pool for pool in machine.state.cluster.pools if not pool.on_demand]
@@ -66,11 +67,10 @@ class Errands:
                 pass  # a slice of a machine stays where it is
 
     async def make_way(self, job_id: str) -> None:
-        """A job of this name is to be submitted."""
-        if job_id not in self.jobs:
-            async with self._lock(job_id):
-                if job_id not in self.jobs:
-                    await self.launcher.forget(job_id)
+        """A job of this name is to be submitted. It waits for no end of an older one: that may take for ever."""
+        async with self._way:
+            if job_id not in self.jobs:
+                await self.launcher.forget(job_id)
 
     async def close(self) -> None:
         for task in self._ends:
