@@ -240,8 +240,10 @@ def test_a_process_that_nobody_can_look_at_holds_up_no_controller_and_not_its_en
 
     async def story() -> None:
         try:
-            async with asyncio.timeout(5), launching(tmp_path) as (_, exits):
-                assert exits.running == {("a", 1)}
+            with monkeypatch.context() as patch:
+                patch.setattr(launchers, "BEGIN_S", 0.05)
+                async with asyncio.timeout(5), launching(tmp_path) as (_, exits):
+                    assert exits.running == {("a", 1)}
         finally:
             awake.set()
         async with launching(tmp_path) as (_, exits):
@@ -252,7 +254,6 @@ def test_a_process_that_nobody_can_look_at_holds_up_no_controller_and_not_its_en
         return everything()
 
     awake = threading.Event()
-    monkeypatch.setattr(launchers, "BEGIN_S", 0.05)
     monkeypatch.setattr(process_tree, "everything", look_around)
     started(tmp_path).parent.mkdir(parents=True)
     keeper = [os.getpid(), -1, boot_id(), "ROLLMUX_KEEPER=nobody"]
