@@ -357,6 +357,32 @@ def test_state_stays_where_nobody_else_is_and_leaves_when_somebody_comes() -> No
     assert engine.moves == ["load", "offload", "load", "offload"]
 
 
+class Alike(Engine):
+    """By what it is made of: like a dataclass, or like an array, which is neither equal nor unequal."""
+
+    def __init__(self, compares: bool) -> None:
+        super().__init__()
+        self.compares = compares
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        if not self.compares:
+            raise ValueError("The truth value of an array with more than one element is ambiguous")
+        return isinstance(other, Alike)
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_state_that_is_like_what_has_stayed_is_moved_in_all_the_same(compares: bool) -> None:
+    world, states = World(), [Alike(compares), Alike(compares)]
+    with world.connect(job_data("a")) as mux:
+        for step in mux.steps(2):
+            with mux.phase("rollout", state=states[step]):
+                assert [state.here for state in states] == [step == 0, step == 1]
+            with mux.phase("train"):
+                pass
+
+
 def test_who_takes_its_leave_leaves_no_state_behind() -> None:
     """Nobody sees the end of a script that no launcher started, and it may live on."""
     world, engine, here = World(), Engine(), list[bool]()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from urllib.parse import quote
 
 from rollmux.client.errors import AlreadyCommitted, CallRefused, LeaseLost, Stopped, sendable
-from rollmux.client.residency import State, offload
+from rollmux.client.residency import State, is_same, offload
 from rollmux.client.timings import Timings
 from rollmux.client.wire import ANSWER_PART, Waits, Wire
 from rollmux.errors import RollmuxError
@@ -237,7 +237,7 @@ class Link:
     def take_off(self, kind: PhaseKind, but: State | None = None) -> None:
         """Moves off what was left for the kind, under whatever lease, unless another thread does so already."""
         with self.lock:
-            if kind not in self.parked or self.parked[kind][1] == but:
+            if kind not in self.parked or (but is not None and is_same(self.parked[kind][1], but)):
                 return
             self._begin_to_move(kind)
             stayed = self.unpark(kind)
