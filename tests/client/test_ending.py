@@ -455,3 +455,16 @@ def test_a_child_that_leaves_the_body_of_a_phase_leaves_it_to_its_parent(
         asyncio.run(work())
         assert world.said("a", Said.FAILED) == []
         assert len(world.said("a", Said.FINISHED)) == 2
+
+
+def test_a_child_can_not_enter_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be granted it, and its work would not count."""
+    world = World()
+    with world.connect(job_data("a")) as mux:
+        with monkeypatch.context() as forked:
+            forked.setattr("os.getpid", lambda: -1)
+            with pytest.raises(RuntimeError, match="can't be entered in a child"), mux.phase("rollout"):
+                pass
+        assert not any(isinstance(message, Ask) for _, _, message in world.heard)
+        with mux.phase("rollout"):
+            pass

@@ -137,6 +137,8 @@ class Mux:
         if link is None:
             self._load_once(state)
             return None
+        if not self.is_own:
+            raise RuntimeError(f"{kind.value} can't be entered in a child of the process that has connected")
         self._exit.failed = ""  # whoever wanted to end it has been overruled
         if kind is PhaseKind.ROLLOUT:
             self._sync_if_due()

@@ -1,7 +1,8 @@
 """`mux.phase(...)`: a decorator for functions and coroutines, and a context, plain or asynchronous.
 
 Inside, the nodes are this job's and the state is on them. The body's error is the job's own: it goes on its way once
-the nodes are given back. A child process that leaves the body says nothing: the phase is its parent's.
+the nodes are given back. A child process that leaves the body says nothing: the phase is its parent's. It enters none:
+no sign of life would be given for it.
 
 An asynchronous phase begins and ends in threads of its own, which no loop can cancel or make wait: the end of a phase
 that was begun comes, whoever waits for it.
