@@ -411,6 +411,38 @@ class Lingering(Engine):
         super().offload()
 
 
+def test_a_phase_that_ends_while_its_process_takes_its_leave_leaves_no_state_behind() -> None:
+    """In another thread, while the state of another kind is moved off."""
+    world, engine, crowd, begun, leaving, here = World(), Engine(), Crowd(), Event(), Event(), list[bool]()
+
+    class Slow(Engine):
+        def offload(self) -> None:
+            leaving.set()
+            soon(lambda: len(world.said("a", Said.FINISHED)) == len(("rollout", "train", "sync", "rollout")))
+            super().offload()
+
+    def fate(verb: str, message: Any) -> str:
+        here.extend([engine.here] if verb == "leave" else [])
+        return ""
+
+    def roll() -> None:
+        with suppress(Unreachable), mux.phase("rollout", state=engine):  # the answer may come too late
+            begun.set()
+            assert leaving.wait(5.0)
+
+    world.fate = fate
+    mux = world.connect(job_data("a", staleness=1))
+    with mux.phase("rollout"):
+        pass
+    with mux.phase("train", state=Slow()):
+        pass
+    crowd.start(roll)
+    assert begun.wait(5.0)
+    mux.close()
+    crowd.join()
+    assert here == [False]
+
+
 def test_nobody_says_that_nodes_are_free_while_state_is_still_leaving_them() -> None:
     """It takes longer than the controller waits, so the lease is lost; its owner asks for the next one meanwhile."""
     world, engine, crowd, met = World(lease_s=5.0, drain_s=1.0), Lingering(1.5), Crowd(), list[bool]()

@@ -73,6 +73,7 @@ class Link:
         self.parked: dict[PhaseKind, tuple[int, State]] = {}  # state that may stay on the nodes, and since which lease
         self.moving: set[PhaseKind] = set()  # whose state is just being moved off
         self.stuck: set[PhaseKind] = set()  # these, and those whose state could not be moved off
+        self.leaves = False  # the process takes its leave: no state stays any more
 
     @property
     def attempt(self) -> int:
@@ -261,6 +262,7 @@ class Link:
         """
         until = monotonic() + within_s
         with self.lock:
+            self.leaves = True
             self.lock.wait_for(self._all_are_out, within_s)
             kinds = tuple(self.parked)
         with ExitStack() as each:  # also if one fails
