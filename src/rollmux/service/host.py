@@ -65,9 +65,8 @@ class Host:
         self._dirty = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
         self._written: list[asyncio.Future[None]] = []  # those that wait for the one that is under way
-        self._parked: dict[str, dict[asyncio.Future[None], None]] = defaultdict(
-            dict
-        )  # calls that wait for news of a job
+        # Calls that wait for news of a job, in their order.
+        self._parked: dict[str, dict[asyncio.Future[None], None]] = defaultdict(dict)
         self.durable = controller.machine.state.ledger.seq  # the last record that is on disk
         self.hurried = False  # it is about to end
         self._followers: list[asyncio.Future[None]] = []  # streams that wait for the next record
