@@ -33,7 +33,9 @@ class Board:
     """What a running controller shows."""
 
     def __init__(self, there: Running) -> None:
-        self._client = httpx.Client(base_url=there.url, headers={"Authorization": f"Bearer {there.token}"}, timeout=20)
+        self._client = httpx.Client(
+            base_url=there.url, headers={"Authorization": f"Bearer {there.token}"}, timeout=20, verify=False
+        )
 
     def jobs(self) -> list[dict[str, Any]]:
         """All jobs."""

@@ -36,7 +36,7 @@ class Running:
 
     def call(self, method: str, path: str, body: Any = None, token: str | None = None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token if token is None else token}"}
-        return httpx.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=20)
+        return httpx.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=20, verify=False)
 
     def end(self) -> str:
         """What it said on standard output until its clean end."""
@@ -76,6 +76,6 @@ def clean_env(**more: str) -> dict[str, str]:
 
 def _ready(there: Running) -> bool:
     try:
-        return httpx.get(f"{there.url}/readyz", timeout=2.0).is_success
+        return httpx.get(f"{there.url}/readyz", timeout=2.0, verify=False).is_success
     except (httpx.HTTPError, FileNotFoundError):
         return False

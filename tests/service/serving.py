@@ -36,7 +36,7 @@ class Served:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._ready.wait(10)
-        self.client = httpx.Client(base_url=service.url, timeout=20)
+        self.client = httpx.Client(base_url=service.url, timeout=20, verify=False)
 
     def _run(self) -> None:
         async def main() -> None:

@@ -103,7 +103,7 @@ class Floor:
     def _begin(self) -> None:
         self.there: Running = self._lives.enter_context(running(self.folder, *OPTIONS, port=self._port))
         self.client = httpx.Client(
-            base_url=self.there.url, headers={"Authorization": f"Bearer {self.there.token}"}, timeout=20.0
+            base_url=self.there.url, headers={"Authorization": f"Bearer {self.there.token}"}, timeout=20.0, verify=False
         )
         self._lives.callback(self.client.close)
 

@@ -100,7 +100,7 @@ class Remote:
     def _answer(self, method: str, path: str, **what: Any) -> httpx.Response:
         """Every call may be repeated, so that one which comes too early is."""
         if self.client is None:
-            with httpx.Client(transport=direct()) as client:
+            with httpx.Client(transport=direct(self.url)) as client:
                 return replace(self, client=client)._answer(method, path, **what)
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         what |= {"headers": headers, "timeout": self.timeout_s}

@@ -82,7 +82,7 @@ def top(
     shown = console()
     if not (once or as_json or shown.is_terminal):
         raise typer.BadParameter("this is no terminal: say --once or --json")
-    with httpx.Client(transport=direct()) as client, _ended_by_signals():
+    with httpx.Client(transport=direct(url)) as client, _ended_by_signals():
         watcher = Watcher(url, token, folder, client)
         if once:
             _once(watcher, as_json, shown)

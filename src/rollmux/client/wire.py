@@ -46,9 +46,12 @@ class Waits(TypedDict, total=False):
     unless: Callable[[], object]
 
 
-def direct() -> httpx.HTTPTransport:
-    """To the controller itself: proxies that the environment names are for what is outside of the cluster."""
-    return httpx.HTTPTransport()
+def direct(url: str) -> httpx.HTTPTransport:
+    """To the controller itself: proxies that the environment names are for what is outside of the cluster.
+
+    Certificates are loaded unless nobody will ask for them: that takes as long as all else of a short call.
+    """
+    return httpx.HTTPTransport(verify=not url.startswith("http:"))
 
 
 class Wire:
@@ -57,7 +60,7 @@ class Wire:
     def __init__(self, url: str, token: str, patience_s: float, transport: httpx.BaseTransport | None = None) -> None:
         self.url, self.token = url, token
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, transport=transport or direct())
+        self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, transport=transport or direct(url))
         self.patience_s = patience_s
         self.closing = Event()
         self._longest_delay_s, self._answer_s = LONGEST_DELAY_S, ANSWER_S
