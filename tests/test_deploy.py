@@ -16,7 +16,7 @@ import typer
 import yaml
 
 from rollmux.cli import app
-from rollmux.cli.inputs import load_cluster_file
+from rollmux.cli.clusters import load_cluster_file
 from rollmux.protocol.cluster_file import ClusterFile
 from rollmux.service.routes import ROUTES
 

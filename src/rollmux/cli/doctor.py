@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text as Styled
 
 from rollmux import __version__
+from rollmux.cli.options import AsJson, Folder, Port, Token, Url, folder_of
 from rollmux.cli.outputs import show
-from rollmux.cli.remote import AsJson, CallRefused, Folder, Port, Remote, Token, Url, folder_of, remote
+from rollmux.cli.remote import CallRefused, Remote, remote
 from rollmux.protocol.views import ClusterView, Health, Standing
 from rollmux.service.checkup.finding import Finding, Level, fail, ok, warn
 

@@ -1,12 +1,10 @@
-"""What commands read: workloads and setups by name or from files, and clusters from files."""
+"""What commands read: workloads and setups, by name or from files."""
 
 from pathlib import Path
 
 import typer
 
 from rollmux.cli.refusals import refusals
-from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
-from rollmux.protocol.cluster_file import ClusterFile, read_cluster_file
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.job.setup import Setup
 from rollmux.sim.job.setup_file import read_setup
@@ -30,19 +28,6 @@ def load_workload(name_or_path: str, seed: int) -> Workload:
 def _is_file(path: Path) -> bool:
     with refusals():
         return path.is_file()
-
-
-def load_cluster(path: Path | None) -> Cluster:
-    """The cluster of this file; without one the paper's."""
-    return load_cluster_file(path).cluster
-
-
-def load_cluster_file(path: Path | None) -> ClusterFile:
-    """The same with what its nodes have; of the paper's cluster nobody knows."""
-    if path is None:
-        return ClusterFile(PAPER_CLUSTER)
-    with refusals():
-        return read_cluster_file(path)
 
 
 def load_setup(name_or_path: str) -> Setup:

@@ -9,9 +9,10 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
+from rollmux.cli.options import AsJson, Folder, Token, Url
 from rollmux.cli.outputs import PIPED_WIDTH, console, show
 from rollmux.cli.refusals import refusals
-from rollmux.cli.remote import AsJson, Folder, Remote, Token, Url, remote
+from rollmux.cli.remote import Remote, remote
 from rollmux.protocol.job_file import job_data, read_job_file
 from rollmux.protocol.messages import Done
 from rollmux.protocol.views import ClusterView, JobView, LaneView, Quote, Text

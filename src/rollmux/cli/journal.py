@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from rollmux.cli import options
+from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
-from rollmux.cli.remote import AsJson, Folder, folder_of
 from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_machine import ClusterMachine, Entry
 from rollmux.mux.codec import encode

@@ -1,21 +1,14 @@
-"""Options that several commands have: each is declared here once."""
+"""Options that several commands have: each is declared here once. Those of simulations: `simulated.py`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rollmux.mux.validation import MAX_SPARES
-from rollmux.sim.policies import COLOCATED, played_paced
-from rollmux.sim.realised import BOUND, DISTRIBUTIONS
-from rollmux.sim.replay import Accounting
-
 ClusterFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The cluster, as YAML; otherwise the paper's, elastic.")
 ]
-EndedBy = Annotated[Accounting, typer.Option(help="What ends a job: its work, or its time alone.")]
-Hours = Annotated[float | None, typer.Option(help="Over how many hours they arrive.")]
 JournalUrl = Annotated[
     str,
     typer.Option(
@@ -26,37 +19,20 @@ JournalUrl = Annotated[
         help="A journal on a server, as postgresql://user@host/db; otherwise a file in the folder.",
     ),
 ]
-MaxGroup = Annotated[int, typer.Option(min=0, max=16, help="The most jobs in a group; 0 for each policy's own.")]
-MoveS = Annotated[float, typer.Option(min=0.0, help="Work that a move loses.")]
-PauseS = Annotated[
-    float, typer.Option(help="What a pause costs phases whose workload doesn't say, in seconds; below 0 none pauses.")
+Url = Annotated[str, typer.Option("--url", envvar="ROLLMUX_URL", help="Where the controller is.", show_default=False)]
+Token = Annotated[
+    str, typer.Option("--token", envvar="ROLLMUX_TOKEN", help="Who calls.", show_default=False, show_envvar=True)
 ]
-Spares = Annotated[
-    int,
-    typer.Option(
-        min=0, max=MAX_SPARES, help="Spare nodes of rollouts whose workload names none: they run on whichever is free."
-    ),
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", envvar="ROLLMUX_FOLDER", help="The controller's folder [default: ~/.rollmux]."),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it: a .csv or .parquet file.")]
-Realised = Annotated[str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same workload.")]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, envvar="ROLLMUX_PORT", help="The controller's port; 0 takes one that is free.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
 
 
-def notes_under_table(policies: Iterable[str]) -> Iterator[str]:
-    """What a table's figures of these policies don't tell by themselves."""
-    if COLOCATED in policies:
-        yield (
-            f"{COLOCATED}: SLOs are of each job's own time on training nodes alone, "
-            "which may be more than its time on nodes of both kinds."
-        )
-
-
-def note_paced(policies: Sequence[str], realised: str) -> None:
-    """Says, on standard error, for which of these policies real durations are asked for in vain."""
-    paced = ", ".join(name for name in policies if played_paced(name))
-    if paced and realised != BOUND:
-        typer.echo(
-            f"Note: --realised {realised} does not apply to {paced}, which plays no single phase; "
-            "there every phase takes its bound.",
-            err=True,
-        )
+def folder_of(folder: Path | None) -> Path:
+    """The folder of the controller on this machine."""
+    return (folder or Path(os.environ.get("ROLLMUX_FOLDER") or Path.home() / ".rollmux")).expanduser()

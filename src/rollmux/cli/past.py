@@ -9,8 +9,9 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
+from rollmux.cli.options import AsJson, Folder, Token, Url
 from rollmux.cli.outputs import HERE, PIPED_WIDTH, console, require_writable, show, write_text
-from rollmux.cli.remote import AsJson, Folder, Token, Url, remote
+from rollmux.cli.remote import remote
 from rollmux.protocol.history import BillView, HistoryView, JobBill
 from rollmux.report.live import spans_of
 from rollmux.report.trace import trace_of

@@ -9,8 +9,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from rollmux.cli import options
-from rollmux.cli.inputs import load_cluster, load_workload
+from rollmux.cli import options, simulated
+from rollmux.cli.clusters import load_cluster
+from rollmux.cli.inputs import load_workload
 from rollmux.cli.nodes import few_words
 from rollmux.cli.outputs import HERE, console, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
@@ -27,9 +28,9 @@ def plan(
     jobs: Annotated[str, typer.Argument(metavar="JOBS", help="A workload file, or the name of a generator.")],
     cluster: options.ClusterFile = None,
     policy: Annotated[str, typer.Option(help=f"Where jobs go: {', '.join(NAMES)}.")] = "rollmux",
-    max_group: options.MaxGroup = 0,
-    pause_s: options.PauseS = PAUSE_S,
-    spares: options.Spares = SPARES,
+    max_group: simulated.MaxGroup = 0,
+    pause_s: simulated.PauseS = PAUSE_S,
+    spares: simulated.Spares = SPARES,
     first: Annotated[int | None, typer.Option(min=1, help="Plan so many jobs only, the first ones.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws a generator's jobs, and the lots of policy random.")] = 0,
     explain: Annotated[

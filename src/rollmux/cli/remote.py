@@ -4,7 +4,6 @@ The URL and the token are given, or in the environment, or in the folder of a co
 token goes to no other controller.
 """
 
-import os
 import shlex
 import time
 from dataclasses import dataclass, replace
@@ -14,24 +13,12 @@ from typing import Annotated, Any, TypeVar
 import httpx
 import typer
 
+from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
 from rollmux.client.wire import direct, read
 from rollmux.protocol.views import Health
 
 T = TypeVar("T")
-
-Url = Annotated[str, typer.Option("--url", envvar="ROLLMUX_URL", help="Where the controller is.", show_default=False)]
-Token = Annotated[
-    str, typer.Option("--token", envvar="ROLLMUX_TOKEN", help="Who calls.", show_default=False, show_envvar=True)
-]
-Folder = Annotated[
-    Path | None,
-    typer.Option("--folder", envvar="ROLLMUX_FOLDER", help="The controller's folder [default: ~/.rollmux]."),
-]
-Port = Annotated[
-    int, typer.Option(min=0, max=65535, envvar="ROLLMUX_PORT", help="The controller's port; 0 takes one that is free.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
 
 TIMEOUT_S = 30.0
 # A controller that is there, and says that it starts, is waited for.
@@ -41,11 +28,6 @@ UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 TRUST = "set SSL_CERT_FILE to a file with the certificate of who has signed its own"
 
 BY = "--url and --token, or --folder"
-
-
-def folder_of(folder: Path | None) -> Path:
-    """The folder of the controller on this machine."""
-    return (folder or Path(os.environ.get("ROLLMUX_FOLDER") or Path.home() / ".rollmux")).expanduser()
 
 
 class Unknown(typer.BadParameter):

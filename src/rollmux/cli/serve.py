@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollmux.cli import options
-from rollmux.cli.inputs import load_cluster_file
+from rollmux.cli.clusters import load_cluster_file
+from rollmux.cli.options import Folder, Port, folder_of
 from rollmux.cli.refusals import require_name
-from rollmux.cli.remote import Folder, Port, folder_of
-from rollmux.client.attach import is_address
 from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.transitions import Job
 from rollmux.mux.weave import Timing
+from rollmux.protocol.addresses import is_address
 from rollmux.protocol.cluster_file import ClusterFile
 from rollmux.sim.policies import CONTENDERS
 

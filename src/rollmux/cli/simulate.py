@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rollmux.cli import options
-from rollmux.cli.inputs import load_cluster, load_workload
+from rollmux.cli import simulated
+from rollmux.cli.clusters import load_cluster
+from rollmux.cli.inputs import load_workload
 from rollmux.cli.job_tier import JobTier, JobTierOption, SloOfOption, StaggerOption, load_job_tier
 from rollmux.cli.outputs import HERE, console, require_apart, require_writable, write_json, write_text
 from rollmux.cli.refusals import refusals
@@ -45,19 +46,19 @@ def simulate(
     cluster: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The cluster; else the paper's, elastic.")
     ] = None,
-    accounting: options.EndedBy = Accounting.WORK,
+    accounting: simulated.EndedBy = Accounting.WORK,
     fidelity: Annotated[
         Fidelity, typer.Option(help="Every phase through the machine, or jobs at their forecast pace (faster).")
     ] = Fidelity.PHASE,
-    max_group: options.MaxGroup = 0,
+    max_group: simulated.MaxGroup = 0,
     seed: Annotated[int, typer.Option(min=0, help="Draws the workload, real durations, lots and faults.")] = 0,
-    realised: options.Realised = BOUND,
+    realised: simulated.Realised = BOUND,
     job_tier: JobTierOption = None,
     slo_of: SloOfOption = None,
     stagger: StaggerOption = None,
-    move_s: options.MoveS = 300.0,
-    pause_s: options.PauseS = PAUSE_S,
-    spares: options.Spares = SPARES,
+    move_s: simulated.MoveS = 300.0,
+    pause_s: simulated.PauseS = PAUSE_S,
+    spares: simulated.Spares = SPARES,
     node_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between losses of one node.")] = None,
     job_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between failures of one running job.")] = None,
     json_out: Annotated[
@@ -76,7 +77,7 @@ def simulate(
     _require_played(fidelity, realised, trace, names[-1])
     faults = _faults(node_mtbf_h, job_mtbf_h)
     _require_seconds(move_s, pause_s)
-    options.note_paced(names, realised)
+    simulated.note_paced(names, realised)
     files.require_writable()
     jobs = load_workload(workload, seed)
     tier = load_job_tier(
@@ -293,7 +294,7 @@ def show(workload: Workload, runs: Sequence[Run], console: Console, struck: bool
         )
     console.print(table)
     console.print("Worst: slowdown over SLO of the unluckiest job. Busy: rollout / training nodes. Decision: p99.")
-    for note in options.notes_under_table([run.outcome.policy for run in runs]):
+    for note in simulated.notes_under_table([run.outcome.policy for run in runs]):
         console.print(note)
     for run in runs:
         for note in _notes(run, struck):

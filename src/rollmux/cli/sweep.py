@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rollmux.cli import options
+from rollmux.cli import options, simulated
 from rollmux.cli.outputs import HERE, console, require_apart, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.abilities import PAUSE_S, SPARES
@@ -37,19 +37,19 @@ def sweep(
     ] = "paper,rollmux",
     seeds: Annotated[str, typer.Option(metavar="N|A:B", help="So many seeds from 0, or those from A to B - 1.")] = "20",
     jobs: Annotated[int | None, typer.Option(help="How many jobs a generator draws; otherwise its own number.")] = None,
-    hours: options.Hours = None,
+    hours: simulated.Hours = None,
     cluster: options.ClusterFile = None,
-    accounting: options.EndedBy = Accounting.WORK,
+    accounting: simulated.EndedBy = Accounting.WORK,
     fidelity: Annotated[
         Fidelity, typer.Option(help="Jobs at their forecast pace, or every phase through the machine (slower).")
     ] = Fidelity.PACE,
-    realised: options.Realised = BOUND,
+    realised: simulated.Realised = BOUND,
     max_group: Annotated[
         str, typer.Option(metavar="N,M", help="The most jobs in a group; 0 for each policy's own.")
     ] = "0",
-    move_s: options.MoveS = 300.0,
-    pause_s: options.PauseS = PAUSE_S,
-    spares: options.Spares = SPARES,
+    move_s: simulated.MoveS = 300.0,
+    pause_s: simulated.PauseS = PAUSE_S,
+    spares: simulated.Spares = SPARES,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes at once; otherwise one per core.")] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="Results, a line each; those in it are not run again.")
@@ -74,7 +74,7 @@ def sweep(
     )
     kinds = product(_list("workload", workload), _sizes(max_group), _policies(policy), _seeds(seeds))
     cases = [replace(asked, workload=w, max_group=most, policy=p, seed=seed) for w, most, p, seed in kinds]
-    options.note_paced(_policies(policy), realised)
+    simulated.note_paced(_policies(policy), realised)
     require_writable("--out", out)
     require_writable("--json", json_out)
     require_apart(out=out, json=json_out)
@@ -178,7 +178,7 @@ def show(found: list[Summary], console: Console) -> None:
         )
     console.print(table)
     console.print("Means over the seeds, ± half of the 95 % confidence interval.")
-    for note in options.notes_under_table([each.case.policy for each in found]):
+    for note in simulated.notes_under_table([each.case.policy for each in found]):
         console.print(note)
 
 

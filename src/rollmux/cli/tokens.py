@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
-from rollmux.cli.remote import AsJson, Folder, folder_of
 from rollmux.errors import RollmuxError
 
 token_app = typer.Typer(no_args_is_help=True, help="Say who may call the controller: tokens for tenants and admins.")

@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from rollmux.cli.options import Folder, Token, Url
 from rollmux.cli.outputs import console
-from rollmux.cli.remote import Folder, NoController, Token, Url, remote
+from rollmux.cli.remote import NoController, remote
 from rollmux.cli.top_screen import screen
 from rollmux.client.wire import direct
 from rollmux.protocol.history import HistoryView

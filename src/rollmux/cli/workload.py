@@ -11,7 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from rollmux.cli import options
+from rollmux.cli import simulated
 from rollmux.cli.inputs import load_workload
 from rollmux.cli.outputs import console, require_writable
 from rollmux.cli.refusals import refusals
@@ -87,10 +87,10 @@ def _most_at_once(workload: Workload) -> int:
 @workload_app.command()
 def make(
     name: Annotated[str, typer.Argument(help=f"One of {NAMES}.")],
-    out: options.Out,
+    out: simulated.Out,
     jobs: Annotated[int | None, typer.Option(help="How many jobs; otherwise the workload's own number.")] = None,
-    hours: options.Hours = None,
-    seed: options.Seed = 0,
+    hours: simulated.Hours = None,
+    seed: simulated.Seed = 0,
 ) -> None:
     """Draw a workload from a seed and write it to a file."""
     if name not in GENERATORS:
@@ -105,7 +105,7 @@ def import_trace(
     form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(IMPORTERS)}.")],
     trace: Annotated[Path, typer.Argument(metavar="FILE", help="The trace as published.")],
     *,
-    out: options.Out,
+    out: simulated.Out,
     profile: Annotated[str, typer.Option(help=f"Phases of the jobs: {', '.join(PROFILES)}.")] = "mixed",
     jobs: Annotated[int | None, typer.Option(help="Take so many jobs only, the first ones.")] = None,
     evenly: Annotated[bool, typer.Option("--evenly", help="Take them from first to last instead.")] = False,
@@ -118,7 +118,7 @@ def import_trace(
     app_hours: Annotated[
         list[str] | None, typer.Option(metavar="APP=HOURS", help="Sia only: how long an application's jobs run.")
     ] = None,
-    seed: options.Seed = 0,
+    seed: simulated.Seed = 0,
 ) -> None:
     """Turn a public trace of a GPU cluster into a workload: its arrivals and durations, with phases drawn."""
     if form not in IMPORTERS:
@@ -167,7 +167,7 @@ def _write(workload: Workload, out: Path) -> None:
 @workload_app.command()
 def describe(
     workload: Annotated[str, typer.Argument(metavar="FILE|NAME", help=f"A file, or one of {NAMES}.")],
-    seed: options.Seed = 0,
+    seed: simulated.Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
 ) -> None:
     """Say how many jobs come, how long they run, and how much work they bring to each pool."""

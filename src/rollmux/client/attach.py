@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
@@ -17,6 +16,7 @@ from rollmux.client.shown import show_log
 from rollmux.client.timings import Timings
 from rollmux.client.wire import Wire
 from rollmux.errors import InvalidSpec, Problem
+from rollmux.protocol.addresses import is_address
 from rollmux.protocol.messages import Attach, Attached, Done
 
 # Whoever waits asks no more often.
@@ -94,15 +94,6 @@ def _place(
         rank if rank is not None else _number("ROLLMUX_RANK", "RANK") or 0,
         processes if processes is not None else _number("ROLLMUX_PROCESSES", "WORLD_SIZE") or 1,
     )
-
-
-def is_address(url: str) -> bool:
-    """Whether something may be called there."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in url
-    except ValueError:  # of its port, or of half an IPv6 address
-        return False
 
 
 def _require_address(url: str) -> None:

@@ -1,0 +1,20 @@
+"""What commands read of clusters."""
+
+from pathlib import Path
+
+from rollmux.cli.refusals import refusals
+from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
+from rollmux.protocol.cluster_file import ClusterFile, read_cluster_file
+
+
+def load_cluster(path: Path | None) -> Cluster:
+    """The cluster of this file; without one the paper's."""
+    return load_cluster_file(path).cluster
+
+
+def load_cluster_file(path: Path | None) -> ClusterFile:
+    """The same with what its nodes have; of the paper's cluster nobody knows."""
+    if path is None:
+        return ClusterFile(PAPER_CLUSTER)
+    with refusals():
+        return read_cluster_file(path)
