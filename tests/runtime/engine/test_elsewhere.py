@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollmux.errors import InvalidSpec
+from rollmux.errors import InvalidSpec, InvariantViolated
 from rollmux.runtime.engine import (
     Begun,
     Ended,
@@ -30,7 +30,7 @@ from rollmux.runtime.engine.errors import EngineLost
 from rollmux.runtime.engine.slots import slots
 from tests.runtime.engine.histories import CALLS, History, some_requests
 from tests.runtime.engine.histories import alone as in_quiet
-from tests.runtime.engine.models import VOCABULARY, finished, tiny
+from tests.runtime.engine.models import VOCABULARY, finished, generated, tiny
 
 ROOM = Limits(room_tokens=320, page_tokens=8)
 FIRST, SECOND = (GenerationRequest(name, (1, 2, start), 8, seed=start) for name, start in (("first", 3), ("second", 4)))
@@ -164,7 +164,6 @@ WAITING: Mapping[str, Callable[[EngineElsewhere], object]] = {
     "export": lambda engine: engine.export(),
     "submit": lambda engine: engine.submit(SECOND),
     "cancel": lambda engine: engine.cancel(["first"]),
-    "update": lambda engine: engine.update(1, begun=Begun.RECOMPUTE),
     "suspend": lambda engine: engine.suspend(),
 }
 
@@ -249,7 +248,62 @@ def test_who_has_begun_ahead_is_still_there_if_an_update_is_refused_or_interrupt
     with pytest.raises(Interrupt):
         engine.update(1)
     assert engine.unfinished == 2
+    engine.update(1)
     assert told(engine) == alone(FIRST, SECOND)
+
+
+def _interrupted() -> None:
+    raise Interrupt
+
+
+def _no_memory() -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "in place"])
+@pytest.mark.parametrize("how", ["interrupted before", "interrupted after", "failed, then lost"])
+def test_nothing_is_computed_with_weights_of_which_nobody_knows_how_new_they_are(how: str, named: bool) -> None:
+    shared, new = tiny(), {name: each.detach().clone() for name, each in tiny(seed=9).named_parameters()}
+
+    def over_shared(version: int) -> Engine:
+        return slots(shared, ROOM, version)
+
+    engine, place = begun(make=over_shared)
+    engine.submit(FIRST)
+    engine.step()
+    line = place.lives[-1]
+
+    def trouble(name: str) -> None:
+        if name != "update":
+            return
+        if how == "interrupted before":
+            _interrupted()
+        elif how == "interrupted after":
+            line.before_recv = _interrupted
+        else:
+            line.engine._compute._refresh = _no_memory
+
+    line.before_send = trouble
+    with pytest.raises((Interrupt, MemoryError)):
+        engine.update(1, new if named else None, Begun.RECOMPUTE)
+    line.is_cut = True
+
+    def nothing_is_computed() -> None:
+        for call in (engine.gauges, engine.step, lambda: engine.probe((1, 2), 2), lambda: engine.submit(SECOND)):
+            with pytest.raises(InvariantViolated, match="update to version 1 did not end: update again"):
+                call()
+
+    nothing_is_computed()
+    for version, refused in ((0, new), (1, {"no such": new["lm_head.weight"]})):
+        with pytest.raises((UpdateRefused, InvalidSpec)):
+            engine.update(version, refused, Begun.RECOMPUTE)
+        nothing_is_computed()
+    engine.cancel(["first"])
+    assert (engine.version, engine.unfinished, engine.export()) == (0, 0, ())
+    engine.update(1, new, Begun.RECOMPUTE)
+    asked = GenerationRequest("r", (1, 2, 3), 8, temperature=0.0)
+    response = finished(engine, (asked,))["r"].response
+    assert (set(response.versions), list(response.tokens)) == ({1}, generated(tiny(seed=9), asked))
 
 
 @pytest.mark.parametrize("max_tokens", [1, 8])

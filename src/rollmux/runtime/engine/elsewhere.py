@@ -5,7 +5,8 @@ the next call of `step`. If the process dies it is begun anew: its requests are 
 heard of, and since a response depends on its request and the weights alone, nothing else comes of them. A call that
 is interrupted (by Ctrl-C, say) ends the process too, for nobody would hear what it answers.
 
-Invariant: an exported request has the tokens that were told, no more: whoever goes on with it draws the others again.
+Invariants: an exported request has the tokens that were told, no more: whoever goes on with it draws the others again.
+No process begins over weights that are half new, but for the update that makes them whole.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rollmux.runtime.engine.errors import EngineClosed, EngineLost
+from rollmux.errors import InvalidSpec
+from rollmux.runtime.engine.errors import EngineClosed, EngineLost, UpdateRefused
 from rollmux.runtime.engine.requests import (
     Ended,
     Event,
@@ -25,7 +27,7 @@ from rollmux.runtime.engine.requests import (
     several,
 )
 from rollmux.runtime.engine.seam import Begun, Engine, Gauges
-from rollmux.runtime.engine.versions import require_newer, require_permitted
+from rollmux.runtime.engine.versions import half_new, require_newer, require_permitted
 
 _LIVES = 3  # that end without a step in between: then it is no accident
 _END_S = 5.0
@@ -106,6 +108,7 @@ class EngineElsewhere:
         self._failed: Exception | None = None  # the same, where a step raised
         self._known: dict[str, _Known] = {}  # who is not over
         self._cancelled: set[str] = set()  # of these
+        self._half: int | None = None  # the version of an update that was begun, and whose end was not heard
         self._lives = 0
         self._closed = False
 
@@ -181,8 +184,15 @@ class EngineElsewhere:
         self._listen()
         require_newer(version, self.version)
         ahead = self._taken_ahead(begun)
+        half, self._half = self._half, version
         try:
             self._call("update", version, weights, begun)
+            self._half = None
+        except (InvalidSpec, UpdateRefused):
+            self._half = half  # nothing was changed
+            if half is not None:
+                self._end()
+            raise
         finally:
             self._put_back(ahead)
 
@@ -259,7 +269,7 @@ class EngineElsewhere:
         while True:
             if self._line is None and self._needs_none(name, told):
                 return self._done_without(name, told)
-            line = self._line or self._begin()
+            line = self._line or self._begin(to_be_made_whole=name == "update")
             try:
                 answer, refusal = self._asked(line, name, told)
             except _GONE:
@@ -272,14 +282,14 @@ class EngineElsewhere:
         """Whether this can be done without a process: one that begins takes memory, perhaps on others' nodes."""
         if name == "update":
             return told[1] is None and not self._known
-        return name in ("suspend", "export")
+        return name in ("suspend", "export", "cancel")
 
     def _done_without(self, name: str, told: tuple[Any, ...]) -> tuple[Unfinished, ...] | None:
         if name == "update":
             self._stands = replace(self._stands, version=told[0])
         elif name == "suspend":
             self._stands = replace(self._stands, is_suspended=True)
-        else:
+        elif name == "export":
             (names,) = told
             left = [each for each in self._known if each not in self._cancelled and (names is None or each in names)]
             return tuple(self._known[each].unfinished() for each in left)
@@ -339,8 +349,10 @@ class EngineElsewhere:
             self._end()
             raise
 
-    def _begin(self) -> Line:
+    def _begin(self, to_be_made_whole: bool = False) -> Line:
         """A process, in place of one that is gone: with all that is not over, as it was."""
+        if self._half is not None and not to_be_made_whole:
+            raise half_new(self._half)
         self._end()
         stands = self._stands
         trouble: Exception | None = None

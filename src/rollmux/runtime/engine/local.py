@@ -19,7 +19,7 @@ from rollmux.runtime.engine.errors import EngineClosed, EngineSuspended
 from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished, several
 from rollmux.runtime.engine.room import Room
 from rollmux.runtime.engine.seam import Begun, Gauges
-from rollmux.runtime.engine.versions import require_adoptable, require_newer, require_permitted
+from rollmux.runtime.engine.versions import half_new, require_adoptable, require_newer, require_permitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class LocalEngine:
 
     def _run(self, work: Sequence[Work]) -> list[Drawn | None]:
         if self._half is not None:
-            raise InvariantViolated("weights", f"the update to version {self._half} did not end: update again")
+            raise half_new(self._half)
         room = self._desk.room
         room.settle()
         return self._compute.run(work, room.used)

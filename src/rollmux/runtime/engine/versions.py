@@ -5,6 +5,7 @@ Invariant: a response gets tokens of two versions only if its owner has said so.
 
 from collections.abc import Iterable, Sequence
 
+from rollmux.errors import InvariantViolated
 from rollmux.runtime.engine.errors import UpdateRefused
 from rollmux.runtime.engine.requests import Unfinished
 from rollmux.runtime.engine.seam import Begun
@@ -35,3 +36,8 @@ def require_permitted(started: Sequence[str], current: int, begun: Begun) -> Non
             f"{len(started)} responses have begun under version {current}, {started[0]!r} among them: let "
             "them end, cancel or export them, or say by `begun` what becomes of them"
         )
+
+
+def half_new(version: int) -> InvariantViolated:
+    """Of weights of which nobody knows how far an update to this version has come."""
+    return InvariantViolated("weights", f"the update to version {version} did not end: update again")
