@@ -34,9 +34,10 @@ def share(there: Running) -> None:
             there.call("POST", f"/v1/jobs/{name}/report", {"said": "started", "epoch": lease["epoch"]})
 
 
-@pytest.fixture
-def there(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path / "c", *LEASE, port=free_port()) as found:
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """For those who only look."""
+    with running(tmp_path_factory.mktemp("there"), *LEASE) as found:
         share(found)
         yield found
 
@@ -53,9 +54,13 @@ def said(there: Running, *words: str) -> str:
     return done.stdout
 
 
-def test_it_shows_who_works_and_who_waits_survives_the_controllers_death_and_ends_by_ctrl_c(there: Running) -> None:
-    port = int(there.url.rpartition(":")[2])
-    with terminal("top", "--folder", str(there.folder), "--every", "0.3") as shown:
+def test_it_shows_who_works_and_who_waits_survives_the_controllers_death_and_ends_by_ctrl_c(tmp_path: Path) -> None:
+    port = free_port()
+    with (
+        running(tmp_path / "c", *LEASE, port=port) as there,
+        terminal("top", "--folder", str(there.folder), "--every", "0.3") as shown,
+    ):
+        share(there)
         first = shown.until("rollout(0) running for", "rollout(0): a for", "an hour shared", "queued", "% busy")
         assert ENTER_SCREEN in shown.drawn
         (node,) = [line for line in first.splitlines() if "rollout-0" in line]
