@@ -246,6 +246,7 @@ GARBAGE = [
     Header(Kind.MESSAGE, 0, MAX_GREETING_BYTES + 1).pack() + b"x" * 5000,
     Header(Kind.MESSAGE, 0, 9).pack() + b'{"type":1',
     Header(Kind.MESSAGE, 0, 4000).pack() + b"[" * 4000,
+    Header(Kind.MESSAGE, 0, 26).pack() + b'{"type":"Proof","mac":"\xff"}',
     Header(Kind.PLAIN, 1, 1024, b"d" * 16).pack() + bytes(1024),
     Header(Kind.MESSAGE, 0, 18).pack() + b'{"type":"Flipped"}',
     b"",
@@ -257,6 +258,9 @@ def test_a_stranger_who_says_anything_is_hung_up_on_and_changes_nothing(tmp_path
     with world(small(), tmp_path) as made:
         publish(made, 1)
         made.sync(1)
+        leader = led(made, 2, 2)
+        leader.say(Begin(tuple(made.addresses)))
+        leader.hear(Begun)
         host, _, port = made.addresses[0][0].removeprefix("tcp://").rpartition(":")
         # It may hang up on what it has heard so far.
         with socket.create_connection((host, int(port)), timeout=10) as link, suppress(OSError):
@@ -264,8 +268,10 @@ def test_a_stranger_who_says_anything_is_hung_up_on_and_changes_nothing(tmp_path
             link.shutdown(socket.SHUT_WR)
             while link.recv(4096):
                 pass
+        giving(made, 2, 2).close()  # the attempt under way goes on
+        leader.close()
         publish(made, 2)
-        made.sync(2)
+        made.sync(3)
         assert made.serve(whole(made.plan, 2))
 
 

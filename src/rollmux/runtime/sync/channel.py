@@ -72,7 +72,7 @@ class Channel:
         body = self.read(limit)
         try:
             message = DECODER.decode(body)
-        except (msgspec.DecodeError, RecursionError) as wrong:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
             raise Broken(f"a message can't be read: {wrong}") from wrong
         if isinstance(message, Refusal):
             raise Refused(message.reason[:_SHOWN])
