@@ -200,6 +200,24 @@ def test_a_fetch_that_was_broken_off_does_not_spoil_the_next_pass(monkeypatch: p
     judge.close()
 
 
+@pytest.mark.parametrize("what", ["allocate", "transfer"])
+def test_a_device_that_had_no_room_for_the_layers_gets_them_in_the_next_pass(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = Free()
+    judge = judging(free, 1.0, 1e15)
+    everything = judge.judge(QUESTIONS)
+    assert judge.plan is not None
+    free.nbytes = judge.plan.device_bytes - 2 * (judge.device_bytes_of_layers // LAYERS)
+    with monkeypatch.context() as patched:
+        patched.setattr(judge.layers._memory, what, failing)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no copies today"):
+                judge.judge(QUESTIONS)
+    assert judge.judge(QUESTIONS) == everything
+    judge.close()
+
+
 @pytest.mark.parametrize("why", ["pins", "copies", "another layer"])
 def test_a_model_that_can_not_judge_keeps_its_layers(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     made, memory = model(), LateMemory()

@@ -80,15 +80,15 @@ class StreamedLayers:
         if self._streamed == tuple(streamed):
             return
         self.release()
-        self._streamed = tuple(streamed)
-        self._held = list(self._streamed[:BUFFERS])
-        held = [*self._held, *(number for number in range(len(self)) if number not in self._streamed)]
+        self._held = list(streamed[:BUFFERS])
+        held = [*self._held, *(number for number in range(len(self)) if number not in streamed)]
         self._device = self._memory.allocate(len(held) * self.layer_bytes)
         transfer = self._memory.transfer()
         for place, number in enumerate(held):
             self._bind(number, place)
             transfer.load(self._piece(place), self._on_host(number))
         transfer.finish()
+        self._streamed = tuple(streamed)  # not before all are there: what broke off is arranged anew
 
     def release(self) -> None:
         """Gives all device memory back; `arrange` takes it again."""
