@@ -423,6 +423,17 @@ def test_where_nothing_lands_at_all_the_attempt_ends_for_whoever_is_waited_for(t
         leader.close()
 
 
+def test_a_sender_that_comes_once_its_attempt_has_failed_is_told_why(tmp_path: Path) -> None:
+    with world(small(senders=(2, 1), receivers=(1, 1)), tmp_path) as made:
+        publish(made, 1)
+        made.receivers[0]._patience_s = 0.3
+        why = r"\d+ pieces are missing, and none has landed for 0\.3 s"
+        for sender in made.senders:
+            with pytest.raises(SyncFailed, match=why):
+                sender.sync(1, made.addresses)
+        made.receivers[0]._patience_s = PATIENCE_S
+
+
 def test_a_receiver_that_finds_no_thread_for_a_caller_serves_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from threading import Condition, Lock, Thread, Timer
 from rollmux.runtime.host import Budget
 from rollmux.runtime.sync import door
 from rollmux.runtime.sync.channel import Carry, Channel
-from rollmux.runtime.sync.errors import Broken, Refused, SyncFailed
+from rollmux.runtime.sync.errors import Refused, SyncFailed
 from rollmux.runtime.sync.give import give
 from rollmux.runtime.sync.plan import Plan
 from rollmux.runtime.sync.reader import Weights
@@ -271,8 +271,7 @@ class Receiver:
             return None
         if current is None or (current.epoch, current.version) != (hello.epoch, hello.version):
             raise Refused(f"version {hello.version} of epoch {hello.epoch} is not what is landing here")
-        if not current.opened(self._patience_s):
-            raise Broken(f"epoch {hello.epoch} has not begun here")
+        current.wait_open(self._patience_s)
         return current
 
     def _share(self, current: Round, order: Begin) -> None:

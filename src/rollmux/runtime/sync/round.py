@@ -35,9 +35,12 @@ class Round:
             self._stock = Stock(target, base)
             self._changed.notify_all()
 
-    def opened(self, patience_s: float) -> bool:
+    def wait_open(self, patience_s: float) -> None:
+        """Until pieces may come; raises when the round is over."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._over or self._stock is not None, patience_s) and not self._over
+            opened = self._changed.wait_for(lambda: self._over or self._stock is not None, patience_s)
+            if self._over or not opened:
+                raise Broken(self._over or f"epoch {self.epoch} has not begun here")
 
     @property
     def stock(self) -> Stock:
