@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent import futures
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import msgspec
@@ -507,6 +507,34 @@ def test_a_sender_as_patient_as_its_receivers_hears_what_they_waited_for(tmp_pat
                 made.sync(epoch)
         made.receivers[0]._patience_s = PATIENCE_S
         older.close()
+
+
+def test_who_sends_is_told_which_receiver_it_failed_at(tmp_path: Path) -> None:
+    """And not what the others say, who were hung up on for it."""
+    with world(small(senders=(1, 1), receivers=(2, 1)), tmp_path) as made:
+        publish(made, 1)
+        gone = Event()
+
+        def late(got: bytes, passed: int) -> bytes:
+            if passed > 5_000:
+                gone.wait(5)
+                time.sleep(0.2)
+            return got
+
+        def broken(got: bytes, passed: int) -> bytes:
+            if passed > 5_000:
+                gone.set()
+                raise OSError
+            return got
+
+        relays = [Relay(made.receivers[rank].addresses[0], change) for rank, change in enumerate((late, broken))]
+        with pytest.raises(SyncFailed, match=r"^receiver 1: "):
+            made.senders[0].sync(1, [(relay.address,) for relay in relays])
+        for relay in relays:
+            relay.close()
+        made.receivers[0].close()
+        with pytest.raises(Broken, match=r"^receiver 0: tcp://.* can't be reached"):
+            made.sync(2)
 
 
 def test_an_interrupt_hangs_up_on_all_receivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

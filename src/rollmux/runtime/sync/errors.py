@@ -9,6 +9,9 @@ RollmuxError
     └── StillRead     the copy that would be overwritten is still being read
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rollmux.errors import RollmuxError
 
 
@@ -34,3 +37,12 @@ class Silent(Broken):
 
 class StillRead(SyncFailed):
     """Somebody reads the older version: close it, or wait longer."""
+
+
+@contextmanager
+def at_receiver(rank: int) -> Iterator[None]:
+    """What goes wrong there says where."""
+    try:
+        yield
+    except SyncFailed as trouble:
+        raise type(trouble)(f"receiver {rank}: {trouble}") from trouble

@@ -7,14 +7,14 @@ have it, and whoever leads next first has those flip that were not told.
 from collections.abc import Sequence
 
 from rollmux.runtime.sync import door
-from rollmux.runtime.sync.channel import Channel
-from rollmux.runtime.sync.errors import Refused, Silent, SyncFailed
+from rollmux.runtime.sync.channel import Channel, M
+from rollmux.runtime.sync.errors import Refused, Silent, SyncFailed, at_receiver
 from rollmux.runtime.sync.plan import Plan
 from rollmux.runtime.sync.shelf import Mark
 from rollmux.runtime.sync.transports.sockets import call
 from rollmux.runtime.sync.wire import Begin, Begun, Flip, Flipped, Hello, Status, Whole
 
-# For all receivers together: whoever knows why it failed has said so already.
+# Who knows why it failed has said so already.
 _REASON_S = 1.0
 # Beyond what receivers wait for themselves, so that they have the time to say for what.
 _ANSWER_S = 5.0
@@ -41,20 +41,25 @@ class Lead:
         order = Begin(tuple(tuple(each) for each in addresses))
         for channel in self._channels:
             channel.say(order)
-        for channel in self._channels:
-            channel.hear(Begun)
+        for place, channel in enumerate(self._channels):
+            self._hear(place, Begun)
             channel.patience(None)
         return True
 
     def _call(self, addresses: Sequence[str]) -> Status:
         place = len(self._channels)
         nodes = [self._plan.exchange.senders.places[0].node, self._plan.exchange.receivers.places[place].node]
-        channel = call(addresses, nodes[0] == nodes[1], self._patience_s)
-        channel.patience(self._patience_s + _ANSWER_S)
-        self._channels.append(channel)
-        hello = Hello("lead", "sender", 0, self._epoch, self._version, self._plan.fingerprint, door.nonce())
-        door.knock(channel, self._token, hello)
-        return channel.hear(Status)
+        with at_receiver(place):
+            channel = call(addresses, nodes[0] == nodes[1], self._patience_s)
+            channel.patience(self._patience_s + _ANSWER_S)
+            self._channels.append(channel)
+            hello = Hello("lead", "sender", 0, self._epoch, self._version, self._plan.fingerprint, door.nonce())
+            door.knock(channel, self._token, hello)
+            return channel.hear(Status)
+
+    def _hear(self, place: int, kind: type[M]) -> M:
+        with at_receiver(place):
+            return self._channels[place].hear(kind)
 
     def _is_this(self, mark: Mark) -> bool:
         return (mark.version, mark.epoch) == (self._version, self._epoch)
@@ -66,29 +71,29 @@ class Lead:
             ready = status.ready
             if newest and ready and (ready.version, ready.epoch) == (newest.version, newest.epoch) != _key(status.held):
                 self._channels[place].say(Flip(ready.version, ready.epoch))
-                self._channels[place].hear(Flipped)
+                self._hear(place, Flipped)
                 statuses[place] = Status(ready, None)
 
     def finish(self) -> None:
         """All have landed all; now all serve it."""
-        for channel in self._channels:
-            channel.hear(Whole)
+        for place in range(len(self._channels)):
+            self._hear(place, Whole)
         for channel in self._channels:
             channel.say(Flip(self._version, self._epoch))
-        for channel in self._channels:
+        for place, channel in enumerate(self._channels):
             channel.patience(self._patience_s)
-            channel.hear(Flipped)
+            self._hear(place, Flipped)
 
-    def why(self) -> SyncFailed | None:
-        """What a receiver says of an attempt that failed."""
-        for channel in self._channels:
-            channel.patience(_REASON_S / len(self._channels))
-            try:
-                channel.hear(Whole)
-            except Silent:
-                continue
-            except SyncFailed as reason:
-                return reason
+    def why(self, place: int) -> SyncFailed | None:
+        """What this receiver says of an attempt that failed there."""
+        channel = self._channels[place]
+        channel.patience(_REASON_S)
+        try:
+            channel.hear(Whole)
+        except Silent:
+            pass
+        except SyncFailed as reason:
+            return reason
         return None
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from rollmux.checks import Checks
 from rollmux.runtime.host import Budget
 from rollmux.runtime.sync import door
 from rollmux.runtime.sync.channel import Carry, Channel
-from rollmux.runtime.sync.errors import Broken, SyncFailed
+from rollmux.runtime.sync.errors import Broken, SyncFailed, at_receiver
 from rollmux.runtime.sync.generation import Words
 from rollmux.runtime.sync.give import Stock, Tally, give
 from rollmux.runtime.sync.lead import Lead
@@ -26,6 +26,7 @@ from rollmux.runtime.sync.wire import Hello
 _PUT_THROUGH_S = 0.05
 
 Fill = Callable[[str, Words], None]
+Why = Callable[[int], SyncFailed | None]
 
 
 class Sender:
@@ -90,10 +91,7 @@ class Sender:
         try:
             if not lead.begin(addresses):
                 return Tally()
-            try:
-                tally = self._give_all(epoch, version, addresses)
-            except Broken as trouble:
-                raise lead.why() or trouble from trouble
+            tally = self._give_all(epoch, version, addresses, lead.why)
             lead.finish()
             return tally
         finally:
@@ -103,22 +101,29 @@ class Sender:
         """What was published stays for the next sender of this folder, or goes."""
         self._shelf.close(keep)
 
-    def _give_all(self, epoch: int, version: int, addresses: Sequence[Sequence[str]]) -> Tally:
-        """To all receivers at once, each by its own connection. The first that fails ends the others."""
+    def _give_all(
+        self, epoch: int, version: int, addresses: Sequence[Sequence[str]], why: Why = lambda to: None
+    ) -> Tally:
+        """To all receivers at once, each by its own connection. The first that fails ends the others, and is asked
+        why: they could only say that they were hung up on.
+        """
         given = self.plan.given(self.rank)
         total, stock = Tally(), Stock(*self._shelf.stock())
         if not given:
             return total
         with ThreadPoolExecutor(len(given), "sync to receiver") as executor:
-            tasks = [executor.submit(self._give, stock, epoch, version, to, addresses[to]) for to in given]
+            tasks = {executor.submit(self._give, stock, epoch, version, to, addresses[to]): to for to in given}
             try:
-                wait(tasks, return_when=FIRST_EXCEPTION)
+                first, _ = wait(tasks, return_when=FIRST_EXCEPTION)
             finally:  # one has failed, or this is interrupted: the others end, as soon as they have been put through
                 self._hang_up()
                 while wait(tasks, _PUT_THROUGH_S).not_done:
                     self._hang_up()
-        for task in sorted(tasks, key=_told):
-            total.add(task.result())
+        for task in sorted(tasks, key=lambda task: (task not in first, _told(task))):
+            with at_receiver(to := tasks[task]):
+                if isinstance(trouble := task.exception(), Broken):
+                    raise why(to) or trouble from trouble
+                total.add(task.result())
         return total
 
     def _give(self, stock: Stock, epoch: int, version: int, to: int, addresses: Sequence[str]) -> Tally:
