@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import cache, partial
 from random import Random
 from typing import Any
@@ -394,6 +394,18 @@ def test_a_name_does_not_come_again_while_the_end_of_who_had_it_cannot_be_heard(
         engine.submit(GenerationRequest("first", (4, 5), 3))
     (ended,) = (event for event in all_of(engine) if isinstance(event, Ended))
     assert (ended.reason, engine.unfinished) == (FinishReason.CANCELLED, 0)
+
+
+def test_what_was_cancelled_is_told_without_a_process_where_the_last_one_is_gone() -> None:
+    engine, place = begun(FIRST, SECOND)
+    engine.cancel(["first"])
+    engine.suspend()
+    place.lives[-1].is_cut = True
+    assert [event.id for _ in range(3) for event in engine.step() if isinstance(event, Ended)] == ["first"]
+    assert (engine.unfinished, engine.is_suspended, len(place.lives)) == (1, True, 1)
+    engine.cancel(["second"])
+    engine.submit(replace(SECOND, seed=5))  # a name comes again once the end of who had it is heard
+    assert [event.id for event in engine.step() if isinstance(event, Ended)] == ["second"]
 
 
 def test_close_waits_for_no_step_and_tells_what_was_heard() -> None:

@@ -141,7 +141,8 @@ class EngineElsewhere:
         self._listen()
         while not self._cancelled.isdisjoint(names):
             if self._line is None:
-                self._begin()
+                self._tell_cancelled()
+                break
             self._begin_step()
             before, self._failed = self._failed, None
             self._listen()
@@ -228,8 +229,10 @@ class EngineElsewhere:
 
     def step(self) -> list[Event]:
         self._require_open()
-        if self._line is None and (self._cancelled or (self.unfinished and not self.is_suspended)):
-            self._begin()
+        if self._line is None:
+            self._tell_cancelled()
+            if self.unfinished and not self.is_suspended:
+                self._begin()
         if not self._heard and self._failed is None:
             self._begin_step()
         self._listen()
@@ -302,6 +305,13 @@ class EngineElsewhere:
         self._ahead = True
         with suppress(*_GONE), self._whole():
             self._line.send("step", ())
+
+    def _tell_cancelled(self) -> None:
+        """Where no process is left that would."""
+        for name in sorted(self._cancelled):
+            over = self._known.pop(name)
+            self._heard.append((Ended(name, FinishReason.CANCELLED, over.response()), over))
+        self._cancelled.clear()
 
     def _listen(self) -> None:
         """Reads what came of the step that was asked for ahead."""
