@@ -138,6 +138,19 @@ def test_what_is_missing_is_said_part_by_part(tmp_path: Path) -> None:
     assert f"with {', '.join(LENGTH_KEYS)}; add" in found["domains.x.lengths"]
 
 
+def test_a_part_without_content_is_missing_or_as_in_what_the_file_begins_with(tmp_path: Path) -> None:
+    proofs = "{quota: 6, size: 200, reward: judge, lengths: }"
+    found = problems(tmp_path, f"like: 7B/8k\nprompts: 16\ndomains: {{math: {{quota: 10}}, proofs: {proofs}}}")
+    assert found.keys() == {"domains.proofs"}
+    assert "with lengths; add" in found["domains.proofs"]
+    found = problems(tmp_path, {**setup_data(BASE), "model": None, "device": None})
+    assert found.keys() == {"the file"}
+    assert "with model, device; add" in found["the file"]
+    empty = {"like": "7B/8k", "name": BASE.name, "model": None, "device": None}
+    rest = {domain.name: {"lengths": None} for domain in BASE.domains}
+    assert read(tmp_path, {**empty, "domains": rest}) == BASE
+
+
 def test_every_problem_is_reported_at_once_in_the_words_of_the_file(tmp_path: Path) -> None:
     lengths = {"quantiles": [[0.9, 100], [0.5, 50]], "tail_share": 2, "alike": "0.1"}
     found = problems(

@@ -24,6 +24,7 @@ ALL = "the file"
 EXAMPLE = "see examples/job-setup.yaml"
 SIZES = (1, 2, 4, 8)  # of tensor parallelism
 REWARDS = tuple(reward.value for reward in Reward)
+PARTS = (data.MODEL, data.DEVICE, data.LENGTHS)
 
 
 def read_setup(path: str | Path) -> Setup:
@@ -145,7 +146,7 @@ class _Read:
     # -- values --------------------------------------------------------------------------------------------------------
 
     def _part(self, path: str, value: Any, known: Collection[str]) -> dict[str, Any]:
-        """The keys of a part that it may have."""
+        """The keys of a part that it may have. A part of it without content is not there."""
         if not isinstance(value, dict):
             self.report(path or ALL, value, f"keys and values: {', '.join(known)}", EXAMPLE)
             return {}
@@ -153,7 +154,7 @@ class _Read:
             if key not in known:
                 nearest = get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
                 self.report(_join(path, key), value[key], f"one of {', '.join(known)}", f"the nearest is {nearest}")
-        return {key: each for key, each in value.items() if key in known}
+        return {key: each for key, each in value.items() if key in known and (each is not None or key not in PARTS)}
 
     def _over(
         self, path: str, base: Mapping[str, Any], given: Any, known: Collection[str], needed: Collection[str]
