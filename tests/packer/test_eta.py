@@ -69,14 +69,15 @@ class Lengths:
         return (shorts * short + long) / (shorts + 1)
 
 
-def batch(number: int, kind: RoundKind, prompts: list[list[int]], launched: int) -> Batch:
-    """As the batcher would report it."""
+def batch(number: int, kind: RoundKind, prompts: list[list[int]], launched: int, lost: int = 8) -> Batch:
+    """As the batcher would report it; a short round puts so many prompts off."""
     trained = []
     for identity, lengths in enumerate(prompts):
         prompt = Prompt(number, identity)
         responses = (Response(Request(number, prompt, sample), tokens, 1.0) for sample, tokens in enumerate(lengths))
         trained.append(TrainedPrompt(prompt, tuple(responses), launched, 0))
-    return Batch(number, kind, tuple(trained), (), (), (), (), 0, 0, 0, False)
+    deferred = tuple(Prompt(number, -1 - place) for place in range(lost)) if kind is RoundKind.SHORT else ()
+    return Batch(number, kind, tuple(trained), deferred, (), (), (), 0, 0, 0, False)
 
 
 def watch(policy: EtaPolicy, lengths: Lengths, cycles: int = 4, responses: float = 1.25) -> EtaPolicy:
@@ -117,6 +118,19 @@ def test_the_first_factors_stay_until_a_long_round_was_seen() -> None:
     for number in range(10):
         policy.observe(batch(number, RoundKind.SHORT, lengths.race(Factors(1.4, 1.1))[0], 8))
         assert policy.factors(BATCHING) == Factors(1.4, 1.1)
+
+
+def test_rounds_that_put_nobody_off_are_learnt_from() -> None:
+    policy, lengths = AdaptiveEta(Factors(1.0, 1.0), rounds=4), Lengths(1.0, 0.2, Random(1))
+    policy.observe(batch(1, RoundKind.SHORT, lengths.race(Factors(1.0, 1.0))[0], 8, lost=0))
+    assert policy.factors(BATCHING).prompts > 1.0
+
+
+def test_factors_of_one_are_not_forgotten_once_the_last_long_round_is_long_ago() -> None:
+    policy, lengths = watch(AdaptiveEta(rounds=5), Lengths(0.0, 0.0, Random(1)), 1), Lengths(0.0, 0.0, Random(1))
+    for number in range(6, 12):
+        policy.observe(batch(number, RoundKind.SHORT, lengths.race(Factors(1.0, 1.0))[0], 8, lost=0))
+        assert policy.factors(BATCHING) == Factors(1.0, 1.0)
 
 
 @given(st.floats(0.0, 1.5), st.floats(0.0, 1.5), st.integers(0, 99), st.floats(1.0, 3.0), st.floats(1.0, 2.0))

@@ -80,7 +80,8 @@ class AdaptiveEta:
 
     Log lengths are taken as a prompt's effect, distributed as observed, plus a normal effect of each response. The
     winners of a short round are the smallest of what was launched, and are read as such. Every prompt is trained in the
-    end, the long ones in long rounds, so the prompts trained in whole cycles are a fair sample of the data.
+    end, the long ones in long rounds, so the prompts trained in whole cycles are a fair sample of the data, and so are
+    those of rounds that put nobody off.
     """
 
     STEP = 0.05
@@ -98,7 +99,7 @@ class AdaptiveEta:
         checks.number("crowding", crowding, 0.0, 100.0, "0 where more requests slow nothing down")
         checks.whole("rounds", rounds, 1, 10**4, "remember a few cycles of short rounds and a long one")
         checks.require()
-        self.start = start  # until a long round was seen: before, the long prompts are missing
+        self.start = start  # as long as rounds were short and put somebody off: the long prompts are missing
         self.most = most
         self.crowding = crowding  # how much slower a token is with twice the requests
         self.seen: deque[tuple[RoundKind, list[_Sample]]] = deque(maxlen=rounds)
@@ -109,7 +110,9 @@ class AdaptiveEta:
         return self._best(batching)
 
     def observe(self, batch: Batch) -> None:
-        self.seen.append((batch.kind, [_sample(prompt) for prompt in batch.prompts]))
+        # A round that puts nobody off has the long prompts too: factors of 1 would otherwise never be left for good.
+        kind = batch.kind if batch.deferred or batch.diverted else RoundKind.LONG
+        self.seen.append((kind, [_sample(prompt) for prompt in batch.prompts]))
 
     def state(self) -> Any:
         return [[kind.value, [[s.mean_log, s.spread, s.launched] for s in samples]] for kind, samples in self.seen]
