@@ -17,6 +17,7 @@ from rollmux.packer import (
     Batching,
     Command,
     DataEnded,
+    Draw,
     FixedEta,
     KnownLong,
     Prompt,
@@ -235,6 +236,25 @@ def test_at_a_factor_of_five_quarters_four_short_rounds_lead_to_a_long_one(quota
     assert longs == [5, 10]
     if quotas:
         assert all(quotas_met(batch, batching) for batch in batches)
+
+
+@pytest.mark.parametrize(
+    "quotas", [{"a": 42, "b": 42, "c": 44}, {"a": 10, "b": 6}, {"a": 3, "b": 3, "c": 2}, dict.fromkeys("abcdefgh", 1)]
+)
+def test_however_the_surplus_divides_no_domain_is_ahead_of_its_quota_for_long(quotas: dict[str, int]) -> None:
+    batching = Batching(sum(quotas.values()), 1, 1.25, 1.0, quotas=quotas)
+    batches = Player(Setting(batching, data=100 * batching.prompts), rounds=40).play().batches
+    longs = [batch for batch in batches if batch.kind is RoundKind.LONG]
+    assert [batch.round for batch in longs] == list(range(5, 41, 5))
+    assert all(prompt.waited for batch in longs for prompt in batch.prompts)
+
+
+def test_domains_without_data_take_nothing_of_the_surplus_from_the_others() -> None:
+    quotas = dict.fromkeys("abcdefgh", 1)
+    batcher = TailBatcher(Batching(8, 1, 1.25, 1.0, quotas=quotas))
+    batcher.handle(DataEnded("a"), DataEnded("b"))
+    drawn = {command.domain: command.count for command in batcher.handle(RoundStarted()) if isinstance(command, Draw)}
+    assert drawn == {"c": 2, "d": 2, "e": 1, "f": 1, "g": 1, "h": 1}
 
 
 def test_however_many_a_round_defers_long_rounds_bring_the_queue_below_a_batch_first() -> None:

@@ -58,15 +58,17 @@ def launches(wanted: int, factor: float) -> int:
     return max(wanted, floor(wanted * factor + 1e-9))
 
 
-def surpluses(batching: Batching, factor: float) -> dict[str, int]:
+def surpluses(batching: Batching, factor: float, queued: Mapping[str, int]) -> dict[str, int]:
     """How many more prompts than wanted are launched in each domain: together as many as `factor` says.
 
-    The whole surplus goes by the quotas, what is left over to the largest remainders.
+    The whole surplus goes by the quotas, and what is left over to those of the `queued` domains who have the least for
+    theirs with what waits. Were it the same ones each time, long rounds would come early, and lack the others' prompts.
     """
     lanes, total = batching.lanes, launches(batching.prompts, factor) - batching.prompts
     found = {domain: total * quota // batching.prompts for domain, quota in lanes}
-    by_remainder = sorted(lanes, key=lambda lane: (-(total * lane[1] % batching.prompts), lane[0]))
-    for domain, _ in by_remainder[: total - sum(found.values())]:
+    quotas = dict(lanes)
+    by_need = sorted(queued, key=lambda domain: ((queued[domain] + found[domain] + 1) / quotas[domain], domain))
+    for domain in by_need[: total - sum(found.values())]:
         found[domain] += 1
     return found
 
@@ -118,7 +120,7 @@ def _check_quotas(checks: Checks, batching: Batching) -> None:
 
 def _check_wait(checks: Checks, batching: Batching) -> None:
     """What one short round defers must be trained by long rounds alone before its time is over."""
-    surplus = surpluses(batching, batching.eta_prompts)
+    surplus = surpluses(batching, batching.eta_prompts, {domain: 0 for domain, _ in batching.lanes})
     needed = max(ceil(surplus[domain] / quota) for domain, quota in batching.lanes)
     if batching.max_wait_rounds < needed:
         limit = f"at least {needed}, as one short round may defer what fills {needed} long ones"

@@ -116,9 +116,10 @@ class TailBatcher:
 
     def _surplus(self, factors: Factors) -> dict[str, int]:
         """How many prompts a short round launches beyond its want: never more than long rounds can train in time."""
-        batching = self._memory.batching
+        memory, batching = self._memory, self._memory.batching
         most = 1 + batching.max_wait_rounds
-        wanted = surpluses(batching, factors.prompts)
+        queued = {domain: len(lane) for domain, lane in memory.queue.lanes.items() if domain not in memory.dry}
+        wanted = surpluses(batching, factors.prompts, queued)
         return {domain: min(wanted[domain], (most - 1) * quota) for domain, quota in batching.lanes}
 
     def _kind(self, surplus: dict[str, int]) -> RoundKind:
