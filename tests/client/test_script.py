@@ -422,6 +422,22 @@ def test_a_step_whose_training_was_lost_is_trained_with_what_its_rollout_gave() 
         assert mux.synced == 1
 
 
+def test_steps_that_were_broken_off_go_on_with_the_next_iteration() -> None:
+    world, done = World(), list[int]()
+    with world.connect(job_data("a", iterations=3)) as mux:
+        for last in (1, 2):
+            for step in mux.steps(3):
+                with mux.phase("rollout"):
+                    pass
+                with mux.phase("train"):
+                    done.append(step)
+                if step == last:
+                    break
+        assert list(mux.steps(3)) == []
+    assert done == [0, 1, 2]
+    assert world.ended("a") == "finished"
+
+
 def test_a_script_without_a_log_shows_why_it_waits_and_one_with_a_log_says_it_there() -> None:
     plain = "from rollmux.client import wire; wire.QUIET_S = 0.1; import rollmux, logging; {}; "
     plain += "rollmux.connect('http://127.0.0.1:9', job='a', patience_s=1.0)"

@@ -78,6 +78,7 @@ class Mux:
 
         Where its rollout counts and its training was lost, that is to be trained with once more.
         """
+        self._sync_if_due()  # of steps that were broken off the last may be trained and not synced
         step, link = self.synced, self._link
         while step < n:
             lost = link.losses if link is not None else 0
