@@ -334,6 +334,26 @@ def test_an_exit_that_somebody_has_caught_is_forgotten_with_the_next_phase() -> 
     assert sys.exit is before
 
 
+@pytest.mark.parametrize(("interactive", "last"), [(True, ""), (True, "no such file"), (False, "mended before train")])
+def test_errors_that_a_notebook_has_outlived_are_not_its_job_s_end(
+    interactive: bool, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    if interactive:
+        monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    monkeypatch.setattr(sys, "last_value", OSError("before it was connected"), raising=False)
+    mux = world.connect(job_data("a"))
+    for kind in ("rollout", "train"):
+        monkeypatch.setattr(sys, "last_value", OSError(f"mended before {kind}"))
+        with mux.phase(kind):
+            pass
+    if interactive and last:
+        monkeypatch.setattr(sys, "last_value", OSError(last))
+    mux._at_exit()
+    (failed,) = [message.failed for _, _, message in world.heard if isinstance(message, Leave)]
+    assert failed == (f"OSError: {last}" if last else "")
+
+
 def test_an_end_that_is_told_twice_is_told_once() -> None:
     world = World()
     mux = world.connect(job_data("a"))

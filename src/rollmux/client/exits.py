@@ -1,8 +1,13 @@
-"""How a script ends that calls `sys.exit`: Python tells nobody the code, not even those that it calls at the end."""
+"""How a script ends that calls `sys.exit`: Python tells nobody the code, not even those that it calls at the end.
+
+Of an error it does tell, but interactive sessions, a notebook's among them, outlive errors of which it tells the same.
+"""
 
 import sys
 from threading import current_thread, main_thread
 from typing import Any
+
+from rollmux.client.errors import reason_of
 
 
 def failed_by(code: object) -> str:
@@ -18,8 +23,22 @@ class Exit:
     def __init__(self) -> None:
         self.failed = ""
         self._before: Any = None
+        self._outlived: Any = None  # an error that did not end the script
+
+    @property
+    def reason(self) -> str:
+        """Why the script has failed, where it has, once it ends."""
+        error = _latest_error()
+        return self.failed if error is None or error is self._outlived else reason_of(error)
+
+    def is_overruled(self) -> None:
+        """The script goes on, whoever was to end it; an interactive session also whatever was."""
+        self.failed = ""
+        if hasattr(sys, "ps1"):  # else its other threads may go on a little, while it ends
+            self._outlived = _latest_error()
 
     def watch(self) -> None:
+        self.is_overruled()
         self._before, sys.exit = sys.exit, self._called  # type: ignore[assignment]  # it does end, by what was before
 
     def ignore(self) -> None:
@@ -31,3 +50,7 @@ class Exit:
         if current_thread() is main_thread():
             self.failed = failed_by(code)
         self._before(code)
+
+
+def _latest_error() -> Any:
+    return getattr(sys, "last_value", None)

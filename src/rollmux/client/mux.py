@@ -7,13 +7,12 @@ import atexit
 import logging
 import os
 import resource
-import sys
 from collections.abc import Callable, Iterator
 from math import inf
 from operator import index
 from threading import RLock
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rollmux.client.aside import Aside
 from rollmux.client.errors import AlreadyCommitted, LeaseLost, reason_of, sendable
@@ -140,7 +139,7 @@ class Mux:
             return None
         if not self.is_own:
             raise RuntimeError(f"{kind.value} can't be entered in a child of the process that has connected")
-        self._exit.failed = ""  # whoever wanted to end it has been overruled
+        self._exit.is_overruled()
         if kind is PhaseKind.ROLLOUT:
             self._sync_if_due()
         return Stint(link, kind, link.next[kind] if iteration is None else index(iteration), state)
@@ -254,8 +253,7 @@ class Mux:
                 lose(stint, stint.lease.epoch, "the job ends")
 
     def _at_exit(self) -> None:
-        error: Any = getattr(sys, "last_value", None)  # what has ended the script, if anything
-        self.close(self._exit.failed if error is None else reason_of(error))
+        self.close(self._exit.reason)
 
     def __enter__(self) -> "Mux":
         return self
