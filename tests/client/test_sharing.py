@@ -14,6 +14,7 @@ from rollmux.client import LeaseLost, Mux, Stopped, Unreachable
 from rollmux.errors import RollmuxError
 from rollmux.mux import Timing
 from rollmux.mux.job import PhaseKind
+from rollmux.mux.transitions import Job
 from rollmux.protocol.messages import Ask, Listen, Report, Said
 from tests.client.world import Crowd, Engine, Fate, Floor, World, job_data, soon
 
@@ -396,6 +397,28 @@ def test_who_takes_its_leave_leaves_no_state_behind() -> None:
         pass
     assert engine.moves == ["load", "offload"]
     assert here == [False]
+
+
+def test_a_launched_process_that_has_done_its_part_makes_way_while_it_does_other_work() -> None:
+    world, engine = World(lease_s=0.6, drain_s=0.6), Engine()
+    with world.lock:
+        world.submit(job_data("a", command=["python", "a.py"], iterations=1))
+    with world.connect("a", attempt=1) as mux:
+        with mux.phase("rollout", state=engine):
+            pass
+        with mux.phase("train"):
+            pass
+    assert engine.moves == ["load"]
+    with world.connect(job_data("b")) as other:
+        with other.phase("rollout"):
+            assert engine.moves == ["load", "offload"]
+        with other.phase("train"):
+            pass
+        sleep(1.5)
+    assert (world.record("a").attempt, world.record("a").state) == (1, Job.RUNNING)
+    world.connect("a", attempt=1)._at_exit()
+    assert mux._link is not None
+    soon(mux._link.wire.closing.is_set)  # another speaks for it
 
 
 class Lingering(Engine):

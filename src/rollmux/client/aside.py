@@ -24,6 +24,7 @@ class Aside(Thread):
         self._news = Condition()
         self._progress: Report | None = None
         self._profile: Profile | None = None
+        self._closed = False
 
     def progress(self, done: int, total: int) -> None:
         """So many responses of the rollout under way are done."""
@@ -47,15 +48,16 @@ class Aside(Thread):
             self._news.notify()
 
     def close(self) -> None:
-        """Once the wire is closed: ends the thread."""
+        """Ends the thread."""
         with self._news:
+            self._closed = True
             self._news.notify()
 
     def run(self) -> None:
         closing = self.link.wire.closing
-        while not closing.is_set():
+        while not self._closed:
             with self._news:
-                self._news.wait_for(lambda: self._progress or self._profile or closing.is_set())
+                self._news.wait_for(lambda: self._progress or self._profile or self._closed)
                 progress, self._progress = self._progress, None
                 profile, self._profile = self._profile, None
             if progress is not None:

@@ -4,6 +4,7 @@ A sign of life is given only for what this process is really at: a lease that it
 have not, is theirs to keep alive.
 """
 
+import atexit
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -34,6 +35,12 @@ class Heart(Thread):
         self._held: tuple[Held, ...] = ()
 
     def run(self) -> None:
+        self._listen()
+        if self.link.lingers:
+            self.link.wire.close()
+            atexit.unregister(self.link.wire.close)
+
+    def _listen(self) -> None:
         link, seen = self.link, 0
         while not link.wire.closing.is_set() and not link.stop:
             epochs, parked = self._alive(), self._parked()

@@ -74,6 +74,7 @@ class Link:
         self.moving: set[PhaseKind] = set()  # whose state is just being moved off
         self.stuck: set[PhaseKind] = set()  # these, and those whose state could not be moved off
         self.leaves = False  # the process takes its leave: no state stays any more
+        self.lingers = False  # it has done its part, and state stays: nothing but orders is heard any more
 
     @property
     def attempt(self) -> int:

@@ -241,9 +241,13 @@ class Mux:
         except RollmuxError as error:
             log.warning("job %s could not take its leave: %s", link.job, error)
         finally:
-            link.wire.close()
             if self._aside is not None:
                 self._aside.close()
+            if self._owner or link.stop or not link.parked:
+                link.wire.close()
+            else:  # it may do other work yet: what stays on its nodes is moved off once others are to have them
+                link.lingers = True
+                atexit.register(link.wire.close)
 
     def _break_off(self) -> None:
         """What nobody waits for any more need not arrive."""
@@ -254,6 +258,8 @@ class Mux:
 
     def _at_exit(self) -> None:
         self.close(self._exit.reason)
+        if self._link is not None and self.is_own:
+            self._link.wire.close()
 
     def __enter__(self) -> "Mux":
         return self
