@@ -492,6 +492,14 @@ def test_a_tenant_hears_no_name_and_no_word_of_another_s_job_that_it_waits_for(t
         attempt = there.post("/v1/jobs/bobs/attach", {"instance": "b", "wait_s": 5.0}, token=bob)["attempt"]
         turn = there.post("/v1/jobs/bobs/ask", {**ask, "attempt": attempt, "wait_s": 0.0}, token=bob)
         assert turn["reason"] == "waits for a rollout of another tenant's job"
+        speaks = {
+            "report": {"said": "finished", "epoch": epoch},
+            "listen": {"attempt": attempt, "epochs": [epoch]},
+            "ask": {"attempt": attempt, "kind": "rollout", "iteration": 0, "finished": [epoch]},
+        }
+        refused = [there.call("POST", f"/v1/jobs/bobs/{verb}", body, token=bob) for verb, body in speaks.items()]
+        assert [answer.status_code for answer in refused] == [409] * 3
+        assert [answer.text for answer in refused if "secret" in answer.text] == []
         there.post("/v1/jobs", job("tight", slo=1.001), token=bob)
         there.post("/v1/jobs/secret/report", {"said": "failed", "epoch": epoch, "reason": "no file of secret's"})
         said = [

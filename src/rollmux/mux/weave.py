@@ -145,7 +145,7 @@ class Weave:
                 return None
             raise IllegalEvent(f"job {job_id} speaks of lease {epoch}, which was never granted")
         if lane.seat.job.id != job_id:
-            raise IllegalEvent(f"job {job_id} speaks of lease {epoch}, which belongs to job {lane.seat.job.id}")
+            raise IllegalEvent(f"job {job_id} speaks of lease {epoch}, which is another job's")
         return lane
 
     def _requested(self, now: float, event: PhaseRequested) -> Commands | None:
