@@ -75,8 +75,9 @@ def _counted(name: str, says: str, label: str, counts: Mapping[str, int]) -> Met
 
 
 def _of_queue(host: Host) -> Iterator[Metric]:
-    state = host.controller.machine.state
-    since = [state.jobs[job_id].submitted_at for job_id in state.backlog]
+    books = host.controller.history.books
+    waiting = [books.accounts[job_id] for job_id in host.controller.machine.state.backlog]
+    since = [account.submitted if account.since is None else account.since for account in waiting]
     yield GaugeMetricFamily("rollmux_queue_length", "Jobs that wait for a place", len(since))
     oldest_s = host.now - min(since) if since else 0.0
     yield GaugeMetricFamily("rollmux_queue_oldest_seconds", "Since when the first of them is there", oldest_s)

@@ -35,6 +35,7 @@ class Account(msgspec.Struct):
     counted_to: float = 0.0
     node_s: dict[str, float] = {}
     state: str = ""  # as was told last
+    since: float | None = None  # it is so; where an older release has told it nobody knows
     ended: float | None = None
     how: str = ""
     done: int = 0

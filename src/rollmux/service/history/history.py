@@ -297,7 +297,7 @@ class History:
             self.spans.forget_waits(job_id)
             self._tell("job", job_id, state="ended", reason=account.how)
         elif account.state != record.state.value:
-            account.state = record.state.value
+            account.state, account.since = record.state.value, now
             reason = record.told.reason if record.told is not None else record.moving_because if record.target else ""
             self._tell("job", job_id, state=account.state, group=record.group_id, reason=reason, attempt=record.attempt)
 

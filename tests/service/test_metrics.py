@@ -1,0 +1,43 @@
+"""Figures that tell for how long something has been so."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+from rollmux.mux import events as ev
+from rollmux.mux.hardware import Cluster
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.service.controller import Controller
+from rollmux.service.host import Host
+from rollmux.service.journal import Image
+from rollmux.service.metrics import Metrics
+from rollmux.service.recovery import recover
+from rollmux.service.views import cluster_view
+from tests.service.memory_journal import MemoryJournal
+from tests.service.test_history import at_once
+from tests.service.test_recovery import CLUSTER, JOB, RULES, write
+
+STANDING = Cluster(replace(CLUSTER.rollout, on_demand=False), replace(CLUSTER.train, on_demand=False))
+
+
+def oldest_s(controller: Controller, now: float) -> float:
+    """Since when the first in line is there."""
+    host: Any = type("Looked", (), {"controller": controller, "now": now, "parked": 0, "broken": ""})()
+    text = Metrics(cast(Host, host)).text(at_once(cluster_view(controller, now, None))).decode()
+    (line,) = [line for line in text.splitlines() if line.startswith("rollmux_queue_oldest_seconds ")]
+    return float(line.split()[1])
+
+
+def test_a_job_that_has_lost_its_place_is_in_line_since_then() -> None:
+    journal = MemoryJournal()
+    controller, _ = recover(journal, STANDING, RollmuxPolicy(), RULES)
+    for pool in ("rollout", "train"):
+        controller.tell(1.0, ev.NodeJoined(f"{pool}-0", pool))
+    controller.submit(2.0, "team", JOB)
+    controller.tell(3.0, ev.JobStarted("A", 1))
+    controller.tell(7000.0, ev.NodeLost("train-0"))
+    controller.tell(7001.0, ev.JobStopped("A", 1))
+    assert controller.machine.state.backlog == ["A"]
+    assert oldest_s(controller, 7011.0) == 10.0
+    write(journal, controller)
+    journal.keep(Image(controller.machine.state.ledger.seq, 7001.0, controller.image()))
+    assert oldest_s(recover(journal, STANDING, RollmuxPolicy(), RULES)[0], 7011.0) == 10.0
