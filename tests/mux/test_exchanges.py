@@ -190,7 +190,9 @@ class Hand:
     when A starts: A is to go to C's place and C to B's, so that a node is free. Nothing else moves.
     """
 
-    def __init__(self, cluster: Cluster = CLUSTER, rules: Rules | None = None, **more: Any) -> None:
+    def __init__(
+        self, cluster: Cluster = CLUSTER, rules: Rules | None = None, starts_after_s: float = 1.0, **more: Any
+    ) -> None:
         self.cluster, self.rules = cluster, rules or Rules()
         self.machine = ClusterMachine(cluster, PAIRS, self.rules)
         self.now = 0.0
@@ -203,7 +205,7 @@ class Hand:
             self.tell(ev.JobSubmitted(spec))
             self.nodes_come()
         for name in "CD":
-            self.tell(ev.JobStarted(name, 1))
+            self.tell(ev.JobStarted(name, 1), starts_after_s)
         for name in "CD":
             self.begin(name)
         self.agreed = self.tell(ev.JobStarted("A", 1))
@@ -505,6 +507,20 @@ def test_what_was_learned_of_a_job_meanwhile_is_kept_where_it_goes() -> None:
     assert not hand.crew
     member = hand.machine.state.groups[hand.record(other).group_id].member(other)
     assert member.job.solo_s == pytest.approx(90.0)
+
+
+@pytest.mark.parametrize("speed", [0.5, 0.9, 1.02])
+def test_a_job_of_unknown_length_goes_by_the_slo_of_what_it_was_measured_to_take_meanwhile(speed: float) -> None:
+    hand = Hand(starts_after_s=10_000.0, iterations=None)
+    one, other = hand.crew
+    hand.stop(one)
+    spec = hand.record(other).job
+    hand.tell(ev.JobProfiled(other, 1, spec.rollout.duration_s * speed, spec.train.duration_s * speed, 0.0))
+    began = hand.stop(other)
+    assert set(launched(began)) == {one, other}
+    assert hand.record(other).group_id != next(home for home, names in APART.items() if other in names)
+    member = hand.machine.state.groups[hand.record(other).group_id].member(other)
+    assert member.limit_s == pytest.approx(spec.slo * 100.0 * speed)
 
 
 def test_an_exchange_that_would_break_a_promise_when_all_have_stopped_is_not_made() -> None:

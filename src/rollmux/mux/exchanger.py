@@ -101,7 +101,7 @@ class Exchanger:
         """As agreed, but for what has been learned of the job since, and for a limit that has fallen."""
         record, nodes = self.state.jobs[name], swap.member.placement.all_nodes
         limit_s = record.limit_s(now, swap.lost_s)
-        at_most_s = swap.member.limit_s if limit_s is None else min(swap.member.limit_s, limit_s)
+        at_most_s = record.job.opening_limit_s if limit_s is None else min(swap.member.limit_s, limit_s)
         job = record.job.at_width(len(swap.member.placement.train))
         before = snapshot.groups.get(swap.group_id) or Group(swap.group_id, (), swap.order)
         after = before.joined_by(replace(swap.member, job=job, limit_s=at_most_s))
