@@ -178,6 +178,14 @@ def test_nobody_is_let_past_a_job_whose_start_cannot_be_told() -> None:
     assert admitted(cast) == {"A": 0.0, "H": 350.0, "B": 450.0}
 
 
+def test_who_could_not_run_on_what_is_left_of_the_cluster_holds_nobody_up_from_then_on() -> None:
+    cast = cast_on(3, 3)
+    played(cast, (0.0, job("A", iterations=None)), (0.0, job("H", nodes=3)), (0.0, job("B")), until=50.0)
+    assert admitted(cast) == {"A": 0.0}
+    cast.tell(ev.NodeCordoned("r2"))
+    assert admitted(cast) == {"A": 0.0, "B": 50.0}
+
+
 # -- the order -------------------------------------------------------------------------------------------------------
 
 

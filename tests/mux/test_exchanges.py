@@ -455,6 +455,31 @@ def test_a_lost_node_calls_the_exchange_off_and_everyone_there_goes_elsewhere(st
     hand.replayed()
 
 
+def goals(hand: Hand) -> set[str]:
+    """The nodes to which somebody is to go."""
+    return {node for swap in hand.machine.state.swaps.values() for node in swap.member.placement.all_nodes}
+
+
+@pytest.mark.parametrize("which", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", STAGES)
+def test_nobody_goes_to_a_node_that_is_drained_meanwhile(stage: Stage, which: int) -> None:
+    hand = Hand()
+    stage(hand)
+    hand.tell(ev.NodeCordoned(sorted(goals(hand))[which]))
+    everyone_comes_back(hand)
+
+
+def test_a_drained_node_to_which_nobody_goes_calls_nothing_off() -> None:
+    hand = Hand()
+    (node,) = hand.machine.state.book.nodes.keys() - goals(hand)
+    hand.tell(ev.NodeCordoned(node))
+    assert hand.crew
+    for name in hand.crew:
+        hand.stop(name)
+    assert hand.homes() == {"group-0": ["B", "C"], "group-1": ["A", "D"]}
+    hand.replayed()
+
+
 def _place_in_order(hand: Hand, node: str) -> str:
     """The node's pool, and its number there."""
     pool = hand.machine.state.book.nodes[node].pool

@@ -766,11 +766,33 @@ def test_a_lost_node_in_the_new_place_cancels_the_move(stage: Stage, pool: str) 
         assert lost not in hand.machine.state.book.nodes
 
 
-def test_a_relief_whose_new_place_is_lost_is_tried_again() -> None:
+@pytest.mark.parametrize("event", [ev.NodeLost, ev.NodeCordoned])
+def test_a_relief_whose_new_place_is_lost_or_drained_is_tried_again(event: Callable[[str], ev.Event]) -> None:
     hand = Hand()
-    hand.tell(ev.NodeLost(min(hand.new_nodes)))
+    hand.tell(event(min(hand.new_nodes)))
     assert hand.b.target is not None
     assert not set(hand.b.target[1].all_nodes) & hand.new_nodes
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_job_does_not_move_to_a_node_that_is_drained_before_it_is_there(stage: Stage) -> None:
+    hand = Hand()
+    stage(hand)
+    is_there = hand.b.state is Job.PROVISIONING
+    drained = min(hand.new_nodes)
+    hand.tell(ev.NodeCordoned(drained))
+    for _ in range(3):
+        for node, record in list(hand.machine.state.book.nodes.items()):
+            hand.tell(ev.NodeJoined(node, record.pool))
+        if hand.b.state is Job.STARTING:
+            hand.tell(ev.JobStarted("B", hand.b.attempt))
+        if hand.b.state is Job.RUNNING and hand.b.target is not None:
+            hand.reach_the_safe_point()
+        if hand.b.state is Job.STOPPING:
+            hand.tell(ev.JobStopped("B", hand.b.attempt))
+    assert hand.b.placement is not None
+    assert (drained in hand.b.placement.all_nodes) == is_there
+    assert hand.homes("B") == [hand.b.group_id]
 
 
 @pytest.mark.parametrize("max_group", [2, 3], ids=["no room beside its new place", "room beside its new place"])

@@ -345,12 +345,7 @@ class ClusterMachine:
         departed = []
         for record in list(state.jobs.values()):
             target = record.target
-            if target is not None and node in target[1].all_nodes:
-                record.target, record.settled_until = None, 0.0
-                state.unpin(record.job.id, target[0], out)
-                departed += [target[0], record.group_id]
-                if record.then is JobOn.GONE_MOVE:
-                    record.then = JobOn.GONE_REPLACE
+            departed += self._not_to_go_to(node, record, out)
             if record.placement is None or node not in record.placement.all_nodes:
                 continue
             if record.state is Job.PROVISIONING:
@@ -370,8 +365,29 @@ class ClusterMachine:
         self.mover.after_departure(now, departed, out)
         return out
 
+    def _not_to_go_to(self, node: str, record: JobRecord, out: Commands) -> list[str]:
+        """A job that was to move to this node does not; returns the groups that are other than before."""
+        target = record.target
+        if target is None or node not in target[1].all_nodes:
+            return []
+        record.target, record.settled_until = None, 0.0
+        self.state.unpin(record.job.id, target[0], out)
+        if record.then is JobOn.GONE_MOVE:
+            record.then = JobOn.GONE_REPLACE
+        return [target[0], record.group_id]
+
     def _node_cordoned(self, now: float, event: ev.NodeCordoned) -> Commands | None:
-        return [] if self.state.book.cordon(event.node) else None
+        state, node = self.state, event.node
+        if not state.book.cordon(node):
+            return None
+        out: Commands = []
+        departed = []
+        for record in list(state.jobs.values()):
+            departed += self._not_to_go_to(node, record, out)
+        if any(node in swap.member.placement.all_nodes for swap in state.swaps.values()):
+            self.mover.exchanger.call_off(out)
+        self.mover.after_departure(now, departed, out)
+        return out
 
     def _node_uncordoned(self, now: float, event: ev.NodeUncordoned) -> Commands | None:
         if not self.state.book.uncordon(event.node):
