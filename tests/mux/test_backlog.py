@@ -186,6 +186,18 @@ def test_who_could_not_run_on_what_is_left_of_the_cluster_holds_nobody_up_from_t
     assert admitted(cast) == {"A": 0.0, "B": 50.0}
 
 
+def test_who_waits_is_let_in_where_a_job_turns_out_to_take_less_than_it_said() -> None:
+    cast = Cast(ClusterMachine(TWO_POOLS, RollmuxPolicy()))
+    cast.keep_history = True
+    for node, pool in (("r0", "rollout"), ("t0", "train")):
+        cast.tell(ev.NodeJoined(node, pool))
+    short = job("B", rollout=PhaseSpec(20.0, 1), train=PhaseSpec(20.0, 1), slo=1.5, iterations=50)
+    played(cast, (0.0, job("A", slo=1.5, iterations=50)), (0.0, short), until=250.0)
+    assert admitted(cast) == {"A": 0.0}
+    cast.tell(ev.JobProfiled("A", 1, 20.0, 20.0, 0.0))
+    assert admitted(cast) == {"A": 0.0, "B": 250.0}
+
+
 # -- the order -------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from rollmux.mux import exchanges, mover
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.exchanges import Candidate, exchange, lifted, patience_s
+from rollmux.mux.explain import explain
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool, elastic, finite
 from rollmux.mux.image import from_json, image, restore, to_json
@@ -346,6 +347,28 @@ def test_a_job_that_has_changed_places_stays_until_that_has_paid_for_itself() ->
 def test_a_cluster_of_few_jobs_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "MANY", 5)
     assert not Hand().crew
+
+
+def ends_in_a_failure(hand: Hand) -> None:
+    one, other = hand.crew
+    hand.stop(one)
+    hand.tell(ev.JobFailed(other, 1, "killed by signal 9"))
+
+
+def takes_too_long(hand: Hand) -> None:
+    hand.tell(ev.Tick(), hand.machine.state.swaps_until - hand.now)
+
+
+@pytest.mark.parametrize("what", [ends_in_a_failure, takes_too_long])
+def test_who_waits_for_the_end_of_an_exchange_is_let_in_once_it_is_called_off(what: Callable[[Hand], None]) -> None:
+    hand = Hand(FINITE)
+    hand.machine.state.policy = RollmuxPolicy(max_group=3)
+    hand.tell(ev.JobSubmitted(rolls("E", rollout=PhaseSpec(1.0, 1), train=PhaseSpec(1.0, 1), slo=900.0)))
+    assert hand.record("E").state is Job.QUEUED
+    assert "jobs are to change places" in explain(hand.machine.state.decisions["E"])
+    what(hand)
+    assert not hand.crew
+    assert hand.record("E").state is Job.STARTING
 
 
 @pytest.mark.parametrize("rules", [Rules(compaction=False), Rules(exchange_horizon_s=400.0)], ids=["off", "short"])

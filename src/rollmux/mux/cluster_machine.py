@@ -167,6 +167,7 @@ class ClusterMachine:
         out: Commands = []
         for group_id in state.learn(now, record, job):
             self.mover.relieve(now, group_id, out)
+        state.admit_waiting(now, out)  # who takes less than it said leaves room
         return out
 
     def _job_finished(self, now: float, event: ev.JobFinished) -> Commands | None:
@@ -225,12 +226,15 @@ class ClusterMachine:
             record.move(JobOn.GIVE_UP)
             self.mover.end(now, record, f"failed {record.failures} times, at last: {reason}", out)
             return
+        calls_off = record.job.id in state.swaps
         self.mover.without_exchange(record.job.id, out)
         record.move(JobOn.RESTART)
         state.leave_weave(now, record, out)
         record.attempt += 1
         assert record.placement is not None
         state.launch(record, record.placement, out)
+        if calls_off:
+            state.admit_waiting(now, out)  # the groups of the exchange take newcomers again
 
     def _gone(self, now: float, record: JobRecord, out: Commands) -> None:
         """A stopped attempt's processes are gone: on to what it was stopped for."""
@@ -412,6 +416,7 @@ class ClusterMachine:
                 self._gone(now, record, out)
         if state.swaps and state.swaps_until <= now:
             self.mover.exchanger.call_off(out)
+            state.admit_waiting(now, out)  # its groups take newcomers again
             changed = True
         return out if out or due or changed else None
 

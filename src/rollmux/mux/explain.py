@@ -76,7 +76,7 @@ def _reason(candidate: Candidate, name: Callable[[str], str]) -> str:
         case Verdict.FULL:
             return f"full: it has {value:.0f} jobs, the limit is {limit:.0f}."
         case Verdict.FROZEN:
-            return "takes no newcomers: one of its nodes is lost or cordoned."
+            return "takes no newcomers now: one of its nodes is lost or drained, or jobs are to change places there."
         case Verdict.NO_SLACK:
             who = called(subject, name)
             return f"{who} has hardly any time to lose, by its SLO or since it was slowed: it shares no nodes."

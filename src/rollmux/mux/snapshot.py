@@ -14,8 +14,8 @@ class Snapshot:
     """What a decision may depend on, and nothing else.
 
     `idle` are the joined nodes without a group, by pool; `rented` counts all nodes of each pool; `next_node` and
-    `next_group` number what is new. `shunned` nodes are lost or cordoned, and their
-    groups, `frozen`, take no newcomers.
+    `next_group` number what is new. `shunned` nodes are lost or cordoned; their groups, and those of an exchange, are
+    `frozen`: they take no newcomers.
     """
 
     cluster: Cluster
