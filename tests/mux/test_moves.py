@@ -721,7 +721,19 @@ def test_a_job_that_fails_for_good_before_its_move_leaves_both_places() -> None:
     assert "out of memory" in hand.machine.state.ended["B"]
 
 
-def test_a_job_that_fails_before_its_move_still_gets_its_new_place() -> None:
+def test_a_job_that_fails_before_its_move_begins_anew_in_its_new_place() -> None:
+    hand = Hand()
+    for node in hand.new_nodes:
+        hand.tell(ev.NodeJoined(node, node.split("-")[0]))
+    (launch,) = hand.tell(ev.JobFailed("B", 1, "killed by signal 9"))
+    assert isinstance(launch, cmd.Launch)
+    assert set(launch.placement.all_nodes) == hand.new_nodes
+    assert hand.tell(ev.JobStarted("B", 2)) == ()
+    assert hand.homes("B") == ["group-1"]
+    assert (hand.b.state, hand.b.target, hand.b.failures) == (Job.RUNNING, None, 1)
+
+
+def test_a_job_that_fails_before_the_nodes_for_its_move_are_there_still_gets_its_new_place() -> None:
     hand = Hand()
     hand.tell(ev.JobFailed("B", 1, "killed by signal 9"))
     for node in hand.new_nodes:

@@ -231,9 +231,17 @@ class ClusterMachine:
         record.move(JobOn.RESTART)
         state.leave_weave(now, record, out)
         record.attempt += 1
+        left = []
+        if record.target is not None and state.book.ready(record.target[1].all_nodes):  # now is as good as any time
+            left = [record.group_id]
+            record.group_id, record.placement = record.target
+            record.target = None
+            state.unpin(record.job.id, left[0], out)
         assert record.placement is not None
         state.launch(record, record.placement, out)
-        if calls_off:
+        if left:
+            self.mover.after_departure(now, left, out)
+        elif calls_off:
             state.admit_waiting(now, out)  # the groups of the exchange take newcomers again
 
     def _gone(self, now: float, record: JobRecord, out: Commands) -> None:
