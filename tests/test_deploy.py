@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.cli.clusters import load_cluster_file
@@ -102,10 +103,29 @@ def test_the_image_has_what_is_installed_and_nothing_that_was_written_here(tmp_p
     assert "constraints.txt" in sent
 
 
+def test_kubernetes_tells_no_pod_its_services_in_the_names_of_options_and_opens_no_secret(
+    kinds: dict[tuple[str, str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service `rollmux` is ROLLMUX_PORT=tcp://... in each pod that does not refuse it."""
+    monkeypatch.setenv("ROLLMUX_PORT", "tcp://10.0.0.1:8421")
+    refused = CliRunner().invoke(app, ["doctor"])
+    assert refused.exit_code == 2
+    assert "ROLLMUX_PORT" in refused.output
+    pods = [*_pods(kinds), kinds["RayCluster", "rollmux-ray"]["spec"]["headGroupSpec"]["template"]]
+    assert len(pods) == 4
+    assert all(pod["spec"]["enableServiceLinks"] is False for pod in pods)
+    context = kinds["Deployment", "rollmux"]["spec"]["template"]["spec"]["securityContext"]
+    assert context["fsGroupChangePolicy"] == "OnRootMismatch"
+
+
 def _volumes(kinds: dict[tuple[str, str], Any]) -> list[Any]:
-    pods = [kinds["Deployment", "rollmux"]["spec"]["template"]]
-    pods += [each["template"] for each in kinds["RayCluster", "rollmux-ray"]["spec"]["workerGroupSpecs"]]
-    return [volume for pod in pods for volume in pod["spec"]["volumes"]]
+    return [volume for pod in _pods(kinds) for volume in pod["spec"]["volumes"]]
+
+
+def _pods(kinds: dict[tuple[str, str], Any]) -> list[Any]:
+    """Of the controller and the workers."""
+    workers = kinds["RayCluster", "rollmux-ray"]["spec"]["workerGroupSpecs"]
+    return [each["template"] for each in (kinds["Deployment", "rollmux"]["spec"], *workers)]
 
 
 def test_the_batch_script_is_one_for_bash_and_its_options_are_known(tmp_path: Path) -> None:
