@@ -134,6 +134,21 @@ def test_a_controller_that_does_not_answer_fails(place: Path) -> None:
     assert "rollmux serve" in found["controller"]["advice"]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--url", "http://127.0.0.1:1", "--token", "two\nlines"), "the token is none"),
+        (("--url", "localhost:8421"), "write it like http://machine:8421"),
+    ],
+)
+def test_a_controller_that_nobody_could_call_so_is_not_taken_for_none(
+    place: Path, words: tuple[str, ...], said: str
+) -> None:
+    status, found = looked("--folder", str(place), "--port", "0", *words)
+    assert (status, found["controller"]["level"]) == (1, "fail")
+    assert said in found["controller"]["found"]
+
+
 def test_a_port_that_something_else_has_fails(place: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

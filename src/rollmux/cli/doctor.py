@@ -13,7 +13,7 @@ from rich.text import Text as Styled
 from rollmux import __version__
 from rollmux.cli.options import AsJson, Folder, Port, Token, Url, folder_of
 from rollmux.cli.outputs import show
-from rollmux.cli.remote import CallRefused, Remote, remote
+from rollmux.cli.remote import CallRefused, Remote, Unknown, remote
 from rollmux.protocol.views import ClusterView, Health, Standing
 from rollmux.service.checkup.finding import Finding, Level, fail, ok, warn
 
@@ -59,8 +59,11 @@ def _plain(finding: Finding) -> dict[str, str]:
 def _controller(url: str, token: str, folder: Path | None) -> Iterator[Finding]:
     try:
         there = remote(url, token, folder, timeout_s=ANSWER_S, starting_s=0.0)
-    except typer.BadParameter:
+    except Unknown:
         yield ok("controller", "none is known here; `rollmux serve` starts one")
+        return
+    except typer.BadParameter as error:
+        yield fail("controller", str(error), "mend --url, --token or --folder, or ROLLMUX_URL, _TOKEN or _FOLDER")
         return
     try:
         began = time.time()

@@ -16,6 +16,7 @@ import typer
 from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
 from rollmux.client.wire import direct, read
+from rollmux.protocol.addresses import is_address
 from rollmux.protocol.views import Health
 
 T = TypeVar("T")
@@ -107,6 +108,8 @@ def remote(url: str, token: str, folder: Path | None, by: str = BY, **how: Any) 
     found = url or here
     if not found:
         raise Unknown(f"where is the controller? Give {by}, or start one here: no {place / 'url'}")
+    if not is_address(found):
+        raise typer.BadParameter(f"{found!r} is no address of a controller: write it like http://machine:8421")
     if not known and found.rstrip("/") == here.rstrip("/"):
         known = _written(place / "admin.token", by)
     if not (known.isascii() and known.isprintable()):
