@@ -393,6 +393,18 @@ def test_an_address_that_can_never_answer_is_refused_at_once(url: str) -> None:
         rollmux.connect(url, job="a")
 
 
+@pytest.mark.parametrize("content", ["", "no certificate"])
+def test_a_file_that_says_whom_to_trust_and_can_t_be_read_is_named(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = tmp_path / "authorities.pem"
+    if content:
+        trusted.write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    with pytest.raises(InvalidSpec, match=r"SSL_CERT_FILE = .* must be a file with certificates; mend it"):
+        rollmux.connect("https://127.0.0.1:9", job="a")
+
+
 def test_a_token_may_be_read_from_a_file_with_its_line_end_and_one_that_can_be_none_is_not_told() -> None:
     world = World()
     how: dict[str, Any] = {"job": job_data("a"), "profile": 0, "transport": httpx.MockTransport(world.handle)}

@@ -114,6 +114,18 @@ def test_a_job_works_over_tls(tmp_path: Path, certificate: tuple[Path, Path], mo
         assert "set SSL_CERT_FILE" in result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "status"), [(["status"], 2), (["top", "--once"], 2), (["doctor", "--port", "0", "--json"], 1)]
+)
+def test_commands_name_the_file_that_should_say_whom_they_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], status: int
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    where = ["--url", "https://127.0.0.1:9", "--folder", str(tmp_path)]
+    result = CliRunner().invoke(app, [*words, *where], env={"COLUMNS": "300"})
+    assert (result.exit_code, "SSL_CERT_FILE" in result.output) == (status, True), result.output
+
+
 def test_a_certificate_that_is_not_there_or_of_another_key_is_said_by_name(
     tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:

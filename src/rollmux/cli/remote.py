@@ -15,7 +15,8 @@ import typer
 
 from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
-from rollmux.client.wire import direct, read
+from rollmux.client.wire import TRUSTED, direct, read
+from rollmux.errors import InvalidSpec
 from rollmux.protocol.addresses import is_address
 from rollmux.protocol.views import Health
 
@@ -26,7 +27,7 @@ TIMEOUT_S = 30.0
 STARTING_S, AGAIN_S = 20.0, 0.1
 # What Python says of a certificate that it does not trust, and what helps: the SDK, too, trusts who is in that file.
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-TRUST = "set SSL_CERT_FILE to a file with the certificate of who has signed its own"
+TRUST = f"set {TRUSTED} to a file with the certificate of who has signed its own"
 
 BY = "--url and --token, or --folder"
 
@@ -83,7 +84,7 @@ class Remote:
     def _answer(self, method: str, path: str, **what: Any) -> httpx.Response:
         """Every call may be repeated, so that one which comes too early is."""
         if self.client is None:
-            with httpx.Client(transport=direct(self.url)) as client:
+            with httpx.Client(transport=way_to(self.url)) as client:
                 return replace(self, client=client)._answer(method, path, **what)
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         what |= {"headers": headers, "timeout": self.timeout_s}
@@ -99,6 +100,14 @@ class Remote:
             if answer.status_code != 503 or "retry-after" not in answer.headers or time.monotonic() > give_up:
                 return answer
             time.sleep(AGAIN_S)
+
+
+def way_to(url: str) -> httpx.HTTPTransport:
+    """What calls of a controller there go through."""
+    try:
+        return direct(url)
+    except InvalidSpec as error:
+        raise Untrusted(str(error)) from error
 
 
 def remote(url: str, token: str, folder: Path | None, by: str = BY, **how: Any) -> Remote:

@@ -16,9 +16,8 @@ from rich.live import Live
 
 from rollmux.cli.options import Folder, Token, Url
 from rollmux.cli.outputs import console
-from rollmux.cli.remote import NoController, remote
+from rollmux.cli.remote import NoController, remote, way_to
 from rollmux.cli.top_screen import screen
-from rollmux.client.wire import direct
 from rollmux.protocol.history import HistoryView
 from rollmux.protocol.views import ClusterView
 
@@ -83,7 +82,7 @@ def top(
     shown = console()
     if not (once or as_json or shown.is_terminal):
         raise typer.BadParameter("this is no terminal: say --once or --json")
-    with httpx.Client(transport=direct(url)) as client, _ended_by_signals():
+    with httpx.Client(transport=way_to(url)) as client, _ended_by_signals():
         watcher = Watcher(url, token, folder, client)
         if once:
             _once(watcher, as_json, shown)

@@ -4,6 +4,7 @@ Answers of a newer controller may say more than is known here: what is unknown i
 """
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from math import inf
@@ -16,6 +17,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, get_args, get_origin, get_ty
 import httpx
 
 from rollmux.client.errors import CallRefused, Unreachable
+from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.codec import decode, encode
 from rollmux.protocol.messages import Refusal
 
@@ -30,6 +32,9 @@ DELAY_PART, ANSWER_PART = 0.2, 0.3
 
 # A controller that has been away for so long is worth a word to the job's owner, and again after so long.
 QUIET_S, AGAIN_S = 5.0, 300.0
+
+# Where Python looks for those whose certificates count.
+TRUSTED = "SSL_CERT_FILE"
 
 # Too many calls, and one that was too slow on its way.
 _LATER = (429, 408)
@@ -51,7 +56,13 @@ def direct(url: str) -> httpx.HTTPTransport:
 
     Certificates are loaded unless nobody will ask for them: that takes as long as all else of a short call.
     """
-    return httpx.HTTPTransport(verify=not url.startswith("http:"))
+    try:
+        return httpx.HTTPTransport(verify=not url.startswith("http:"))
+    except OSError as error:  # which says nothing of the file
+        if TRUSTED not in os.environ:
+            raise
+        limit, remedy = "a file with certificates", f"mend it or leave it out ({error.strerror})"
+        raise InvalidSpec("connection", (Problem(TRUSTED, os.environ[TRUSTED], limit, remedy),)) from error
 
 
 class Wire:
