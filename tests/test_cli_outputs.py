@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from rollmux.cli import app
 from rollmux.cli.outputs import require_writable, write_text
 from rollmux.service.tokens import Role, Tokens
+from rollmux.sim.generate import GENERATORS
+from rollmux.sim.workload_file import write_workload
 
 ROLLMUX = str(Path(sys.executable).with_name("rollmux"))
 
@@ -126,3 +128,25 @@ def test_whoever_develops_sees_where() -> None:
             [ROLLMUX, "states"], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=env
         )
     assert "Traceback" in wrote.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [
+        ("simulate --workload {mixed} --policy solo,most-idle --fidelity pace", "most-idle"),
+        ("plan {mixed} --policy solo", "rollout-0"),
+        ("job-sim --setup 7B/8k --system sync --steps 1", "mean length"),
+        ("sweep --workload {mixed} --policy solo,most-idle --seeds 2 --workers 1 --out {results}", "100.0% ± 0.0%"),
+    ],
+)
+def test_no_figure_is_cut_on_a_terminal_of_usual_width(
+    words: str, whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    mixed = tmp_path / "mixed.csv"
+    write_workload(GENERATORS["mixed"](0, 6), mixed)
+    result = CliRunner().invoke(app, words.format(mixed=mixed, results=tmp_path / "results.jsonl").split())
+    assert result.exit_code == 0, result.output
+    assert whole in result.stdout
+    assert "…" not in result.stdout

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from rollmux.cli.inputs import load_setup
-from rollmux.cli.outputs import HERE, console, require_writable, write_json
+from rollmux.cli.outputs import HERE, console, fitted, require_writable, write_json
 from rollmux.cli.refusals import require_name
 from rollmux.packer.batching import MAX_FACTOR
 from rollmux.packer.commands import RoundKind
@@ -130,7 +130,7 @@ def _show(setup: Setup, played: Mapping[str, Played], console: Console) -> None:
             f"{wasted_share(each):.1%}",
             f"{each.bias.overall.mean_shift:+.1%}",
         )
-    console.print(table)
+    console.print(fitted(table, console, *reversed(parts)))
     console.print("Means are of whole cycles. Wasted: of all tokens made. Mean length: trained over offered.")
     for name, each in played.items():
         if each.waiting_prompts and all(step.kind is not RoundKind.LONG for step in each.steps):

@@ -8,11 +8,14 @@ from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
 
 from rollmux.cli.refusals import refusals
 
 HERE = Path("-")
 PIPED_WIDTH = 120
+ENDLESS = 10_000
 
 
 def console() -> Console:
@@ -33,6 +36,32 @@ def show(data: Any, as_json: bool, *texts: RenderableType) -> None:
             screen.print(text, highlight=False, soft_wrap=True)
         else:
             screen.print(text)
+
+
+def fitted(table: Table, console: Console, *spare: str) -> Table:
+    """The table without as many of these columns, the first ones first, as there is no room for: no figure is cut."""
+    endless = console.options.update(width=ENDLESS)
+    for name in spare:
+        if Measurement.get(console, endless, table).maximum <= console.width:
+            break
+        table = _without(name, table)
+    return table
+
+
+def _without(name: str, table: Table) -> Table:
+    fewer = Table(box=table.box, title=table.title, title_justify=table.title_justify, pad_edge=table.pad_edge)
+    kept = [column for column in table.columns if column.header != name]
+    for each in kept:
+        fewer.add_column(
+            each.header,
+            justify=each.justify,
+            overflow=each.overflow,
+            no_wrap=each.no_wrap,
+            min_width=each.min_width,
+        )
+    for row, *cells in zip(table.rows, *(column.cells for column in kept), strict=True):
+        fewer.add_row(*cells, end_section=row.end_section)
+    return fewer
 
 
 def require_writable(option: str, out: Path | None) -> None:

@@ -13,7 +13,7 @@ from rollmux.cli import options, simulated
 from rollmux.cli.clusters import load_cluster
 from rollmux.cli.inputs import load_workload
 from rollmux.cli.nodes import few_words
-from rollmux.cli.outputs import HERE, console, require_writable, write_json
+from rollmux.cli.outputs import HERE, console, fitted, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.abilities import PAUSE_S, SPARES, able
 from rollmux.sim.planning import PlannedCluster, PlannedGroup, PlannedJob, plan_jobs
@@ -101,7 +101,7 @@ def show(planned: PlannedCluster, console: Console) -> None:
     placed = sum(len(group.jobs) for group in planned.groups)
     console.print(f"{placed} jobs in {len(planned.groups)} groups by policy {planned.policy}")
     if planned.groups:
-        console.print(_table(planned))
+        console.print(fitted(_table(planned), console, "alone", "SLO", "here"))
         console.print(
             f"${planned.usd_per_hour:,.2f} per hour shared, ${planned.dedicated_usd_per_hour:,.2f} on dedicated nodes: "
             f"{planned.saved:.1%} saved."

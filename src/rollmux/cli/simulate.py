@@ -16,7 +16,7 @@ from rollmux.cli import simulated
 from rollmux.cli.clusters import load_cluster
 from rollmux.cli.inputs import load_workload
 from rollmux.cli.job_tier import JobTier, JobTierOption, SloOfOption, StaggerOption, load_job_tier
-from rollmux.cli.outputs import HERE, console, require_apart, require_writable, write_json, write_text
+from rollmux.cli.outputs import HERE, console, fitted, require_apart, require_writable, write_json, write_text
 from rollmux.cli.refusals import refusals
 from rollmux.cli.workload import describe_workload
 from rollmux.mux.validation import MAX_DURATION_S
@@ -259,6 +259,14 @@ def _bound_usd(workload: Workload, settings: Settings, realised: str) -> float |
     return workload_bound_usd(workload, settings.cluster, settings.max_group or None)
 
 
+# What the names of some columns do not tell.
+_COLUMNS = {
+    "worst": "Worst: slowdown over SLO of the unluckiest job.",
+    "busy": "Busy: rollout / training nodes.",
+    "decision": "Decision: p99.",
+}
+
+
 def show(workload: Workload, runs: Sequence[Run], console: Console, struck: bool = False) -> None:
     """A line for each policy."""
     table = Table(box=SIMPLE, title=f"{workload.name}: {len(workload.arrivals)} jobs", title_justify="left")
@@ -292,8 +300,10 @@ def show(workload: Workload, runs: Sequence[Run], console: Console, struck: bool
             busy,
             "–" if p99 is None else f"{p99:.2f} ms",
         )
+    table = fitted(table, console, "decision", "moves", "per hour", "× whole-node")
     console.print(table)
-    console.print("Worst: slowdown over SLO of the unluckiest job. Busy: rollout / training nodes. Decision: p99.")
+    shown = {column.header for column in table.columns}
+    console.print(" ".join(said for name, said in _COLUMNS.items() if name in shown))
     for note in simulated.notes_under_table([run.outcome.policy for run in runs]):
         console.print(note)
     for run in runs:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rollmux.cli import options, simulated
-from rollmux.cli.outputs import HERE, console, require_apart, require_writable, write_json
+from rollmux.cli.outputs import HERE, console, fitted, require_apart, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.generate import GENERATORS
@@ -176,7 +176,7 @@ def show(found: list[Summary], console: Console) -> None:
         table.add_row(
             case.workload, case.policy, f"≤ {case.max_group}" if case.max_group else "own", str(each.seeds), *cells
         )
-    console.print(table)
+    console.print(fitted(table, console, "seeds", "moves", "× whole-node", "cost"))
     console.print("Means over the seeds, ± half of the 95 % confidence interval.")
     for note in simulated.notes_under_table([each.case.policy for each in found]):
         console.print(note)
