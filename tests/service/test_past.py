@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.protocol.cluster_file import read_cluster
+from rollmux.service.history import seen
 from tests.service.running import CLUSTER
 from tests.service.serving import RULES, Served, served
 
@@ -51,6 +52,15 @@ def test_the_trace_has_every_phase_on_its_node_one_after_the_other(there: Served
         assert all(before["ts"] + before["dur"] <= after["ts"] for before, after in pairwise(lane)), "a node held twice"
     done = {(e["args"]["job"], e["args"]["kind"], e["args"]["iteration"]) for lane in lanes.values() for e in lane}
     assert {(job, kind, step) for job in "ab" for kind in ("rollout", "train") for step in range(5)} <= done
+
+
+def test_a_trace_says_what_is_forgotten_and_not_that_a_controller_is_young(
+    there: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["trace", "--since", "1h", "--url", there.service.url, "--token", there.admin]
+    assert CliRunner().invoke(app, words).stderr == ""
+    monkeypatch.setattr(seen, "MOST_SHOWN", 3)
+    assert "are not remembered" in CliRunner().invoke(app, words).stderr
 
 
 def test_what_was_written_is_told_as_data_too(there: Served, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def trace(
     history = there.get(HistoryView, "/v1/history", since_s=round(since_s))
     about = {"url": there.url, "unix_s_at_0": time.time() - history.now, "record": history.seq}
     write_text(trace_of(there.url, spans_of(history), about) + "\n", out)
-    if history.whole_from_s > history.since_s:
+    if history.whole_from_s > max(history.since_s, 0.0):  # before 0 there was no controller
         known_s = history.now - history.whole_from_s
         typer.echo(f"Phases that ended more than {known_s:.0f} s ago are not remembered.", err=True)
     if out != HERE:  # else the trace is what was wanted, and is JSON anyway
