@@ -5,6 +5,7 @@ Invariant: a rule makes two ways to write one answer the same, and never two ans
 
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from unicodedata import normalize
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -20,7 +21,7 @@ _AMOUNT = r"\\\$(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
 _ANOTHER = re.compile(r"\W{0,9}(?:or|and)\b")
 _NUMERAL = rf"(?:{'|'.join(_ZEROS)})s?\b"
 _SIGNS = str.maketrans(
-    {"°": r"^\circ ", "∞": r"\infty ", "·": r"\cdot "}
+    {"°": r"^\circ ", "∞": r"\infty ", "·": r"\cdot ", "−": "-"}
     | {"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"}
 )
 _DEGREES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)(?![A-Za-z])")
@@ -96,6 +97,11 @@ _READ: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
         lambda found: found[0].replace(" ", ""),
     ),
     (re.compile(r"(?<![\w.,^/\\}])(?<!frac )(?<!sqrt )(\d{1,9}) (\d{1,9})/(\d{1,9})(?![\w./^])"), _fraction),
+    # `2.5e-3` is no product with e.
+    (
+        re.compile(r"(?<![\w.])\d{1,9}(?:\.\d{1,9})?[eE][+-]?\d{1,2}(?![\w^]|\.\d)"),
+        lambda found: f"{Decimal(found[0]):f}",
+    ),
     # `0.\overline{3}` is no formula to it.
     (re.compile(r"(?<![\w.,}])(\d{0,9})\.(\d{0,9})\\(?:overline|bar)\s*(?:\{(\d{1,9})\}|(\d))"), _repeating),
     # `3 \text{ million}`, `3 hundred thousand`: a numeral is no unit.
