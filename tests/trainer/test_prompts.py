@@ -1,10 +1,12 @@
 """All prompts are looked at before anything is computed: what no engine would take, and what they are in all."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils import chat_template_utils
 
 from rollmux.errors import InvalidSpec
 from rollmux.trainer.errors import CheckpointRefused
@@ -13,6 +15,7 @@ from rollmux.trainer.job_file import read_job
 from rollmux.trainer.parts import Parts
 from rollmux.trainer.prompts import looked_through
 from rollmux.trainer.settings import JobFile
+from rollmux.trainer.tasks import build_task
 from tests.trainer.jobs import alone, tiny
 from tests.trainer.talking import TEMPLATE, talking
 
@@ -101,6 +104,26 @@ def test_a_run_goes_on_with_the_prompts_that_it_began_with_alone(tmp_path: Path)
     talking(tmp_path / "model", template=TEMPLATE.replace("assistant\n", "assistant\nBriefly: "))
     with pytest.raises(CheckpointRefused, match=r"job\.task\.prompts' content .* or name another --out"):
         train(job, tmp_path / "run", alone(), resume=True)
+
+
+def test_a_template_that_tells_the_day_tells_the_same_one_on_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Llama 3.2's does: a run that went over midnight could not go on."""
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> "Later":
+            return cls(2030, 1, 2)
+
+    dated = "{%- if strftime_now is defined %}{{- strftime_now('%d %b %Y') }}: {% endif %}" + TEMPLATE
+    job = counting(talking(tmp_path / "model", template=dated))
+    assert build_task(job.task, job.seed, job.model.path).prompt(0).startswith("26 Jul 2024: <|im_start|>system")
+    train(job, tmp_path / "run", alone())
+    monkeypatch.setattr(chat_template_utils, "datetime", Later)
+    train(job, tmp_path / "run", alone(), resume=True)
+    written = (tmp_path / "run" / "model" / "chat_template.jinja").read_text(encoding="utf-8")
+    assert written == dated  # the model's own clock goes on
 
 
 def test_and_with_a_model_of_the_same_shape(tmp_path: Path) -> None:

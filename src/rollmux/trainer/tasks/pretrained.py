@@ -1,13 +1,22 @@
 """The tokenizer of a pretrained model, with the form in which it was taught to talk.
 
-Invariant: prompts are written by the model's own chat template, so no task knows which tokens begin or end a turn.
+Invariants: prompts are written by the model's own chat template, so no task knows which tokens begin or end a turn;
+they are the same whenever they are written.
 """
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 from rollmux.trainer.errors import ModelMissing, NotTaught
+
+# Some templates tell the model what day it is, and a run may take several. This is the day that those of Llama 3.2 tell
+# where there is no clock.
+DAY = datetime(2024, 7, 26)
+CLOCK = "strftime_now"
+_FIELDS = "".join(f" | replace('%{code}', '{DAY.strftime('%' + code)}')" for code in "aAbBdHIjmMpSyY")
+_STOPPED = f"{{% macro {CLOCK}(format) %}}{{{{ format | replace('%-', '%'){_FIELDS} }}}}{{% endmacro %}}\n"
 
 
 class Pretrained:
@@ -62,8 +71,15 @@ class Pretrained:
         from jinja2 import TemplateError  # noqa: PLC0415 - comes with transformers, without which scoring is loaded
 
         turns = [{"role": role, "content": text} for role, text in said]
+        template = self._tokenizer.get_chat_template()
+        if CLOCK in template:
+            template = _STOPPED + template
         try:
-            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            return str(
+                self._tokenizer.apply_chat_template(
+                    turns, chat_template=template, tokenize=False, add_generation_prompt=True
+                )
+            )
         except TemplateError as error:
             roles = ", ".join(role for role, _ in said)
             raise NotTaught(f"the model's chat template refuses turns of {roles}: {error}") from error
