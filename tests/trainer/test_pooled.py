@@ -29,7 +29,7 @@ from rollmux.runtime.rewards import (
 from rollmux.runtime.sandbox import Program
 from rollmux.runtime.sandbox.tree import descendants
 from rollmux.trainer.job_file import read_job
-from rollmux.trainer.pooled import Pooled, open_pooled
+from rollmux.trainer.pooled import GROUP_RUNS, Pooled, open_pooled
 from rollmux.trainer.scoring import Scored
 from rollmux.trainer.tasks import build_task
 from tests.runtime.rewards.world import QUICK, SETTINGS
@@ -235,6 +235,18 @@ def test_limits_of_time_that_code_has_earned_are_part_of_the_state() -> None:
         scorer.submit(request(0), "1:2;")
         assert scorer.collect(wait=True)[0].reward.status is Status.SCORE
         assert scorer.state() == learnt.state()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_test_that_none_has_passed_has_the_limits_that_its_group_has_earned(resumed: bool) -> None:
+    job, before = read_job({"rewards": {"scorer": "pool"}}), TimeoutPolicy()
+    with closing(open_pooled(job.rewards, build_task(job.task, job.seed), before.state() if resumed else {})) as scorer:
+        timeouts = scorer._pool.timeouts
+        for number in range(GROUP_RUNS):
+            assert timeouts.limits("line 100/0", "sorting").cpu_s == 30.0
+            timeouts.learn(f"line {number}/0", 4.0, 4.0, "sorting")
+        assert timeouts.limits("line 100/0", "sorting").cpu_s == 6.0
+        assert timeouts.limits("line 100/0").cpu_s == 30.0
 
 
 @pytest.fixture

@@ -34,6 +34,8 @@ Result = TypeVar("Result")
 CLOCK_FACTOR = 2.0
 # What a judge is read from, and how much of it at each start: of weights that are larger the size must do.
 JUDGE_FILES, LARGEST_READ = (".json", ".jinja", ".model", ".txt", ".safetensors", ".bin"), 2**25
+# Tests of a group that were passed, after which one that none has passed yet has the limits of the slowest of them.
+GROUP_RUNS = 20
 JUDGE_TURNS = 2  # one is judged, and one waits: more would only use up their caps
 
 
@@ -165,7 +167,8 @@ class _Beside:
 
 def open_pooled(rewards: Rewards, task: Task, state: dict[str, Any]) -> Pooled:
     """As a job file describes it, with the limits of time that a checkpoint knows."""
-    timeouts = TimeoutPolicy.from_state(TimeoutSettings(), state) if state else TimeoutPolicy()
+    settings = TimeoutSettings(prior_after=GROUP_RUNS)
+    timeouts = TimeoutPolicy.from_state(settings, state) if state else TimeoutPolicy(settings)
     pool = RewardPool(pool_settings(rewards, task.needs), timeouts)
     return Pooled(pool, task.asked, rewards.lag, rewards.code_timeout == "zero")
 
