@@ -80,7 +80,8 @@ def test_all_wrong_values_are_told_at_once() -> None:
     ids=["lines", "blanks", "joined", "long"],
 )
 def test_what_a_model_is_told_may_be_any_text(written: str, read: str, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(f"task:\n  system: {written}\n")
+    beside = "model: {path: model}\nrewards: {scorer: pool}\ntask:\n  name: questions\n  path: questions.jsonl\n"
+    (tmp_path / "job.yaml").write_text(f"{beside}  system: {written}\n")
     assert read_job_file(tmp_path / "job.yaml").task.system == read
 
 
@@ -118,6 +119,14 @@ def test_values_that_are_right_alone_and_not_together_are_told() -> None:
         "job.rollout.room_tokens",
         "job.batching.max_wait_rounds",
     }
+
+
+def test_what_only_questions_are_put_with_is_refused_beside_another_task() -> None:
+    asked = {"path": "questions.jsonl", "system": "Answer briefly."}
+    remedy = "write name: questions, or leave it out"
+    for task in ({}, {"name": "counting"}):
+        found = problems({"task": {**asked, **task}, "model": {"path": "model"}})
+        assert found == {"job.task.path": remedy, "job.task.system": remedy}
 
 
 def test_a_head_has_an_even_number_of_numbers() -> None:

@@ -106,6 +106,8 @@ class _Read:
             checks.report("update.early", job.update.early, "0 without replicas", "give update.replicas, 2 or more")
         if job.task.name == "questions":
             self._check_questions(checks, job)
+        else:
+            self._check_no_questions(checks, job)
         for name in job.rewards.allowed:
             if name.upper() not in Concern.__members__:
                 limit = f"some of {', '.join(Concern.__members__).lower()}"
@@ -141,6 +143,12 @@ class _Read:
             checks.report("rewards.scorer", job.rewards.scorer, "pool with questions", "score them in processes beside")
         if job.warmup.steps:
             checks.report("warmup.steps", job.warmup.steps, "0 with questions", "begin with a model that can answer")
+
+    def _check_no_questions(self, checks: Checks, job: JobFile) -> None:
+        for name in ("path", "system"):
+            if said := getattr(job.task, name):
+                limit = f"left out with {job.task.name}, which makes its own prompts"
+                checks.report(f"task.{name}", said, limit, "write name: questions, or leave it out")
 
     def _check_objective(self, checks: Checks, objective: Objective, responses: int) -> None:
         if objective.algorithm == "reinforce":
