@@ -112,6 +112,17 @@ def test_a_controller_that_is_further_than_the_folder_is_refused(tmp_path: Path)
     assert not (tmp_path / METRICS).exists()
 
 
+def test_a_job_that_is_submitted_anew_is_told_what_becomes_of_the_run_of_the_one_before(tmp_path: Path) -> None:
+    train(JOB, tmp_path, alone())
+    done = left_behind(tmp_path)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Mux, "attached", True)
+        with pytest.raises(CheckpointRefused, match=r"0 steps .* \[2, 3\] alone: .* name another --out, or continue"):
+            train(JOB, tmp_path, alone(), resume=True)
+    assert left_behind(tmp_path) == done
+    assert Checkpoints(tmp_path / CHECKPOINTS).steps() == [2, 3]
+
+
 def test_beside_a_controller_every_step_must_be_a_point_to_go_back_to(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Mux, "attached", True)

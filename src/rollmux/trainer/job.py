@@ -121,6 +121,10 @@ class _Run:
             raise RunExists("the folder holds a run: continue it with --resume, or name another --out")
         step = self.mux.synced if self.mux.attached else max(known, default=0)
         if known:
+            if self.mux.attached and step not in known:
+                told = f"the controller has {step} steps of this job, and the folder has checkpoints of {known} alone"
+                remedy = "if they are an earlier job's, name another --out, or continue them without a controller"
+                raise CheckpointRefused(f"{told}: {remedy}")
             if step > self.job.steps:
                 log.warning("%d steps are done, and %d were asked for: nothing is trained", step, self.job.steps)
             return self._back_to(step)
