@@ -434,6 +434,32 @@ class Lingering(Engine):
         super().offload()
 
 
+def test_a_launched_process_that_ends_its_part_while_its_state_leaves_says_that_it_has_left() -> None:
+    world, engine, crowd = World(lease_s=0.6, drain_s=0.6), Lingering(0.3), Crowd()
+    with world.lock:
+        world.submit(job_data("a", command=["python", "a.py"], iterations=1))
+
+    def neighbour() -> None:
+        with world.connect(job_data("b")) as other:
+            with other.phase("rollout"):
+                assert not engine.here
+            with other.phase("train"):
+                pass
+
+    with world.connect("a", attempt=1) as mux:
+        with mux.phase("rollout", state=engine):
+            pass
+        with mux.phase("train"):
+            pass
+        crowd.start(neighbour)
+        link = mux._link
+        assert link is not None
+        soon(lambda: link.moving and not link.parked)
+    crowd.join()
+    assert (world.record("a").attempt, world.record("a").state) == (1, Job.RUNNING)
+    mux._at_exit()
+
+
 def test_a_phase_that_ends_while_its_process_takes_its_leave_leaves_no_state_behind() -> None:
     """In another thread, while the state of another kind is moved off."""
     world, engine, crowd, begun, leaving, here = World(), Engine(), Crowd(), Event(), Event(), list[bool]()

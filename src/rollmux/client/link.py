@@ -73,8 +73,9 @@ class Link:
         self.parked: dict[PhaseKind, tuple[int, State]] = {}  # state that may stay on the nodes, and since which lease
         self.moving: set[PhaseKind] = set()  # whose state is just being moved off
         self.stuck: set[PhaseKind] = set()  # these, and those whose state could not be moved off
+        self.keeps = False  # a lease has let state stay, so that it may yet be asked whether it has left
         self.leaves = False  # the process takes its leave: no state stays any more
-        self.lingers = False  # it has done its part, and state stays: nothing but orders is heard any more
+        self.lingers = False  # it has done its part: nothing but orders is heard any more
 
     @property
     def attempt(self) -> int:

@@ -243,9 +243,9 @@ class Mux:
         finally:
             if self._aside is not None:
                 self._aside.close()
-            if self._owner or link.stop or not link.parked:
+            if self._owner or link.stop or not link.keeps:
                 link.wire.close()
-            else:  # it may do other work yet: what stays on its nodes is moved off once others are to have them
+            else:  # it may do other work yet: what stays is moved off once others want its nodes, and that is said
                 link.lingers = True
                 atexit.register(link.wire.close)
 

@@ -231,6 +231,7 @@ class Stint:
         Returns the seconds that moving it off took, if it was.
         """
         with self.link.lock:
+            self.link.keeps |= lease.keep
             stays = lease.keep and not self.disturbed and not self.link.leaves and self.link.sure_s > 0
             if stays:
                 self.link.parked[self.kind] = (lease.epoch, self.loaded)
