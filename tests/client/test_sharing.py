@@ -421,6 +421,24 @@ def test_a_launched_process_that_has_done_its_part_makes_way_while_it_does_other
     soon(mux._link.wire.closing.is_set)  # another speaks for it
 
 
+def test_a_launched_process_that_connects_again_leaves_nothing_that_nobody_speaks_for() -> None:
+    world, engine = World(), Engine()
+    with world.lock:
+        world.submit(job_data("a", command=["python", "a.py"], iterations=2))
+    for step in range(2):
+        with world.connect("a", attempt=1) as mux:
+            assert not engine.here
+            with mux.phase("rollout", state=engine, iteration=step):
+                pass
+            with mux.phase("train"):
+                pass
+        assert engine.here
+    again = world.connect("a", attempt=1)
+    with world.connect(job_data("b")) as other, other.phase("rollout"):
+        assert not engine.here
+    again._at_exit()
+
+
 class Lingering(Engine):
     """State that takes its time to leave."""
 

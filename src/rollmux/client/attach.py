@@ -11,7 +11,7 @@ from uuid import uuid4
 import httpx
 
 from rollmux.client.link import FIRST_WAIT_S, Link, Saying, job_path
-from rollmux.client.mux import Mux
+from rollmux.client.mux import Mux, make_way
 from rollmux.client.shown import show_log
 from rollmux.client.timings import Timings
 from rollmux.client.wire import Wire
@@ -67,6 +67,7 @@ def connect(
     instance = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
     try:
         name = place.job or _submit(wire, job, place.processes)
+        make_way(name, place.rank)
         attached = _attach(wire, name, place, wait_s, instance)
     except BaseException:
         wire.close()

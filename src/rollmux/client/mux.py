@@ -36,6 +36,8 @@ Hook = TypeVar("Hook", bound=Callable[..., object])
 HOOKS = ("pause", "resume", "shrink", "extend", "lost")
 # Who ends need not wait long for a controller that is away: without a sign of life the job is ended anyway.
 LEAVE_PATIENCE_S = 10.0
+# Those of this process that are closed, and whose state may be on its nodes.
+_LINGERING: "list[Mux]" = []
 
 
 class Mux:
@@ -248,6 +250,7 @@ class Mux:
             else:  # it may do other work yet: what stays is moved off once others want its nodes, and that is said
                 link.lingers = True
                 atexit.register(link.wire.close)
+                _LINGERING.append(self)
 
     def _break_off(self) -> None:
         """What nobody waits for any more need not arrive."""
@@ -271,6 +274,20 @@ class Mux:
             self.close(failed_by(error.code))
         else:
             self.close("" if error is None else reason_of(error))
+
+
+def make_way(job: str, rank: int) -> None:
+    """Nothing that was left for it here stays on its nodes: who connects anew speaks for it, and knows nothing of that.
+
+    Raises RollmuxError where it can't leave.
+    """
+    for mux in [each for each in _LINGERING if each.is_own]:
+        link = mux._link
+        if link is not None and (link.job, link.rank) == (job, rank):
+            link.move_all_off(mux.drain_s)
+            link.wire.close()
+        if link is None or link.wire.closing.is_set():
+            _LINGERING.remove(mux)
 
 
 def peak_bytes() -> int:
