@@ -15,7 +15,7 @@ from rollmux.mux import mover
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.group import Group
-from rollmux.mux.hardware import GB, Cluster, NodeType, Pool, elastic
+from rollmux.mux.hardware import GB, Cluster, NodeType, Pool, elastic, finite
 from rollmux.mux.invariants import check_all
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.job_record import JobRecord
@@ -804,6 +804,48 @@ def test_a_job_does_not_move_to_a_node_that_is_drained_before_it_is_there(stage:
             hand.tell(ev.JobStopped("B", hand.b.attempt))
     assert hand.b.placement is not None
     assert (drained in hand.b.placement.all_nodes) == is_there
+    assert hand.homes("B") == [hand.b.group_id]
+
+
+@pytest.mark.parametrize("event", [ev.NodeLost, ev.NodeCordoned])
+@pytest.mark.parametrize("rooms", [2, 3])
+def test_a_job_that_stops_for_a_move_to_which_nothing_comes_is_behind_nobody_in_line(
+    rooms: int, event: Callable[[str], ev.Event]
+) -> None:
+    """Its own place is kept for it until it has another one, whoever waits for one."""
+    machine, now = ClusterMachine(finite(CHEAP, DEAR), RollmuxPolicy(), Rules(compaction=False)), iter(range(1, 99))
+
+    def tell(event: ev.Event) -> tuple[cmd.Command, ...]:
+        commands = machine.handle(float(next(now)), event)
+        check_all(machine.state)
+        return commands
+
+    for number in range(rooms):
+        tell(ev.NodeJoined(f"rollout-{number}", "rollout"))
+        tell(ev.NodeJoined(f"train-{number}", "train"))
+    for name in "AB":
+        tell(ev.JobSubmitted(job(name, iterations=90)))
+        tell(ev.JobStarted(name, 1))
+    tell(ev.JobSubmitted(job("first", priority=1, rollout=PhaseSpec(50.0, rooms), slo=1.0, iterations=90)))
+    tell(ev.JobProfiled("A", 1, 80.0, 20.0, 0.0))
+    (record,) = machine.state.stopping()
+    old = record.placement
+    assert record.target is not None
+    tell(event(record.target[1].rollout[0]))
+    (launch, *_) = tell(ev.JobStopped(record.job.id, 1))
+    assert isinstance(launch, cmd.Launch)
+    assert (launch.placement == old) == (rooms == 2)
+
+
+def test_a_job_that_fails_and_whose_places_both_come_to_nothing_finds_another() -> None:
+    hand = Hand()
+    hand.tell(ev.JobFailed("B", 1, "killed by signal 9"))
+    lost = min(hand.old_nodes)
+    hand.tell(ev.NodeLost(lost))
+    hand.tell(ev.NodeJoined(lost, lost.split("-")[0]))
+    hand.tell(ev.NodeCordoned(min(hand.new_nodes)))
+    hand.tell(ev.JobStopped("B", 2))
+    assert hand.b.state in (Job.PROVISIONING, Job.STARTING)
     assert hand.homes("B") == [hand.b.group_id]
 
 

@@ -384,8 +384,9 @@ class ClusterMachine:
             return []
         record.target, record.settled_until = None, 0.0
         self.state.unpin(record.job.id, target[0], out)
-        if record.then is JobOn.GONE_MOVE:
-            record.then = JobOn.GONE_REPLACE
+        here = record.placement
+        if record.then is JobOn.GONE_MOVE and here is not None and not self.state.book.ready(here.all_nodes):
+            record.then = JobOn.GONE_REPLACE  # else it may stay: its place is still its own
         return [target[0], record.group_id]
 
     def _node_cordoned(self, now: float, event: ev.NodeCordoned) -> Commands | None:

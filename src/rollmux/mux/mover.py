@@ -212,13 +212,15 @@ class Mover:
     ) -> dict[str, Movable]:
         """The group's jobs that run, are not on their way already, can afford a move and have earned their last.
 
+        So may those that are being stopped for a move to which nothing has come: else they stay.
         How long one still runs is told well only where it is less than the horizon.
         """
         found, rules = {}, self.state.rules
         horizon_s = rules.horizon_s if horizon_s is None else horizon_s
         for number, member in enumerate(group.members):
             record = self.state.jobs[member.job.id]
-            if record.state is not Job.RUNNING or self.state.is_moving(record):
+            in_vain = record.state is Job.STOPPING and record.then is JobOn.GONE_MOVE  # if it is not moving
+            if not (record.state is Job.RUNNING or in_vain) or self.state.is_moving(record):
                 continue
             if settled and now < record.settled_until:
                 continue
@@ -232,7 +234,7 @@ class Mover:
                 remaining_s = now - record.submitted_at  # the best guess: as long again as it has run
             else:
                 # It goes after the iteration under way; in its last one it stays.
-                left -= not self.state.seat(record).quiet
+                left -= record.state is Job.RUNNING and not self.state.seat(record).quiet
                 remaining_s = left * record.job.solo_s  # at least
                 if remaining_s < horizon_s:
                     remaining_s = left * self.state.policy.forecaster.forecast(group).iteration_s[number]
