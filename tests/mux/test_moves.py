@@ -807,6 +807,35 @@ def test_a_job_does_not_move_to_a_node_that_is_drained_before_it_is_there(stage:
     assert hand.homes("B") == [hand.b.group_id]
 
 
+@pytest.mark.parametrize(
+    ("goes", "comes"),
+    [
+        (ev.NodeCordoned("rollout-1"), ev.NodeUncordoned("rollout-1")),
+        (ev.NodeLost("rollout-1"), ev.NodeJoined("rollout-1", "rollout")),
+    ],
+)
+def test_a_relief_for_which_there_is_no_node_is_tried_again_once_there_is_one(goes: ev.Event, comes: ev.Event) -> None:
+    machine, now = ClusterMachine(finite(CHEAP, DEAR), RollmuxPolicy(), Rules(compaction=False)), iter(range(1, 99))
+
+    def tell(event: ev.Event) -> None:
+        machine.handle(float(next(now)), event)
+        check_all(machine.state)
+
+    for number in range(2):
+        tell(ev.NodeJoined(f"rollout-{number}", "rollout"))
+        tell(ev.NodeJoined(f"train-{number}", "train"))
+    for name in "AB":
+        tell(ev.JobSubmitted(job(name, iterations=90)))
+        tell(ev.JobStarted(name, 1))
+        tell(ev.PhaseRequested(name, 1, PhaseKind.ROLLOUT, 0))
+    tell(ev.JobProfiled("A", 1, 80.0, 20.0, 0.0))
+    tell(goes)
+    assert [record.target for record in machine.state.jobs.values()] == [None, None]
+    tell(comes)
+    (target,) = [record.target for record in machine.state.jobs.values() if record.target is not None]
+    assert "rollout-1" in target[1].rollout
+
+
 @pytest.mark.parametrize("event", [ev.NodeLost, ev.NodeCordoned])
 @pytest.mark.parametrize("rooms", [2, 3])
 def test_a_job_that_stops_for_a_move_to_which_nothing_comes_is_behind_nobody_in_line(

@@ -346,7 +346,10 @@ class ClusterMachine:
             placement = record.placement
             if record.state is Job.PROVISIONING and placement and event.node in placement.all_nodes:
                 state.launch_if_ready(record, out)
-        state.admit_waiting(now, out)
+        if node is not None and node.group_id is None:
+            self.mover.after_departure(now, list(state.strained), out)
+        else:
+            state.admit_waiting(now, out)
         return out
 
     def _node_lost(self, now: float, event: ev.NodeLost) -> Commands | None:
@@ -406,7 +409,7 @@ class ClusterMachine:
         if not self.state.book.uncordon(event.node):
             return None
         out: Commands = []
-        self.state.admit_waiting(now, out)
+        self.mover.after_departure(now, list(self.state.strained), out)
         return out
 
     def _tick(self, now: float, event: ev.Tick) -> Commands | None:
