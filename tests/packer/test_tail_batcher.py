@@ -249,12 +249,19 @@ def test_however_the_surplus_divides_no_domain_is_ahead_of_its_quota_for_long(qu
     assert all(prompt.waited for batch in longs for prompt in batch.prompts)
 
 
+def test_where_the_data_of_a_large_domain_have_ended_a_small_one_gets_none_of_its_surplus() -> None:
+    batcher = TailBatcher(Batching(10, 1, 1.1, 1.0, quotas={"a": 1, "b": 9}))
+    batcher.handle(DataEnded("b"))
+    drawn = [command for command in batcher.handle(RoundStarted()) if isinstance(command, Draw)]
+    assert [(command.domain, command.count) for command in drawn] == [("a", 1)]
+
+
 def test_domains_without_data_take_nothing_of_the_surplus_from_the_others() -> None:
     quotas = dict.fromkeys("abcdefgh", 1)
     batcher = TailBatcher(Batching(8, 1, 1.25, 1.0, quotas=quotas))
     batcher.handle(DataEnded("a"), DataEnded("b"))
     drawn = {command.domain: command.count for command in batcher.handle(RoundStarted()) if isinstance(command, Draw)}
-    assert drawn == {"c": 2, "d": 2, "e": 1, "f": 1, "g": 1, "h": 1}
+    assert drawn == {"c": 2, "d": 1, "e": 1, "f": 1, "g": 1, "h": 1}  # three quarters of two, without a half
 
 
 def test_however_many_a_round_defers_long_rounds_bring_the_queue_below_a_batch_first() -> None:

@@ -61,14 +61,16 @@ def launches(wanted: int, factor: float) -> int:
 def surpluses(batching: Batching, factor: float, queued: Mapping[str, int]) -> dict[str, int]:
     """How many more prompts than wanted are launched in each domain: together as many as `factor` says.
 
-    The whole surplus goes by the quotas, and what is left over to those of the `queued` domains who have the least for
-    theirs with what waits. Were it the same ones each time, long rounds would come early, and lack the others' prompts.
+    The whole surplus goes by the quotas, and what is left over of those of the `queued` domains to those who have the
+    least for theirs with what waits. Were it the same ones each time, long rounds would come early, and lack the
+    others' prompts.
     """
     lanes, total = batching.lanes, launches(batching.prompts, factor) - batching.prompts
     found = {domain: total * quota // batching.prompts for domain, quota in lanes}
     quotas = dict(lanes)
     by_need = sorted(queued, key=lambda domain: ((queued[domain] + found[domain] + 1) / quotas[domain], domain))
-    for domain in by_need[: total - sum(found.values())]:
+    left = sum(total * quotas[domain] % batching.prompts for domain in queued) // batching.prompts
+    for domain in by_need[:left]:
         found[domain] += 1
     return found
 
