@@ -1,4 +1,8 @@
-"""`rollmux serve` as its users run it: a process of its own, found by its folder."""
+"""`rollmux serve` as its users run it: a process of its own, found by its folder.
+
+Tests speak to controllers with `verify=False`: else each look that has a client of its own loads all certificates,
+which takes most of a tenth of a second of a core, and many look until something has come about.
+"""
 
 import os
 import signal

@@ -54,7 +54,7 @@ class Waits(TypedDict, total=False):
 def direct(url: str) -> httpx.HTTPTransport:
     """To the controller itself: proxies that the environment names are for what is outside of the cluster.
 
-    Certificates are loaded unless nobody will ask for them: that takes as long as all else of a short call.
+    Certificates are loaded unless nobody will ask for them: that takes longer than a call.
     """
     try:
         return httpx.HTTPTransport(verify=not url.startswith("http:"))
