@@ -14,7 +14,21 @@ import msgspec
 import pytest
 
 from rollmux.errors import InvalidSpec
-from rollmux.runtime.sync import Exchange, Mark, Receiver, Refused, Sender, SyncFailed, door, make_plan, receive, send
+from rollmux.runtime.sync import (
+    Exchange,
+    HalfServed,
+    Mark,
+    Receiver,
+    Refused,
+    Sender,
+    SyncFailed,
+    door,
+    lead,
+    make_plan,
+    receive,
+    round,
+    send,
+)
 from rollmux.runtime.sync.channel import Channel
 from rollmux.runtime.sync.errors import Broken, Silent
 from rollmux.runtime.sync.generation import NO_DIGEST
@@ -174,10 +188,10 @@ def test_a_receiver_that_was_not_told_to_flip_is_told_by_the_next_leader(tmp_pat
             (late.folder / name).write_bytes(msgspec.json.encode(mark))
         made.receivers[1] = again = Receiver(made.plan, 1, late.folder, TOKEN, ["tcp://127.0.0.1:0"])
         assert holds(made.plan, again, whole(made.plan, 1))
-        lead = Lead(made.plan, 3, 3, TOKEN.encode(), 10)
-        assert lead.begin(made.addresses)
+        leading = Lead(made.plan, 3, 3, TOKEN.encode(), 10)
+        assert leading.begin(made.addresses)
         assert holds(made.plan, again, whole(made.plan, 2))
-        lead.close()
+        leading.close()
 
 
 def test_another_token_opens_nothing_and_is_not_told_on_either_side(tmp_path: Path) -> None:
@@ -387,8 +401,8 @@ def test_a_receiver_that_has_nothing_to_pass_on_yet_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as pieces land: here the round is more patient than a connection."""
-    wait_whole = Round.wait_whole
-    monkeypatch.setattr(Round, "wait_whole", lambda self, _: wait_whole(self, PATIENCE_S))
+    until_whole = Round.until_whole
+    monkeypatch.setattr(Round, "until_whole", lambda self, _: until_whole(self, PATIENCE_S))
     with world(ONE_PIECE, tmp_path) as made:
         leader = led(made, 1, 1, to=1)
         leader.say(Begin(tuple(made.addresses)))
@@ -421,6 +435,67 @@ def test_where_nothing_lands_at_all_the_attempt_ends_for_whoever_is_waited_for(t
             giver.header()
         giver.close()
         leader.close()
+
+
+def test_a_receiver_that_stops_when_all_was_given_to_it_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that is stopped by a signal: its connections stay, and nothing is owed to it."""
+    monkeypatch.setattr(lead, "_ANSWER_S", 0.1)
+    with world(small(senders=(1, 1), receivers=(2, 1)), tmp_path) as made:
+        publish(made, 1)
+        stopped, goes_on = made.receivers[1], Event()
+        prepare = stopped._shelf.prepare
+        monkeypatch.setattr(stopped._shelf, "prepare", lambda *args: (goes_on.wait(10), prepare(*args)))
+        made.senders[0]._patience_s = 0.3
+        with pytest.raises(Silent, match=r"^receiver 1: the other side was silent for too long"):
+            made.sync(1)
+        goes_on.set()
+        made.senders[0]._patience_s = PATIENCE_S
+        assert made.sync(2).plain == 0
+        assert made.serve(whole(made.plan, 1))
+
+
+def test_a_leader_waits_for_pieces_that_others_give_for_as_long_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far longer than it would wait for a receiver that says nothing."""
+    monkeypatch.setattr(lead, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(round, "_SIGN_S", 0.05)
+    with world(small(senders=(2, 1), receivers=(1, 1)), tmp_path) as made:
+        publish(made, 1)
+        began = time.monotonic()
+
+        def slow(got: bytes, _: int) -> bytes:
+            time.sleep(max(0.0, began + 1.0 - time.monotonic()))
+            return got
+
+        relay = Relay(made.receivers[0].addresses[0], slow)
+        made.senders[0]._patience_s = 0.3
+        with futures.ThreadPoolExecutor() as executor:
+            leading = executor.submit(made.senders[0].sync, 1, made.addresses)
+            assert made.senders[1].sync(1, [(relay.address,)]).plain > 0
+            leading.result()
+        assert time.monotonic() - began > 1.0, "nothing was slow"
+        relay.close()
+        assert made.serve(whole(made.plan, 1))
+
+
+def test_where_some_may_serve_a_version_it_is_not_said_that_nobody_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world(small(senders=(1, 1), receivers=(2, 1)), tmp_path) as made:
+        publish(made, 1)
+        flip = made.receivers[1]._flip
+        monkeypatch.setattr(made.receivers[1], "_flip", lambda *_: (_ for _ in ()).throw(Broken("lost")))
+        with pytest.raises(HalfServed, match=r"^receiver 1: lost; version 1 may be served by some: the next attempt"):
+            made.sync(1)
+        monkeypatch.setattr(made.receivers[1], "_flip", flip)
+        assert [receiver.held is not None for receiver in made.receivers] == [True, False]
+        other = Lead(made.plan, 2, 2, TOKEN.encode(), PATIENCE_S)
+        assert other.begin(made.addresses)
+        other.close()
+        assert made.serve(whole(made.plan, 1))
 
 
 def test_a_sender_that_comes_once_its_attempt_has_failed_is_told_why(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ sender = Sender(plan, rank, folder, token)                                 # one
 sender.publish(version, from_torch(plan, shards)); sender.sync(epoch, addresses_of_all_receivers)
 """
 
-from rollmux.runtime.sync.errors import Broken, Corrupt, Refused, StillRead, SyncFailed
+from rollmux.runtime.sync.errors import Broken, Corrupt, HalfServed, Refused, StillRead, SyncFailed
 from rollmux.runtime.sync.give import Tally
 from rollmux.runtime.sync.layout import Layout, TensorSpec
 from rollmux.runtime.sync.plan import Exchange, Piece, Place, Plan, Side, make_plan
@@ -19,6 +19,7 @@ __all__ = [
     "Broken",
     "Corrupt",
     "Exchange",
+    "HalfServed",
     "Layout",
     "Mark",
     "Piece",

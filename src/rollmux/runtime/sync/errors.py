@@ -2,6 +2,7 @@
 
 RollmuxError
 └── SyncFailed        this attempt is over and nothing has become visible: try again with a higher epoch
+    ├── HalfServed    all have landed it, and it is not known who serves it: the next attempt settles that first
     ├── Refused       the other side said no: a wrong token, an old epoch, another plan
     ├── Broken        the other side went away, was silent for too long, or said what has no place
     │   ├── Corrupt   bytes arrived that are not those that were sent
@@ -16,7 +17,11 @@ from rollmux.errors import RollmuxError
 
 
 class SyncFailed(RollmuxError):
-    """The receivers serve what they served before."""
+    """The receivers serve what they served before, unless it is `HalfServed`."""
+
+
+class HalfServed(SyncFailed):
+    """All receivers have the version, and some may serve it while others serve what they served before."""
 
 
 class Refused(SyncFailed):

@@ -4,15 +4,16 @@ Invariant: no receiver is told to flip before each has said that it is whole. So
 have it, and whoever leads next first has those flip that were not told.
 """
 
+import time
 from collections.abc import Sequence
 
 from rollmux.runtime.sync import door
 from rollmux.runtime.sync.channel import Channel, M
-from rollmux.runtime.sync.errors import Refused, Silent, SyncFailed, at_receiver
+from rollmux.runtime.sync.errors import HalfServed, Refused, Silent, SyncFailed, at_receiver
 from rollmux.runtime.sync.plan import Plan
 from rollmux.runtime.sync.shelf import Mark
 from rollmux.runtime.sync.transports.sockets import call
-from rollmux.runtime.sync.wire import Begin, Begun, Flip, Flipped, Hello, Status, Whole
+from rollmux.runtime.sync.wire import Begin, Begun, Flip, Flipped, Hello, Landing, Status, Whole
 
 # Who knows why it failed has said so already.
 _REASON_S = 1.0
@@ -41,9 +42,8 @@ class Lead:
         order = Begin(tuple(tuple(each) for each in addresses))
         for channel in self._channels:
             channel.say(order)
-        for place, channel in enumerate(self._channels):
+        for place in range(len(self._channels)):
             self._hear(place, Begun)
-            channel.patience(None)
         return True
 
     def _call(self, addresses: Sequence[str]) -> Status:
@@ -57,9 +57,9 @@ class Lead:
             door.knock(channel, self._token, hello)
             return channel.hear(Status)
 
-    def _hear(self, place: int, kind: type[M]) -> M:
+    def _hear(self, place: int, *kinds: type[M]) -> M:
         with at_receiver(place):
-            return self._channels[place].hear(kind)
+            return self._channels[place].hear(*kinds)
 
     def _is_this(self, mark: Mark) -> bool:
         return (mark.version, mark.epoch) == (self._version, self._epoch)
@@ -77,19 +77,28 @@ class Lead:
     def finish(self) -> None:
         """All have landed all; now all serve it."""
         for place in range(len(self._channels)):
-            self._hear(place, Whole)
-        for channel in self._channels:
-            channel.say(Flip(self._version, self._epoch))
-        for place, channel in enumerate(self._channels):
-            channel.patience(self._patience_s)
-            self._hear(place, Flipped)
+            while isinstance(self._hear(place, Landing, Whole), Landing):
+                pass
+        try:
+            for place, channel in enumerate(self._channels):
+                with at_receiver(place):
+                    channel.say(Flip(self._version, self._epoch))
+            for place, channel in enumerate(self._channels):
+                channel.patience(self._patience_s)
+                self._hear(place, Flipped)
+        except SyncFailed as trouble:
+            raise HalfServed(
+                f"{trouble}; version {self._version} may be served by some: the next attempt has the others serve it"
+            ) from trouble
 
     def why(self, place: int) -> SyncFailed | None:
         """What this receiver says of an attempt that failed there."""
-        channel = self._channels[place]
-        channel.patience(_REASON_S)
+        channel, until = self._channels[place], time.monotonic() + _REASON_S
         try:
-            channel.hear(Whole)
+            while (left_s := until - time.monotonic()) > 0:
+                channel.patience(left_s)
+                if isinstance(channel.hear(Landing, Whole), Whole):
+                    break
         except Silent:
             pass
         except SyncFailed as reason:

@@ -20,7 +20,7 @@ from rollmux.runtime.sync.round import Round
 from rollmux.runtime.sync.shelf import Mark, Shelf
 from rollmux.runtime.sync.take import take
 from rollmux.runtime.sync.transports.sockets import Listener, call
-from rollmux.runtime.sync.wire import Begin, Begun, Flip, Flipped, Hello, Status, Whole
+from rollmux.runtime.sync.wire import Begin, Begun, Flip, Flipped, Hello, Landing, Status, Whole
 
 log = logging.getLogger("rollmux")
 
@@ -212,7 +212,8 @@ class Receiver:
                 current.open(self._shelf.begin(self._patience_s), self._shelf.base())
             self._share(current, order)
             channel.say(Begun())
-            current.wait_whole(self._patience_s)
+            for _ in current.until_whole(self._patience_s):
+                channel.say(Landing())
             with self._leading:
                 self._only(current)
                 self._shelf.prepare(current.stock.new, current.version, current.epoch)

@@ -3,6 +3,7 @@
 Invariant: after `end` returned nobody writes to where its pieces land; until then no newer attempt does.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -14,6 +15,9 @@ from rollmux.runtime.sync.generation import Generation
 from rollmux.runtime.sync.give import Stock
 from rollmux.runtime.sync.plan import Plan
 from rollmux.runtime.sync.take import Landing
+
+# Between two signs of life of a receiver whose pieces are landing.
+_SIGN_S = 1.0
 
 
 class Round:
@@ -28,11 +32,12 @@ class Round:
         self._workers: set[Channel] = set()
         self._busy: set[tuple[str, int]] = set()
         self._stock: Stock | None = None
+        self._moved_at = 0.0  # when it was opened, or the last piece landed
         self._over = ""  # why nothing more may land
 
     def open(self, target: Generation, base: Generation | None) -> None:
         with self._changed:
-            self._stock = Stock(target, base)
+            self._stock, self._moved_at = Stock(target, base), time.monotonic()
             self._changed.notify_all()
 
     def wait_open(self, patience_s: float) -> None:
@@ -84,23 +89,24 @@ class Round:
             if self._over:
                 raise Broken(self._over)
             self._missing.discard(index)
+            self._moved_at = time.monotonic()
             self._changed.notify_all()
         for peer in piece.shared if piece.first == self._rank else ():
             self._queues[peer].put(index)
 
-    def wait_whole(self, patience_s: float) -> None:
-        """Until all has landed; raises when the round is over, or when nothing has landed for so long."""
-        with self._changed:
-            while self._missing:
-                before = len(self._missing)
-                moved = self._changed.wait_for(
-                    lambda: self._over or len(self._missing) < before,  # noqa: B023 - called before the next turn
-                    patience_s,
-                )
+    def until_whole(self, patience_s: float) -> Iterator[None]:
+        """A turn now and then until all has landed; raises when the round is over or nothing has landed for so long."""
+        while True:
+            with self._changed:
+                left_s = self._moved_at + patience_s - time.monotonic()
+                self._changed.wait_for(lambda: self._over or not self._missing, max(0.0, min(left_s, _SIGN_S)))
+                if not self._missing:
+                    return
                 if self._over:
                     raise Broken(self._over)
-                if not moved:
-                    raise Broken(f"{before} pieces are missing, and none has landed for {patience_s:g} s")
+                if time.monotonic() >= self._moved_at + patience_s:
+                    raise Broken(f"{len(self._missing)} pieces are missing, and none has landed for {patience_s:g} s")
+            yield
 
     def end(self, reason: str) -> None:
         """Nothing more lands. Whoever works on it is woken, and learns why."""

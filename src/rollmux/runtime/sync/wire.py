@@ -112,6 +112,10 @@ class Begun(Message, frozen=True):
     """Pieces may come."""
 
 
+class Landing(Message, frozen=True):
+    """Some pieces have not landed; said now and then, as a sign of life."""
+
+
 class Whole(Message, frozen=True):
     """Every piece has landed."""
 
@@ -128,5 +132,5 @@ class Flipped(Message, frozen=True):
 
 
 DECODER = msgspec.json.Decoder(
-    Challenge | Hello | Proof | Welcome | Refusal | Status | Begin | Begun | Whole | Flip | Flipped
+    Challenge | Hello | Proof | Welcome | Refusal | Status | Begin | Begun | Landing | Whole | Flip | Flipped
 )
