@@ -70,9 +70,9 @@ def biased() -> LengthBias:
     bias = LengthBias()
     for domain in ("math", "code"):
         for tokens in (10, 30):
-            bias.offered(domain, tokens)
+            bias.offered(domain, [tokens])
             if domain == "math" or tokens == 10:
-                bias.trained(domain, tokens)
+                bias.trained(domain, [tokens])
     return bias
 
 
@@ -95,12 +95,12 @@ def test_nothing_offered_and_nothing_trained_is_no_bias() -> None:
     assert empty.domains == {}
     assert (empty.overall.wasserstein, empty.overall.mean_shift) == (0.0, 0.0)
     offered_only = LengthBias()
-    offered_only.offered("", 5)
+    offered_only.offered("", [5])
     assert offered_only.report().overall.mean_shift == 0.0
 
 
 def test_a_report_goes_on_where_it_was() -> None:
     restored = LengthBias.from_state(json.loads(json.dumps(biased().state())))
     assert restored.report() == biased().report()
-    restored.trained("code", 30)
+    restored.trained("code", [30])
     assert restored.report().domains["code"].wasserstein == 0.0

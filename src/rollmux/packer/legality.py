@@ -63,7 +63,8 @@ def _told_tokens(memory: Memory, event: Any, said: Said | None) -> Run | None:
 def _rewarded(memory: Memory, event: ev.ResponseRewarded, said: Said | None) -> Run | None:
     reward: object = event.reward
     try:
-        is_right = isinstance(reward, Real) and isfinite(reward)
+        # Nearly all are floats, and asking a class of `numbers` takes four times as long.
+        is_right = (type(reward) is float or isinstance(reward, Real)) and isfinite(reward)
     except OverflowError:
         raise IllegalEvent(f"{event.request}: a reward that is larger than any float; give a smaller one") from None
     if not is_right:
@@ -72,8 +73,8 @@ def _rewarded(memory: Memory, event: ev.ResponseRewarded, said: Said | None) -> 
 
 
 def _response(memory: Memory, event: ev.ResponseEvent, said: Said | None) -> Run | None:
-    request = event.request
-    run = memory.run(request)
+    request, now = event.request, memory.round
+    run = now.runs.get(request.prompt) if now is not None and request.round == now.number else None
     if run is not None:
         stand = run.stands.get(request.sample)
     elif memory.is_over(request):

@@ -5,6 +5,7 @@ that was aborted counts as the tokens it had come to. What was launched for a pr
 offered: the prompt runs again, whole, so its lengths are not lost.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,11 +70,11 @@ class LengthBias:
         self._offered: dict[str, Lengths] = {}
         self._trained: dict[str, Lengths] = {}
 
-    def offered(self, domain: str, tokens: int) -> None:
-        _of(self._offered, domain).add(tokens)
+    def offered(self, domain: str, lengths: Iterable[int]) -> None:
+        _of(self._offered, domain).extend(lengths)
 
-    def trained(self, domain: str, tokens: int) -> None:
-        _of(self._trained, domain).add(tokens)
+    def trained(self, domain: str, lengths: Iterable[int]) -> None:
+        _of(self._trained, domain).extend(lengths)
 
     def report(self) -> BiasReport:
         domains = sorted({*self._offered, *self._trained})

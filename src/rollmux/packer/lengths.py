@@ -4,7 +4,7 @@ Lengths are counted in bins 2 % wide, so quantiles and distances are right withi
 bins are the same everywhere: equal lengths give a distance of exactly zero.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import exp, inf, log
 from typing import Any
@@ -29,6 +29,15 @@ class Lengths:
         self.bins[place] = self.bins.get(place, 0) + times
         self.count += times
         self.total += times * tokens
+
+    def extend(self, lengths: Iterable[int]) -> None:
+        """Counts each of these."""
+        bins = self.bins
+        for tokens in lengths:
+            place = int(log(tokens) / WIDTH) if tokens > 0 else EMPTY
+            bins[place] = bins.get(place, 0) + 1
+            self.count += 1
+            self.total += tokens
 
     def merge(self, other: "Lengths") -> None:
         for place, count in other.bins.items():

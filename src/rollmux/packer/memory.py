@@ -15,7 +15,6 @@ from rollmux.packer.length_bias import LengthBias
 from rollmux.packer.long_queue import Deferred, LongQueue
 from rollmux.packer.prompt import Prompt, Request
 from rollmux.packer.round import Round, Terms
-from rollmux.packer.run import Run
 
 VERSION = 1
 
@@ -57,11 +56,6 @@ class Memory:
     def lane_of(self, prompt: Prompt) -> str:
         """Without quotas all domains share one lane."""
         return prompt.domain if self.batching.quotas else ""
-
-    def run(self, request: Request) -> Run | None:
-        """The run that a request of the present round belongs to."""
-        now = self.round
-        return None if now is None or request.round != now.number else now.runs.get(request.prompt)
 
     def is_over(self, request: Request) -> bool:
         """Whether it belongs to a round that is over."""

@@ -46,6 +46,7 @@ class Run:
         "outcome",
         "prompt",
         "ready",
+        "requests",
         "rewards",
         "round",
         "stands",
@@ -61,7 +62,8 @@ class Run:
         self.prompt = prompt
         self.width = width
         self.waited = waited
-        self.stands: dict[int, Stand] = dict.fromkeys(range(width), Stand.GENERATING)
+        self.requests = {sample: Request(round_number, prompt, sample) for sample in range(width)}
+        self.stands: dict[int, Stand] = dict.fromkeys(self.requests, Stand.GENERATING)
         self.tokens: dict[int, int] = {}  # by sample, as far as known; of aborted responses what they had come to
         self.rewards: dict[int, float] = {}
         self.alive = width  # responses that may still be trained
@@ -70,16 +72,17 @@ class Run:
         self.why = ""  # what was said of the failure that ended it
 
     def launch(self) -> list[Launch]:
-        return [Launch(Request(self.round, self.prompt, sample)) for sample in self.stands]
+        return list(map(Launch, self.requests.values()))
 
     def relaunch(self, sample: int, retries: int) -> Launch | None:
         """The next attempt at this response, if it has one left."""
         if sample // self.width >= retries:
             return None
         again = sample + self.width
+        self.requests[again] = request = Request(self.round, self.prompt, again)
         self.stands[again] = Stand.GENERATING
         self.alive += 1
-        return Launch(Request(self.round, self.prompt, again))
+        return Launch(request)
 
     def abort(self, *stands: Stand) -> tuple[Request, ...]:
         """Gives up the responses that stand so."""
@@ -87,19 +90,19 @@ class Run:
         for sample in losers:
             self.stands[sample] = Stand.ABORTED
         self.alive -= len(losers)
-        return tuple(Request(self.round, self.prompt, sample) for sample in losers)
+        return tuple(self.requests[sample] for sample in losers)
 
     def responses(self) -> tuple[Response, ...]:
         """Those that have a reward, by sample."""
         return tuple(
-            Response(Request(self.round, self.prompt, sample), self.tokens[sample], reward)
+            Response(self.requests[sample], self.tokens[sample], reward)
             for sample, reward in sorted(self.rewards.items())
         )
 
     def unheard(self) -> list[Request]:
         """Aborted responses of which it is not known how far they had come."""
         return [
-            Request(self.round, self.prompt, sample)
+            self.requests[sample]
             for sample, stand in self.stands.items()
             if stand is Stand.ABORTED and sample not in self.tokens
         ]
@@ -124,6 +127,7 @@ class Run:
     def from_state(cls, round_number: int, state: dict[str, Any]) -> "Run":
         run = cls(round_number, state["domain"], Prompt(*state["prompt"]), state["width"], state["waited"])
         run.stands = {sample: Stand(stand) for sample, stand in state["stands"]}
+        run.requests = {sample: Request(round_number, run.prompt, sample) for sample in run.stands}
         run.tokens = dict(state["tokens"])
         run.rewards = dict(state["rewards"])
         run.alive, run.ready = state["alive"], state["ready"]

@@ -241,7 +241,7 @@ class TailBatcher:
             return
         memory.told_tokens += tokens
         if is_offered:
-            memory.bias.offered(request.prompt.domain, tokens)
+            memory.bias.offered(request.prompt.domain, (tokens,))
 
     # -- prompts and rounds end ----------------------------------------------------------------------------------------
 
@@ -267,11 +267,9 @@ class TailBatcher:
             memory.queue.defer(run.domain, Deferred(now.number, prompt))
             return
         memory.ledger.end(prompt, outcome)
-        for tokens in run.tokens.values():
-            memory.bias.offered(prompt.domain, tokens)
+        memory.bias.offered(prompt.domain, run.tokens.values())
         if outcome is Outcome.TRAINED:
-            for sample in run.rewards:
-                memory.bias.trained(prompt.domain, run.tokens[sample])
+            memory.bias.trained(prompt.domain, [run.tokens[sample] for sample in run.rewards])
 
     def _complete(self, now: Round) -> Batch:
         memory = self._memory

@@ -120,10 +120,9 @@ class Job:
     def _count_lengths(self, batch: Batch) -> None:
         for trained in batch.prompts:
             prompt = trained.prompt
-            for sample in range(trained.launched):
-                self.bias.offered(prompt.domain, self.source.response(prompt, sample, batch.round)[0])
-            for response in trained.responses:
-                self.bias.trained(prompt.domain, response.tokens)
+            launched = range(trained.launched)
+            self.bias.offered(prompt.domain, (self.source.response(prompt, each, batch.round)[0] for each in launched))
+            self.bias.trained(prompt.domain, (response.tokens for response in trained.responses))
 
     def _hidden_s(self, rollout: Rollout, batch: Batch, tokens: int) -> float:
         """How much of the update's arithmetic goes on before the round is over."""
