@@ -70,6 +70,10 @@ class FakeStream:
                 return
             token, reason = self._next(weights)
             self._tokens.append(token)
+            if reason is not None and faults.ends_apart:
+                yield self._said((token,), None)
+                self._stopping.wait()
+                raise Hangup
             if not faults.strikes("drops", len(self._tokens)):
                 yield self._said((token,), reason)
         if not self._sglang:

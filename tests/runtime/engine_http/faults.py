@@ -20,6 +20,7 @@ class Faults:
     at: int = 3  # after so many tokens, for all of these
     forgets: bool = False  # after a reset it is another server, with the weights it was started with
     duplicates: bool = False  # each event comes twice
+    ends_apart: bool = False  # its end comes in an event of its own, which is never sent
     miscount: int = 0  # the count is off by so much
     logprobs: str = ""  # "none": left out; "null": there, but empty; "nan": not a number
     other_version_at: int | None = None  # from there on, tokens come of other weights

@@ -153,6 +153,19 @@ def test_an_exported_request_goes_on_in_another_engine(dialect: str) -> None:
 
 
 @BOTH
+def test_a_response_that_has_all_its_tokens_is_over_and_not_exported(dialect: str) -> None:
+    with rig(dialect) as here, rig(dialect) as there:
+        here.server.faults.ends_apart = True
+        here.engine.submit(request())
+        grown(here.engine, 12)
+        there.engine.adopt(here.engine.export())
+        (ended,) = here.engine.step()
+        assert isinstance(ended, Ended)
+        assert (ended.reason, ended.response.tokens) == (FinishReason.LENGTH, greedy("base", PROMPT, 12))
+        assert here.engine.unfinished == there.engine.unfinished == 0
+
+
+@BOTH
 def test_what_can_never_run_is_refused_and_changes_nothing(dialect: str) -> None:
     with rig(dialect) as it:
         it.engine.submit(request())

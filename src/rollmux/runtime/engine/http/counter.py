@@ -159,9 +159,9 @@ class Counter:
         self.events.append(Ended(live.request.id, reason, live.generated(), why))
         return name
 
-    def remove(self, live: Live) -> tuple[Unfinished, str | None]:
-        name = self._leave(live)
-        return Unfinished(live.request, live.generated()), name
+    def remove(self, live: Live) -> Unfinished:
+        self._leave(live)
+        return Unfinished(live.request, live.generated())
 
     def _leave(self, live: Live) -> str | None:
         name = self._hang_up(live)

@@ -139,12 +139,10 @@ class HttpEngine:
     def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
         self._require_open()
         counter = self._counter
-        taken = []
-        for live in tuple(counter.live.values()) if ids is None else counter.find(ids):
-            unfinished, name = counter.remove(live)
-            self._abort(name)
-            taken.append(unfinished)
-        return tuple(taken)
+        lives = tuple(counter.live.values()) if ids is None else counter.find(ids)
+        for live in lives:
+            self._abort(counter.park(live))  # those that have all their tokens are over
+        return tuple(counter.remove(live) for live in lives if live.request.id in counter.live)
 
     def _abort(self, name: str | None) -> None:
         """The closed connection ends it on the server; this is for those who stand between."""
