@@ -187,13 +187,18 @@ class _Handler(BaseHTTPRequestHandler):
         return self._updated(body["kwargs"]["weights_path"], None)
 
     def _start_weight_update(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if self.server_state.machine.updating:
+            return 500, {"detail": "a weight update is already active"}
         self.server_state.machine.updating = True
         return 200, {"message": "Weight update started"}
 
     def _update_weights(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         if not self.server_state.machine.updating:
             return 500, {"detail": "start_weight_update comes first"}
-        return self._updated(body["update_info"]["weights"], None)
+        status, answer = self._updated(body["update_info"]["weights"], None)
+        if status != 200 and not self.server_state.faults.keeps_session:
+            self.server_state.machine.updating = False
+        return status, answer
 
     def _finish_weight_update(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         self.server_state.machine.updating = False
@@ -251,7 +256,25 @@ class _Handler(BaseHTTPRequestHandler):
         return self._updated(body["model_path"], body["weight_version"])
 
     def _from_group(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if not (self.server_state.machine.updating or self.server_state.faults.knows_no_session):
+            self.server_state.machine.kill("updates without a session")
         return self._updated(body["group_name"], body["weight_version"])
+
+    def _begin_weight_update(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if self.server_state.faults.knows_no_session:
+            return 404, {"detail": "Not Found"}
+        if self.server_state.machine.updating:
+            self.server_state.machine.kill("begins a session in a session")
+        self.server_state.machine.updating = True
+        return 200, {"success": True, "message": "Success"}
+
+    def _end_weight_update(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if self.server_state.faults.knows_no_session:
+            return 404, {"detail": "Not Found"}
+        if not self.server_state.machine.updating:
+            self.server_state.machine.kill("ends a session that was not begun")
+        self.server_state.machine.updating = False
+        return 200, {"success": True, "message": "Success"}
 
     def _updated(self, weights: str, version: str | None) -> tuple[int, Json | str]:
         machine, faults = self.server_state.machine, self.server_state.faults
@@ -365,6 +388,8 @@ ROUTES = {
     "/flush_cache": _Handler._invalidate,
     "/update_weights_from_disk": _Handler._from_disk,
     "/update_weights_from_distributed": _Handler._from_group,
+    "/begin_weight_update": _Handler._begin_weight_update,
+    "/end_weight_update": _Handler._end_weight_update,
     "/get_model_info": _Handler._version,
     "/get_server_info": _Handler._server_info,
     "/abort_request": _Handler._abort_request,

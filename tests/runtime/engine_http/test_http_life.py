@@ -7,7 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -523,6 +523,29 @@ def test_weights_that_are_half_new_are_never_served(dialect: str, softly: bool) 
         response = all_ended(it.engine)["r"].response
     split = response.versions.index(2)
     assert response.tokens[split:] == greedy("/weights/2", PROMPT + response.tokens[:split], 40 - split)
+
+
+@BOTH
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("lost", [False, True])
+def test_weights_that_come_over_a_group_are_asked_for_again_in_a_session_that_may_be_open(
+    dialect: str, older: bool, lost: bool
+) -> None:
+    weights = {"update_info": {"weights": "g", "group_name": "g"}}
+    with rig(dialect) as it:
+        faults = it.server.faults
+        faults.keeps_session = faults.knows_no_session = older
+        if lost:
+            faults.lost_answers.add("/update_weights" if dialect == "vllm" else "/update_weights_from_distributed")
+        else:
+            faults.update_fails = 1
+        for version in (1, 2):
+            with pytest.raises(ServerFailed) if version == 1 else nullcontext():
+                it.engine.update(version, weights)
+        it.engine.resume()
+        it.engine.update(3, weights)
+        assert not it.server.machine.updating
+        assert run(it.engine, request()).response.versions == (3,) * 12
 
 
 @BOTH

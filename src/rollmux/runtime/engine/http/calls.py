@@ -10,13 +10,20 @@ from rollmux.runtime.engine.requests import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request. `optional`: older servers don't know it, and go without."""
+    """One HTTP request. `optional`: older servers don't know it, and go without.
+
+    `opens`: some end where it comes twice before what `closes`. `repeats`: others refuse it after an update that did
+    not end, or have forgotten it.
+    """
 
     method: str
     path: str
     body: Mapping[str, Any] | None = None
     query: Mapping[str, str] = field(default_factory=dict)
     optional: bool = False
+    opens: bool = False
+    closes: bool = False
+    repeats: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class Life:
         self._unsure: frozenset[str] = frozenset()  # what sleeps or does not: the answer to the last call is missing
         self._stale = False  # keys and values of before may be there still
         self._half: int | None = None  # the version of an update that was begun and not ended
+        self._opened = False  # what such an update comes in, by the server's own word
         self._touched = False  # it was asked to pause, and may have done so
         self._first_held: int | None = None
         self.leaked_bytes = 0
@@ -108,11 +109,20 @@ class Life:
         """Of an empty server, awake or asleep; the cache sleeps on."""
         calls = self._dialect.update(version, weights)
         self._wake(WEIGHTS)
-        self._half = version
+        again, self._half = self._half is not None, version
         for call in calls:
-            _require_success(call, self._ask(call))
+            if not (call.opens and self._opened):
+                self._step(call, again)
         self._half = None
         self._stale = True
+
+    def _step(self, call: Call, again: bool) -> None:
+        try:
+            _require_success(call, self._ask(call))
+        except ServerRefused:
+            if not (call.repeats and again):
+                raise
+        self._opened = call.opens or (self._opened and not call.closes)
 
     def proceed(self) -> None:
         """To where requests run."""

@@ -116,7 +116,11 @@ class Sglang(Alike):
         return (_told("/update_weights_from_disk", {"model_path": path}, version),)
 
     def _transferred(self, info: dict[str, Any], version: int) -> tuple[Call, ...]:
-        return (_told("/update_weights_from_distributed", info, version),)
+        return (
+            Call("POST", "/begin_weight_update", {}, optional=True, opens=True),
+            _told("/update_weights_from_distributed", info, version),
+            Call("POST", "/end_weight_update", {}, optional=True, closes=True),
+        )
 
     def announce(self, version: int) -> Call:
         return Call("POST", VERSION_ROUTE, {"new_version": str(version), "abort_all_requests": False})

@@ -115,7 +115,7 @@ class Vllm(Alike):
 
     def _transferred(self, info: dict[str, Any], version: int) -> tuple[Call, ...]:
         return (
-            Call("POST", "/start_weight_update", {}),
+            Call("POST", "/start_weight_update", {}, repeats=True),
             Call("POST", "/update_weights", {"update_info": info}),
             Call("POST", "/finish_weight_update", {"weight_version": str(version)}),
             self.announce(version),  # older ones do not take it from the call before
