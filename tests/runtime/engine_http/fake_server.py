@@ -175,6 +175,14 @@ class _Handler(BaseHTTPRequestHandler):
             machine.proceed()
         return 200, ""
 
+    def _reset_prefix_cache(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        machine = self.server_state.machine
+        if machine.running or machine.faults.holds_blocks > 0:
+            machine.faults.holds_blocks -= 1
+            return 200, {"success": False}
+        machine.invalidate()
+        return 200, {"success": True}
+
     def _invalidate(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         if self.server_state.machine.running:
             return 400, "There are running requests."
@@ -372,7 +380,7 @@ ROUTES = {
     "/sleep": _Handler._sleep,
     "/is_sleeping": _Handler._is_sleeping,
     "/wake_up": _Handler._wake_up,
-    "/reset_prefix_cache": _Handler._invalidate,
+    "/reset_prefix_cache": _Handler._reset_prefix_cache,
     "/collective_rpc": _Handler._collective_rpc,
     "/start_weight_update": _Handler._start_weight_update,
     "/update_weights": _Handler._update_weights,

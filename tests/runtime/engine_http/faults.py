@@ -35,6 +35,7 @@ class Faults:
     frees_after_s: float = 0.0  # it answers first and frees later
     leak_bytes: int = 0  # gained with each sleep
     gibberish: bool = False  # woken, its weights are damaged
+    holds_blocks: int = 0  # vLLM: so many times its cache is not reset, which its answer of 200 says
     update_fails: int = 0  # so many times, in the middle
     fails_softly: bool = False  # ... and answers 200
     keeps_session: bool = False  # an older vLLM: an update that failed in the middle is still under way

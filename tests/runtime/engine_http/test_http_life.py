@@ -525,6 +525,21 @@ def test_weights_that_are_half_new_are_never_served(dialect: str, softly: bool) 
     assert response.tokens[split:] == greedy("/weights/2", PROMPT + response.tokens[:split], 40 - split)
 
 
+def test_a_cache_that_vllm_says_it_has_not_reset_is_reset_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig("vllm") as it:
+        run(it.engine, request())
+        it.server.faults.holds_blocks = 2
+        it.engine.update(1, {"path": "/weights/1"})
+        assert run(it.engine, request("again")).response.tokens == greedy("/weights/1", PROMPT, 12)
+        it.server.faults.holds_blocks = 1000
+        monkeypatch.setattr(life_module, "IDLE_S", 0.05)
+        with pytest.raises(ServerFailed, match=r"/reset_prefix_cache failed: .*False"):
+            it.engine.update(2, {"path": "/weights/2"})
+        it.server.faults.holds_blocks = 0
+        it.engine.resume()
+        assert run(it.engine, request("last")).response.tokens == greedy("/weights/2", PROMPT, 12)
+
+
 @BOTH
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("lost", [False, True])

@@ -17,7 +17,6 @@ from rollmux.runtime.engine.http.errors import (
     EngineWorn,
     MemoryHeld,
     MemoryUnknown,
-    ServerFailed,
     ServerMismatch,
     ServerRefused,
 )
@@ -27,7 +26,7 @@ from rollmux.runtime.engine.http.wire import Wire
 
 BOTH = frozenset({WEIGHTS, CACHE})
 UNKNOWN = 404  # a call that this server does not have
-BUSY = 400  # so SGLang says that it is not idle
+BUSY = (400, 200)  # so SGLang says that it is not idle, and so vLLM in its answer
 # So long it may take until nothing is computed any more, and so often it is asked.
 IDLE_S, LOOK_S = 30.0, 0.01
 
@@ -72,7 +71,8 @@ class Life:
         if self.pause is not Pause.EMPTY:
             self._touched = True
             self._ask(self._dialect.pause())
-            self._wait_until_idle()
+            if (call := self._dialect.idle()) is not None:
+                self._ask_until_idle(call)
             self.pause = Pause.EMPTY
 
     def require_memory(self) -> Memory:
@@ -135,7 +135,7 @@ class Life:
             )
         self._wake()
         if self._stale:
-            self._ask(self._dialect.invalidate())
+            self._ask_until_idle(self._dialect.invalidate())
             self._stale = False
         if self._touched:
             self.pause = Pause.NONE  # even if its answer is lost
@@ -149,15 +149,14 @@ class Life:
             if tag in self.asleep | self._unsure:
                 self._once(frozenset({tag}), self._dialect.wake(tag))
 
-    def _wait_until_idle(self) -> None:
-        """What was ended a moment ago may still have a step to go."""
-        call, until = self._dialect.idle(), monotonic() + IDLE_S
-        while call is not None:
+    def _ask_until_idle(self, call: Call) -> None:
+        """What was ended a moment ago may still have a step to go, or its keys and values be on their way."""
+        until = monotonic() + IDLE_S
+        while True:
             try:
-                self._ask(call)
-                return
+                return _require_success(call, self._ask(call))
             except ServerRefused as refused:
-                if refused.status != BUSY or monotonic() > until:
+                if refused.status not in BUSY or monotonic() > until:
                     raise
             sleep(LOOK_S)
 
@@ -214,7 +213,7 @@ def _has_slept(memory: Memory) -> bool:
 
 
 def _require_success(call: Call, reply: Reply) -> None:
-    """Some servers answer 200 and say in the answer that it failed."""
+    """Some servers answer 200 and say in the answer that it failed: a refusal with that status."""
     if not reply.content:
         return
     try:
@@ -222,4 +221,4 @@ def _require_success(call: Call, reply: Reply) -> None:
     except ValueError:
         return  # not every answer is an object, and those that are not tell no failure
     if said.get("success") is False:
-        raise ServerFailed(f"{call.path} failed: {said.get('message')!s:.300}")
+        raise ServerRefused(reply.status, f"{call.path} failed: {said.get('message', said)!s:.300}")

@@ -1,7 +1,8 @@
 """How a vLLM server is spoken to: `/v1/completions` with token ids, and the routes of `VLLM_SERVER_DEV_MODE=1`.
 
 Start it with `--enable-sleep-mode --generation-config vllm` and, if it was set otherwise, `--logprobs-mode
-raw_logprobs`. Sources and versions: docs/design/engine_http.md.
+raw_logprobs`; without a KV connector, which would keep keys and values of old weights. Sources
+and versions: docs/design/engine_http.md.
 """
 
 from dataclasses import dataclass
