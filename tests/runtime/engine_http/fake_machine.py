@@ -47,6 +47,7 @@ class Machine:
     sleeps: int = 0
     slept_at_s: float = 0.0
     running: dict[str, str] = field(default_factory=dict)  # name: "runs" or "abort"
+    queue: set[str] = field(default_factory=set)  # names of those for whom there is no room yet
     readers: dict[str, Callable[[], bool]] = field(default_factory=dict)  # of these: whether they are gone
     cache: dict[tuple[int, ...], tuple[str, int]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
@@ -65,7 +66,7 @@ class Machine:
         with self.changed:
             self.paused = True
             if not keep:
-                self.abort(tuple(self.running))
+                self.abort((*self.running, *self.queue))
 
     def proceed(self) -> None:
         with self.changed:
@@ -77,6 +78,7 @@ class Machine:
     def abort(self, names: tuple[str, ...]) -> None:
         with self.changed:
             for name in names:
+                self.queue.discard(name)
                 if name in self.running:
                     self.running[name] = "abort"
             self.changed.notify_all()
@@ -124,13 +126,23 @@ class Machine:
         self.weights, self.version = "base", "default"
         self.cache.clear()
 
-    def begin(self, name: str, prompt: tuple[int, ...], gone: Callable[[], bool]) -> str:
-        """Waits until it may run, or nobody listens any more; what it draws with from there on."""
+    def begin(self, name: str, prompt: tuple[int, ...], gone: Callable[[], bool]) -> str | None:
+        """Waits until it may run, or nobody listens any more; what it draws with from there on. None: it was aborted
+        before."""
         with self.changed:
             while self.paused:  # not among those that a pause aborts
                 self.changed.wait(0.005)
                 if gone():
                     raise BrokenPipeError
+            self.queue.add(name)
+            while len(self.running) >= self.faults.room or self.paused:
+                self.changed.wait(0.005)
+                if name not in self.queue:
+                    return None
+                if gone():
+                    self.queue.discard(name)
+                    raise BrokenPipeError
+            self.queue.discard(name)
             self.running[name], self.readers[name] = "runs", gone
             if self.asleep:
                 self.kill(f"generates while {sorted(self.asleep)} sleep")

@@ -58,6 +58,9 @@ class FakeStream:
     def events(self) -> Iterator[Json]:
         machine, faults = self._machine, self._machine.faults
         weights = machine.begin(self.name, self._prompt, self._line.gone)
+        if weights is None:
+            yield from self._never_begun()
+            return
         reason: str | Json | None = None
         while reason is None:
             sleep(self._token_s)
@@ -77,6 +80,15 @@ class FakeStream:
             if not faults.strikes("drops", len(self._tokens)):
                 yield self._said((token,), reason)
         if not self._sglang:
+            yield {"choices": [], "usage": self._usage()}
+
+    def _never_begun(self) -> Iterator[Json]:
+        """vLLM leaves out what has no tokens, and with it the reason; SGLang has counted nothing."""
+        if self._sglang:
+            ended = {"type": "abort", "message": "Abort before prefill"}
+            meta = {"id": self.name, "finish_reason": ended, "prompt_tokens": 0, "completion_tokens": 0}
+            yield {"text": "", "meta_info": meta}
+        else:
             yield {"choices": [], "usage": self._usage()}
 
     def _next(self, weights: str) -> tuple[int, str | Json | None]:

@@ -29,6 +29,7 @@ class Faults:
     foreign_stop_at: int | None = None  # it stops at a token of its own
     short_limit: int | None = None  # its own limit is shorter than the request's
     truncates_prompt: bool = False
+    room: int = 1_000_000  # so many run at a time, the others wait in its queue
     # Of its life.
     loading: int = 0  # so many times 503 when asked for its health
     holds_bytes: int = 0  # asleep it keeps so much more

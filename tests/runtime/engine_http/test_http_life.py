@@ -564,6 +564,20 @@ def test_weights_that_come_over_a_group_are_asked_for_again_in_a_session_that_ma
 
 
 @BOTH
+def test_requests_that_wait_in_the_servers_queue_outlive_a_sleep(dialect: str) -> None:
+    with rig(dialect, token_s=0.01) as it:
+        it.server.faults.room = 1
+        for n in range(3):
+            it.engine.submit(request(f"r{n}", 20))
+        grown(it.engine, 3)
+        assert eventually(lambda: len(it.server.machine.queue) == 2)
+        it.engine.suspend()
+        it.engine.resume()
+        ended = all_ended(it.engine)
+    assert [ended[f"r{n}"].response.tokens for n in range(3)] == [greedy("base", PROMPT, 20)] * 3
+
+
+@BOTH
 def test_a_request_that_reached_a_paused_server_does_not_hold_up_the_sleep(dialect: str) -> None:
     with rig(dialect, replace(PATIENT, drain_s=0.1)) as it:
         it.server.machine.pause(keep=True)

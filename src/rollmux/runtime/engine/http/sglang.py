@@ -73,7 +73,7 @@ class Sglang(Alike):
             tokens=told or ids,
             logprobs=reading.logprobs("output_token_logprobs", [pair[0] for pair in pairs]),
             total=reading.count("completion_tokens", meta["completion_tokens"]),
-            prompt_tokens=reading.count("prompt_tokens", meta["prompt_tokens"]),
+            prompt_tokens=reading.count("prompt_tokens", meta["prompt_tokens"]) or None,  # 0 if it was never begun
             version=str(meta["weight_version"]) if "weight_version" in meta else None,
             over=over,
             why=why,
