@@ -445,6 +445,16 @@ def _quantised() -> object:
     return nn.ParameterDict({"weight": weight})
 
 
+class Int8Params(nn.Parameter):
+    """As bitsandbytes has it once its module has computed: nothing of its scales is left on it."""
+
+    CB = SCB = None
+
+
+def _quantised_to_8_bits() -> object:
+    return nn.ParameterDict({"weight": Int8Params(torch.ones(8, dtype=torch.int8), requires_grad=False)})
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [
@@ -456,6 +466,7 @@ def _quantised() -> object:
         (_wrapping, "w is a TwoTensor, which wraps .* `to_local.*`fully_shard` made keeps views"),
         (_partitioned, r"weight is partitioned by DeepSpeed.*offload_states\(\)"),
         (_quantised, "weight is quantised by bitsandbytes, and its `quant_state` would stay"),
+        (_quantised_to_8_bits, r"weight is quantised by bitsandbytes, and its scales would stay; .* `to\(\)`"),
     ],
 )
 def test_what_would_come_back_wrong_is_refused(state: object, said: str, budget: Budget) -> None:

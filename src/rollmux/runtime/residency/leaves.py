@@ -26,6 +26,7 @@ ELSEWHERE = {
     "ds_tensor": ("is partitioned by DeepSpeed", "call its engine's `offload_states()` and `reload_states()` instead"),
     "quant_state": ("is quantised by bitsandbytes", "move its module by `to()` instead"),
 }
+INT8 = "Int8Params"  # of bitsandbytes, whose scales, and a second name of whose values, its module has after a forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +243,9 @@ def _check(name: str, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         kind = f"{tensor.layout} on {tensor.device}"
         raise Unfit(f"{name or 'the tensor'} is {kind}: only dense tensors with data are held; make it dense")
+    if type(tensor).__name__ == INT8:
+        remedy = "move its module by `to()` instead"
+        raise Unfit(f"{name or 'the tensor'} is quantised by bitsandbytes, and its scales would stay; {remedy}")
     wraps: bool = not is_plain and is_traceable_wrapper_subclass(tensor)
     if wraps:
         remedy = "give the tensors inside it, such as `to_local()` of a DTensor of tensor parallelism"
