@@ -332,7 +332,7 @@ def test_a_plain_number_of_an_optimizer_is_no_state_that_survives(
     place: Callable[[Any, Tensor], object], said: str, budget: Budget
 ) -> None:
     state = optimizer_with(lambda optimizer, weight: place(optimizer.state, weight))
-    with pytest.raises(Unfit, match=rf"{said} is a number"):
+    with pytest.raises(Unfit, match=rf"'a' is to survive, and {said} is a number, .* or leave `survive_s` out"):
         Resident(state, name="a", budget=budget, survive_s=60)
     before = str(state[1].state)
     resident = Resident(state, name="b", budget=budget)

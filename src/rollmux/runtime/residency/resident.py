@@ -284,10 +284,9 @@ class Resident:
             raise Unfit(f"{self.name!r} is to survive, and {what}; put them on {self.device.memory.device}")
         number = self.device.left_number if self._survive_s or self._shared else None
         if number is not None:
-            remedy = "keep it in a tensor, as torch's optimizers do"
-            raise Unfit(
-                f"{self.name!r} is for other processes too, and {number} is a number that none is told; {remedy}"
-            )
+            state, asked = ("to survive", "survive_s") if self._survive_s else ("shared", "shared")
+            remedy = f"keep it in a tensor, as torch's optimizers do, or leave `{asked}` out"
+            raise Unfit(f"{self.name!r} is {state}, and {number} is a number, which no other process is told; {remedy}")
         size = HostCopy.size(layout, self._slots)
         if self._declared_bytes is not None and size > self._declared_bytes:
             both = (
