@@ -350,6 +350,24 @@ def test_a_replica_that_dies_while_it_starts_is_heard_of_at_once(monkeypatch: py
     assert time.monotonic() - began < module.START_S
 
 
+def test_a_replica_that_dies_while_the_next_one_starts_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins = list[Any]()
+
+    def counted(*told: Any, name: str) -> Any:
+        if len(begins) == 1:
+            os.kill(begins[0].pid, signal.SIGKILL)
+        begins.append(begun(*told, name=name))
+        return begins[-1]
+
+    monkeypatch.setattr(module, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(module, "begun", counted)
+    began = time.monotonic()
+    with closing(Replicated(tiny_model(), OBJECTIVE, 3)) as replicated:
+        replicated.gradient(VERSION, samples(DRAWN))
+    assert len(begins) == 4
+    assert time.monotonic() - began < module.PATIENCE_S
+
+
 def test_a_run_with_replicas_that_are_killed_in_the_middle_of_gradients_leaves_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,7 @@ class Replicated:
         """What a replica had against its samples, if that is why it is gone."""
         for fork in self._others:
             with suppress(OSError, EOFError):
-                while fork.pipe.poll():
+                if fork.pipe.poll():
                     refusal: RollmuxError | None = fork.pipe.recv()
                     if refusal is not None:
                         return refusal
@@ -182,6 +182,9 @@ class Replicated:
             for rank in range(1, self._replicas):
                 self._others.append(begun(_replicate, rank, self._replicas, store, threads, name=f"replica {rank}"))
                 self._hand_over(self._others[-1].pipe)
+            for fork in self._others:
+                if fork.pipe.poll():
+                    fork.pipe.recv()  # it has nothing to say but that it died while the next ones began
             _join(0, self._replicas, store)
         self._begin_anew()
 
