@@ -400,6 +400,26 @@ def test_what_came_of_a_sleep_is_not_guessed_where_nobody_can_tell(dialect: str)
         server.close()
 
 
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_cache_is_taken_back_once_though_the_answer_to_that_was_lost(done: bool, again: bool) -> None:
+    with rig("sglang", leak_bytes=20) as it:
+        it.server.faults.leak_bytes = 8
+        if again:
+            it.engine.suspend()
+            it.engine.resume()
+        it.engine.suspend()
+        it.engine.update(1, {"path": "/weights/1"})
+        it.server.faults.lost_answers.add("/resume_memory_occupation")
+        with pytest.raises(ServerFailed):
+            it.engine.resume()
+        if not done:
+            it.server.machine.asleep.add("kv_cache")
+        it.engine.resume()
+        assert it.server.machine.held() > CACHE_BYTES
+        assert run(it.engine, request()).response.tokens == greedy("/weights/1", PROMPT, 12)
+
+
 LOST = {
     "vllm": [
         "/pause", "/sleep", "/wake_up", "/collective_rpc", "/update_weight_version", "/reset_prefix_cache", "/resume",

@@ -52,6 +52,7 @@ class Life:
         self._opened = False  # what such an update comes in, by the server's own word
         self._touched = False  # it was asked to pause, and may have done so
         self._first_held: int | None = None
+        self._without_cache: int | None = None  # what it held when all but the cache was awake
         self.leaked_bytes = 0
 
     def freeze(self) -> None:
@@ -147,6 +148,8 @@ class Life:
         self._look()
         for tag in tags or (WEIGHTS, CACHE):
             if tag in self.asleep | self._unsure:
+                if tag == CACHE and self._without_cache is None and self._dialect.setup() is not None:
+                    self._without_cache = self.require_memory().held()
                 self._once(frozenset({tag}), self._dialect.wake(tag))
 
     def _ask_until_idle(self, call: Call) -> None:
@@ -161,13 +164,18 @@ class Life:
             sleep(LOOK_S)
 
     def _look(self) -> None:
-        """What came of a sleep, or of waking weights, whose answer is missing, where a server bears neither twice: once
-        it answers, and so is at nothing of before, its bytes tell."""
-        if WEIGHTS not in self._unsure or self._dialect.setup() is None:
+        """What came of a sleep or a wake whose answer is missing, where a server bears neither twice: once it answers,
+        and so is at nothing of before, its bytes tell."""
+        if not self._unsure or self._dialect.setup() is None:
             return
         self._setup()
         memory = self.require_memory()
-        slept = _has_slept(memory) if self._unsure == BOTH else memory.held() <= memory.asleep_bytes
+        if self._unsure == BOTH:
+            slept = _has_slept(memory)
+        elif WEIGHTS in self._unsure:
+            slept = memory.held() <= memory.asleep_bytes
+        else:
+            slept = self._without_cache is None or memory.held() <= self._without_cache + memory.leak_bytes
         self.asleep = self.asleep | self._unsure if slept else self.asleep - self._unsure
         self._unsure = frozenset()
 
