@@ -242,11 +242,14 @@ class _Handler(BaseHTTPRequestHandler):
             return 404, {"detail": "Not Found"}
         if self.server_state.faults.setup_page:
             return 200, self.server_state.faults.setup_page
-        return 200, {"enable_memory_saver": True, "enable_weights_cpu_backup": not self.server_state.faults.no_copy}
+        copies = {"enable_memory_saver": True, "enable_weights_cpu_backup": not self.server_state.faults.no_copy}
+        return 200, copies | ({"weight_cache_mode": "host"} if self.server_state.faults.shares_weights else {})
 
     def _release(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         if self.server_state.machine.asleep:
             self.server_state.machine.kill("lets go of memory twice")
+        if self.server_state.faults.shares_weights:
+            self.server_state.machine.kill("lets go of weights that others use")
         self.server_state.machine.sleep(*body.get("tags", BYTES))
         return 200, "null"
 

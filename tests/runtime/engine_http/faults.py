@@ -46,6 +46,7 @@ class Faults:
     knows_no_version: bool = False  # an older server
     knows_no_modes: bool = False  # an older vLLM: each pause aborts
     no_copy: bool = False  # SGLang, started without a copy of its weights on the host
+    shares_weights: bool = False  # ... or with weights that others use, so that a sleep ends it
     setup_page: str = ""  # ... what it tells of that, where it is something else
     knows_no_setup: bool = False  # ... or as one that does not tell how it was started
 

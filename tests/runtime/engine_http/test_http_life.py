@@ -346,6 +346,16 @@ def test_a_server_that_would_lose_its_weights_is_no_sleeper() -> None:
         raise AssertionError("there is no engine")
 
 
+def _shares_its_weights(server: FakeServer) -> None:
+    server.faults.shares_weights = True
+
+
+def test_a_server_whose_weights_others_use_is_no_sleeper() -> None:
+    words = "would end it: start the server without --weight-cache-mode host$"
+    with pytest.raises(ServerMismatch, match=words), rig("sglang", prepare=_shares_its_weights) as it:
+        it.engine.suspend()
+
+
 def test_a_server_that_is_to_sleep_never_may_be_without_a_copy_of_its_weights() -> None:
     server = FakeServer()
     try:

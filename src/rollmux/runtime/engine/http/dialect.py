@@ -45,7 +45,7 @@ class Dialect(Protocol):
         """Asks how the server was started, where its sleep hangs on that."""
 
     def require_sleeper(self, reply: Reply) -> None:
-        """`ServerMismatch` where a sleep would lose its weights."""
+        """`ServerMismatch` where a sleep would lose its weights, or end it."""
 
     def idle(self) -> Call | None:
         """Refused with 400 as long as anything is computed, where a pause does not wait for its end."""

@@ -99,6 +99,8 @@ class Sglang(Alike):
         lacking = [f"--{name.replace('_', '-')}" for name in _SLEEPER if not setup.get(name)]
         if lacking:
             raise ServerMismatch(f"its sleep would lose the weights: start the server with {' '.join(lacking)}")
+        if (mode := setup.get("weight_cache_mode", "off")) != "off":
+            raise ServerMismatch(f"its sleep would end it: start the server without --weight-cache-mode {mode}")
 
     def idle(self) -> Call | None:
         return self.invalidate()  # a pause waits for streams that are read, and a sleep amid a step is the server's end
