@@ -2,7 +2,8 @@
 
 Start it with `--enable-memory-saver --enable-weights-cpu-backup` where it is to sleep; with
 `--enable-deterministic-inference` for seeds to count; with `SGLANG_RETURN_ORIGINAL_LOGPROB=1` for other temperatures
-than 0 and 1; with `--watchdog-timeout` above the longest freeze (`suspend(keep=True)`), which it may take for a hang.
+than 0 and 1; with `--watchdog-timeout` above the longest freeze (`suspend(keep=True)`), which it may take for a hang;
+without `--hicache-storage-backend`, which would keep keys and values of old weights.
 Sources: docs/design/engine_http.md.
 """
 
