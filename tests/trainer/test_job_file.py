@@ -97,7 +97,10 @@ def test_what_is_no_text_is_told_to_no_model(text: object) -> None:
 
 def test_a_group_of_one_has_nobody_to_be_compared_with() -> None:
     assert set(problems({"batching": {"responses": 1}})) == {"job.batching.responses"}
-    read_job({"batching": {"responses": 1}, "objective": {"algorithm": "reinforce"}})
+    reinforce = {"objective": {"algorithm": "reinforce"}}
+    read_job({"batching": {"responses": 1}, **reinforce})
+    read_job({"batching": {"prompts": 1}, **reinforce})
+    assert set(problems({"batching": {"prompts": 1, "responses": 1}, **reinforce})) == {"job.batching.prompts"}
 
 
 def test_values_that_are_right_alone_and_not_together_are_told() -> None:

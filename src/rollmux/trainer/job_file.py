@@ -15,7 +15,7 @@ from rollmux.errors import InvalidSpec, Problem
 from rollmux.packer import batching_problems
 from rollmux.protocol.plain_yaml import read_plain
 from rollmux.runtime.sandbox import Concern
-from rollmux.trainer.settings import LEAST_CLIP, Bounds, JobFile, Objective
+from rollmux.trainer.settings import LEAST_CLIP, Batching, Bounds, JobFile, Objective
 
 EXAMPLE = "see examples/train/arithmetic.yaml"
 MAX_TEXT = 4096
@@ -112,7 +112,7 @@ class _Read:
             if name.upper() not in Concern.__members__:
                 limit = f"some of {', '.join(Concern.__members__).lower()}"
                 checks.report("rewards.allow", name, limit, "name what this machine need not prevent")
-        self._check_objective(checks, job.objective, job.batching.responses)
+        self._check_objective(checks, job.objective, job.batching)
         for problem in batching_problems(job.batching.terms):
             self.problems.append(Problem(f"job.{problem.path}", problem.value, problem.limit, problem.remedy))
 
@@ -150,16 +150,19 @@ class _Read:
                 limit = f"left out with {job.task.name}, which makes its own prompts"
                 checks.report(f"task.{name}", said, limit, "write name: questions, or leave it out")
 
-    def _check_objective(self, checks: Checks, objective: Objective, responses: int) -> None:
+    def _check_objective(self, checks: Checks, objective: Objective, batching: Batching) -> None:
         if objective.algorithm == "reinforce":
+            if batching.prompts == batching.responses == 1:
+                limit, remedy = "at least 2 with reinforce and one response", "a batch is compared with itself"
+                checks.report("batching.prompts", 1, limit, remedy)
             if objective.deviation == "group":
                 checks.report("objective.deviation", "group", "batch or none with reinforce", "or take grpo")
             if bool(objective.clip_low) != bool(objective.clip_high):
                 clips = f"{objective.clip_low:g}, {objective.clip_high:g}"
                 checks.report("objective.clip_low, clip_high", clips, "both or none", "reinforce has none of its own")
-        elif responses == 1:
+        elif batching.responses == 1:
             limit = f"at least 2 with {objective.algorithm}"
-            checks.report("batching.responses", responses, limit, "a group is compared with itself, or take reinforce")
+            checks.report("batching.responses", 1, limit, "a group is compared with itself, or take reinforce")
         for name in ("clip_low", "clip_high"):
             if 0.0 < getattr(objective, name) < LEAST_CLIP:
                 limit = f"0, or at least {LEAST_CLIP:g}"
