@@ -1,6 +1,7 @@
 """Questions from a file: how its lines are read, what is told of wrong ones, and that its jobs run."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -27,7 +28,7 @@ from rollmux.trainer.settings import JobFile, Rewards
 from rollmux.trainer.tasks import MadeTask, Pretrained, Questions
 from rollmux.trainer.tasks.questions import MOST_PROBLEMS, program_in, read_questions
 from tests.trainer.jobs import alone
-from tests.trainer.talking import BEGIN, END, talking
+from tests.trainer.talking import BEGIN, END, TEMPLATE, talking
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
 ALLOW = ", ".join(Concern.__members__)  # whatever this machine can't prevent
@@ -243,8 +244,30 @@ def test_a_model_that_was_not_taught_to_talk_reads_a_prompt_as_it_stands(folder:
         Questions(path, "Count.", plain).prompt(0)
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(NotTaught, match=r"line 2 of the questions: .* turns of system, user: no system role"):
+    with pytest.raises(
+        NotTaught, match=r"line 2 of the questions: .* turns of system, user: TemplateError: no system role"
+    ):
         Questions(path, "Count.", Pretrained(str(tmp_path))).prompt(0)
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ messages[0]['content'] + 1 }}", "TypeError: can only concatenate str"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ({"rag": TEMPLATE}, "ValueError: .* Available template names are"),
+    ],
+    ids=["adds to a text", "divides", "of names"],
+)
+def test_a_template_may_fail_in_any_way(template: Any, told: str, folder: str, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    (tmp_path / "model" / "chat_template.jinja").unlink()
+    tokenizer.save_pretrained(tmp_path / "model")
+    task = Questions(written(tmp_path / "mine.jsonl", {"answer": 1}), "", Pretrained(str(tmp_path / "model")))
+    with pytest.raises(NotTaught, match=f"line 1 of the questions: .* turns of user: {told}"):
+        task.prompt(0)
 
 
 def test_a_model_whose_responses_would_never_end_is_refused(folder: str, tmp_path: Path) -> None:

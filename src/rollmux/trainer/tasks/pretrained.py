@@ -68,21 +68,20 @@ class Pretrained:
             if len(said) > 1:
                 raise NotTaught("the model has no chat template: ask it without system text or turns, or take another")
             return said[0][1]
-        from jinja2 import TemplateError  # noqa: PLC0415 - comes with transformers, without which scoring is loaded
-
         turns = [{"role": role, "content": text} for role, text in said]
-        template = self._tokenizer.get_chat_template()
-        if CLOCK in template:
-            template = _STOPPED + template
         try:
+            template = self._tokenizer.get_chat_template()
+            if CLOCK in template:
+                template = _STOPPED + template
             return str(
                 self._tokenizer.apply_chat_template(
                     turns, chat_template=template, tokenize=False, add_generation_prompt=True
                 )
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is a program, and may raise anything
             roles = ", ".join(role for role, _ in said)
-            raise NotTaught(f"the model's chat template refuses turns of {roles}: {error}") from error
+            told = f"{type(error).__name__}: {error}"
+            raise NotTaught(f"the model's chat template refuses turns of {roles}: {told}") from error
 
 
 def _named_ends(place: Path) -> list[int]:
