@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from rollmux.errors import InvalidSpec
@@ -248,6 +249,22 @@ def test_a_model_that_was_not_taught_to_talk_reads_a_prompt_as_it_stands(folder:
         NotTaught, match=r"line 2 of the questions: .* turns of system, user: TemplateError: no system role"
     ):
         Questions(path, "Count.", Pretrained(str(tmp_path))).prompt(0)
+
+
+@pytest.mark.parametrize("adds", [f"{BEGIN} $A", f"{BEGIN} $A {END}", "$A", f"$A {END}"])
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_where_no_template_begins_a_prompt_the_tokenizer_does_if_it_would(
+    template: str | None, adds: str, tmp_path: Path
+) -> None:
+    """As those of base models of Llama, Gemma and Mistral do: without its first token one talks nonsense."""
+    model = talking(tmp_path / "model", template=template)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(adds, special_tokens=[(BEGIN, 0), (END, 1)])
+    tokenizer.save_pretrained(model)
+    reads = Pretrained(model)
+    begun = [0] if template is None and BEGIN in adds else []
+    assert reads.encode("5?") == (*begun, *tokenizer.encode("5?", add_special_tokens=False))
+    assert reads.encode(f"{BEGIN}5?") == tuple(tokenizer.encode(f"{BEGIN}5?", add_special_tokens=False))
 
 
 @pytest.mark.parametrize(

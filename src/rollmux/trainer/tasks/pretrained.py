@@ -42,10 +42,14 @@ class Pretrained:
                 f"the model in {folder!r} has no end token, and no response would come to its end: {remedy}"
             )
         self.vocabulary = len(self._tokenizer)
+        # A chat template writes what begins a text; where there is none, the tokenizer does, if it would.
+        first = () if self._tokenizer.chat_template is not None else tuple(self._tokenizer("")["input_ids"][:1])
+        self._begin = first if first == (self._tokenizer.bos_token_id,) else ()
         self.ends = tuple(self.decode((token,)) for token in self.end_tokens)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        tokens = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tokens if tokens[: len(self._begin)] == self._begin else self._begin + tokens
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
