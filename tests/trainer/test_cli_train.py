@@ -90,7 +90,7 @@ def test_a_prompt_without_room_is_refused_before_anything_is_computed(tmp_path: 
     assert done.exit_code == 2, done.output
     said = unframed(done.output)
     assert re.search(
-        r"job.rollout.max_length = 60: must be at least 6\d: the longest prompt, number \d+, has \d+ tokens", said
+        r"job.rollout.max_length = 60: must be at least 6\d: the longest, prompt number \d+, has \d+ tokens", said
     )
     assert not list((tmp_path / "out" / "checkpoints").iterdir())
 

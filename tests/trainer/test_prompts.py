@@ -35,9 +35,9 @@ def counting(model: str, **changed: Any) -> JobFile:
 
 
 def asking(folder: Path, model: str, *prompts: str) -> JobFile:
-    """A job with these questions."""
+    """A job with these questions, and an empty line between each two of them."""
     path = folder / "questions.jsonl"
-    path.write_text("".join(json.dumps({"prompt": each, "answer": "1"}) + "\n" for each in prompts))
+    path.write_text("".join(json.dumps({"prompt": each, "answer": "1"}) + "\n\n" for each in prompts))
     task = {"name": "questions", "path": str(path)}
     return counting(model, task=task, rewards={"scorer": "pool"})
 
@@ -56,22 +56,24 @@ def refused(job: JobFile) -> str:
     return str(told.value)
 
 
-def test_a_prompt_for_which_the_model_has_no_places_is_refused_with_its_number(tmp_path: Path) -> None:
+def test_a_prompt_for_which_the_model_has_no_places_is_refused_with_its_line(tmp_path: Path) -> None:
     job = asking(tmp_path, talking(tmp_path / "model", places=64, template=None), "1?", "2" * 58, "3" * 59)
     assert "max_tokens = 6: must be at most 64 with the prompt: the model has no more places, " in refused(job)
-    assert "the longest prompt, number 3, has 59 tokens" in refused(job)
+    assert "the longest, line 5 of the questions, has 59 tokens" in refused(job)
     digest(asking(tmp_path, str(tmp_path / "model"), "1?", "2" * 58))
 
 
-def test_a_prompt_with_a_token_that_the_model_does_not_have_is_refused_with_its_number(tmp_path: Path) -> None:
+def test_a_prompt_with_a_token_that_the_model_does_not_have_is_refused_with_its_line(tmp_path: Path) -> None:
     model = talking(tmp_path / "model", template=None, without=1)
-    assert "a model of more than 97 tokens, which prompt number 2 has" in refused(asking(tmp_path, model, "1?", "\n?"))
+    assert "a model of more than 97 tokens, which line 3 of the questions has" in refused(
+        asking(tmp_path, model, "1?", "\n?")
+    )
     digest(asking(tmp_path, model, "1?"))
 
 
-def test_a_prompt_without_tokens_is_refused_with_its_number(tmp_path: Path) -> None:
+def test_a_prompt_without_tokens_is_refused_with_its_line(tmp_path: Path) -> None:
     silent = "{{ messages[0]['content'] | trim }}"
-    assert "prompt number 2 has none" in refused(
+    assert "line 3 of the questions has none" in refused(
         asking(tmp_path, talking(tmp_path / "model", template=silent), "1?", " ")
     )
 
@@ -85,7 +87,7 @@ def test_a_task_of_characters_wants_a_model_of_these(tmp_path: Path) -> None:
 
 
 def test_nothing_is_begun_where_a_prompt_can_not_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSpec, match="no more places"):
+    with pytest.raises(InvalidSpec, match=r"no more places, .* the longest, prompt number \d+, has"):
         train(counting(talking(tmp_path / "model", places=100)), tmp_path / "run", alone())
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 

@@ -11,7 +11,7 @@ from typing import Any
 from rollmux.checks import Checks
 from rollmux.runtime.engine.known import require_known
 from rollmux.trainer.settings import JobFile
-from rollmux.trainer.tasks import Task
+from rollmux.trainer.tasks import Questions, Task
 
 
 def looked_through(job: JobFile, task: Task, model: Any) -> str:
@@ -26,21 +26,25 @@ def looked_through(job: JobFile, task: Task, model: Any) -> str:
         digest.update(array("q", (len(tokens), *tokens)).tobytes())
     checks = Checks("job")
     if not min(lengths):
-        remedy = f"prompt number {lengths.index(0) + 1} has none: ask something"
+        remedy = f"{_named(task, lengths.index(0))} has none: ask something"
         checks.report("task.name", job.task.name, "a task whose prompts have tokens", remedy)
-    _check_length(checks, job, lengths, model.config.max_position_embeddings)
+    _check_length(checks, job, task, lengths, model.config.max_position_embeddings)
     token, known = max(highest), model.config.vocab_size
     if token >= known:
-        limit = f"a model of more than {token} tokens, which prompt number {highest.index(token) + 1} has"
+        limit = f"a model of more than {token} tokens, which {_named(task, highest.index(token))} has"
         checks.report("model.path", job.model.path, limit, f"it has {known}: give it the tokenizer that is its own")
     checks.require()
     return digest.hexdigest()
 
 
-def _check_length(checks: Checks, job: JobFile, lengths: Sequence[int], places: int) -> None:
+def _named(task: Task, number: int) -> str:
+    return task.named(number) if isinstance(task, Questions) else f"prompt number {number + 1}"
+
+
+def _check_length(checks: Checks, job: JobFile, task: Task, lengths: Sequence[int], places: int) -> None:
     longest, most = max(lengths), job.rollout.max_length
     needed = longest + job.sampling.max_tokens
-    which = f"the longest prompt, number {lengths.index(longest) + 1}, has {longest} tokens"
+    which = f"the longest, {_named(task, lengths.index(longest))}, has {longest} tokens"
     if needed > most:
         limit = f"at least {needed}: {which}, and sampling.max_tokens are beside it"
         checks.report("rollout.max_length", most, limit, "give it more room, or shorten either")

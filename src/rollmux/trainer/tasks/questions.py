@@ -95,11 +95,13 @@ class Questions:
         return len(self._questions)
 
     def prompt(self, number: int) -> str:
-        question = self._questions[number]
         try:
-            return self.tokenizer.talk(question.said)
+            return self.tokenizer.talk(self._questions[number].said)
         except NotTaught as error:
-            raise NotTaught(f"{question.line} of the questions: {error}") from error
+            raise NotTaught(f"{self.named(number)}: {error}") from error
+
+    def named(self, number: int) -> str:
+        return f"{self._questions[number].line} of the questions"
 
     def asked(self, number: int, response: str) -> Asked:
         return self._questions[number].asked(without_end(response, self.tokenizer.ends))
