@@ -71,6 +71,11 @@ RULES = {
         It is 17 or \$18, the answer. :: 18 | The answer is \$17, maybe \$18. :: 17
         The answer is \$17 and \$18. :: 18""",
     ),
+    "euros and the like are read as dollars": (
+        """€5 :: 5 | 5 :: £5 | 5€ :: 5 | 5 € :: €5 | ¥1,234.50 :: 1234.5 | -₹3 :: -3 | €1.5 \\text{ million} :: 1500000
+        The answer is €18. :: 18 | The answer is £5 + £13 = £18. :: 18""",
+        "€5 :: 6 | -€5 :: 5 | 5€ :: 0.05 | The answer is €17 or €18. :: 18",
+    ),
     "a letter that is said to be the answer is": (
         r"""The answer is (B). :: B | Answer: B :: B | The correct **answer: B** :: \text{(B)} | The answer is $B$. :: B
         With $x=2$ the answer is: (E). :: E | Answer: A; no. Answer: B :: B | **Answer:** (C) :: C

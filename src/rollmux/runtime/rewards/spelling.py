@@ -21,7 +21,7 @@ _AMOUNT = r"\\\$(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
 _ANOTHER = re.compile(r"\W{0,9}(?:or|and)\b")
 _NUMERAL = rf"(?:{'|'.join(_ZEROS)})s?\b"
 _SIGNS = str.maketrans(
-    {"°": r"^\circ ", "∞": r"\infty ", "·": r"\cdot ", "−": "-"}
+    {"°": r"^\circ ", "∞": r"\infty ", "·": r"\cdot ", "−": "-", **dict.fromkeys("€£¥₹", r"\$")}
     | {"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"}
 )
 _DEGREES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)(?![A-Za-z])")
