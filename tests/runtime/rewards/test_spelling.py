@@ -88,6 +88,13 @@ RULES = {
         A wrong answer is B.; I choose C. :: B
         Answer: A; No, the answer is $\text{B}$. :: A | Answer: A; So the answer is A or B :: A""",
     ),
+    "what stands in tags is said to be the answer": (
+        r"""<answer>42</answer> :: 42 | <think>The answer is 9.</think><answer>42</answer> :: 42
+        <answer>B</answer> :: B | <answer>\boxed{4}</answer> :: 4
+        <answer>9</answer>; <answer>\$42</answer>; 9 :: 42 | <answer>$\frac12$</answer> :: 0.5
+        <answer>The answer is 42.</answer> :: 42""",
+        r"<answer>9</answer> :: 42 | <answer>42</answer>; <answer>9</answer> :: 42 | <answer>C</answer> :: B",
+    ),
     "letters in a list are several": (
         r"\text{A, C} :: A, C | \text{A and C} :: A,C | A, C :: \text{C, A} | \text{A, B, and C} :: A,B,C",
         r"\text{A, C} :: A, B | \text{A and C} :: A | \text{AC} :: A,C",

@@ -112,7 +112,7 @@ def same_answer(response: str, gold: str) -> tuple[bool | None, str]:
     """None: the gold answer itself can't be read, which is no fault of the response's."""
     from math_verify import parse, verify  # noqa: PLC0415 - half a second, wanted only where answers are compared
 
-    gold_text = spelling.spelled(f"\\boxed{{{gold}}}")
+    response, gold_text = spelling.untagged(response), spelling.spelled(f"\\boxed{{{gold}}}")
     text = spelling.spelled(spelling.with_choice_boxed(response, gold))
     gold_words, words = spelling.words(gold_text), spelling.words(text)
     if gold_words and words:

@@ -156,6 +156,11 @@ def without_unit(text: str) -> str:
     return _UNIT.sub(lambda found: found[0] if _COUNTS.search(found[1]) else "", text)
 
 
+def untagged(response: str) -> str:
+    """math-verify sees no number that touches one of the tags that R1 puts around its answer."""
+    return response.replace("<answer>", "\nAnswer: ").replace("</answer>", "\n")
+
+
 def with_choice_boxed(response: str, gold: str) -> str:
     """Where the gold answer is a letter and no box is there, what the last `answer is` or `Answer:` names."""
     if not _ONE_LETTER.fullmatch(gold) or _BOX.search(response):
