@@ -22,7 +22,10 @@ def long_ones(known: KnownLong, count: int) -> list[int]:
     return [identity for identity in range(count) if known.is_long(Prompt(1, identity))]
 
 
-@given(st.lists(st.integers(1, 12), max_size=40).map(lambda exps: [2**each for each in exps]), st.floats(0.0, 1.0))
+@given(
+    st.lists(st.integers(1, 12), max_size=40).map(lambda exps: [2**each for each in exps]),
+    st.floats(0.0, 1.0, exclude_min=True),
+)
 def test_the_longest_are_known_at_most_the_share_unless_many_are_as_long_as_the_longest(
     lengths: list[int], share: float
 ) -> None:
@@ -71,6 +74,10 @@ def test_what_is_known_survives_a_restart() -> None:
         each.next_round()
     assert restored.state() == known.state()
     assert not restored.is_long(Prompt(2, 1))
+
+
+def test_a_share_of_none_is_none() -> None:
+    assert long_ones(knowing(0.0, [1, 2, 3, 400]), 4) == []
 
 
 def test_a_share_of_more_than_all_is_refused() -> None:

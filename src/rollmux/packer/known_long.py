@@ -44,7 +44,7 @@ class KnownLong:
 
     def next_round(self) -> None:
         """From here on predictions use all that was learnt."""
-        self._threshold = self._lengths.longest(self.share)
+        self._threshold = self._lengths.longest(self.share) if self.share else inf
 
     def state(self) -> Any:
         return {
