@@ -144,6 +144,8 @@ def test_an_empty_window_and_wrong_wishes_are_refused(tmp_path: Path) -> None:
     log = philly_log(tmp_path, *PHILLY)
     assert "at least one of the 4 usable ones" in problems_of(lambda: import_philly(log, Selection(start_h=9.0)))[0]
     wants = Selection(jobs=0, hours=0, start_h=-1, gpus_per_node=0, profile="heavy", min_duration_h=float("nan"))
+    evenly = problems_of(lambda: import_philly(log, Selection(evenly=True)))
+    assert evenly == ["evenly = True: must be left out without jobs, all of which are taken; say how many to take"]
     paths = [problem.split(" = ")[0] for problem in problems_of(lambda: import_philly(log, wants))]
     assert paths == ["jobs", "hours", "start_h", "min_duration_h", "gpus_per_node", "profile"]
 

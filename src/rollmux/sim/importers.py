@@ -167,6 +167,10 @@ def _require_selection(wants: Selection) -> None:
     problems = []
     if wants.jobs is not None and wants.jobs < 1:
         problems.append(Problem("jobs", wants.jobs, "at least 1", "leave it out to take every job"))
+    if wants.evenly and wants.jobs is None:
+        problems.append(
+            Problem("evenly", True, "left out without jobs, all of which are taken", "say how many to take")
+        )
     if wants.hours is not None and not 0 < wants.hours <= MAX_HOURS:
         problems.append(Problem("hours", wants.hours, f"above 0, at most {MAX_HOURS:g}", "leave it out for all"))
     for name in ("start_h", "min_duration_h"):
