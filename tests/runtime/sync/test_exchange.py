@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
 
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.sync import Exchange, Layout, Place, Receiver, Sender, Side, SyncFailed, make_plan
@@ -130,6 +131,17 @@ def test_a_shard_of_the_wrong_shape_is_refused_by_name(tmp_path: Path) -> None:
     plan = make_plan(Exchange(TENSORS, side(1, 1, {}, "a"), side(1, 1, {}, "b")))
     with world(plan, tmp_path) as made, pytest.raises(InvalidSpec, match=r"up = .*96, 40"):
         made.senders[0].publish(1, from_torch(plan, {"up": torch.zeros(3, 3)}))
+
+
+def test_a_shard_that_wraps_others_is_refused_whatever_its_shape(tmp_path: Path) -> None:
+    """As a DTensor does: of a rank alone it has the right shape, and torch won't mix it with what lands."""
+    plan = make_plan(Exchange(TENSORS, side(1, 1, {}, "a"), side(1, 1, {}, "b")))
+    wrapping = TwoTensor(torch.zeros(96, 40), torch.zeros(96, 40))  # type: ignore[no-untyped-call]
+    with (
+        world(plan, tmp_path) as made,
+        pytest.raises(InvalidSpec, match=r"up = 'TwoTensor of .* must be Tensor of .*`to_local\(\)`"),
+    ):
+        made.senders[0].publish(1, from_torch(plan, {"up": wrapping}))
 
 
 def test_ranks_of_one_node_pass_pieces_by_shared_memory(tmp_path: Path) -> None:

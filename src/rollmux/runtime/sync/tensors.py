@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from rollmux.checks import Checks
 from rollmux.runtime.sync.generation import Words
@@ -41,10 +42,12 @@ def from_torch(plan: Plan, shards: Mapping[str, torch.Tensor]) -> Fill:
 
     def fill(name: str, words: Words) -> None:
         shard, place = shards.get(name), _view(words, dtypes[name])
-        if shard is None or shard.shape != place.shape:
-            found = None if shard is None else tuple(shard.shape)
+        wraps: bool = is_traceable_wrapper_subclass(shard)
+        if shard is None or wraps or shard.shape != place.shape:
+            found = None if shard is None else f"{type(shard).__qualname__} of {tuple(shard.shape)}"
+            remedy = "give this rank's part by the layout, which is `to_local()` of a DTensor cut so"
             checks = Checks("shards")
-            checks.report(name, found, f"of shape {tuple(place.shape)}", "give this rank's part by the layout")
+            checks.report(name, found, f"Tensor of {tuple(place.shape)}", remedy)
             checks.require()
         else:
             place.copy_(shard.detach())
