@@ -17,8 +17,20 @@ from typing import Any
 import pytest
 
 from rollmux.errors import InvalidSpec
-from rollmux.runtime.sandbox import Cause, Concern, Ended, Mechanism, Program, RunLimits, Sandbox, SandboxError, tree
+from rollmux.runtime.sandbox import (
+    Cause,
+    Concern,
+    Ended,
+    Mechanism,
+    Program,
+    RunLimits,
+    Sandbox,
+    SandboxError,
+    frames,
+    tree,
+)
 from rollmux.runtime.sandbox.protections import Protections, Unprotected
+from rollmux.runtime.sandbox.sandbox import _BOOT
 from rollmux.runtime.sandbox.tree import descendants
 from tests.runtime.sandbox.world import (
     NAMESPACES,
@@ -334,6 +346,20 @@ asyncio.run(main())
         owner.send_signal(number)
         owner.wait()
     asyncio.run(_until(lambda: all(state(pid) in ("gone", "Z") for pid in below)))
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_zygote_whose_owner_is_gone_before_it_is_ready_says_nothing(told: bool) -> None:
+    ours, theirs = socket.socketpair()
+    boot = _BOOT.format(path=[str(ROOT / "src")])
+    with ours, theirs:
+        zygote = subprocess.Popen(
+            [sys.executable, "-c", boot, str(theirs.fileno())], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE
+        )
+        if told:
+            ours.sendall(frames.packed(Sandbox(list(Concern), tuple(Mechanism))._setup))
+    said = zygote.communicate(timeout=60)[1]
+    assert (said, zygote.returncode) == (b"", 0)
 
 
 def test_a_spare_keeper_serves_one_run_and_is_gone_with_it() -> None:

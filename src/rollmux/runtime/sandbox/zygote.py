@@ -97,7 +97,8 @@ class Zygote:
         gc.collect()
         gc.freeze()
         gc.disable()  # a collection in a fork would copy what it shares; programs switch it on again
-        self._control.sendall(frames.packed(_told(self._protections)))
+        with suppress(ConnectionError):  # of an owner that is gone: so is who looks below
+            self._control.sendall(frames.packed(_told(self._protections)))
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         while os.getppid() == self._owner_pid:
@@ -281,6 +282,9 @@ def _answer(ended: Ended) -> bytes:
 def main() -> None:
     """`python -c ... DESCRIPTOR`, as the owner starts it. The setup has secrets, and arguments are for all to see."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    setup, _ = frames.receive(control, 0)
+    try:
+        setup, _ = frames.receive(control, 0)
+    except frames.BrokenFrame:  # the owner is gone already
+        return
     environment = tuple((str(name), str(value)) for name, value in setup.pop("environment"))
     Zygote(control, Setup(environment=environment, **setup)).serve()
