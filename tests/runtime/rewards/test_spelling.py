@@ -10,9 +10,10 @@ from rollmux.runtime.rewards import maths, spelling
 RULES = {
     "what can't be worked out is its text": (
         r"""8:00 :: 8:00 | 10:00 \text{ PM} :: 10:00 \text{ PM} | \frac{1}{0} :: \frac{1}{0} | \csc 0 :: \csc 0
-        10:00 :: 10:00 \text{ PM} | 3:30 pm :: 3:30 \text{ p.m.}""",
+        10:00 :: 10:00 \text{ PM} | 3:30 pm :: 3:30 \text{ p.m.} | 3:30 PM :: 3:30 \text{ p.m.} | 3:30 p.m. :: 3:30PM
+        3:30 :: 3:30 PM""",
         r"""12:00 :: 8:00 | 5 :: \csc 0 | \frac{2}{0} :: \frac10 | 10:00 \text{ AM} :: 10:00 \text{ PM}
-        3:30 am :: 3:30 \text{ p.m.}""",
+        3:30 am :: 3:30 \text{ p.m.} | 3:30 AM :: 3:30 \text{ p.m.} | 3:30 a.m. :: 3:30 PM""",
     ),
     "a command takes the first digit": (
         r"\sqrt 2 1/2 :: \frac{\sqrt2}{2} | \sqrt 2 3/4 :: \frac{3\sqrt2}{4} | 7 3/4 :: 7.75",

@@ -85,6 +85,8 @@ _READ: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     # LaTeX's blanks, and a full stop at the end.
     (re.compile(r"(?<!\\)\\[ ,;:]|~(?!=)"), " "),
     (re.compile(r"(?<!\.)\.(?=\s*(?:\}|$))"), ""),
+    # math-verify knows `7:05 pm`, and takes the letters of `PM` and `p.m.` for factors.
+    (re.compile(r"(?<=:\d\d)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE), lambda found: f" {found[1].lower()}m"),
     # `The answer is \$18`. One of several amounts in a sentence is none, but behind `=`.
     (re.compile(rf"(?<!\\)(?<!or )(?<!and ){_AMOUNT}(?:(?:(?![.!?]\s)[^\n]){{0,80}}?{_AMOUNT})*"), _amount),
     # √10 and √(2) need braces; x² and 10⁻³.
