@@ -70,6 +70,16 @@ def test_blanks_at_the_ends_of_lines_do_not_matter_and_all_else_does() -> None:
     assert not same_output("1\n\n2", "1\n2")
 
 
+def test_a_long_output_is_expected_where_the_expected_one_is_long(pooled: Pooled) -> None:
+    expected = "7" * 5 * 2**20
+
+    def by(source: str) -> Reward:
+        return pooled.score(CodeTask("long", Program(source), (Case("", expected),)))
+
+    assert by("print('7' * 5 * 2**20)").value == 1.0
+    assert (by("while True: print('7' * 1000)").value, by("print('7' * 2**20)").value) == (0.0, 0.0)
+
+
 ASSERTS = """
 assert add(1, 2) == 3
 assert add([1], [2]) == [1, 2]

@@ -80,7 +80,9 @@ class CodeScorer:
             return await self._try_asserts(task, held)
         case = task.cases[number]
         program = replace(task.program, stdin=case.stdin.encode())
-        ended = await self._sandbox.run(program, held)
+        # Twice as long as the expected one a right output still is, where blanks end its lines.
+        room = max(held.output_bytes, 2 * len(case.expected.encode()))
+        ended = await self._sandbox.run(program, replace(held, output_bytes=room))
         ended.require_whole()
         return _of_case(ended, case)
 
