@@ -194,6 +194,18 @@ def test_an_update_knows_tied_tensors_by_all_names_and_they_get_one_value(budget
     assert torch.equal(model.state_dict()["embed.weight"], three + 1)
 
 
+def test_tied_tensors_may_be_given_columns_of_something(budget: Budget) -> None:
+    bias = torch.zeros(4)
+    resident = Resident({"one": bias, "other": bias.view(4)}, name="a", budget=budget, read_only=True)
+    columns = torch.arange(8.0).view(4, 2)
+    resident.update({"one": columns[:, 0], "other": columns[:, 0].clone()})
+    with pytest.raises(Unfit, match="which it is tied to"):
+        resident.update({"one": columns[:, 0], "other": columns[:, 1]})
+    resident.offload()
+    resident.load()
+    assert bias.tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
 @pytest.mark.parametrize("by", ["object", "data"])
 def test_an_update_that_contradicts_itself_is_refused_however_its_tensors_are_tied(by: str, budget: Budget) -> None:
     model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)}).requires_grad_(False)

@@ -49,7 +49,9 @@ def are_same(dtype: torch.dtype, one: Tensor, other: Tensor) -> bool:
     """Whether two of one shape are the same bytes in this type; those that are one are not looked at."""
     if one.data_ptr() == other.data_ptr() and (one.dtype, one.stride()) == (other.dtype, other.stride()):
         return True
-    first, second = (each.detach().to(one.device, dtype).reshape(-1).view(torch.uint8) for each in (one, other))
+    first, second = (
+        each.detach().to(one.device, dtype).flatten().contiguous().view(torch.uint8) for each in (one, other)
+    )
     return torch.equal(first, second)
 
 
