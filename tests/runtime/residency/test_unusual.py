@@ -206,6 +206,28 @@ def test_tied_tensors_may_be_given_columns_of_something(budget: Budget) -> None:
     assert bias.tolist() == [0.0, 2.0, 4.0, 6.0]
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_an_update_of_views_over_the_same_memory_is_one_that_agrees_with_itself(slots: int, budget: Budget) -> None:
+    whole = torch.zeros(4, 3)
+    state = {"whole": whole, "row": whole[1], "left": whole[:, 0], "right": whole[:, 2], "other": torch.zeros(3)}
+    resident = Resident(state, name="a", budget=budget, read_only=True, slots=slots)
+    resident.offload()
+    values = torch.arange(12.0).view(4, 3)
+    fit = {"row": values[1], "left": values[:, 0].double(), "right": values[:, 2], "other": values[0]}
+    with pytest.raises(Unfit, match=r"'whole' shares memory with some of \['row'\], and has other values there"):
+        resident.update({"row": values[1] + 1, "whole": values})
+    with pytest.raises(Unfit, match=r"'left' shares memory with some of .*'row'"):
+        resident.update(fit | {"left": values[:, 0] + torch.eye(4)[1]})
+    resident.update(fit | {"left": values[:, 0] + torch.eye(4)[2]})
+    resident.load()
+    assert whole[:, 0].tolist() == [0.0, 3.0, 7.0, 9.0]
+    resident.offload()
+    resident.update(fit | {"whole": values})
+    resident.load()
+    assert torch.equal(whole, values)
+    assert torch.equal(state["other"], values[0])
+
+
 @pytest.mark.parametrize("by", ["object", "data"])
 def test_an_update_that_contradicts_itself_is_refused_however_its_tensors_are_tied(by: str, budget: Budget) -> None:
     model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)}).requires_grad_(False)

@@ -1,7 +1,8 @@
 """The two ways between a flat piece of device memory and what is kept on the host, and changes on the host alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from rollmux.runtime.host.errors import Unfit
 from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum
 from rollmux.runtime.residency.kept import Kept
-from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place, Survey
+from rollmux.runtime.residency.layout import ALIGN_BYTES, CHUNK_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.passing import are_same, copy_summed, in_threads, is_zero, same
 from rollmux.runtime.residency.record import Record, require_fit
@@ -166,7 +167,42 @@ def _given(places: Mapping[str, Place], values: Mapping[str, Tensor]) -> dict[Pl
         first, same_value = given.setdefault(memory, (name, fitted))
         if not are_same(getattr(torch, memory.dtype), same_value, fitted):
             raise Unfit(f"{name!r} has other values than {first!r}, which it is tied to; give the same, or one")
-    return {place: value for place, (_, value) in given.items() if value.numel()}
+    given = {place: (name, value) for place, (name, value) in given.items() if value.numel()}
+    for some in _overlapping(given):
+        _require_one_value({place: given[place] for place in some})
+    return {place: value for place, (_, value) in given.items()}
+
+
+def _overlapping(places: Iterable[Place]) -> list[list[Place]]:
+    """Those of which one begins before another ends: they may have elements in common."""
+    found, end = list[list[Place]](), (0, 0)
+    for place in sorted(places, key=lambda place: (place.unit, _extent(place))):
+        first, last = _extent(place)
+        if not found or (place.unit, first) >= end:
+            found.append([])
+        found[-1].append(place)
+        end = max(end, (place.unit, last))
+    return [some for some in found if len(some) > 1]
+
+
+def _require_one_value(given: Mapping[Place, tuple[str, Tensor]]) -> None:
+    """Of each element, though several of these tensors have it: all are written, and then nothing reads as another."""
+    firsts, lasts = zip(*map(_extent, given), strict=True)
+    start, end = min(firsts) // ALIGN_BYTES, ceil(max(lasts) / ALIGN_BYTES)
+    written = torch.empty((end - start) * ALIGN_BYTES, dtype=torch.uint8)
+
+    def there(place: Place) -> Tensor:
+        typed = written.view(getattr(torch, place.dtype))
+        return torch.as_strided(typed, place.size, place.stride, place.offset - start * ALIGN_BYTES // typed.itemsize)
+
+    for place, (_, value) in given.items():
+        there(place).copy_(value)
+    for place, (name, value) in given.items():
+        if not are_same(getattr(torch, place.dtype), there(place), value):
+            others = sorted(other for other, _ in given.values() if other != name)
+            raise Unfit(
+                f"{name!r} shares memory with some of {others[:3]}, and has other values there; give one of them"
+            )
 
 
 def _fitted(place: Place, value: Tensor) -> Tensor:
