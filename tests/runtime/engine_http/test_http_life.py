@@ -29,6 +29,7 @@ from rollmux.runtime.engine.http import (
     nvidia_smi,
 )
 from rollmux.runtime.engine.http import life as life_module
+from rollmux.runtime.engine.http import wire as wire_module
 from rollmux.runtime.engine.http.calls import Call, Reply
 from rollmux.runtime.engine.http.errors import MemoryUnknown
 from rollmux.runtime.engine.http.wire import Wire
@@ -605,6 +606,17 @@ def test_requests_that_wait_in_the_servers_queue_outlive_a_sleep(dialect: str) -
         it.engine.resume()
         ended = all_ended(it.engine)
     assert [ended[f"r{n}"].response.tokens for n in range(3)] == [greedy("base", PROMPT, 20)] * 3
+
+
+def test_a_connection_is_not_used_when_its_server_may_be_about_to_close_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wire_module.KEPT_S < 5
+    monkeypatch.setattr(wire_module, "KEPT_S", 0.05)
+    with rig("vllm") as it:
+        assert it.engine.is_healthy()
+        before = set(it.server.connections)
+        time.sleep(0.1)
+        assert it.engine.is_healthy()
+        assert it.server.connections - before
 
 
 @BOTH

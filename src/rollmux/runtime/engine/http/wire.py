@@ -21,6 +21,7 @@ from rollmux.runtime.engine.http.inbox import Inbox
 from rollmux.runtime.engine.http.sse import Events
 
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # the same call may go well a little later
+KEPT_S = 2.0  # both servers close a connection that is idle for 5 s, and who asks just then is not answered
 Answer = TypeVar("Answer")
 Key = tuple[str, int]  # a request and the attempt at it
 
@@ -127,7 +128,7 @@ class Wire:
             base_url=server.url,
             headers=server.headers,
             timeout=httpx.Timeout(server.call_s, connect=server.connect_s, read=None, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=KEPT_S),
             verify=server.url.startswith("https:"),  # without need, loading the certificates is most of the start
             trust_env=False,  # a proxy named in the environment is not meant for machines of our own
         )
