@@ -109,6 +109,10 @@ class Life:
     def update(self, version: int, weights: Mapping[str, Any] | None) -> None:
         """Of an empty server, awake or asleep; the cache sleeps on."""
         calls = self._dialect.update(version, weights)
+        if self._opened and not any(call.opens for call in calls):
+            raise ServerMismatch(
+                "weights began to come over a group, and did not all come: let them come that way again"
+            )
         self._wake(WEIGHTS)
         again, self._half = self._half is not None, version
         for call in calls:
