@@ -310,6 +310,22 @@ def test_a_response_ends_as_the_model_says_too_and_that_is_not_scored(named: str
         assert task.asked(0, response) == MathsTask("6", "1")
 
 
+@pytest.mark.parametrize("ends", [0, [0, 1]])
+def test_an_answer_that_the_template_ends_otherwise_than_responses_end_is_warned_of(
+    ends: int | list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As base models of Qwen's: their template ends a turn, and their configuration names the end of a text alone."""
+    model = talking(tmp_path / "model", ends=ends)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.eos_token = BEGIN
+    tokenizer.save_pretrained(model)
+    path = written(tmp_path / "mine.jsonl", {"answer": 1})
+    batching = {"prompts": 1, "responses": 2}
+    train(job(model, path, steps=1, batching=batching, sampling={"max_tokens": 4}), tmp_path / "run", alone())
+    told = f"the model's chat template ends an answer with '{END}', which ends no response: responses go on behind it"
+    assert (told in caplog.text) is (ends == 0)
+
+
 def test_a_configuration_that_can_not_be_read_is_told(tmp_path: Path) -> None:
     model = talking(tmp_path)
     (tmp_path / "generation_config.json").write_text("{")

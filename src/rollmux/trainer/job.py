@@ -108,6 +108,10 @@ class _Run:
         """What stands in files decides as settings do."""
         task = self.parts.task
         self._fixed["task"]["prompts' content"] = looked_through(self.job, task, self.parts.model)
+        if isinstance(task.tokenizer, Pretrained) and (end := task.tokenizer.other_end):
+            told = f"the model's chat template ends an answer with {end!r}, which ends no response"
+            remedy = "name its token in generation_config.json (`eos_token_id`)"
+            log.warning("%s: responses go on behind it; %s", told, remedy)
         if task.digest:
             self._fixed["task"]["path's content"] = task.digest
         if Kind.JUDGE in task.needs.kinds:

@@ -15,6 +15,7 @@ from rollmux.trainer.errors import ModelMissing, NotTaught
 # where there is no clock.
 DAY = datetime(2024, 7, 26)
 CLOCK = "strftime_now"
+ASKED, ANSWERED = "How many?", "Seven."  # what a template is given, to see how it ends an answer
 _FIELDS = "".join(f" | replace('%{code}', '{DAY.strftime('%' + code)}')" for code in "aAbBdHIjmMpSyY")
 _STOPPED = f"{{% macro {CLOCK}(format) %}}{{{{ format | replace('%-', '%'){_FIELDS} }}}}{{% endmacro %}}\n"
 
@@ -46,6 +47,21 @@ class Pretrained:
         first = () if self._tokenizer.chat_template is not None else tuple(self._tokenizer("")["input_ids"][:1])
         self._begin = first if first == (self._tokenizer.bos_token_id,) else ()
         self.ends = tuple(self.decode((token,)) for token in self.end_tokens)
+
+    @property
+    def other_end(self) -> str | None:
+        """What the chat template ends an answer with, if that is a token that ends no response."""
+        if self._tokenizer.chat_template is None:
+            return None
+        turns = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
+        try:
+            said = str(self._tokenizer.apply_chat_template(turns, tokenize=False))
+        except Exception:  # noqa: BLE001 - a template may know no answers; what it says of prompts is told by `talk`
+            return None
+        _, known, behind = said.rpartition(ANSWERED)
+        first = self.encode(behind.lstrip())[:1] if known else ()
+        is_end = all(token in self._tokenizer.added_tokens_decoder for token in first)
+        return self.decode(first) if is_end and not set(first) <= set(self.end_tokens) else None
 
     def encode(self, text: str) -> tuple[int, ...]:
         tokens = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
