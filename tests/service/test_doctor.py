@@ -59,11 +59,15 @@ def looked(*words: str) -> tuple[int, Findings]:
 @contextmanager
 def answering(health: Mapping[str, Any]) -> Iterator[str]:
     """A server that answers every call with this, as a controller of another version might."""
+    with saying(200, json.dumps({**health, "jobs": [], "nodes": []}).encode()) as url:
+        yield url
 
+
+@contextmanager
+def saying(status: int, body: bytes) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps({**health, "jobs": [], "nodes": []}).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -179,6 +183,13 @@ def test_what_is_no_controller_fails(place: Path) -> None:
         status, found = looked("--folder", str(place), "--url", url)
     assert status == 1
     assert "is no RollMux controller" in found["controller"]["found"]
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_proxy_whose_controller_is_away_is_told_as_such(place: Path, status: int) -> None:
+    with saying(status, b"<html>Bad Gateway</html>") as url:
+        _, found = looked("--folder", str(place), "--url", url)
+    assert found["controller"]["found"].startswith(f"no controller answers behind {url} (status {status}")
 
 
 def test_a_wrong_token_fails(tmp_path: Path, place: Path) -> None:

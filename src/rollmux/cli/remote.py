@@ -29,6 +29,9 @@ STARTING_S, AGAIN_S = 20.0, 0.1
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 TRUST = f"set {TRUSTED} to a file with the certificate of who has signed its own"
 
+# How a proxy says that nobody behind it answers.
+AWAY = (502, 503, 504)
+
 BY = "--url and --token, or --folder"
 
 
@@ -75,7 +78,11 @@ class Remote:
         try:
             data: dict[str, Any] = dict(answer.json())
         except (ValueError, TypeError) as error:
-            raise CallRefused(f"{self.url} is no RollMux controller: it answered {answer.status_code}") from error
+            status = answer.status_code
+            if status in AWAY:
+                said = f"no controller answers behind {self.url} (status {status}, of a proxy)"
+                raise NoController(f"{said}; is `rollmux serve` running?") from error
+            raise CallRefused(f"{self.url} is no RollMux controller: it answered {status}") from error
         if answer.is_error:
             problems = "".join(f"\n  {problem}" for problem in data.get("problems", ()))
             raise CallRefused(f"{data.get('error', answer.status_code)}{problems}")
