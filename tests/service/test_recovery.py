@@ -72,9 +72,11 @@ def test_an_image_of_another_version_is_passed_over() -> None:
 def test_another_cluster_or_policy_is_refused_by_name() -> None:
     journal = MemoryJournal()
     running(journal)
-    with pytest.raises(RollmuxError, match=r"another cluster.*new journal"):
-        recover(journal, CLUSTERS[1], RollmuxPolicy(), RULES)
-    with pytest.raises(RollmuxError, match="another policy, rollmux, than the present paper"):
+    train = replace(CLUSTER.train, max_nodes=9)
+    told = rf"another cluster \(cluster.train.max_nodes was {CLUSTER.train.max_nodes} and is 9\): .*new journal"
+    with pytest.raises(RollmuxError, match=told):
+        recover(journal, replace(CLUSTER, train=train), RollmuxPolicy(), RULES)
+    with pytest.raises(RollmuxError, match=r"another policy \(policy was rollmux and is paper\)"):
         recover(journal, CLUSTER, PaperPolicy(), RULES)
 
 

@@ -3,7 +3,7 @@
 Invariant (I11): what is played again leads to what it led to before, record by record; else nothing is gone on from.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -113,10 +113,19 @@ def _require_same(head: dict[str, Any], wanted: dict[str, Any]) -> None:
     for name in ("journal", "cluster", "policy"):
         if head.get(name) != wanted[name]:
             raise RollmuxError(
-                f"the journal was begun with another {name}, {head.get(name)}, than the present {wanted[name]}: "
+                f"the journal was begun with another {name} ({', '.join(_apart(name, head.get(name), wanted[name]))}): "
                 f"start with that {name}, or, once all jobs have ended, begin a new journal in another folder (and "
                 "another schema)"
             )
+
+
+def _apart(path: str, begun: Any, present: Any) -> Iterator[str]:
+    """What is not in both the same: a cluster is long, and one number of it another."""
+    if isinstance(begun, dict) and isinstance(present, dict):
+        for key in begun | present:
+            yield from _apart(f"{path}.{key}", begun.get(key), present.get(key))
+    elif begun != present:
+        yield f"{path} was {begun} and is {present}"
 
 
 def _begun_with(kind: type[T], head: dict[str, Any], name: str) -> T:
