@@ -70,6 +70,7 @@ def follow(there: Served, token: str | None = None, after: int | None = None) ->
     ):
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"] == "text/event-stream"
+        assert answer.headers["x-accel-buffering"] == "no"
         try:
             yield Reader(answer.iter_lines())
         finally:  # wakes the thread that reads

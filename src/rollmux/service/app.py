@@ -44,6 +44,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 JSON = (b"content-type", b"application/json")
 KIND_OF_FIGURES = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+# The last is for nginx, which otherwise hands on no news before they fill a buffer.
+STREAM = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 
 # Streams that are open at a time, in all and of one caller; who takes nothing for so long is cut off.
 MOST_STREAMS, MOST_STREAMS_EACH, SLOW_S = 200, 20, 15.0
@@ -131,8 +133,7 @@ class App:
         gone = asyncio.ensure_future(_left(receive))
         chunks = follower.chunks(gone, lambda: self._bearer(scope) == caller)
         try:
-            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM})
             async with aclosing(chunks):
                 async for chunk in chunks:
                     message = {"type": "http.response.body", "body": chunk, "more_body": True}
