@@ -25,6 +25,7 @@ from rich.table import Table
 from rollmux.mux.compiled import IS_COMPILED
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 COMPUTING = ("torch", "transformers", "vllm", "sglang")
 Row = Mapping[str, object]
 
@@ -32,14 +33,16 @@ Row = Mapping[str, object]
 def arguments(name: str, description: str) -> argparse.ArgumentParser:
     """The options that every benchmark takes; each adds its own."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / f"{name}.json")
+    parser.add_argument("--out", type=Path, help="where results go, in place of benchmarks/results")
     parser.add_argument("--seed", type=int, default=0, help="seed of all randomness")
-    parser.add_argument("--quick", action="store_true", help="a small run that only shows that it works")
+    parser.add_argument(
+        "--quick", action="store_true", help="a small run that only shows that it works, kept by --out alone"
+    )
     return parser
 
 
 def record(name: str, args: argparse.Namespace, measure: Callable[[], Row]) -> dict[str, object]:
-    """Run `measure` and write its numbers, with all that surrounds them, to `args.out`."""
+    """Run `measure` and keep its numbers, with all that surrounds them; a quick run's only where `--out` says."""
     source = git_state()  # read first: it describes the code that is loaded
     start_s, others_start_s = time.perf_counter(), others_cpu_s()
     measured = dict(measure())
@@ -57,8 +60,9 @@ def record(name: str, args: argparse.Namespace, measure: Callable[[], Row]) -> d
         "measured": measured,
     }
     text = json.dumps(result, indent=2, allow_nan=False) + "\n"
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(text, encoding="utf-8")
+    if out := args.out or (None if args.quick else RESULTS / f"{name}.json"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
     return result
 
 

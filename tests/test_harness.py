@@ -73,6 +73,15 @@ def test_the_result_file_says_what_ran_where_and_what_came_out(tmp_path: Path) -
     assert written["wall_s"] > 0
 
 
+@pytest.mark.parametrize(("words", "kept"), [([], ["sample.json"]), (["--quick"], [])])
+def test_a_quick_run_takes_no_recorded_results_place(
+    words: list[str], kept: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    harness.record("sample", harness.arguments("sample", "A sample.").parse_args(words), dict)
+    assert [path.name for path in tmp_path.iterdir()] == kept
+
+
 def test_a_result_that_is_not_a_number_is_not_written(tmp_path: Path) -> None:
     args = harness.arguments("sample", "A sample.").parse_args(["--out", str(tmp_path / "sample.json")])
     with pytest.raises(ValueError, match="not JSON compliant"):
