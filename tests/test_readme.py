@@ -2,15 +2,19 @@
 
 import contextlib
 import io
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from rollmux.cli import app
 from tests.test_repository import console_blocks, is_preparation
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def lines(text: str) -> list[str]:
@@ -37,3 +41,43 @@ def test_the_python_shown_prints_what_is_shown_below_it() -> None:
         with contextlib.redirect_stdout(printed):
             exec(compile(program, "README.md", "exec"), {})
         assert printed.getvalue() == output
+
+
+def measured(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))["measured"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "policy"),
+    [
+        ("dedicated nodes", "solo"),
+        ("training nodes only", "colocated"),
+        ("`paper`", "paper"),
+        ("the optimum", "optimal"),
+        ("`rollmux`", "rollmux"),
+    ],
+)
+def test_what_each_policy_costs_is_what_was_measured_last(shown: str, policy: str) -> None:
+    (line,) = re.findall(rf"^\| {shown}[^|]*\|(.*)\| [^|]*\|$", README, re.M)
+    rows = [
+        row for row in measured("fluid")["rows"] if (row["jobs"], row["policy"], row["played"]) == (300, policy, "pace")
+    ]
+    assert [row["workload"] for row in rows] == ["mixed", "balanced", "rollout-heavy", "train-heavy"]
+    assert [f"{row['whole-node']['mean']:.2f}" for row in rows] == re.findall(r"[\d.]+", line)
+    assert [row["SLO"] for row in rows] == [1.0] * 4
+
+
+def test_the_figures_of_the_controller_and_of_decisions_are_those_measured_last() -> None:
+    text = " ".join(README.split())
+    parts = {row["part"]: row for row in measured("permits")["rows"]}
+    grants, looked_at = parts["grants"], parts["grants, looked at"]["p99_ms"]
+    assert f"takes {grants['p50_ms']:.1f} ms, p99 {grants['p99_ms']:.1f} ms, {looked_at:.1f} ms while" in text
+    constant, varying = (100 * goal["value"] for goal in measured("weave")["goals"][:2])
+    assert f"within {constant:.1f} % of the forecast where phases are constant, and within {varying:.1f} % of" in text
+    few, many = (
+        row for row in measured("decisions")["rows"] if row["policy"] == "rollmux" and row["jobs"] in (100, 20000)
+    )
+    assert f"takes {few['p50']:.2f} ms with 100 jobs in the cluster and {many['p50']:.0f} ms with 20,000" in text
+    assert f"(p99 {few['p99']:.1f} and {many['p99']:.0f} ms;" in text
+    away_s = measured("recovery")["rows"][-1]["worst s"]
+    assert f"back after {away_s:.1f} s" in text
