@@ -170,9 +170,8 @@ class App:
         if not (self.strangers.allow(_address(scope)) if caller is None else self.rates.allow(caller.name, weight)):
             raise Denied(TOO_MANY, "too many calls: wait a second")
         if caller is None:
-            raise Denied(
-                401, "who calls is not known: send the header `Authorization: Bearer TOKEN` with a valid token"
-            )
+            why = "who calls is not known: set ROLLMUX_TOKEN to a valid token (in HTTP, `Authorization: Bearer TOKEN`)"
+            raise Denied(401, why)
         return caller
 
     def _require_entitled(self, caller: Caller, who: frozenset[Role], path: Mapping[str, str]) -> None:
