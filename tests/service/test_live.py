@@ -130,6 +130,15 @@ def test_whose_line_it_is_can_be_read_on_every_terminal(
     assert "qwen-maths" in said(command)
 
 
+def test_a_tenant_is_told_that_prices_are_of_all_jobs(there: Served) -> None:
+    there.post("/v1/jobs", {"name": "others", "slo": 2, "rollout": PHASE, "train": PHASE})
+    alice = said("token", "create", "alice", "--folder", str(there.service.wanted.folder)).strip()
+    theirs = ("--token", alice)
+    assert "No jobs." in said("status", *theirs)
+    assert "All jobs: $7.13 per hour shared, $7.13 alone" in said("status", *theirs)
+    assert "All jobs: $7.13 an hour shared, $7.13 alone" in said("top", "--once", *theirs)
+
+
 def test_commands_say_what_is_wrong(there: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "there is no job 'nobody'" in said("status", "nobody", fails=True)
     (tmp_path / "bad.yaml").write_text("nam: x\n")

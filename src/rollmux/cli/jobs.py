@@ -132,7 +132,7 @@ def _quoted(found: Quote, job: str) -> str:
 
 def _prices(cluster: ClusterView) -> str:
     return (
-        f"${cluster.usd_per_hour:.2f} per hour shared, ${cluster.usd_per_hour_alone:.2f} alone, "
+        f"All jobs: ${cluster.usd_per_hour:.2f} per hour shared, ${cluster.usd_per_hour_alone:.2f} alone, "
         f"${cluster.usd_per_hour_fluid:.2f} for the work itself."
         + (f"\nNOTHING CAN BE CHANGED: {cluster.broken}" if cluster.broken else "")
     )

@@ -73,8 +73,8 @@ def _prices(cluster: ClusterView) -> Text:
     alone = cluster.usd_per_hour_alone
     saved = f" ({1 - cluster.usd_per_hour / alone:.0%} saved)" if alone else ""
     text = (
-        f"${cluster.usd_per_hour:.2f} an hour shared, ${alone:.2f} each job alone{saved}, "
-        f"${cluster.usd_per_hour_fluid:.2f} for the work itself"
+        f"All jobs: ${cluster.usd_per_hour:.2f} an hour shared, ${alone:.2f} alone{saved}, "
+        f"${cluster.usd_per_hour_fluid:.2f} for the work"
     )
     return Text(text, no_wrap=True, overflow="ellipsis")
 
