@@ -1,11 +1,14 @@
 """The commands, as a person calls them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from rollmux import __version__
 from rollmux.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,3 +59,9 @@ def test_a_wrong_option_is_refused_with_what_would_be_right(wrong: list[str]) ->
 
 def test_the_page_of_states_is_what_the_tables_say() -> None:
     assert run(app, ["states"]).output == (ROOT / "docs" / "states.md").read_text(encoding="utf-8")
+
+
+def test_the_version_is_told_by_command_and_by_module() -> None:
+    told = f"rollmux {__version__}\n"
+    assert run(app, ["--version"]).output == told
+    assert subprocess.check_output([sys.executable, "-m", "rollmux", "--version"], text=True) == told

@@ -22,7 +22,9 @@ from rollmux.service.checkup import machine
 from rollmux.service.checkup.finding import Level
 from rollmux.service.checkup.folder import kind_of
 from rollmux.service.checkup.machine import _group_bytes, gpus, open_files, shared_memory
+from rollmux.service.journal.place import opened
 from tests.ports import free_port
+from tests.service.postgres_server import Server
 from tests.service.running import running
 from tests.service.serving import served
 from tests.service.test_app import SmallDisk
@@ -32,7 +34,7 @@ Findings = dict[str, dict[str, str]]
 
 @pytest.fixture(autouse=True)
 def _nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ROLLMUX_URL", "ROLLMUX_TOKEN", "ROLLMUX_FOLDER", "ROLLMUX_PORT"):
+    for name in ("ROLLMUX_URL", "ROLLMUX_TOKEN", "ROLLMUX_FOLDER", "ROLLMUX_PORT", "ROLLMUX_JOURNAL"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -210,6 +212,23 @@ def test_a_controller_that_can_write_no_more_fails(tmp_path: Path) -> None:
         status, found = looked("--folder", str(tmp_path), "--url", there.service.url, "--token", there.admin)
     assert status == 1
     assert "disk is full" in found["controller"]["found"]
+
+
+@pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/base", "mysql://host/base"])
+def test_a_journal_whose_server_is_away_fails(place: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("ROLLMUX_JOURNAL", url)
+    status, found = looked("--folder", str(place), "--port", str(free_port()))
+    assert (status, found["journal"]["level"]) == (1, "fail")
+    assert ("refused" if "127" in url else "begins with postgresql://") in found["journal"]["found"]
+
+
+def test_a_journal_on_a_server_is_looked_for_and_not_begun(place: Path, server: Server, tmp_path: Path) -> None:
+    url = server.url("doctor")
+    for said in ("answers, and has none yet", "answers, and has none yet", "answers, and has it"):
+        if said.endswith("it"):
+            opened(url)(tmp_path).close()
+        status, found = looked("--folder", str(place), "--port", str(free_port()), "--journal", url)
+        assert (status, found["journal"]["found"]) == (0, f"its server {said}")
 
 
 def test_people_see_a_line_for_each_check_and_what_to_do(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""`rollmux doctor`: what is wrong with this machine, the controller's folder, or the controller, and what helps."""
+"""`rollmux doctor`: what is wrong with this machine, the folder, the journal or the controller, and what helps."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text as Styled
 
 from rollmux import __version__
-from rollmux.cli.options import AsJson, Folder, Port, Token, Url, folder_of
+from rollmux.cli.options import AsJson, Folder, JournalUrl, Port, Token, Url, folder_of
 from rollmux.cli.outputs import show
 from rollmux.cli.remote import CallRefused, Remote, Unknown, remote
 from rollmux.protocol.views import ClusterView, Health, Standing
@@ -31,15 +31,18 @@ def doctor(
     url: Url = "",
     token: Token = "",
     folder: Folder = None,
+    journal: JournalUrl = "",
 ) -> None:
     """Check this machine, the controller's folder and the controller. The exit status is 1 if something can't work."""
     from rollmux.service.checkup.folder import folder as folder_checks  # noqa: PLC0415  for other commands' sake
+    from rollmux.service.checkup.journal_server import journal_server  # noqa: PLC0415
     from rollmux.service.checkup.machine import machine  # noqa: PLC0415
 
     place = folder_of(folder)
     of_controller = list(_controller(url, token, folder))
     answers = any(each.check == SAME_VERSION for each in of_controller)
-    findings = [*machine("127.0.0.1", 0 if answers else port), *folder_checks(place), *of_controller]
+    findings = [*machine("127.0.0.1", 0 if answers else port), *folder_checks(place)]
+    findings += [*([journal_server(journal)] if journal else []), *of_controller]
     failed = sum(each.level is Level.FAIL for each in findings)
     data = {"ok": not failed, "findings": [_plain(each) for each in findings]}
     show(data, as_json, _table(findings), _verdict(findings))

@@ -3,12 +3,13 @@
 import sys
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from rollmux import __version__
 from rollmux.cli.refusals import why_not
 
 # In the order of `rollmux --help`.
@@ -84,6 +85,16 @@ def _literal(command: Any) -> Any:
 app = typer.Typer(cls=_Imported, add_completion=False, no_args_is_help=True)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rollmux {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _rollmux() -> None:
+def _rollmux(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version, and end.")
+    ] = False,
+) -> None:
     """Many RL post-training jobs on shared machines."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rollmux.service.journal.history import KEEP_RECORDS
 from rollmux.service.journal.sqlite import SqliteJournal
-from rollmux.service.journal.values import Journal, JournalAway
+from rollmux.service.journal.values import Journal, JournalAway, NoJournal
 
 if TYPE_CHECKING:
     from rollmux.service.journal.postgres import PostgresJournal
@@ -28,7 +28,7 @@ def to_read(url: str, path: Path) -> Journal:
     if url:
         return _of_server(url)(url, reads_only=True)
     if not path.is_file():
-        raise JournalAway(f"there is no journal {path}; say --folder, or --journal URL")
+        raise NoJournal(f"there is no journal {path}; say --folder, or --journal URL")
     return SqliteJournal(path, reads_only=True)
 
 

@@ -23,7 +23,7 @@ from rollmux.service.journal.address import Address, address
 from rollmux.service.journal.history import KEEP_RECORDS
 from rollmux.service.journal.session import STATEMENT_S, Session
 from rollmux.service.journal.tables import TableJournal
-from rollmux.service.journal.values import Batch, JournalAway, JournalDamaged, JournalTaken
+from rollmux.service.journal.values import Batch, JournalAway, JournalDamaged, JournalTaken, NoJournal
 from rollmux.service.journal.written import OwnedRow, RecordRow, owned_rows, record_rows
 
 log = logging.getLogger("rollmux.service")
@@ -231,7 +231,7 @@ class PostgresJournal(TableJournal):
 
     def _look(self) -> None:
         if not self._exists():
-            raise JournalAway(f"{self.name}: there is no journal")
+            raise NoJournal(f"{self.name}: there is no journal")
         self._db.set_autocommit(False)
         self._db.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
         self._db.set_read_only(True)

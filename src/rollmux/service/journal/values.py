@@ -30,6 +30,10 @@ class JournalAway(RollmuxError):
     """The journal can't be reached, or does not let us in."""
 
 
+class NoJournal(JournalAway):
+    """Where it should be there is none, or none yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One event that changed the machine. `told` is the checksum of the commands that it led to."""
