@@ -144,6 +144,7 @@ class Player:
 
     def obey(self, command: Command) -> None:
         if isinstance(command, Draw):
+            assert command.count > 0, "nothing is asked for"
             for _ in range(command.count):
                 self.draw(command.domain)
         elif isinstance(command, Launch):

@@ -18,7 +18,7 @@ def paths(batching: Batching) -> list[str]:
 
 
 def test_every_problem_is_told_at_once() -> None:
-    wrong: Any = Batching(0, 2.5, 0.9, float("inf"), "first", {"": 1, "b": 0}, 0, -1)  # type: ignore[arg-type]
+    wrong: Any = Batching(0, 2.5, 0.9, float("inf"), "first", {"": 1, "b": 0}, 0, -1, -1)  # type: ignore[arg-type]
     assert paths(wrong) == [
         "prompts",
         "responses",
@@ -26,11 +26,12 @@ def test_every_problem_is_told_at_once() -> None:
         "eta_responses",
         "max_wait_rounds",
         "retries",
+        "most_filtered",
         "race",
         "quotas",
         "quotas.b",
     ]
-    with pytest.raises(InvalidSpec, match="batching has 9 problems"):
+    with pytest.raises(InvalidSpec, match="batching has 10 problems"):
         TailBatcher(wrong)
 
 

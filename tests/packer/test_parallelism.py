@@ -39,11 +39,11 @@ def told(planner: ParallelismPlanner, *short_rounds: int) -> ParallelismPlanner:
     return planner
 
 
-@given(rounds=ROUNDS, adopt=st.booleans())
+@given(size=st.sampled_from(SETTINGS.sizes), rounds=ROUNDS, adopt=st.booleans())
 def test_by_preemptions_a_size_is_doubled_halved_or_kept_within_what_is_allowed(
-    rounds: list[tuple[int, bool]], adopt: bool
+    size: int, rounds: list[tuple[int, bool]], adopt: bool
 ) -> None:
-    planner = ParallelismPlanner(SETTINGS, size=2)
+    planner = ParallelismPlanner(SETTINGS, size=size)
     last_short: int | None = None
     quiet = 0
     for preemptions, short in rounds:

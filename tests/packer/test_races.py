@@ -138,6 +138,18 @@ def test_where_generation_decides_a_failed_reward_gives_the_place_back_to_the_ra
     assert batch.deferred == (prompt(0),)
 
 
+def test_where_generation_decides_a_response_without_a_reward_is_generated_no_more() -> None:
+    batcher = started(replace(TWO_OF_THREE, race=Race.GENERATED))
+    assert generate(batcher, 0, 0) == []
+    assert batcher.handle(ResponseFailed(request(0, 0), "sandbox")) == ()  # the two that still run are enough
+    assert generate(batcher, 0, 1) == []
+    assert generate(batcher, 0, 2) == []
+    generate(batcher, 1, 0, 1)
+    reward(batcher, 1, 0, 1)
+    (trained, _) = batch_of(reward(batcher, 0, 1, 2)).prompts
+    assert [each.request.sample for each in trained.responses] == [1, 2]
+
+
 def test_a_reserve_takes_the_place_of_a_failed_reward_at_once() -> None:
     batcher = started(Batching(1, 1, 2.0, 1.0, Race.GENERATED), SOME_REWARD)
     generate(batcher, 0, 0)
@@ -277,6 +289,25 @@ def test_a_domain_that_has_ended_makes_its_share_smaller_and_not_the_others() ->
     assert not batch.is_last
     assert batcher.handle(RoundStarted()) == (Draw(1, "math"),)
     assert batch_of(batcher.handle(DataEnded("math"))).is_last
+
+
+def test_a_prompt_that_came_too_late_for_its_round_is_trained_though_the_data_have_ended() -> None:
+    batcher = TailBatcher(Batching(2, 1, 2.0, 1.0, quotas={"code": 1, "math": 1}))
+    assert batcher.handle(RoundStarted()) == (Draw(2, "code"), Draw(2, "math"))
+
+    def play(request: Request) -> tuple[Command, ...]:
+        batcher.handle(ResponseGenerated(request, 1))
+        return batcher.handle(ResponseRewarded(request, 1.0))
+
+    first, late, other = Prompt(0, 0, "code"), Prompt(0, 1, "code"), Prompt(0, 0, "math")
+    batcher.handle(PromptDrawn(first), PromptDrawn(other))
+    assert play(Request(1, first, 0)) == ()
+    assert batcher.handle(PromptDrawn(late), DataEnded("code"), DataEnded("math")) == ()
+    assert not batch_of(play(Request(1, other, 0))).is_last
+    assert batcher.handle(RoundStarted()) == (Launch(Request(2, late, 0)),)
+    last = batch_of(play(Request(2, late, 0)))
+    assert last.is_last
+    assert [each.prompt for each in last.prompts] == [late]
 
 
 # -- what is illegal changes nothing -----------------------------------------------------------------------------------

@@ -347,6 +347,12 @@ def test_a_batcher_restored_at_any_point_goes_on_as_if_nothing_had_been(
     assert restarted.batcher.state() == plain.batcher.state()
 
 
+def test_what_a_batcher_remembers_does_not_grow_with_the_epochs() -> None:
+    few, many = (Player(Setting(Batching(4, 1, 1.5, 1.0), data=100, epochs=epochs)).play() for epochs in (3, 9))
+    few_bytes, many_bytes = (len(json.dumps(player.batcher.state())) for player in (few, many))
+    assert many_bytes < 2 * few_bytes  # a few counts of each epoch are kept
+
+
 # -- tokens and policies -----------------------------------------------------------------------------------------------
 
 
