@@ -577,6 +577,47 @@ def test_a_tail_that_ran_ahead_and_fails_does_not_touch_the_training_before_it(o
     assert seats["B"].lanes[TRAIN].state is Phase.GRANTED
 
 
+def given_up(weave: Weave) -> list[cmd.Command]:
+    """C is silent for longer than a lease, and still there after what it gets to vanish in."""
+    weave.handle(50.0, ev.Heartbeat("A", 1))
+    weave.expire(51.0)
+    return weave.give_up(62.0, "C")
+
+
+IN_THE_WAY: dict[str, Callable[[Weave], list[cmd.Command]]] = {
+    "its processes are gone": lambda weave: weave.leave(9.0, "C"),
+    "it was waited for long enough": given_up,
+    "it waits no more": lambda weave: weave.fence(9.0, "C", "moves"),
+}
+
+
+@pytest.mark.parametrize("goes", IN_THE_WAY)
+@pytest.mark.parametrize("order", [Order.FIFO, Order.URGENCY])
+def test_a_tail_moves_together_once_nothing_else_keeps_the_next_job_waiting(order: Order, goes: str) -> None:
+    """B needs a node of the tail's, and one that C has, or is to have before it."""
+    tail = Tail(requests=10, requests_per_node=5, bulk_s=30.0, trigger=0.8, move_s=0.0)
+    is_waiting = goes == "it waits no more"
+    weave = Weave(order, Ledger(), LEASES)
+    for number, (name, rolls) in enumerate({"A": "ab", "D": "d", "C": "cd" if is_waiting else "c", "B": "bc"}.items()):
+        spec = job(name, rollout=PhaseSpec(50.0, len(rolls)), tail=tail if name == "A" else None)
+        weave.join(0.0, Seat(spec, 1, Placement(tuple(rolls), (f"t{name}",)), number, Progress()))
+
+    def tell(event: ev.PhaseEvent) -> list[cmd.Command]:
+        weave.ledger.seq += 1
+        return list(weave.handle(float(weave.ledger.seq), event) or [])
+
+    granted = [grant for name in weave.seats for grant in tell(ev.PhaseRequested(name, 1, ROLLOUT, 0))]
+    leases = {grant.lease.job_id: grant.lease for grant in granted if isinstance(grant, cmd.Grant)}
+    assert sorted(leases) == (["A", "D"] if is_waiting else ["A", "C", "D"])
+    for name, lease in leases.items():
+        tell(ev.PhaseStarted(name, lease.epoch))
+    assert tell(ev.PhaseProgressed("A", leases["A"].epoch, 8, 10)) == []
+    told = IN_THE_WAY[goes](weave)
+    assert [command for command in told if isinstance(command, cmd.Shrink)] == [
+        cmd.Shrink("A", leases["A"].epoch, ("a",), ("b",))
+    ]
+
+
 def wait_for(world: World, job_id: str) -> float:
     """Wakes the machine when it wants to be woken, until the job is granted nodes; returns when that is."""
     for _ in range(20):
