@@ -141,6 +141,7 @@ def test_a_job_that_can_not_be_taken_is_refused_with_all_reasons() -> None:
         world.connect(job_data("a", slo=0.5, iterations=0))
     assert raised.value.status == 422
     assert len(raised.value.problems) == 2
+    assert str(raised.value).split("\n  ") == [raised.value.error, *raised.value.problems]
     assert pickle.loads(pickle.dumps(raised.value)).problems == raised.value.problems
     with pytest.raises(CallRefused, match="there is no job 'nobody'"):
         world.connect("nobody")

@@ -91,6 +91,13 @@ def test_an_address_at_which_another_server_answers_is_told_at_once() -> None:
         wire.post("/v1/jobs", {}, Done)
 
 
+def test_nothing_is_said_of_a_controller_that_answers_after_a_moment(caplog: pytest.LogCaptureFixture) -> None:
+    answers = iter([httpx.Response(503), httpx.Response(200, json={})])
+    wire = Wire("http://controller", "", 20.0, httpx.MockTransport(lambda _: next(answers)))
+    assert wire.post("/v1/jobs", {}, Done) == Done()
+    assert not caplog.records
+
+
 def test_who_waits_and_who_finds_nobody_asks_now_and_then() -> None:
     world = World()
     with (
