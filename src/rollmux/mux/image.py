@@ -7,7 +7,6 @@ past decisions are history, not state: the journal keeps those.
 from dataclasses import dataclass
 from typing import Any
 
-from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import ClusterState, Rules
 from rollmux.mux.codec import decode, encode
@@ -177,8 +176,6 @@ def image(machine: ClusterMachine) -> MachineImage:
 
 def restore(saved: MachineImage, cluster: Cluster, policy: Policy, rules: Rules | None = None) -> ClusterMachine:
     """A machine that goes on from this state."""
-    if saved.version != VERSION:
-        raise RollmuxError(f"this state has version {saved.version}, here {VERSION} is known: use the matching release")
     machine = ClusterMachine(cluster, policy, rules)
     state = machine.state
     state.now, state.next_group = saved.now, saved.next_group
@@ -214,7 +211,7 @@ def from_json(data: Any) -> MachineImage:
 def _copy(kind: Any, source: Any, **replaced: Any) -> Any:
     """The same fields in another class."""
     names = kind.__dataclass_fields__
-    return kind(**{name: replaced.get(name, getattr(source, name)) for name in names if hasattr(source, name)})
+    return kind(**{name: replaced.get(name, getattr(source, name)) for name in names})
 
 
 def _weave_image(group_id: str, weave: Weave) -> WeaveImage:
