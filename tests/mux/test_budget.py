@@ -52,6 +52,14 @@ def test_a_limit_falls_at_once_and_rises_in_steps_with_something_kept_back(
         assert limit_s <= job.limit_s * LOOSEST
 
 
+@pytest.mark.parametrize(("left", "kept_back_s"), [(1, 5.0), (10, 50.0), (20, 100.0), (300, 100.0)])
+def test_what_is_kept_back_of_all_that_is_left_is_an_iteration_and_less_towards_the_end(
+    left: int, kept_back_s: float
+) -> None:
+    limit_s = followed(110.0, 140.0, job("a", 60, 40, slo=2.0), left)
+    assert left * (140.0 - limit_s) == pytest.approx(kept_back_s)
+
+
 @given(job=JOBS)
 def test_a_newcomer_keeps_one_iteration_back_for_its_first(job: JobSpec) -> None:
     assert job.iterations is not None

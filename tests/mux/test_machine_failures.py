@@ -312,6 +312,19 @@ def test_signs_of_life_that_come_together_count_for_the_leases_that_are_there() 
     assert world.machine.next_wake() == world.now + 15.0
 
 
+@pytest.mark.parametrize("order", [("A", "B"), ("B", "A")])
+def test_signs_of_life_are_remembered_though_some_that_come_with_them_are_too_late(order: tuple[str, str]) -> None:
+    world = leased()
+    world.do("B", ROLLOUT)
+    beats = {name: ev.Heartbeat(name, world.begin(name, kind).epoch) for name, kind in (("A", ROLLOUT), ("B", TRAIN))}
+    world.tell(beats["B"], 14.0)
+    world.tell(ev.Tick(), 1.0)
+    world.ignores(beats["A"])
+    heard = ev.Heartbeats(tuple(beats[name] for name in order))
+    assert world.tell(heard, 1.0) == ()
+    assert world.machine.log[-1].event == heard
+
+
 def test_without_expiry_nobody_has_to_be_woken() -> None:
     world = is_running()
     world.begin("A", ROLLOUT)

@@ -530,6 +530,17 @@ def test_a_job_that_is_slower_than_forecast_leaves_while_it_can_still_keep_its_s
     assert 2.0 < slowdown(cast, a) <= a.slo
 
 
+def test_what_a_move_costs_is_as_the_rules_say_where_its_job_does_not() -> None:
+    left_at = []
+    for told_s, rules in ((900.0, Rules(compaction=False)), (0.0, Rules(compaction=False, move_s=900.0))):
+        a, b = job("A", **{**LONG, "cold_start_s": told_s}), job("B", **SLOW)
+        cast = pairs(Checked(rules=rules, takes=slower), a, b)
+        cast.run()
+        ((at, _),) = cast.said(cmd.Stop, "A")
+        left_at.append(at)
+    assert left_at[0] == left_at[1]
+
+
 def test_without_nodes_for_it_a_slow_job_stays() -> None:
     capped = Cluster(Pool("rollout", CHEAP, max_nodes=1), Pool("train", DEAR, max_nodes=1))
     cast = pairs(Checked(cluster=capped, takes=slower), job("A", **LONG), job("B", **SLOW))

@@ -217,12 +217,17 @@ def test_measured_durations_take_the_place_of_the_worst_case() -> None:
     assert (tenant.phase_s, tenant.away_s, tenant.limit_s) == (50, 30, 160)
 
 
-def test_host_memory_holds_every_resident_state_and_the_largest_copy() -> None:
-    first, second = job("a", resident_gb=(100, 0)), job("b", resident_gb=(200, 0))
-    first = replace(first, rollout=replace(first.rollout, transient_bytes=30))
-    second = replace(second, rollout=replace(second.rollout, transient_bytes=20))
-    use = group("g", pinned(first, "r0", "t0"), pinned(second, "r0", "t0")).uses["r0"]
-    assert use.host_bytes == 300 * 10**9 + 30
+@given(sizes=st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), min_size=1, max_size=4))
+def test_host_memory_holds_every_resident_state_and_the_largest_copy(sizes: list[tuple[int, int]]) -> None:
+    members = []
+    for number, (resident, transient) in enumerate(sizes):
+        spec = job(f"j{number}")
+        phase = replace(spec.rollout, resident_bytes=resident, transient_bytes=transient)
+        members.append(pinned(replace(spec, rollout=phase), "r0", "t0"))
+    *before, last = members
+    use = group("g", *before).uses.get("r0", NodeUse())
+    wanted = sum(resident for resident, _ in sizes) + max(transient for _, transient in sizes)
+    assert use.host_bytes_with(last.job.rollout) == group("g", *members).uses["r0"].host_bytes == wanted
 
 
 def test_a_placement_names_each_node_once() -> None:
