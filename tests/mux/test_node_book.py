@@ -253,7 +253,7 @@ class Books(RuleBasedStateMachine):
 
 def test_whatever_nodes_do_each_is_in_one_state_and_every_count_is_right() -> None:
     run_state_machine_as_test(
-        Books, settings=settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
+        Books, settings=settings(max_examples=examples(600), stateful_step_count=40, deadline=None)
     )
 
 
