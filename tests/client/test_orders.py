@@ -151,6 +151,31 @@ def test_a_phase_that_ends_while_it_is_to_pause_simply_finishes(monkeypatch: pyt
     assert not world.said("long", Said.PAUSED)
 
 
+def test_work_that_raises_amid_a_hook_moves_its_state_off_when_that_is_done() -> None:
+    world, crowd, engine, begun, hooked = World(), Crowd(), Engine(), Event(), Event()
+    was_here = list[bool]()
+    with world.connect(long_job()) as mux, world.connect(short_job()) as other:
+
+        @mux.runtime_hook("pause")
+        def pause() -> None:
+            hooked.set()
+            sleep(0.3)
+            was_here.append(engine.here)
+
+        def hurry() -> None:
+            assert begun.wait(3.0)
+            with other.phase("rollout", state=Engine()):
+                pass
+
+        crowd.start(hurry)
+        with pytest.raises(KeyError, match="its own"), mux.phase("rollout", state=engine):  # noqa: PT012
+            begun.set()
+            assert hooked.wait(3.0)
+            raise KeyError("its own")
+        crowd.join()
+    assert was_here == [True]
+
+
 def test_a_job_that_is_cancelled_while_it_pauses_hears_that_its_work_is_lost() -> None:
     world, crowd, begun = World(), Crowd(), Event()
     with world.connect(short_job()) as other:
