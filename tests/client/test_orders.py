@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from threading import Barrier, Condition, Event
 from time import sleep
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from rollmux.client import LeaseLost, Mux, Stopped, stint
+from rollmux.client.orders import heed
 from rollmux.mux.job import PhaseKind
 from rollmux.protocol.messages import Report, Said
 from tests.client.world import Crowd, Engine, Floor, World, job_data, soon
@@ -149,6 +151,22 @@ def test_a_phase_that_ends_while_it_is_to_pause_simply_finishes(monkeypatch: pyt
         assert resumed.wait(3.0)
         assert world.record("long").progress.rolled == 1
     assert not world.said("long", Said.PAUSED)
+
+
+def test_what_is_wanted_of_another_lease_than_the_present_one_is_nobodys_order() -> None:
+    world, told = World(), list[str]()
+    with world.connect(long_job()) as mux:
+        mux.runtime_hook("pause")(lambda: told.append("pause"))
+        with mux.phase("rollout"):
+            assert mux._link is not None
+            (rollout,) = mux._link.stints.values()
+            assert rollout.lease is not None
+            lease = replace(rollout.lease, state="pausing")
+            heed(rollout, replace(lease, epoch=lease.epoch - 1))
+            assert rollout.lease.epoch == lease.epoch
+        heed(rollout, lease)  # the phase is over
+        sleep(0.05)
+    assert told == []
 
 
 def test_work_that_raises_amid_a_hook_moves_its_state_off_when_that_is_done() -> None:
