@@ -94,6 +94,16 @@ def test_a_version_of_another_plan_counts_for_as_long_as_it_is_there(budget: Bud
     assert taken(tmp_path / "r") in {each.nbytes for each in budget.holdings()}
 
 
+def test_a_version_of_another_plan_counts_beside_the_two_that_a_sender_of_changes_keeps(
+    budget: Budget, tmp_path: Path
+) -> None:
+    for version, plan in enumerate((LARGER, PLAN), 1):
+        sender = Sender(plan, 0, tmp_path / "s", TOKEN, delta=plan is PLAN, budget=budget)
+        sender.publish(version, filling(plan, plan.exchange.senders, 0, whole(plan, version)))
+        assert budget.holdings()[0].nbytes == taken(tmp_path / "s")
+        sender.close()
+
+
 def test_what_cannot_be_taken_is_not_claimed_either(budget: Budget, tmp_path: Path) -> None:
     unclaimed = receiver(None, tmp_path / "r")
     with pytest.raises(SyncFailed, match="is written to by another process"):
