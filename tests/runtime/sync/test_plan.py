@@ -162,6 +162,12 @@ def test_all_that_is_wrong_with_an_exchange_is_told_at_once() -> None:
     }  # fmt: skip
 
 
+def test_a_layout_that_no_ranks_can_have_is_refused_with_all_reasons() -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        Layout(0, True, {"w": -1})
+    assert [problem.path for problem in caught.value.problems] == ["layout.tp", "layout.dp", "layout.split['w']"]
+
+
 def test_a_tensor_of_an_unknown_type_or_shape_is_refused() -> None:
     with pytest.raises(InvalidSpec, match="safetensors"):
         TensorSpec("w", "float32", (3,))
