@@ -585,8 +585,9 @@ def test_a_sender_as_patient_as_its_receivers_hears_what_they_waited_for(tmp_pat
 
 
 def test_who_sends_is_told_which_receiver_it_failed_at(tmp_path: Path) -> None:
-    """And not what the others say, who were hung up on for it."""
-    with world(small(senders=(1, 1), receivers=(2, 1)), tmp_path) as made:
+    """And not what the others say, who were hung up on for it. These pass nothing on to one another."""
+    halves = side(2, 1, {"up": 1, "down": 0}, "roll")
+    with world(make_plan(Exchange(TENSORS[:2], side(1, 1, {}, "train"), halves, 1024)), tmp_path) as made:
         publish(made, 1)
         gone = Event()
 
