@@ -269,7 +269,7 @@ class ClusterMachine:
             self.mover.gone_for_exchange(now, record, out)
             return
         else:
-            state.requeue(record, JobOn.GONE_REPLACE, out)
+            state.requeue(record, JobOn.GONE_REPLACE)
             state.unpin(record.job.id, left, out)
         self.mover.after_departure(now, [left], out)
 
@@ -365,7 +365,7 @@ class ClusterMachine:
                 continue
             if record.state is Job.PROVISIONING:
                 left = record.group_id
-                state.requeue(record, JobOn.DISPLACE, out)
+                state.requeue(record, JobOn.DISPLACE)
                 state.unpin(record.job.id, left, out)
                 departed.append(left)
                 continue

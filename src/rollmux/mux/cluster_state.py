@@ -185,7 +185,7 @@ class ClusterState:
                 self._tell_queued(decision.job_id, f"the plan for it was refused, {broken}", None, out)
                 continue
             # 4. Apply.
-            self._admit(now, self.jobs[decision.job_id], decision.plan, out)
+            self._admit(self.jobs[decision.job_id], decision.plan, out)
         # 5. Who is still waiting learns why.
         refused = {decision.job_id: decision for decision in cycle.decisions if decision.plan is None}
         for position, job_id in enumerate(self.backlog, 1):
@@ -214,7 +214,7 @@ class ClusterState:
             record.told = told
             out.append(told)
 
-    def _admit(self, now: float, record: JobRecord, plan: Plan, out: Commands) -> None:
+    def _admit(self, record: JobRecord, plan: Plan, out: Commands) -> None:
         self.backlog.remove(record.job.id)
         record.move(JobOn.ADMIT)
         record.told = None
@@ -302,7 +302,7 @@ class ClusterState:
             del self.ended[next(iter(self.ended))]
         return homes
 
-    def requeue(self, record: JobRecord, on: JobOn, out: Commands) -> None:
+    def requeue(self, record: JobRecord, on: JobOn) -> None:
         """A job needs another place."""
         record.move(on)
         record.group_id, record.placement = "", None

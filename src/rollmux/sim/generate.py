@@ -144,11 +144,7 @@ class Generator:
 
 
 def _simulated(profile: str, about: str) -> Generator:
-    return Generator(profile, about, 300, 580.0, SIMULATED_MEAN_H, partial(_draw, profile=profile))
-
-
-def _draw(rng: Random, name: str, profile: str) -> JobSpec:
-    return draw_job(rng, name, profile)
+    return Generator(profile, about, 300, 580.0, SIMULATED_MEAN_H, partial(draw_job, profile=profile))
 
 
 GENERATORS = {
@@ -172,7 +168,7 @@ GENERATORS = {
             200,
             96.0,
             SIMULATED_MEAN_H,
-            partial(_draw, profile="mixed"),
+            partial(draw_job, profile="mixed"),
             _in_bursts,
         ),
     )

@@ -87,10 +87,9 @@ class Optimum:
         *,
         sets_limit: int = SETS_LIMIT,
         plays_limit: int = PLAYS_LIMIT,
-        branches_limit: int = BRANCHES_LIMIT,
     ) -> None:
         self.cluster, self.max_group = cluster, max_group
-        self.sets_limit, self.plays_limit, self.branches_limit = sets_limit, plays_limit, branches_limit
+        self.sets_limit, self.plays_limit = sets_limit, plays_limit
         self.pinnings = Pinnings(cluster, order)
         self._cheapest: dict[Phases, float] = {}  # the cheapest known partition of each set that was looked at
         self._columns: dict[Phases, Column] = {}  # the sets that are, or may be, cheaper together than apart
@@ -105,7 +104,7 @@ class Optimum:
         found = [(_places(phases), column) for phases, column in self._columns.items()]
         known = [(places, column.usd) for places, column in found if column.group is not None]
         groups = [column.group for _, column in found if column.group is not None]
-        chosen, bound = solve_partition(known, self.branches_limit)
+        chosen, bound = solve_partition(known, BRANCHES_LIMIT)
         usd = sum([known[i][1] for i in chosen])
         if len(known) < len(found):
             _, bound = solve_partition([(places, column.usd) for places, column in found], None)

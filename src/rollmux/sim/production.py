@@ -33,9 +33,9 @@ _SIZES = {
 }
 
 
-def production_jobs(slo: float, iterations: int | None = None) -> tuple[JobSpec, ...]:
+def production_jobs(slo: float) -> tuple[JobSpec, ...]:
     """One of each, in the order of the table."""
-    return tuple(replace(job, slo=slo, iterations=iterations) for job in map(_job, _WORKLOADS))
+    return tuple(replace(job, slo=slo) for job in map(_job, _WORKLOADS))
 
 
 def _job(row: tuple[str, str, str, int, int]) -> JobSpec:

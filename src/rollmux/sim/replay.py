@@ -91,7 +91,7 @@ def replay(workload: Workload, policy: str, settings: Settings | None = None, to
     cast = PacedCast(machine, delays, books) if paced else Cast(machine, delays, takes, books)
     if not paced:
         hasten(cast, books)
-    _join_machines(cast, settings)
+    _join_machines(cast)
     for number, (arrival, original) in enumerate(zip(arrivals, workload.arrivals, strict=True), 1):
         packing = None if paced else settings.packing
         told_job = arrival.job if packing is None else packing.told(arrival.job, original.iterations)
@@ -114,7 +114,7 @@ def _submit(cast: Cast, arrival: Arrival, iterations: int, settings: Settings) -
         cast.dismiss(arrival.at_s + arrival.duration_s, arrival.job.id)
 
 
-def _join_machines(cast: Cast, settings: Settings) -> None:
+def _join_machines(cast: Cast) -> None:
     """The machines of fixed pools are there from the start."""
     for pool in cast.machine.state.cluster.pools:
         if not pool.on_demand:

@@ -30,7 +30,7 @@ class Weights:
     """
 
     def __init__(self, folder: Path, plan: Plan, side: Side, rank: int) -> None:
-        self._folder, self._plan, self._side, self._rank = folder, plan, side, rank
+        self._folder, self._plan, self._rank = folder, plan, rank
         self._file, self.mark = self._locked()
         self._closed = False
         size = os.fstat(self._file).st_size

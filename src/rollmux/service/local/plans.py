@@ -46,7 +46,7 @@ def plan_for(attempt: Attempt, bounds: Bounds, files: AttemptFiles) -> Plan:
         attempt=key[1],
         command=list(submission.command),
         folder=submission.folder,
-        env=_env(attempt, bounds) | {"ROLLMUX_KEEPER": marker},
+        env=_env(attempt) | {"ROLLMUX_KEEPER": marker},
         processes=submission.processes,
         record=str(files.record(key)),
         log=str(files.log(key)),
@@ -59,7 +59,7 @@ def plan_for(attempt: Attempt, bounds: Bounds, files: AttemptFiles) -> Plan:
     )
 
 
-def _env(attempt: Attempt, bounds: Bounds) -> dict[str, str]:
+def _env(attempt: Attempt) -> dict[str, str]:
     env = own_env() | dict(attempt.submission.env) | dict(attempt.env)
     # A controller that was started by its path, in no shell of its environment, has jobs that look for `python` there.
     env["PATH"] = os.pathsep.join((env.get("PATH") or os.defpath, str(Path(sys.executable).parent)))
