@@ -62,14 +62,6 @@ def job_problems(job: JobSpec, cluster: Cluster | None = None) -> tuple[Problem,
     return tuple(read.problems)
 
 
-def require_job(job: JobSpec, cluster: Cluster) -> JobSpec:
-    """The job with its wants in whole nodes, or InvalidSpec."""
-    problems = job_problems(job, cluster)
-    if problems:
-        raise InvalidSpec(f"job {job.id!r}", problems)
-    return job.resolve(cluster)
-
-
 def cluster_problems(cluster: Cluster) -> tuple[Problem, ...]:
     """Everything wrong with a cluster."""
     read = _Reader("cluster")

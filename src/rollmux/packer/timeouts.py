@@ -241,11 +241,6 @@ class Replayed:
     falsely_killed: int
     false_kills: FalseKills
 
-    @property
-    def false_kill_rate(self) -> float:
-        """The true share of all trials, which `false_kills` only estimates."""
-        return self.falsely_killed / self.trials if self.trials else 0.0
-
 
 def replay(policy: TimeoutPolicy, trials: Sequence[tuple[str, float, bool]], at_once: int = 1) -> Replayed:
     """Trials `(case, seconds, correct)` in their order: the seconds it would take unlimited, and whether it is right.
