@@ -97,6 +97,23 @@ async def looking(port: int, folder: Path) -> None:
         admin.close()
 
 
+def figures(taken: Sequence[float], core: float) -> dict[str, float]:
+    return {
+        "times": len(taken),
+        "p50_ms": percentile(taken, 50) * 1000,
+        "p99_ms": percentile(taken, 99) * 1000,
+        "core": core,
+    }
+
+
+async def measured(pid: int, seconds: float, work: Sequence[Callable[[], Awaitable[float]]]) -> dict[str, float]:
+    """Work at the fixed rate, once it has gone on for a while."""
+    await at_rate(CHANGES_PER_S, seconds / 4, work)
+    used, began = cpu_s(pid), time.perf_counter()
+    taken = await at_rate(CHANGES_PER_S, seconds, work)
+    return figures(taken, (cpu_s(pid) - used) / (time.perf_counter() - began))
+
+
 async def granted(args: Namespace, port: int, folder: Path, pid: int, *, looked_at: bool) -> dict[str, float]:
     """Latencies of grants at the fixed rate."""
     count, seconds = (20, 2.0) if args.quick else (1000, args.seconds)
@@ -104,17 +121,9 @@ async def granted(args: Namespace, port: int, folder: Path, pid: int, *, looked_
     tasks = listening(jobs)
     if looked_at:
         tasks.append(asyncio.ensure_future(looking(port, folder)))
-    await at_rate(CHANGES_PER_S, seconds / 4, [job.change for job in jobs])
-    used, began = cpu_s(pid), time.perf_counter()
-    taken = await at_rate(CHANGES_PER_S, seconds, [job.change for job in jobs])
-    share = (cpu_s(pid) - used) / (time.perf_counter() - began)
+    found = await measured(pid, seconds, [job.change for job in jobs])
     await ended(tasks, jobs)
-    return {
-        "times": len(taken),
-        "p50_ms": percentile(taken, 50) * 1000,
-        "p99_ms": percentile(taken, 99) * 1000,
-        "core": share,
-    }
+    return found
 
 
 async def echoed(args: Namespace, port: int, pid: int) -> dict[str, float]:
@@ -133,19 +142,10 @@ async def echoed(args: Namespace, port: int, pid: int) -> dict[str, float]:
 
         return one
 
-    work = [change(connection) for connection in sockets]
-    await at_rate(CHANGES_PER_S, seconds / 4, work)
-    used, began = cpu_s(pid), time.perf_counter()
-    taken = await at_rate(CHANGES_PER_S, seconds, work)
-    share = (cpu_s(pid) - used) / (time.perf_counter() - began)
+    found = await measured(pid, seconds, [change(connection) for connection in sockets])
     for connection in sockets:
         connection.close()
-    return {
-        "times": len(taken),
-        "p50_ms": percentile(taken, 50) * 1000,
-        "p99_ms": percentile(taken, 99) * 1000,
-        "core": share,
-    }
+    return found
 
 
 async def beaten(args: Namespace, port: int, folder: Path, pid: int) -> dict[str, float]:
@@ -179,13 +179,7 @@ def synced(args: Namespace) -> dict[str, float]:
             file.write(bytes(SYNCED_BYTES))
             os.fdatasync(file.fileno())
             taken += [time.perf_counter() - began - number / CHANGES_PER_S for number in here]
-    share = (time.process_time() - used) / (time.perf_counter() - began)
-    return {
-        "times": len(taken),
-        "p50_ms": percentile(taken, 50) * 1000,
-        "p99_ms": percentile(taken, 99) * 1000,
-        "core": share,
-    }
+    return figures(taken, (time.process_time() - used) / (time.perf_counter() - began))
 
 
 def controller(
