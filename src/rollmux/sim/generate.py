@@ -14,7 +14,7 @@ from statistics import NormalDist
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.sim.production import production_jobs
-from rollmux.sim.workload import HOUR_S, Arrival, Workload
+from rollmux.sim.workload import HOUR_S, MAX_HOURS, Arrival, Workload
 
 # profile: (rollout, train) seconds of small, medium and large jobs; the paper's simulated workloads
 RANGES = {
@@ -34,7 +34,6 @@ SPREAD = 1.5
 
 BURSTS, BURST_H = 4, 0.25
 MAX_JOBS = 1_000_000
-MAX_HOURS = 100_000.0
 
 _TYPES = production_jobs(slo=1.5)
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.validation import MAX_NODES, job_problems
-from rollmux.sim.generate import MAX_HOURS, PROFILES, draw_job
-from rollmux.sim.workload import HOUR_S, Arrival, Workload
+from rollmux.sim.generate import PROFILES, draw_job
+from rollmux.sim.workload import HOUR_S, MAX_HOURS, Arrival, Workload
 from rollmux.sim.workload_file import hours as exact_hours
 
 _AS_PUBLISHED = "take the file as it was published"

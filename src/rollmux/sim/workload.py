@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rollmux.mux.job import JobSpec
 
 HOUR_S = 3600.0
+MAX_HOURS = 100_000.0
 
 
 @dataclass(frozen=True, slots=True)

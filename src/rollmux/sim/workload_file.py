@@ -18,9 +18,8 @@ from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import GB
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.validation import MAX_NODES, job_problems
-from rollmux.sim.workload import HOUR_S, Arrival, Workload
+from rollmux.sim.workload import HOUR_S, MAX_HOURS, Arrival, Workload
 
-MAX_HOURS = 100_000.0
 MAX_GB = 1_000_000.0
 
 Cell = str | float | int

@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from rollmux.service.ray.intents import KEPT_ATTEMPTS, KEPT_JOBS, Intent, Intents
+from rollmux.service.local.attempt_files import KEPT_ATTEMPTS, KEPT_JOBS
+from rollmux.service.ray.intents import Intent, Intents
 
 
 def test_intents_outlive_their_controller_and_no_id_is_given_twice(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from rollmux.runtime.sandbox import Cause, Ended, Program, RunLimits, Sandbox
 from rollmux.runtime.sandbox.limits import BOM
 
 _LAST_WORDS_S = 1.0  # how long a program may take to end when its tests are done
-_TIME = (Cause.CPU_LIMIT, Cause.WALL_LIMIT)
 _STATUSES = {Verdict.TIMEOUT: Status.TIMEOUT, Verdict.ERROR: Status.ERROR}
 _UNTOLD = {BROKEN_TESTS: "the tests can't be read or run", UNASKABLE: "the tests ask what can't be answered honestly"}
 _SERVE = "from rollmux.runtime.rewards.asserts.calls import serve\nserve({source!r})"
@@ -131,7 +130,7 @@ def _of_asserts(checking: Ended, serving: Ended | None) -> Trial:
 
 def _end(ended: Ended, well: int) -> End:
     """`well` is the status of what went well."""
-    if ended.cause in _TIME:
+    if ended.ran_out_of_time:
         return End.KILLED
     return End.CORRECT if ended.cause is Cause.EXITED and ended.status == well else End.INCORRECT
 

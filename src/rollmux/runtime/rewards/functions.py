@@ -14,11 +14,10 @@ from typing import Any
 
 from rollmux.runtime.rewards.reward import MOST, Reward, Status
 from rollmux.runtime.rewards.tasks import AsyncTask, FunctionTask
-from rollmux.runtime.sandbox import Cause, Ended, Program, RunLimits, Sandbox, frames
+from rollmux.runtime.sandbox import Ended, Program, RunLimits, Sandbox, frames
 
 _CHANNEL = 3
 _CALL = "from rollmux.runtime.rewards.functions import call\ncall({function!r}, {arguments!r})"
-_TIME = (Cause.CPU_LIMIT, Cause.WALL_LIMIT)
 _LEFT = set["asyncio.Future[object]"]()  # what is under way, and what has not heeded that nobody waits for it any more
 
 
@@ -98,5 +97,5 @@ def call(function: str, arguments: str) -> None:
 def _unscored(ended: Ended) -> Reward:
     lines = ended.stderr.decode(errors="replace").strip().splitlines()
     detail = f"{ended.cause.value} {ended.detail} {lines[-1][:200] if lines else ''}".strip()
-    status = Status.TIMEOUT if ended.cause in _TIME else Status.ERROR
+    status = Status.TIMEOUT if ended.ran_out_of_time else Status.ERROR
     return Reward(status, None, detail, ended.cpu_s, ended.wall_s)

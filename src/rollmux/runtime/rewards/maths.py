@@ -15,10 +15,9 @@ from rollmux.runtime.rewards import answers, spelling
 from rollmux.runtime.rewards.reward import Reward, Status
 from rollmux.runtime.rewards.swallowed import Swallowed
 from rollmux.runtime.rewards.tasks import MathsTask
-from rollmux.runtime.sandbox import Cause, Program, RunLimits, Sandbox
+from rollmux.runtime.sandbox import Program, RunLimits, Sandbox
 
 _COMPARE = "from rollmux.runtime.rewards.maths import compare\ncompare()"
-_TIME = (Cause.CPU_LIMIT, Cause.WALL_LIMIT)
 
 
 class MathsScorer:
@@ -37,7 +36,7 @@ class MathsScorer:
             if told["same"] is None:
                 return Reward(Status.ERROR, None, detail, cpu_s, wall_s)
             return Reward(Status.SCORE, float(bool(told["same"])), detail, cpu_s, wall_s)
-        if ended.cause in _TIME:
+        if ended.ran_out_of_time:
             return Reward(Status.TIMEOUT, None, ended.cause.value, ended.cpu_s, ended.wall_s)
         detail = f"{ended.cause.value} {ended.detail} {ended.stderr.decode(errors='replace')[-200:]}"
         return Reward(Status.ERROR, None, detail.strip(), ended.cpu_s, ended.wall_s)

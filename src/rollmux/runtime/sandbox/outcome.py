@@ -39,6 +39,10 @@ class Ended:
         """It ended by itself and said that all was well. What that is worth is for the caller to judge."""
         return self.cause is Cause.EXITED and self.status == 0
 
+    @property
+    def ran_out_of_time(self) -> bool:
+        return self.cause in (Cause.CPU_LIMIT, Cause.WALL_LIMIT)
+
     def require_whole(self) -> None:
         """SandboxError where the sandbox broke off: the same may be run again."""
         if self.cause is Cause.BROKEN:

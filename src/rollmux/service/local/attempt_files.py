@@ -21,6 +21,8 @@ from rollmux.service.local.process_tree import Identity
 
 KEPT_ATTEMPTS = 5
 KEPT_JOBS = 200
+# Of the log of each rank, however many share what an attempt may write.
+LEAST_LOG_BYTES = 2**16
 # Of all logs of a job that are read for somebody.
 TAIL_BYTES = 2**20
 # Of a file name, leaving room for what is added, within the 255 that file systems take.

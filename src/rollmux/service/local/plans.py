@@ -9,12 +9,11 @@ from typing import TypeVar
 from uuid import uuid4
 
 from rollmux.service.launcher import Attempt, LaunchFailed, seen_by
-from rollmux.service.local.attempt_files import AttemptFiles
+from rollmux.service.local.attempt_files import LEAST_LOG_BYTES, AttemptFiles
 from rollmux.service.local.kept import own_env
 from rollmux.service.local.rank import Plan
 
 T = TypeVar("T")
-LEAST_LOG_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)

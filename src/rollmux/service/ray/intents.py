@@ -14,13 +14,8 @@ from pathlib import Path
 from threading import Lock
 from uuid import uuid4
 
-from rollmux.service.local.attempt_files import file_name
+from rollmux.service.local.attempt_files import KEPT_ATTEMPTS, KEPT_JOBS, Key, file_name
 from rollmux.service.local.durable import write
-
-KEPT_ATTEMPTS = 5
-KEPT_JOBS = 200
-
-Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from uuid import uuid4
 from rollmux.errors import RollmuxError
 from rollmux.protocol.node_means import Means
 from rollmux.service.launcher import Attempt, LaunchFailed, OnExit, OnNode
+from rollmux.service.local.attempt_files import Key
 from rollmux.service.ray.gateway import VOID, RayGateway, RayJob, RayTrouble, Rejected, Wish
-from rollmux.service.ray.intents import Intent, Intents, Key
+from rollmux.service.ray.intents import Intent, Intents
 from rollmux.service.ray.places import Places
 from rollmux.service.ray.printed import printed
 from rollmux.service.ray.wire import NOTHING, SWEEP, Word, heard, wish_of

@@ -13,14 +13,13 @@ from typing import Any
 
 import ray
 
-from rollmux.service.local.attempt_files import AttemptFiles
+from rollmux.service.local.attempt_files import LEAST_LOG_BYTES, AttemptFiles
 from rollmux.service.local.kept import answer, ask, end_leftovers, own_env, spawn, wait_ended
 from rollmux.service.local.rank import Plan
 from rollmux.service.ray.wire import KEEPER, Part, RayPlan
 
 START_S = 60.0
 KILL_S = 30.0
-LEAST_LOG_BYTES = 2**16
 VANISHED = "its processes vanished, killed from outside"
 # What Ray sets for its own workers, which ranks are not: they have reserved nothing, and have what their nodes have.
 _OF_RAY = (

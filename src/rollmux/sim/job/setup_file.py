@@ -19,10 +19,10 @@ from rollmux.sim.job.machine import DEVICES, MODELS, Device, Model, rates
 from rollmux.sim.job.setup import Domain, Reward, Scoring, Setup, Training
 from rollmux.sim.job.setup_data import Number
 from rollmux.sim.job.shipped import SETUPS
+from rollmux.sim.job.sizes import SIZES
 
 ALL = "the file"
 EXAMPLE = "see examples/job-setup.yaml"
-SIZES = (1, 2, 4, 8)  # of tensor parallelism
 REWARDS = tuple(reward.value for reward in Reward)
 PARTS = (data.MODEL, data.DEVICE, data.LENGTHS)
 
