@@ -13,6 +13,12 @@ MAX_COUNT = 10**15
 MAX_SECONDS = 1e9
 
 
+def one_of(known: Collection[str], name: object) -> tuple[str, str]:
+    """Limit and remedy of what has another name than those that are known."""
+    nearest = get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
+    return f"one of {', '.join(known)}", f"the nearest is {nearest}"
+
+
 @dataclass(slots=True)
 class Checks:
     """Collects what is wrong with one description."""

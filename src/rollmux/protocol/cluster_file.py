@@ -6,10 +6,10 @@ the words and the units of the file.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from rollmux.checks import one_of
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.validation import cluster_problems
@@ -126,10 +126,7 @@ class _Read:
             return {}
         for key in value:
             if key not in known:
-                nearest = get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
-                self.report(
-                    f"{_below(path)}{key}", value[key], f"one of {', '.join(known)}", f"the nearest is {nearest}"
-                )
+                self.report(f"{_below(path)}{key}", value[key], *one_of(known, key))
         return {key: each for key, each in value.items() if key in known}
 
     def _pool(self, path: str, value: object) -> Pool:

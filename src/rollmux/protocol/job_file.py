@@ -5,11 +5,10 @@ Memory is GB. Every problem of a description is reported at once, in the words a
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from rollmux.checks import Checks
+from rollmux.checks import Checks, one_of
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import GB
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
@@ -123,10 +122,7 @@ class _Read:
         unknown = [key for key in value if key not in known]
         for key in unknown[:MAX_NAMED]:
             name = "a long number" if isinstance(key, int) and key.bit_length() > 256 else str(key)[:80]
-            near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            self.problems.append(
-                Problem(f"{path}.{name}", value[key], f"one of {', '.join(known)}", f"the nearest is {near}")
-            )
+            self.problems.append(Problem(f"{path}.{name}", value[key], *one_of(known, name)))
         if len(unknown) > MAX_NAMED:
             self.problems.append(
                 Problem(path, len(unknown), "without unknown keys", "only the first of them are named")

@@ -6,10 +6,10 @@ Placement knows none of this. It is for launchers, which hold jobs to it.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from ipaddress import ip_address
 from typing import Any
 
+from rollmux.checks import one_of
 from rollmux.mux.hardware import GB
 
 MEANS_KEYS = {
@@ -81,8 +81,7 @@ def _means(path: str, value: object, report: Report) -> Means:
         return Means()
     for key in value:
         if key not in MEANS_KEYS:
-            nearest = get_close_matches(str(key), MEANS_KEYS, n=1, cutoff=0.0)[0]
-            report(f"{path}.{key}", value[key], f"one of {', '.join(MEANS_KEYS)}", f"the nearest is {nearest}")
+            report(f"{path}.{key}", value[key], *one_of(MEANS_KEYS, key))
     cores = _cores(f"{path}.cores", value["cores"], report) if "cores" in value else None
     devices = _devices(f"{path}.devices", value["devices"], report) if "devices" in value else None
     memory = _memory(f"{path}.memory_gb", value["memory_gb"], report) if "memory_gb" in value else None

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from hashlib import sha256
 from math import atan, cos, pi, sin, sqrt
@@ -21,6 +20,7 @@ from statistics import fmean, stdev
 from threading import Thread
 
 from rollmux import __version__
+from rollmux.checks import one_of
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
 from rollmux.mux.validation import MAX_DURATION_S, MAX_SPARES
@@ -226,8 +226,7 @@ def _case_problems(case: Case) -> Iterator[Problem]:
     for name, names in known.items():
         value = getattr(case, name)
         if value not in names:
-            nearest = get_close_matches(value, names, n=1, cutoff=0.0)[0]
-            yield Problem(name, value, f"one of {', '.join(names)}", f"the nearest is {nearest}")
+            yield Problem(name, value, *one_of(names, value))
     if case.workload not in GENERATORS:
         limit = f"a file, or one of {', '.join(GENERATORS)}"
         if not Path(case.workload).is_file():

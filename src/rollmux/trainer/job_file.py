@@ -6,11 +6,10 @@ Every problem of a file is reported at once, with its path; an unknown key is on
 import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from rollmux.checks import Checks
+from rollmux.checks import Checks, one_of
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.packer import batching_problems
 from rollmux.protocol.plain_yaml import read_plain
@@ -54,9 +53,7 @@ class _Read:
             return default
         for key in content:
             if key not in known:
-                near = get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
-                limit = f"one of {', '.join(known)}"
-                self.problems.append(Problem(f"{path}.{key}", content[key], limit, f"the nearest is {near}"))
+                self.problems.append(Problem(f"{path}.{key}", content[key], *one_of(known, key)))
         said = {
             name: self._value(path, each, getattr(default, name), content[name])
             for name, each in known.items()

@@ -6,11 +6,11 @@ nearest that is known.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rollmux.checks import one_of
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.protocol.plain_yaml import read_plain
 from rollmux.sim.job import setup_data as data
@@ -152,8 +152,7 @@ class _Read:
             return {}
         for key in value:
             if key not in known:
-                nearest = get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
-                self.report(_join(path, key), value[key], f"one of {', '.join(known)}", f"the nearest is {nearest}")
+                self.report(_join(path, key), value[key], *one_of(known, key))
         return {key: each for key, each in value.items() if key in known and (each is not None or key not in PARTS)}
 
     def _over(
@@ -187,8 +186,7 @@ class _Read:
     def _choice(self, path: str, value: Any, known: tuple[str, ...]) -> str:
         if isinstance(value, str) and value in known:
             return value
-        nearest = get_close_matches(str(value), known, n=1, cutoff=0.0)
-        self.report(path, value, f"one of {', '.join(known)}", f"the nearest is {nearest[0]}" if nearest else EXAMPLE)
+        self.report(path, value, *one_of(known, value))
         return known[0]
 
     def _text(self, path: str, value: Any) -> str:
