@@ -99,6 +99,16 @@ def judging(free: Free, host_bytes_per_s: float = 1e9, flops_per_s: float = 1e9,
     return ModelJudge(model(), free, host_bytes_per_s, flops_per_s, DEVICE, **more)
 
 
+def judging_with_little_room() -> tuple[ModelJudge, list[list[float]]]:
+    """It has judged with all layers on the device, and has room for two less from now on; and what it said."""
+    free = Free()
+    judge = judging(free, 1.0, 1e15)
+    everything = judge.judge(QUESTIONS)
+    assert judge.plan is not None
+    free.nbytes = judge.plan.device_bytes - 2 * (judge.device_bytes_of_layers // LAYERS)
+    return judge, everything
+
+
 def told(model: Any, question: Question) -> list[float]:
     """By one plain forward for each answer."""
     said = []
@@ -159,11 +169,7 @@ def test_it_says_the_same_with_any_number_of_layers_on_the_device(
 
 
 def test_a_pass_that_was_broken_off_does_not_spoil_the_next() -> None:
-    free = Free()
-    judge = judging(free, 1.0, 1e15)
-    everything = judge.judge(QUESTIONS)
-    assert judge.plan is not None
-    free.nbytes = judge.plan.device_bytes - 2 * (judge.device_bytes_of_layers // LAYERS)
+    judge, everything = judging_with_little_room()
     for layers in range(LAYERS):
         for _ in zip(range(layers), judge.layers, strict=False):
             pass  # whoever asked for the layers has failed here
@@ -186,11 +192,7 @@ def test_a_layer_that_is_not_on_the_device_is_nowhere() -> None:
 
 
 def test_a_fetch_that_was_broken_off_does_not_spoil_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = Free()
-    judge = judging(free, 1.0, 1e15)
-    everything = judge.judge(QUESTIONS)
-    assert judge.plan is not None
-    free.nbytes = judge.plan.device_bytes - 2 * (judge.device_bytes_of_layers // LAYERS)
+    judge, everything = judging_with_little_room()
     assert judge.judge(QUESTIONS) == everything
     with monkeypatch.context() as patched:
         patched.setattr(judge.layers._memory, "transfer", failing)
@@ -204,11 +206,7 @@ def test_a_fetch_that_was_broken_off_does_not_spoil_the_next_pass(monkeypatch: p
 def test_a_device_that_had_no_room_for_the_layers_gets_them_in_the_next_pass(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = Free()
-    judge = judging(free, 1.0, 1e15)
-    everything = judge.judge(QUESTIONS)
-    assert judge.plan is not None
-    free.nbytes = judge.plan.device_bytes - 2 * (judge.device_bytes_of_layers // LAYERS)
+    judge, everything = judging_with_little_room()
     with monkeypatch.context() as patched:
         patched.setattr(judge.layers._memory, what, failing)
         for _ in range(2):

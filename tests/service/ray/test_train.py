@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from rollmux.trainer.metrics import METRICS
 from tests.service.commanded import commanded
 from tests.service.ray.real import RealRay
 from tests.service.ray.test_serve import NODE, SPARE
 from tests.trainer.jobs import left_behind, require_equal_but_for_rounding, tiny
 from tests.trainer.killing import node_of
 from tests.trainer.test_kills import BIGGER, NOISE, PLAYED_S, Job, played, require_accounted
+from tests.trainer.test_ranks import steps_of
 from tests.trainer.test_ranks import submission as spanning
 
 STEPS = 200
@@ -28,11 +28,6 @@ SPANNING: dict[str, Any] = {
     "model": {**BIGGER["model"], "dtype": "float64"},
     "rollout": {"workers": 2},
 }
-
-
-def steps_of(job: Job) -> int:
-    metrics = job.out / METRICS
-    return len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
 
 
 def nodes_of(view: Any) -> tuple[str, str]:
