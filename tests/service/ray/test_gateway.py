@@ -176,9 +176,9 @@ def test_a_token_that_is_renewed_is_read_again(tmp_path: Path) -> None:
     assert heard == ["Bearer of-9", "Bearer of-10", None]
 
 
-def answering(content: str) -> HttpGateway:
+def answering(content: str | bytes) -> HttpGateway:
     """A gateway to what answers all calls with this, and never with an error."""
-    return HttpGateway("http://ray", transport=httpx.MockTransport(lambda _: httpx.Response(200, text=content)))
+    return HttpGateway("http://ray", transport=httpx.MockTransport(lambda _: httpx.Response(200, content=content)))
 
 
 JOB = {"type": "SUBMISSION", "submission_id": "a", "status": "RUNNING", "message": None, "metadata": None}
@@ -224,9 +224,10 @@ def test_an_answer_that_cant_be_read_is_as_good_as_none(call: str) -> None:
     arguments = ["a"] if call in ("job", "said") else []
 
     async def story() -> None:
-        for content in [*map(json.dumps, UNREADABLE[call]), "<html>", "[" * 100_000]:
+        no_utf_8: list[str | bytes] = [b'{"logs": "\xff"}', b'[{"message": "\xff"}]']
+        for content in [*map(json.dumps, UNREADABLE[call]), "<html>", "[" * 100_000, *no_utf_8]:
             with pytest.raises(Unsure):
-                pytest.fail(f"{content[:99]} is {await getattr(answering(content), call)(*arguments)}")
+                pytest.fail(f"{content[:99]!r} is {await getattr(answering(content), call)(*arguments)}")
 
     asyncio.run(story())
 

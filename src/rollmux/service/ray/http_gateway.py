@@ -187,7 +187,7 @@ def _trouble(answer: httpx.Response) -> Unsure | Rejected:
 def _read(answer: httpx.Response, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.content, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unsure(f"Ray has answered {answer.request.url.path} with what can't be read: {error}") from error
 
 
