@@ -388,7 +388,11 @@ def test_the_job_s_log_is_not_filled_with_signs_of_life(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize(
-    "url", ["machine:8421", "machine", "ftp://machine", "http://", "http://machine:port", "http://[::1", "http://a b/"]
+    "url",
+    [
+        *("machine:8421", "machine", "ftp://machine", "http://", "http://machine:port", "http://[::1", "http://a b/"),
+        *("http://machine:8421\n", "http://mach\tine"),
+    ],
 )
 def test_an_address_that_can_never_answer_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidSpec, match=r"ROLLMUX_URL = .* must be like http://machine:8421"):
