@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
@@ -218,3 +219,11 @@ def test_every_token_that_others_make_or_revoke_is_noted(tmp_path: Path, caplog:
     assert running.caller(token) is None
     noted = [(vars(record)["fields"]["token"], vars(record)["fields"]["change"]) for record in caplog.records]
     assert noted == [(name, change) for name in ("ann", "eve", "bob") for change in ("made", "revoked")]
+
+
+@pytest.mark.parametrize("words", [["token", "create", "bob"], ["serve", "--port", "0"]])
+def test_a_folder_that_is_a_file_is_told_by_name(tmp_path: Path, words: list[str]) -> None:
+    (place := tmp_path / "f").touch()
+    done = CliRunner().invoke(app, [*words, "--folder", str(place)], env={"COLUMNS": "1000"})
+    assert done.exit_code == 2, done.output
+    assert re.search(rf"Invalid value: {place}(/secret\S*: Not a directory|: File exists)", done.output)

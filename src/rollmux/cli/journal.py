@@ -10,6 +10,7 @@ import typer
 from rollmux.cli import options
 from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
+from rollmux.cli.refusals import why_not
 from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_machine import ClusterMachine, Entry
 from rollmux.mux.codec import encode
@@ -84,4 +85,4 @@ def _played(folder: Path | None, url: str) -> tuple[ClusterMachine, int]:
             played = replayed(journal, lambda name: CONTENDERS[name].make(CONTENDERS[name].max_group, 0))
             return played, journal.begins()
     except (RollmuxError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(why_not(error)) from error

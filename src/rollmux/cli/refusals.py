@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 import typer
 
-from rollmux.errors import InvalidSpec
+from rollmux.errors import InvalidSpec, RollmuxError
 
 SHOWN_PROBLEMS = 20
 SHOWN_CHOICES = 20
@@ -29,8 +29,10 @@ def refusals() -> Iterator[None]:
         raise typer.BadParameter(why_not(error)) from error
 
 
-def why_not(error: OSError) -> str:
-    """What the system says, of which file."""
+def why_not(error: RollmuxError | OSError) -> str:
+    """What the system says, of which file; or what we say ourselves."""
+    if not isinstance(error, OSError):
+        return str(error)
     where = "" if error.filename is None else f"{error.filename}: "
     return where + (error.strerror or str(error) or type(error).__name__)
 

@@ -9,6 +9,7 @@ import typer
 
 from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
+from rollmux.cli.refusals import why_not
 from rollmux.errors import RollmuxError
 
 token_app = typer.Typer(no_args_is_help=True, help="Say who may call the controller: tokens for tenants and admins.")
@@ -68,7 +69,7 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except (RollmuxError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(why_not(error)) from error
 
 
 def _described(entry: dict[str, object]) -> str:
