@@ -4,6 +4,7 @@ The folder holds everything that outlives it: journal, tokens, secret, logs. It 
 """
 
 import asyncio
+import errno
 import fcntl
 import logging
 import signal
@@ -263,5 +264,6 @@ def _bound(host: str, port: int) -> socket.socket:
         raise CantServe(f"can't listen at {host}: {error}; give another --host") from error
     except OSError as error:
         bound.close()
-        raise CantServe(f"can't listen at {host}:{port}: {error.strerror}; choose another --port") from error
+        other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise CantServe(f"can't listen at {host}:{port}: {error.strerror}; choose another {other}") from error
     return bound
