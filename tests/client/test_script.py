@@ -4,7 +4,9 @@ import asyncio
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import starmap
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -225,17 +227,38 @@ def test_a_callable_that_is_a_coroutine_runs_within_its_phase() -> None:
         assert world.record("a").progress.rolled == 1
 
 
-def test_a_coroutine_behind_a_plain_function_is_no_phase() -> None:
-    async def rollout() -> None:
-        raise AssertionError("it would run outside")
+async def run_later(_: object = None) -> None:
+    raise AssertionError("it would run outside")
 
+
+async def drawn_later() -> Any:
+    await run_later()
+    yield
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (run_later, "coroutine"),
+        (drawn_later, "async_generator"),
+        (lambda: (run_later(each) for each in "ab"), "generator"),
+        (lambda: map(run_later, "ab"), "map"),
+        (lambda: filter(run_later, "ab"), "filter"),
+        (lambda: starmap(run_later, "ab"), "starmap"),
+    ],
+)
+def test_what_a_phase_has_made_to_be_run_later_is_refused(made: Callable[[], Any], kind: str, is_async: bool) -> None:
     def plain() -> Any:
-        return rollout()
+        return made()
+
+    async def coroutine() -> Any:
+        return made()
 
     world = World()
     with world.connect(job_data("a")) as mux:
-        with pytest.raises(TypeError, match="has made a coroutine: it would run outside; use `with`"):
-            mux.phase("rollout")(plain)()
+        with pytest.raises(TypeError, match=f"has made a {kind}: it would run outside of its phase; finish it there"):
+            asyncio.run(mux.phase("rollout")(coroutine)()) if is_async else mux.phase("rollout")(plain)()
         assert world.record("a").progress.rolled == 0
 
 

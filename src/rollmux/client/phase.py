@@ -14,8 +14,9 @@ import logging
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial, wraps
+from itertools import starmap
 from threading import Lock, Thread
-from types import TracebackType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from rollmux.client.residency import State
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# What runs when it is asked for, and has not yet.
+_LATER = (CoroutineType, GeneratorType, AsyncGeneratorType, map, filter, starmap)
 
 log = logging.getLogger("rollmux")
 
@@ -97,11 +101,7 @@ class Phase:
         @wraps(body)
         def phase(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._anew():
-                made = body(*args, **kwargs)
-                if inspect.iscoroutine(made) or inspect.isgenerator(made):
-                    made.close()
-                    raise TypeError(f"{body!r} has made a {type(made).__name__}: it would run outside; use `with`")
-                return made
+                return _require_done(body, body(*args, **kwargs))
 
         return phase
 
@@ -109,7 +109,7 @@ class Phase:
         @wraps(body)
         async def phase(*args: P.args, **kwargs: P.kwargs) -> Any:
             async with self._anew():
-                return await body(*args, **kwargs)
+                return _require_done(body, await body(*args, **kwargs))
 
         return phase
 
@@ -228,3 +228,13 @@ def _unheard(error: BaseException | None) -> None:
     if error is not None:
         level = logging.DEBUG if isinstance(error, RollmuxError) else logging.ERROR
         log.log(level, "a phase that was given up: %s", error, exc_info=error)
+
+
+def _require_done(body: Callable[..., Any], made: R) -> R:
+    """TypeError where what a body has made is yet to run."""
+    if not isinstance(made, _LATER):
+        return made
+    if isinstance(made, CoroutineType | GeneratorType):
+        made.close()
+    remedy = "finish it there, as by list() or await, or use `with`"
+    raise TypeError(f"{body!r} has made a {type(made).__name__}: it would run outside of its phase; {remedy}")
