@@ -410,6 +410,12 @@ def test_the_job_s_log_is_not_filled_with_signs_of_life(caplog: pytest.LogCaptur
     assert ["elsewhere" in message for message in shown] == [True]
 
 
+@pytest.mark.parametrize("url", [None, "http://machine:8421"])
+def test_fewer_than_no_iterations_are_not_measured(url: str | None) -> None:
+    with pytest.raises(InvalidSpec, match="profile = -1: must be at least 0; give 0 to measure nothing"):
+        rollmux.connect(url, job="a", profile=-1, patience_s=0)
+
+
 @pytest.mark.parametrize(
     "url",
     [

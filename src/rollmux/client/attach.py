@@ -56,6 +56,8 @@ def connect(
     names one. Waits for the job's place. `patience_s` is how long a controller may be away before Unreachable is
     raised, `profile` how many iterations are measured (0: none), `wait_s` how long one call may be parked.
     """
+    if profile < 0:
+        raise InvalidSpec("connection", (Problem("profile", profile, "at least 0", "give 0 to measure nothing"),))
     place = _place(url, token, job, attempt, rank, processes)
     if not place.url:
         return Mux(None, Timings(0), owner=False)
