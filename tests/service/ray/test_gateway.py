@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ import httpx
 import pytest
 
 from rollmux.service.launcher import LaunchFailed
+from rollmux.service.local.attempt_log import plain
 from rollmux.service.ray import http_gateway
 from rollmux.service.ray.gateway import RayGateway, RayJob, RayNode, RayTrouble, Unsure, Wish
 from rollmux.service.ray.http_gateway import CantCall, HttpGateway, token
+from rollmux.service.ray.intents import Intent
+from rollmux.service.ray.printed import printed
 from rollmux.service.ray.wire import NOTHING
 from tests.service.ray.launching import launching, processes_of, shell
 from tests.service.ray.model import CALLS, Fault, Faulty, RayModel, played
@@ -230,6 +234,20 @@ def test_an_answer_that_cant_be_read_is_as_good_as_none(call: str) -> None:
                 pytest.fail(f"{content[:99]!r} is {await getattr(answering(content), call)(*arguments)}")
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("\x1b[1m" * 2_000_000, " [1m" * 1024), ("bar é\x1b\r" * 1_000_000, "bar é ")]
+)
+def test_lines_of_megabytes_are_not_looked_at_beyond_what_is_shown(text: str, shown: str) -> None:
+    intent = Intent("a", 1, "a", {}, ("x",))
+    started = time.process_time()
+    found = asyncio.run(printed(answering(text), intent, "logs", 3))
+    took_s = time.process_time() - started
+    assert set(found) == {shown}
+    started = time.process_time()
+    plain(text)
+    assert took_s < (time.process_time() - started) / 2
 
 
 def test_ray_is_called_itself_where_there_is_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

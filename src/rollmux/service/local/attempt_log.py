@@ -83,7 +83,7 @@ def tail(path: str, lines: int, most_bytes: int) -> list[str]:
         if len(found) < most_bytes:
             found = _end(name, most_bytes - len(found)) + found
     text = found.decode(errors="replace")
-    return [plain(line)[:_LINE] for line in text.splitlines()[-lines:]] if lines > 0 else []
+    return [plain(line[:_LINE]) for line in text.splitlines()[-lines:]] if lines > 0 else []
 
 
 def _end(path: str, most_bytes: int) -> bytes:

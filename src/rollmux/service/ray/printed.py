@@ -25,13 +25,15 @@ async def _tail(ray: RayGateway, intent: Intent, rank: int, logs: str, lines: in
     node = intent.ranks[rank]
     file = f"{logs}/{node}/logs/{file_name(intent.job)}/{intent.attempt}.{rank}.log"
     try:
-        found = _lines(await ray.tail(node, file, lines))
+        found = _lines(await ray.tail(node, file, lines), lines)
         if len(found) < lines:
-            found = _lines(await ray.tail(node, f"{file}.1", lines - len(found))) + found
+            more = lines - len(found)
+            found = _lines(await ray.tail(node, f"{file}.1", more), more) + found
     except RayTrouble as error:
         return [f"(can't be read: {error})"]
-    return found[-lines:]
+    return found
 
 
-def _lines(text: str) -> list[str]:
-    return [plain(line)[:_LINE] for line in text.splitlines()]
+def _lines(text: str, most: int) -> list[str]:
+    """The last of them: what Ray takes for one line may be megabytes, of many lines that a carriage return ends."""
+    return [plain(line[:_LINE]) for line in text.splitlines()[-most:]]
