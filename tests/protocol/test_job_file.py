@@ -302,3 +302,9 @@ def check_taken(submission: Submission) -> None:
 def test_who_has_several_processes_has_no_spare_nodes() -> None:
     assert problems({**JOB, "rollout_spares": 1, "processes": 2}).keys() == {"job.rollout_spares"}
     assert read_job({**JOB, "rollout_spares": 1}).job.rollout_spares == 1
+
+
+@pytest.mark.parametrize(("key", "value"), [("command", ["python", "-c", "a" * 10**6]), ("env", {"A": "a" * 10**6})])
+def test_a_word_that_is_too_long_is_told_how_long_it_may_be(key: str, value: object) -> None:
+    with pytest.raises(InvalidSpec, match=f"job.{key} = .* of up to {MAX_TEXT} characters; .* longer into a file"):
+        read_job({**JOB, key: value})

@@ -154,10 +154,12 @@ class _Read:
         if name in (".", ".."):
             checks.report("name", name, "a name that a path can end with", "use letters or digits too")
         if not _texts(command):
-            checks.report("command", command, f"a list of up to {MAX_ENTRIES} words", "write [python, train.py]")
+            limit = f"a list of up to {MAX_ENTRIES} words of up to {MAX_TEXT} characters"
+            checks.report("command", command, limit, "write [python, train.py], and what is longer into a file")
         pairs = isinstance(env, Mapping) and _texts(list(env)) and _texts(list(env.values()))
         if not pairs or not all("=" not in name and name for name in env):
-            checks.report("env", env, f"up to {MAX_ENTRIES} names with text values", "write {NAME: 'value'}")
+            limit = f"up to {MAX_ENTRIES} names with text values of up to {MAX_TEXT} characters"
+            checks.report("env", env, limit, "write {NAME: 'value'}, and what is longer into a file")
         folder, processes = found.get("folder", ""), found.get("processes", 1)
         if not _texts([folder]):
             checks.report("folder", folder, "the path of a folder", "name the folder to start the command in")
