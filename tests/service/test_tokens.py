@@ -8,11 +8,12 @@ from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
 from rollmux.cli import app
-from rollmux.cli.remote import remote
+from rollmux.cli.remote import CallRefused, Remote, remote
 from rollmux.service import serve
 from rollmux.service.tokens import Caller, Role, TokenExists, Tokens, TokensUnreadable, write_private
 
@@ -127,6 +128,14 @@ def test_a_folder_s_token_goes_to_its_own_controller_alone(tmp_path: Path, url: 
     (tmp_path / "url").write_text("http://here:8421\n")
     (tmp_path / "admin.token").write_text("of the folder\n")
     assert remote(url, given, tmp_path).token == sent
+
+
+@pytest.mark.parametrize(("token", "told"), [("", True), ("wrong", False)])
+def test_who_has_sent_no_token_is_told_where_a_folder_s_own_goes(token: str, told: bool) -> None:
+    refused = httpx.MockTransport(lambda _: httpx.Response(401, json={"error": "who calls is not known"}))
+    with httpx.Client(transport=refused) as client, pytest.raises(CallRefused, match="not known") as raised:
+        Remote("http://here", token, client).get(dict, "/v1/cluster")
+    assert ("none was sent: give --token" in str(raised.value)) is told
 
 
 @pytest.mark.parametrize("token", ["ünicode", "two\nlines"])

@@ -33,6 +33,7 @@ TRUST = f"set {TRUSTED} to a file with the certificate of who has signed its own
 AWAY = (502, 503, 504)
 
 BY = "--url and --token, or --folder"
+NO_TOKEN = "none was sent: give --token. A folder's own goes only to the address in its file `url`, as written there."
 
 
 class Unknown(typer.BadParameter):
@@ -85,7 +86,8 @@ class Remote:
             raise CallRefused(f"{self.url} is no RollMux controller: it answered {status}") from error
         if answer.is_error:
             problems = "".join(f"\n  {problem}" for problem in data.get("problems", ()))
-            raise CallRefused(f"{data.get('error', answer.status_code)}{problems}")
+            remedy = "" if self.token or answer.status_code != httpx.codes.UNAUTHORIZED else f"\n  {NO_TOKEN}"
+            raise CallRefused(f"{data.get('error', answer.status_code)}{problems}{remedy}")
         return data
 
     def _answer(self, method: str, path: str, **what: Any) -> httpx.Response:
