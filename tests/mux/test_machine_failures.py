@@ -265,6 +265,35 @@ def test_a_lost_node_that_is_cordoned_takes_no_jobs_when_it_is_back() -> None:
     assert kinds(world.tell(ev.NodeUncordoned("r0"))) == [cmd.Admit, cmd.Launch]
 
 
+@pytest.mark.parametrize("when", ["it is idle", "its job is being stopped", "its job is gone"])
+def test_a_cordoned_node_that_is_lost_takes_no_jobs_when_it_is_back(when: str) -> None:
+    """It was forgotten as soon as nobody was pinned to it: whoever drained a node and restarted it got jobs on it."""
+    world = racks(1, max_group=1)
+    if when != "it is idle":
+        world.run(job("A"))
+    world.tell(ev.NodeCordoned("r0"))
+    world.tell(ev.NodeLost("r0"))
+    if when == "its job is gone":
+        world.tell(STOPPED)
+    world.ignores(ev.NodeLost("r0"))
+    world.tell(ev.NodeJoined("r0", "rollout"))
+    if when == "its job is being stopped":
+        world.tell(STOPPED)
+    if when == "it is idle":
+        world.tell(ev.JobSubmitted(job("A")))
+    assert world.state() is Job.QUEUED
+    assert kinds(world.tell(ev.NodeUncordoned("r0"))) == [cmd.Admit, cmd.Launch]
+
+
+def test_a_lost_node_that_was_cordoned_is_forgotten_once_that_is_lifted() -> None:
+    world = racks(1, max_group=1)
+    for event in (ev.NodeCordoned("r0"), ev.NodeLost("r0"), ev.NodeUncordoned("r0")):
+        world.tell(event)
+    assert "r0" not in world.machine.state.book.nodes
+    world.tell(ev.NodeJoined("r0", "rollout"))
+    world.run(job("A"))
+
+
 def test_an_idle_cordoned_node_is_not_used() -> None:
     world = racks(1, max_group=1)
     world.tell(ev.NodeCordoned("t0"))

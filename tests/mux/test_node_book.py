@@ -45,6 +45,10 @@ class Node:
     def shunned(self) -> bool:
         return self.cordoned or self.state is NodeState.LOST
 
+    @property
+    def is_forgotten(self) -> bool:
+        return self.state is NodeState.LOST and not (self.group or self.cordoned)
+
 
 def everything(book: NodeBook) -> object:
     idle = {pool: nodes for pool, nodes in book.idle.items() if nodes}
@@ -108,7 +112,7 @@ class Books(RuleBasedStateMachine):
         self.released += rented
         for name in leaving:
             self.nodes[name].group = None
-            if name in rented or self.nodes[name].state is NodeState.LOST:
+            if name in rented or self.nodes[name].is_forgotten:
                 self.forget(name)
 
     # -- nodes come and go ---------------------------------------------------------------------------------------
@@ -163,7 +167,7 @@ class Books(RuleBasedStateMachine):
             assert everything(self.book) == before
             return
         self.nodes[name].state = NodeState.LOST
-        if self.nodes[name].group is None:
+        if self.nodes[name].is_forgotten:
             self.forget(name)
 
     @precondition(lambda self: self.nodes or self.gone)
@@ -191,6 +195,8 @@ class Books(RuleBasedStateMachine):
         news = self.nodes[name].cordoned
         assert self.book.uncordon(name) == news
         self.nodes[name].cordoned = False
+        if self.nodes[name].is_forgotten:
+            self.forget(name)
         if not news:
             assert everything(self.book) == before
         with pytest.raises(IllegalEvent, match="stranger"):

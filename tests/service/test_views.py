@@ -118,3 +118,5 @@ def test_what_is_lacking_is_named_where_it_is_there_but_drained() -> None:
     assert not quote.admitted
     for said in (views.explained(controller, "big", None), quote.lines):
         assert said[-1] == "Drained, so that no job is put there: r1."
+    controller.tell(0.0, ev.NodeLost("r1"))
+    assert "Drained" not in "".join(views.explained(controller, "big", None))

@@ -90,7 +90,8 @@ def cancel(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = 
 def drain(node: NodeName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """Put no more jobs on a node. Those that are there stay until they end.
 
-    Of a node that is lost and that no job is pinned to any more nothing is remembered: drain it again when it is back.
+    It stays drained if it is lost and comes back. Of one that is lost, is not drained and has no jobs nothing is
+    remembered: drain it when it is back.
     """
     done = remote(url, token, folder).post(Done, f"/v1/nodes/{quoted(node, safe='')}/drain")
     show({"node": node, **asdict(done)}, as_json, f"Node {node} takes no more jobs.")

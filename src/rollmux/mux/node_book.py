@@ -65,10 +65,11 @@ class NodeBook:
         for node in nodes:
             record = self.nodes[node]
             record.group_id = None
-            if self.pools[record.pool].on_demand or record.state is NodeState.LOST:
+            if self.pools[record.pool].on_demand:
                 self._forget(node)
-                if self.pools[record.pool].on_demand:
-                    out.append(ReleaseNode(node, record.pool))
+                out.append(ReleaseNode(node, record.pool))
+            elif _is_of_no_account(record):
+                self._forget(node)
         self._refresh()
 
     def join(self, node: str, pool: str) -> list[Command] | None:
@@ -97,7 +98,7 @@ class NodeBook:
             return False
         self.shunned += not record.cordoned
         record.state = NodeState.LOST
-        if record.group_id is None:
+        if _is_of_no_account(record):
             self._forget(node)
         self._refresh()
         return True
@@ -123,6 +124,8 @@ class NodeBook:
             return False
         record.cordoned = False
         self.shunned -= record.state is not NodeState.LOST
+        if _is_of_no_account(record):
+            self._forget(node)
         self._refresh()
         return True
 
@@ -153,6 +156,11 @@ class NodeBook:
         for name, pool in self.pools.items():
             if not pool.on_demand:
                 self.idle[name] = tuple(n for n, r in self.nodes.items() if r.pool == name and _idle(r))
+
+
+def _is_of_no_account(record: NodeRecord) -> bool:
+    """A lost node that nobody is pinned to. One that was drained is so still when it is back."""
+    return record.state is NodeState.LOST and record.group_id is None and not record.cordoned
 
 
 def _idle(record: NodeRecord) -> bool:

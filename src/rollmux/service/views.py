@@ -9,6 +9,7 @@ from rollmux.mux.explain import called, explain, in_line, why_queued
 from rollmux.mux.forecast import likely_s
 from rollmux.mux.job import JobSpec
 from rollmux.mux.job_record import JobRecord
+from rollmux.mux.node_book import NodeState
 from rollmux.mux.plan import Decision, Verdict
 from rollmux.mux.seat import Lane
 from rollmux.mux.story import story
@@ -149,7 +150,8 @@ def _lines(controller: Controller, decision: Decision, name: Callable[[str], str
         return lines
     lacking = {each.subject for each in decision.candidates if each.verdict is Verdict.NO_NODES}
     nodes = controller.machine.state.book.nodes.items()
-    idle = [node for node, each in nodes if each.cordoned and each.group_id is None and each.pool in lacking]
+    free = [(node, each) for node, each in nodes if each.group_id is None and each.state is NodeState.READY]
+    idle = [node for node, each in free if each.cordoned and each.pool in lacking]
     return (*lines, f"Drained, so that no job is put there: {', '.join(idle)}.") if idle else lines
 
 

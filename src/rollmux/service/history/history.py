@@ -16,7 +16,7 @@ from rollmux.mux.cluster_state import ClusterState
 from rollmux.mux.group import Group
 from rollmux.mux.job import PhaseKind
 from rollmux.mux.job_record import JobRecord
-from rollmux.mux.node_book import NodeRecord
+from rollmux.mux.node_book import NodeRecord, NodeState
 from rollmux.mux.seat import Lane
 from rollmux.mux.transitions import Phase
 from rollmux.protocol.history import Change, News
@@ -46,6 +46,11 @@ class _Node(NamedTuple):
     state: str
     cordoned: bool
     group: str
+
+    @property
+    def counts(self) -> bool:
+        """One that is lost and that no job is pinned to is only remembered as drained."""
+        return bool(self.group) or self.state != NodeState.LOST.value
 
 
 class History:
@@ -336,7 +341,7 @@ class History:
             if before == after:
                 continue
             for node, more in ((before, -1), (after, 1)):
-                if node is not None:
+                if node is not None and node.counts:
                     self.books.node_is(now, node.pool, more, more * bool(node.group))
             if after is None:
                 del self._nodes[name]
