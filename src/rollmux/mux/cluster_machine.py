@@ -20,6 +20,7 @@ from rollmux.mux.job import JobSpec
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.mover import Mover
 from rollmux.mux.order import aim_ms
+from rollmux.mux.placed import Placement
 from rollmux.mux.policies import Policy
 from rollmux.mux.seat import Seat
 from rollmux.mux.transitions import Job, JobOn, next_job
@@ -226,23 +227,32 @@ class ClusterMachine:
             record.move(JobOn.GIVE_UP)
             self.mover.end(now, record, f"failed {record.failures} times, at last: {reason}", out)
             return
+        if record.target is not None:  # now is as good as any time, as if it had been stopped for that
+            if record.state is not Job.STOPPING:
+                record.move(JobOn.STOP)
+            state.leave_weave(now, record, out)
+            record.attempt += 1
+            self._moves(now, record, record.target, out)
+            return
         calls_off = record.job.id in state.swaps
         self.mover.without_exchange(record.job.id, out)
         record.move(JobOn.RESTART)
         state.leave_weave(now, record, out)
         record.attempt += 1
-        left = []
-        if record.target is not None and state.book.ready(record.target[1].all_nodes):  # now is as good as any time
-            left = [record.group_id]
-            record.group_id, record.placement = record.target
-            record.target = None
-            state.unpin(record.job.id, left[0], out)
         assert record.placement is not None
         state.launch(record, record.placement, out)
-        if left:
-            self.mover.after_departure(now, left, out)
-        elif calls_off:
+        if calls_off:
             state.admit_waiting(now, out)  # the groups of the exchange take newcomers again
+
+    def _moves(self, now: float, record: JobRecord, target: tuple[str, Placement], out: Commands) -> None:
+        """A job whose processes are gone begins anew in the place that was kept for it, once its nodes are there."""
+        state, left = self.state, record.group_id
+        record.move(JobOn.GONE_MOVE)
+        record.group_id, record.placement = target
+        record.target = None
+        state.unpin(record.job.id, left, out)
+        state.launch_if_ready(record, out)
+        self.mover.after_departure(now, [left], out)
 
     def _gone(self, now: float, record: JobRecord, out: Commands) -> None:
         """A stopped attempt's processes are gone: on to what it was stopped for."""
@@ -259,19 +269,14 @@ class ClusterMachine:
         state.leave_weave(now, record, out)
         record.attempt += 1
         if then is JobOn.GONE_MOVE and record.target is not None:
-            record.move(then)
-            record.group_id, record.placement = record.target
-            record.target = None
-            state.unpin(record.job.id, left, out)
-            state.launch_if_ready(record, out)
+            self._moves(now, record, record.target, out)
         elif then is JobOn.GONE_MOVE:
             record.move(then)
             self.mover.gone_for_exchange(now, record, out)
-            return
         else:
             state.requeue(record, JobOn.GONE_REPLACE)
             state.unpin(record.job.id, left, out)
-        self.mover.after_departure(now, [left], out)
+            self.mover.after_departure(now, [left], out)
 
     # -- phases ------------------------------------------------------------------------------------------------
 
