@@ -3,14 +3,15 @@
 import pytest
 
 from rollmux.mux import events as ev
+from rollmux.mux.image import from_json, image, restore, to_json
 from rollmux.mux.job import PhaseSpec
+from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.sim.cast import Cast
-from tests.mux.world import ROLLOUT, SYNC, TRAIN, World, job
+from tests.mux.world import ELASTIC, ROLLOUT, SYNC, TRAIN, World, job
 
 
 def slowdown(world: World) -> float | None:
-    record = world.record()
-    return record.progress.slowdown(record.job)
+    return world.record().progress.slowdown
 
 
 def iteration(world: World, number: int) -> None:
@@ -62,4 +63,54 @@ def test_of_a_job_whose_rollouts_run_beside_its_training_it_is_by_the_longer_of_
     cast.run(until=150 * 100.0)
     progress = world.record().progress
     progress.elapsed_s *= waits  # as if others had kept it waiting
-    assert progress.slowdown(spec) == pytest.approx(waits, rel=0.02)
+    assert progress.slowdown == pytest.approx(waits, rel=0.02)
+
+
+def stale(crashes: bool, rollout_s: float, train_s: float, iterations: int = 20) -> World:
+    """A job with staleness 1, alone, whose phases take other times than it said; it may crash after each sync."""
+    world = World()
+    world.run(job("A", rollout=PhaseSpec(100.0, 1), train=PhaseSpec(100.0, 1), staleness=1, max_attempts=99))
+    attempt = 1
+    for number in range(iterations):
+        progress = world.record().progress
+        if progress.rolled == number:
+            world.tell(ev.PhaseFinished("A", world.begin("A", ROLLOUT, number).epoch), rollout_s)
+        ahead, train = world.begin("A", ROLLOUT, number + 1), world.begin("A", TRAIN, number)
+        first, last = sorted([(rollout_s, ahead.epoch), (train_s, train.epoch)])
+        world.tell(ev.PhaseFinished("A", first[1]), first[0])
+        world.tell(ev.PhaseFinished("A", last[1]), last[0] - first[0])
+        world.tell(ev.PhaseFinished("A", world.begin("A", SYNC, number).epoch))
+        if crashes:
+            world.tell(ev.JobFailed("A", attempt, "it crashed"))
+            attempt += 1
+            world.tell(ev.JobStarted("A", attempt))
+    return world
+
+
+@pytest.mark.parametrize("takes", [(100.0, 100.0), (100.0, 20.0), (30.0, 90.0)])
+def test_work_is_what_the_longer_of_its_phases_took_and_not_what_it_said(takes: tuple[float, float]) -> None:
+    """By what it had said, one whose training took a fifth of its rollouts' time seemed 1.67 times as slow as alone."""
+    rollout_s, train_s = takes
+    ramp_s = rollout_s  # nothing runs beside its first rollout
+    assert slowdown(stale(False, *takes)) == pytest.approx(1.0 + ramp_s / max(rollout_s, train_s) / 20)
+
+
+def test_a_rollout_that_was_ahead_and_is_done_anew_counts_once_as_work() -> None:
+    """A job that rolled out twice for each iteration, and took twice as long for it, seemed 1.33 times as slow."""
+    assert slowdown(stale(True, 100.0, 100.0)) == pytest.approx(2.0)
+
+
+def test_an_image_that_has_the_time_of_all_phases_in_one_sum_is_understood() -> None:
+    world = stale(False, 100.0, 100.0)
+    world.tell(ev.PhaseFinished("A", world.begin("A", ROLLOUT, 21).epoch), 50.0)
+    known = slowdown(world)
+    saved = to_json(image(world.machine))
+    progress = saved["jobs"][0]["progress"]
+    progress["active_s"] *= 2.0
+    progress["pending_s"] = progress.pop("ahead_s")[-1]
+    world.machine = restore(from_json(saved), ELASTIC, RollmuxPolicy())
+    assert slowdown(world) == pytest.approx(known)
+    for number in (20, 21):
+        for kind in (TRAIN, SYNC):
+            world.do("A", kind, number)
+    assert world.record().progress.ahead_s == []

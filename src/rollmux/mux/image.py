@@ -87,6 +87,7 @@ class ProgressImage:
     synced_since_launch: bool
     pending_s: float = 0.0
     counted_until: float | None = None
+    ahead_s: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +160,7 @@ def image(machine: ClusterMachine) -> MachineImage:
         state.next_group,
         state.book.next_node,
         tuple(NodeImage(n, r.pool, r.state, r.group_id, r.cordoned) for n, r in state.book.nodes.items()),
-        tuple(
-            _copy(JobImage, record, progress=_copy(ProgressImage, record.progress)) for record in state.jobs.values()
-        ),
+        tuple(_copy(JobImage, record, progress=_progress_image(record.progress)) for record in state.jobs.values()),
         tuple(GroupImage(g.id, g.order, g.members) for g in state.groups.values()),
         tuple(_weave_image(group_id, weave) for group_id, weave in state.weaves.items()),
         tuple(state.backlog),
@@ -189,7 +188,7 @@ def restore(saved: MachineImage, cluster: Cluster, policy: Policy, rules: Rules 
     state.swaps, state.swaps_until = dict(saved.swaps), saved.swaps_until
     state.followed = saved.followed
     for job in saved.jobs:
-        state.jobs[job.job.id] = _copy(JobRecord, job, progress=_copy(Progress, job.progress))
+        state.jobs[job.job.id] = _copy(JobRecord, job, progress=_restore_progress(job))
         if job.state is Job.STOPPING:
             state.stopped[job.job.id] = None
     for group in saved.groups:
@@ -212,6 +211,22 @@ def _copy(kind: Any, source: Any, **replaced: Any) -> Any:
     """The same fields in another class."""
     names = kind.__dataclass_fields__
     return kind(**{name: replaced.get(name, getattr(source, name)) for name in names})
+
+
+def _progress_image(progress: Progress) -> ProgressImage:
+    image: ProgressImage = _copy(ProgressImage, progress, ahead_s=tuple(progress.ahead_s))
+    return image
+
+
+def _restore_progress(saved: JobImage) -> Progress:
+    """Earlier images have all phases' time in one sum, rollouts that ran beside training too."""
+    seen, job = saved.progress, saved.job
+    progress: Progress = _copy(Progress, seen, ahead_s=list(seen.ahead_s or ()))
+    if seen.ahead_s is None:
+        progress.active_s *= job.solo_s / (job.solo_s + job.ramp_s)
+        progress.ahead_s = [seen.pending_s, *[0.0] * seen.rolled][: seen.rolled - seen.synced]
+        progress.pending_s = 0.0
+    return progress
 
 
 def _weave_image(group_id: str, weave: Weave) -> WeaveImage:

@@ -138,11 +138,6 @@ class JobSpec:
         return self.rollout.planned_s + self.train.planned_s + self.sync_s - self.solo_s
 
     @kept
-    def overlap(self) -> float:
-        """What part of the time in its phases it takes alone: less than all where rollouts run beside training."""
-        return self.solo_s / (self.rollout.planned_s + self.train.planned_s + self.sync_s)
-
-    @kept
     def limit_s(self) -> float:
         """The slowest iteration that the SLO allows."""
         return self.slo * self.solo_s

@@ -1,6 +1,6 @@
 """A running job's seat in its group: one lane for each kind of phase, and how far its iterations have come."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from rollmux.errors import IllegalEvent
@@ -28,26 +28,28 @@ class Progress:
     """What a job has committed: rollouts, trainings and syncs done, and the time that they and the waiting took.
 
     Time is counted up to the latest sync, so that both sides of a slowdown are of the same iterations. What an attempt
-    did in vain, and the wait for the next one, are a part of the time and of no work.
+    did in vain, and the wait for the next one, are a part of the time and of no work. Of rollouts that run beside
+    training the longer of the two is work, for alone the shorter costs no time.
     """
 
     rolled: int = 0
     trained: int = 0
     synced: int = 0
-    active_s: float = 0.0  # in the phases of complete iterations
+    active_s: float = 0.0  # what complete iterations took alone
     since: float | None = None  # when the present attempt asked for its first phase, or synced last
     recent_s: float = 0.0  # how long an iteration of this attempt takes, the latest counting most
     slowest_s: float = 0.0  # and the slowest of them
     elapsed_s: float = 0.0  # from the first phase that was ever asked for to the latest sync
     synced_since_launch: bool = False
-    pending_s: float = 0.0  # in phases since the latest sync
+    pending_s: float = 0.0  # in the training and the sync of the iteration under way
+    ahead_s: list[float] = field(default_factory=list)  # in each rollout that is not synced yet
     counted_until: float | None = None  # up to when `elapsed_s` counts
 
     def back_to_commit(self) -> None:
         """An attempt ended: what it did after its last sync is lost."""
         self.rolled = self.trained = self.synced
         self.since = None
-        self.pending_s = 0.0
+        self.pending_s, self.ahead_s = 0.0, []
         self.synced_since_launch = False
 
     def begin(self, now: float) -> None:
@@ -57,10 +59,12 @@ class Progress:
         if self.counted_until is None:
             self.counted_until = now
 
-    def sync(self, now: float) -> None:
+    def sync(self, now: float, overlaps: bool) -> None:
         """An iteration is done."""
         self.synced += 1
-        self.active_s, self.pending_s = self.active_s + self.pending_s, 0.0
+        rollout_s = self.ahead_s.pop(0)
+        self.active_s += max(rollout_s, self.pending_s) if overlaps else rollout_s + self.pending_s
+        self.pending_s = 0.0
         if self.counted_until is not None:
             self.elapsed_s += now - self.counted_until
         if self.since is not None:
@@ -74,9 +78,10 @@ class Progress:
         self.recent_s += RECENT_PART * (iteration_s - self.recent_s)
         self.slowest_s = max(self.slowest_s, iteration_s)
 
-    def slowdown(self, job: JobSpec) -> float | None:
-        """Time taken over time alone: what the SLO of this job limits. None before the first iteration."""
-        return self.elapsed_s / (self.active_s * job.overlap) if self.active_s else None
+    @property
+    def slowdown(self) -> float | None:
+        """Time taken over time alone: what the SLO limits. None before the first iteration."""
+        return self.elapsed_s / self.active_s if self.active_s else None
 
 
 class Lane(Claim):
@@ -216,13 +221,15 @@ class Seat:
     def commit(self, kind: PhaseKind, worked_s: float, now: float) -> None:
         """One phase of this kind is done."""
         progress = self.progress
-        progress.pending_s += worked_s
         if kind is _ROLLOUT:
             progress.rolled += 1
-        elif kind is _TRAIN:
+            progress.ahead_s.append(worked_s)
+            return
+        progress.pending_s += worked_s
+        if kind is _TRAIN:
             progress.trained += 1
         else:
-            progress.sync(now)
+            progress.sync(now, self.job.staleness > 0)
             self.due_ms = next_due(self.due_ms, in_ms(now), self.aim_ms)
 
     def require_turn(self, kind: PhaseKind, iteration: int) -> None:

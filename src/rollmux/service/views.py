@@ -60,7 +60,7 @@ def job_view(
         record.job.solo_s,
         iteration_s.get(job_id),
         progress.recent_s or None,
-        progress.slowdown(record.job),
+        progress.slowdown,
         record.job.slo,
         record.job.usd_per_hour(state.cluster),
         _lanes(controller, now, record, tenant),

@@ -26,7 +26,7 @@
     X(JobRecord, state) X(JobRecord, submitted) X(JobRecord, target)                                                   \
     X(Progress, rolled) X(Progress, trained) X(Progress, synced) X(Progress, active_s) X(Progress, since)              \
     X(Progress, recent_s) X(Progress, slowest_s) X(Progress, elapsed_s) X(Progress, synced_since_launch)               \
-    X(Progress, pending_s) X(Progress, counted_until)                                                                  \
+    X(Progress, pending_s) X(Progress, counted_until) X(Progress, ahead_s)                                             \
     X(Lane, nodes) X(Lane, wants) X(Lane, place) X(Lane, held) X(Lane, rounds) X(Lane, latest) X(Lane, ends_at)        \
     X(Lane, pause) X(Lane, pausing) X(Lane, alone) X(Lane, asked) X(Lane, can_pause) X(Lane, deadline) X(Lane, done)   \
     X(Lane, epoch) X(Lane, freeing) X(Lane, granted_by) X(Lane, iteration) X(Lane, keep) X(Lane, kind)                 \
@@ -527,8 +527,18 @@ static int
 sync_done(PyObject *seat, PyObject *progress, double now)
 {
     PyObject *since = SLOT(progress, Progress_since), *counted = SLOT(progress, Progress_counted_until);
-    double active_s = real(SLOT(progress, Progress_active_s)) + real(SLOT(progress, Progress_pending_s));
-    if (put_real(&SLOT(progress, Progress_active_s), active_s) ||
+    PyObject *staleness = PyObject_GetAttr(SLOT(seat, Seat_job), named.staleness);
+    PyObject *ahead = SLOT(progress, Progress_ahead_s);
+    if (!staleness)
+        return -1;
+    int overlaps = whole(staleness) > 0;
+    Py_DECREF(staleness);
+    if (!PyList_GET_SIZE(ahead))
+        return missing("what is synced was not rolled out");
+    double rollout_s = real(PyList_GET_ITEM(ahead, 0)), rest_s = real(SLOT(progress, Progress_pending_s));
+    double active_s = !overlaps ? rollout_s + rest_s : rest_s > rollout_s ? rest_s : rollout_s;
+    active_s = real(SLOT(progress, Progress_active_s)) + active_s;
+    if (PyList_SetSlice(ahead, 0, 1, NULL) || put_real(&SLOT(progress, Progress_active_s), active_s) ||
         put_known(&SLOT(progress, Progress_pending_s), nothing_s))
         return -1;
     if (counted != Py_None) {
@@ -562,8 +572,15 @@ commit(PyObject *lane, double now)
     PyObject *seat = SLOT(lane, Lane_seat), *progress = SLOT(seat, Seat_progress), *kind = SLOT(lane, Lane_kind);
     PyObject *started = SLOT(lane, Lane_started_at), **count = committed(progress, kind);
     double worked_s = real(SLOT(lane, Lane_worked_s)) + (started == Py_None ? 0.0 : now - real(started));
-    double pending_s = real(SLOT(progress, Progress_pending_s)) + worked_s;
-    if (put_real(&SLOT(progress, Progress_pending_s), pending_s) || put_whole(count, whole(*count) + 1))
+    if (put_whole(count, whole(*count) + 1))
+        return -1;
+    if (kind == is.ROLLOUT) {
+        PyObject *took_s = PyFloat_FromDouble(worked_s);
+        int failed = !took_s || PyList_Append(SLOT(progress, Progress_ahead_s), took_s);
+        Py_XDECREF(took_s);
+        return failed ? -1 : 0;
+    }
+    if (put_real(&SLOT(progress, Progress_pending_s), real(SLOT(progress, Progress_pending_s)) + worked_s))
         return -1;
     return kind == is.SYNC ? sync_done(seat, progress, now) : 0;
 }

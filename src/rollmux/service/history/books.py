@@ -60,7 +60,7 @@ class Account(msgspec.Struct):
         """What the record says now."""
         job = record.job
         self.done, self.iterations = record.progress.synced, job.iterations
-        self.slowdown = record.progress.slowdown(job)
+        self.slowdown = record.progress.slowdown
         self.solo_s, self.alone_usd_per_hour, self.slo = job.solo_s, job.usd_per_hour(cluster), job.slo
 
 
