@@ -23,9 +23,11 @@ from rollmux.service.views import job_view, one_job_view
 from rollmux.sim.cast import Cast, Takes, as_planned
 
 
-def span(job: str, kind: str, iteration: int, ended: float, lasted: float, how: str = "finished") -> Span:
+def span(
+    job: str, kind: str, iteration: int, ended: float, lasted: float, how: str = "finished", attempt: int = 1
+) -> Span:
     began = ended - lasted
-    return Span(1, job, "g", kind, iteration, 1, (), 0.0, began, began, ended, False, False, how, False)
+    return Span(1, job, "g", kind, iteration, attempt, (), 0.0, began, began, ended, False, False, how, False)
 
 
 def iterations(job: str, count: int) -> list[Span]:
@@ -69,6 +71,17 @@ def test_a_phase_that_has_paused_takes_all_of_its_parts() -> None:
     spans += [span("a", "rollout", 8, 801.0, 4.0, "paused"), span("a", "rollout", 8, 830.0, 9.0)]
     spans += [span("a", "train", 8, 850.0, 5.0), span("a", "sync", 8, 851.0, 1.0)]
     assert lately(spans, "a") == [[13.0, *(10.0 + number for number in range(7, 0, -1))]]
+
+
+def test_what_an_attempt_that_is_over_did_of_an_iteration_is_no_part_of_it() -> None:
+    """A rollout that was done, lost with its attempt and done anew counted twice, and paces were told by that."""
+    spans = iterations("a", 8)
+    spans += [span("a", kind, 8, 810.0 + at, 10.0) for at, kind in enumerate(("rollout", "train"))]
+    spans += [span("a", kind, 8, 850.0 + at, 18.0, attempt=2) for at, kind in enumerate(("rollout", "train", "sync"))]
+    found = taken_lately(reversed(spans), ["a"])
+    assert found is not None
+    assert found["a"][0] == Taken(18.0, 18.0, 18.0)
+    assert len(found["a"]) == 8
 
 
 # -- in a view -----------------------------------------------------------------------------------------------------

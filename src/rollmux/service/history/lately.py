@@ -12,7 +12,7 @@ MOST, LEAST = 32, 4
 _COUNT = ("finished", "paused")
 _KINDS = tuple(kind.value for kind in PhaseKind)
 
-_Seconds = dict[int, dict[str, float]]  # by iteration and kind
+_Seconds = dict[tuple[int, int], dict[str, float]]  # by attempt, iteration and kind: another attempt does it anew
 
 
 def taken_lately(latest_first: Iterable[Span], jobs: Collection[str]) -> Mapping[str, tuple[Taken, ...]] | None:
@@ -25,13 +25,13 @@ def taken_lately(latest_first: Iterable[Span], jobs: Collection[str]) -> Mapping
     for span in latest_first:
         if span.job not in open_jobs or span.kind not in _KINDS or span.how not in _COUNT or not span.iteration:
             continue
-        mine = found[span.job]
-        if span.iteration not in mine and len(mine) > MOST + 1:  # one may be under way: it is not whole
+        mine, key = found[span.job], (span.attempt, span.iteration)
+        if key not in mine and len(mine) > MOST + 1:  # one may be under way: it is not whole
             open_jobs.remove(span.job)
             if not open_jobs:
                 break
             continue
-        seconds = mine.setdefault(span.iteration, {})
+        seconds = mine.setdefault(key, {})
         seconds[span.kind] = seconds.get(span.kind, 0.0) + span.ended - span.began
     whole = {job: _whole(found[job])[:MOST] for job in jobs}
     return None if any(len(iterations) < LEAST for iterations in whole.values()) else whole
