@@ -330,6 +330,22 @@ def test_a_sign_of_life_renews_a_lease_and_silence_ends_it() -> None:
     assert world.machine.next_wake() == world.now + 10.0
 
 
+def test_state_that_stayed_has_as_long_to_leave_as_its_job_says_that_takes_and_the_drain_time_twice() -> None:
+    """It had the latter alone: a healthy job with much state lost its attempt whenever somebody came beside it."""
+    long: dict[str, Any] = {"rollout": PhaseSpec(500.0, 1, offload_s=60.0), "train": PhaseSpec(500.0, 1)}
+    world = leased(job("A", **long))
+    world.do("A", ROLLOUT)
+    world.tell(ev.JobSubmitted(job("B", **long)))
+    (offload,) = world.tell(ev.JobStarted("B", 1))
+    assert isinstance(offload, cmd.Offload)
+    assert world.machine.next_wake() == world.now + 70.0
+    world.tell(ev.Tick(), 70.0)
+    assert world.state() is Job.RUNNING
+    assert world.machine.next_wake() == world.now + 10.0
+    world.tell(ev.PhaseOffloaded("A", offload.epoch), 9.0)
+    assert world.machine.next_wake() is None
+
+
 def test_signs_of_life_that_come_together_count_for_the_leases_that_are_there() -> None:
     world = leased()
     over = ev.Heartbeat("A", world.begin("A", ROLLOUT).epoch)

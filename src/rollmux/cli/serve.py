@@ -47,7 +47,15 @@ def serve(
         typer.Option(metavar="URL", help="Where jobs find it [default: the host; its name if that is 0.0.0.0 or ::]."),
     ] = "",
     lease_s: Annotated[float, typer.Option(min=1.0, max=3600.0, help="How long a silent holder keeps a lease.")] = 15.0,
-    drain_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="How long it then has to vanish.")] = 10.0,
+    drain_s: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            max=3600.0,
+            help="How long it then has to vanish. State that stayed on nodes has twice that to leave them, beside "
+            "its job's offload_s.",
+        ),
+    ] = 10.0,
     certificate: Annotated[Path | None, typer.Option(help="For TLS: a file with the certificate.")] = None,
     key: Annotated[Path | None, typer.Option(help="For TLS: a file with its key.")] = None,
     launcher: Annotated[str, typer.Option(help="What starts jobs: process (on this machine) or ray.")] = "process",

@@ -372,7 +372,8 @@ class Weave:
 
     def _evict(self, now: float, lane: Lane, out: Commands) -> None:
         lane.state = next_phase(lane.state, On.EVICT, lane)
-        lane.deadline = now + min(self.timing.lease_s, self.timing.drain_s)
+        takes_s = lane.seat.job.phase(lane.kind).offload_s  # no sign of life tells how far it has come
+        lane.deadline = now + min(self.timing.lease_s, self.timing.drain_s) + takes_s
         out.append(Offload(lane.seat.job.id, lane.epoch, lane.held))
 
     def _meet_neighbours(self, now: float, out: Commands) -> None:
