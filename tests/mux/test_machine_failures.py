@@ -294,6 +294,19 @@ def test_a_lost_node_that_was_cordoned_is_forgotten_once_that_is_lifted() -> Non
     world.run(job("A"))
 
 
+def test_a_cordoned_node_that_is_lost_may_come_back_in_another_pool_and_is_cordoned_there() -> None:
+    """As one that is not cordoned may: it was refused."""
+    world = racks(1, max_group=1)
+    world.tell(ev.NodeCordoned("r0"))
+    world.tell(ev.NodeLost("r0"))
+    world.tell(ev.NodeJoined("r0", "train"))
+    world.tell(ev.NodeLost("t0"))
+    world.tell(ev.NodeJoined("r1", "rollout"))
+    world.tell(ev.JobSubmitted(job("A")))
+    assert world.state() is Job.QUEUED
+    assert kinds(world.tell(ev.NodeUncordoned("r0"))) == [cmd.Admit, cmd.Launch]
+
+
 def test_an_idle_cordoned_node_is_not_used() -> None:
     world = racks(1, max_group=1)
     world.tell(ev.NodeCordoned("t0"))

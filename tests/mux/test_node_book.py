@@ -208,7 +208,15 @@ class Books(RuleBasedStateMachine):
         name = self.pick(list(self.nodes), number)
         others = [pool.name for pool in self.cluster.pools if pool.name != self.nodes[name].pool]
         pool = "nowhere" if nowhere or not others else others[0]
-        before = everything(self.book)
+        before, node = everything(self.book), self.nodes[name]
+        if pool != "nowhere" and node.state is NodeState.LOST and node.group is None:  # it is only known as drained
+            if self.pool(pool).on_demand:
+                assert self.book.join(name, pool) == [ReleaseNode(name, pool)]
+                assert everything(self.book) == before
+            else:
+                assert self.book.join(name, pool) == []
+                node.pool, node.state = pool, NodeState.READY
+            return
         with pytest.raises(IllegalEvent, match=name):
             self.book.join(name, pool)
         assert everything(self.book) == before

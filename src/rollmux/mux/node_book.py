@@ -81,8 +81,14 @@ class NodeBook:
             if self.pools[pool].on_demand:
                 return [ReleaseNode(node, pool)]  # no longer wanted, or never
             self._register(node, NodeRecord(pool, NodeState.READY))
-        elif record.pool != pool:
+        elif record.pool != pool and (record.state is not NodeState.LOST or record.group_id is not None):
             raise IllegalEvent(f"node {node} joins pool {pool!r}, but it belongs to pool {record.pool!r}")
+        elif record.pool != pool:  # it is only remembered as drained, wherever it comes back
+            if self.pools[pool].on_demand:
+                return [ReleaseNode(node, pool)]
+            self.rented[record.pool] -= 1
+            self.rented[pool] += 1
+            record.pool, record.state = pool, NodeState.READY
         elif record.state is NodeState.READY:
             return None
         else:
