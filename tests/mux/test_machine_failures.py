@@ -359,6 +359,18 @@ def test_state_that_stayed_has_as_long_to_leave_as_its_job_says_that_takes_and_t
     assert world.machine.next_wake() is None
 
 
+def test_state_that_stayed_has_no_longer_to_leave_than_its_phase_takes_whatever_was_measured() -> None:
+    """One offload that had taken hours once, and whoever came beside that job waited as long once it was dead (L2)."""
+    long: dict[str, Any] = {"rollout": PhaseSpec(500.0, 1), "train": PhaseSpec(500.0, 1)}
+    world = leased(job("A", **long))
+    world.do("A", ROLLOUT)
+    world.tell(ev.JobSubmitted(job("B", **long)))
+    world.tell(ev.JobProfiled("A", 1, 500.0, 500.0, 0.0, (0.0, 50_000.0)))
+    (offload,) = world.tell(ev.JobStarted("B", 1))
+    assert isinstance(offload, cmd.Offload)
+    assert world.machine.next_wake() == world.now + 510.0
+
+
 def test_signs_of_life_that_come_together_count_for_the_leases_that_are_there() -> None:
     world = leased()
     over = ev.Heartbeat("A", world.begin("A", ROLLOUT).epoch)

@@ -53,7 +53,7 @@ def serve(
             min=0.1,
             max=3600.0,
             help="How long it then has to vanish. State that stayed on nodes has twice that to leave them, beside "
-            "its job's offload_s.",
+            "its job's offload_s, at most as long as the phase.",
         ),
     ] = 10.0,
     certificate: Annotated[Path | None, typer.Option(help="For TLS: a file with the certificate.")] = None,

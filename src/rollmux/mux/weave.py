@@ -372,7 +372,8 @@ class Weave:
 
     def _evict(self, now: float, lane: Lane, out: Commands) -> None:
         lane.state = next_phase(lane.state, On.EVICT, lane)
-        takes_s = lane.seat.job.phase(lane.kind).offload_s  # no sign of life tells how far it has come
+        phase = lane.seat.job.phase(lane.kind)
+        takes_s = min(phase.offload_s, phase.planned_s)  # no sign of life tells how far it has come, or if it is dead
         lane.deadline = now + min(self.timing.lease_s, self.timing.drain_s) + takes_s
         out.append(Offload(lane.seat.job.id, lane.epoch, lane.held))
 
