@@ -88,6 +88,8 @@ class ProgressImage:
     pending_s: float = 0.0
     counted_until: float | None = None
     ahead_s: tuple[float, ...] | None = None
+    rolled_at: float = 0.0
+    synced_at: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,16 +216,18 @@ def _copy(kind: Any, source: Any, **replaced: Any) -> Any:
 
 
 def _progress_image(progress: Progress) -> ProgressImage:
-    image: ProgressImage = _copy(ProgressImage, progress, ahead_s=tuple(progress.ahead_s))
+    lists = {"ahead_s": tuple(progress.ahead_s), "synced_at": tuple(progress.synced_at)}
+    image: ProgressImage = _copy(ProgressImage, progress, **lists)
     return image
 
 
 def _restore_progress(saved: JobImage) -> Progress:
     """Earlier images have all phases' time in one sum, rollouts that ran beside training too."""
     seen, job = saved.progress, saved.job
-    progress: Progress = _copy(Progress, seen, ahead_s=list(seen.ahead_s or ()))
+    progress: Progress = _copy(Progress, seen, ahead_s=list(seen.ahead_s or ()), synced_at=list(seen.synced_at))
     if seen.ahead_s is None:
         progress.active_s *= job.solo_s / (job.solo_s + job.ramp_s)
+        progress.rolled_at = progress.active_s
         progress.ahead_s = [seen.pending_s, *[0.0] * seen.rolled][: seen.rolled - seen.synced]
         progress.pending_s = 0.0
     return progress

@@ -28,14 +28,14 @@ class Progress:
     """What a job has committed: rollouts, trainings and syncs done, and the time that they and the waiting took.
 
     Time is counted up to the latest sync, so that both sides of a slowdown are of the same iterations. What an attempt
-    did in vain, and the wait for the next one, are a part of the time and of no work. Of rollouts that run beside
-    training the longer of the two is work, for alone the shorter costs no time.
+    did in vain, and the wait for the next one, are a part of the time and of no work. Work is what the same phases
+    would have taken alone, where rollouts run beside training as far as the job's staleness lets them.
     """
 
     rolled: int = 0
     trained: int = 0
     synced: int = 0
-    active_s: float = 0.0  # what complete iterations took alone
+    active_s: float = 0.0  # what complete iterations took alone: when the latest was synced, by a clock of its own
     since: float | None = None  # when the present attempt asked for its first phase, or synced last
     recent_s: float = 0.0  # how long an iteration of this attempt takes, the latest counting most
     slowest_s: float = 0.0  # and the slowest of them
@@ -44,6 +44,8 @@ class Progress:
     pending_s: float = 0.0  # in the training and the sync of the iteration under way
     ahead_s: list[float] = field(default_factory=list)  # in each rollout that is not synced yet
     counted_until: float | None = None  # up to when `elapsed_s` counts
+    rolled_at: float = 0.0  # by the clock of `active_s`, when the rollout of the latest iteration was done
+    synced_at: list[float] = field(default_factory=list)  # and when those before were synced that a next may lag behind
 
     def back_to_commit(self) -> None:
         """An attempt ended: what it did after its last sync is lost."""
@@ -59,11 +61,13 @@ class Progress:
         if self.counted_until is None:
             self.counted_until = now
 
-    def sync(self, now: float, overlaps: bool) -> None:
+    def sync(self, now: float, staleness: int) -> None:
         """An iteration is done."""
         self.synced += 1
-        rollout_s = self.ahead_s.pop(0)
-        self.active_s += max(rollout_s, self.pending_s) if overlaps else rollout_s + self.pending_s
+        self.synced_at.append(self.active_s)
+        may_begin = self.synced_at.pop(0) if len(self.synced_at) > staleness else 0.0
+        self.rolled_at = max(self.rolled_at, may_begin) + self.ahead_s.pop(0)
+        self.active_s = max(self.active_s, self.rolled_at) + self.pending_s
         self.pending_s = 0.0
         if self.counted_until is not None:
             self.elapsed_s += now - self.counted_until
@@ -229,7 +233,7 @@ class Seat:
         if kind is _TRAIN:
             progress.trained += 1
         else:
-            progress.sync(now, self.job.staleness > 0)
+            progress.sync(now, self.job.staleness)
             self.due_ms = next_due(self.due_ms, in_ms(now), self.aim_ms)
 
     def require_turn(self, kind: PhaseKind, iteration: int) -> None:

@@ -26,7 +26,8 @@
     X(JobRecord, state) X(JobRecord, submitted) X(JobRecord, target)                                                   \
     X(Progress, rolled) X(Progress, trained) X(Progress, synced) X(Progress, active_s) X(Progress, since)              \
     X(Progress, recent_s) X(Progress, slowest_s) X(Progress, elapsed_s) X(Progress, synced_since_launch)               \
-    X(Progress, pending_s) X(Progress, counted_until) X(Progress, ahead_s)                                             \
+    X(Progress, pending_s) X(Progress, counted_until) X(Progress, ahead_s) X(Progress, rolled_at)                      \
+    X(Progress, synced_at)                                                                                             \
     X(Lane, nodes) X(Lane, wants) X(Lane, place) X(Lane, held) X(Lane, rounds) X(Lane, latest) X(Lane, ends_at)        \
     X(Lane, pause) X(Lane, pausing) X(Lane, alone) X(Lane, asked) X(Lane, can_pause) X(Lane, deadline) X(Lane, done)   \
     X(Lane, epoch) X(Lane, freeing) X(Lane, granted_by) X(Lane, iteration) X(Lane, keep) X(Lane, kind)                 \
@@ -528,17 +529,26 @@ sync_done(PyObject *seat, PyObject *progress, double now)
 {
     PyObject *since = SLOT(progress, Progress_since), *counted = SLOT(progress, Progress_counted_until);
     PyObject *staleness = PyObject_GetAttr(SLOT(seat, Seat_job), named.staleness);
-    PyObject *ahead = SLOT(progress, Progress_ahead_s);
+    PyObject *ahead = SLOT(progress, Progress_ahead_s), *synced = SLOT(progress, Progress_synced_at);
     if (!staleness)
         return -1;
-    int overlaps = whole(staleness) > 0;
+    long long behind = whole(staleness);
     Py_DECREF(staleness);
     if (!PyList_GET_SIZE(ahead))
         return missing("what is synced was not rolled out");
-    double rollout_s = real(PyList_GET_ITEM(ahead, 0)), rest_s = real(SLOT(progress, Progress_pending_s));
-    double active_s = !overlaps ? rollout_s + rest_s : rest_s > rollout_s ? rest_s : rollout_s;
-    active_s = real(SLOT(progress, Progress_active_s)) + active_s;
-    if (PyList_SetSlice(ahead, 0, 1, NULL) || put_real(&SLOT(progress, Progress_active_s), active_s) ||
+    double active_s = real(SLOT(progress, Progress_active_s)), rolled_at = real(SLOT(progress, Progress_rolled_at));
+    if (PyList_Append(synced, SLOT(progress, Progress_active_s)))
+        return -1;
+    if (PyList_GET_SIZE(synced) > behind) {
+        double may_begin = real(PyList_GET_ITEM(synced, 0));
+        rolled_at = may_begin > rolled_at ? may_begin : rolled_at;
+        if (PyList_SetSlice(synced, 0, 1, NULL))
+            return -1;
+    }
+    rolled_at += real(PyList_GET_ITEM(ahead, 0));
+    active_s = (rolled_at > active_s ? rolled_at : active_s) + real(SLOT(progress, Progress_pending_s));
+    if (PyList_SetSlice(ahead, 0, 1, NULL) || put_real(&SLOT(progress, Progress_rolled_at), rolled_at) ||
+        put_real(&SLOT(progress, Progress_active_s), active_s) ||
         put_known(&SLOT(progress, Progress_pending_s), nothing_s))
         return -1;
     if (counted != Py_None) {
