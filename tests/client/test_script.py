@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from threading import Event
@@ -260,6 +261,12 @@ def test_what_a_phase_has_made_to_be_run_later_is_refused(made: Callable[[], Any
         with pytest.raises(TypeError, match=f"has made a {kind}: it would run outside of its phase; finish it there"):
             asyncio.run(mux.phase("rollout")(coroutine)()) if is_async else mux.phase("rollout")(plain)()
         assert world.record("a").progress.rolled == 0
+
+
+@pytest.mark.parametrize("made", [partial(drawn_later), partial(lambda: (yield))])
+def test_a_generator_whose_arguments_were_given_before_is_refused_as_one(made: Callable[[], Any]) -> None:
+    with World().connect(job_data("a")) as mux, pytest.raises(TypeError, match="is a generator: it would run outside"):
+        mux.phase("rollout")(made)
 
 
 def test_hooks_and_phases_with_unknown_names_are_refused() -> None:

@@ -94,7 +94,8 @@ class Phase:
 
     def __call__(self, body: Callable[P, R]) -> Callable[P, R]:
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
-            raise TypeError(f"{body.__qualname__} is a generator: it would run outside of its phase; use `with`")
+            name = getattr(body, "__qualname__", repr(body))  # a partial has none
+            raise TypeError(f"{name} is a generator: it would run outside of its phase; use `with`")
         if inspect.iscoroutinefunction(body) or inspect.iscoroutinefunction(type(body).__call__):
             return self._around_coroutine(body)
 
