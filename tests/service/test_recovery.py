@@ -80,6 +80,17 @@ def test_another_cluster_or_policy_is_refused_by_name() -> None:
         recover(journal, CLUSTER, PaperPolicy(), RULES)
 
 
+def test_what_a_journal_was_begun_without_is_named_though_it_is_none() -> None:
+    journal = MemoryJournal()
+    running(journal)
+    head = journal.head()
+    del head["cluster"]["train"]["max_nodes"]
+    journal.begin(head)
+    without = replace(CLUSTER, train=replace(CLUSTER.train, max_nodes=None))
+    with pytest.raises(RollmuxError, match=r"\(cluster.train.max_nodes was not there and is None\)"):
+        recover(journal, without, RollmuxPolicy(), RULES)
+
+
 def test_other_rules_hold_from_the_restart_on() -> None:
     journal = MemoryJournal()
     before = running(journal)

@@ -34,6 +34,8 @@ from rollmux.service.journal import (
 
 T = TypeVar("T")
 
+_NOT_THERE = "not there"  # unlike None, which may be what is there
+
 
 def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> tuple[Controller, float]:
     """The controller that goes on from this journal, and the machine time from which it does."""
@@ -123,7 +125,7 @@ def _apart(path: str, begun: Any, present: Any) -> Iterator[str]:
     """What is not in both the same: a cluster is long, and one number of it another."""
     if isinstance(begun, dict) and isinstance(present, dict):
         for key in begun | present:
-            yield from _apart(f"{path}.{key}", begun.get(key), present.get(key))
+            yield from _apart(f"{path}.{key}", begun.get(key, _NOT_THERE), present.get(key, _NOT_THERE))
     elif begun != present:
         yield f"{path} was {begun} and is {present}"
 
