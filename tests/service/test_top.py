@@ -2,16 +2,21 @@
 
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
+from rollmux.cli.top import Watcher
 from rollmux.cli.top_screen import screen
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView
+from rollmux.service.door import Door
 from tests.ports import free_port
 from tests.service.running import ROLLMUX, Running, clean_env, running
 from tests.service.serving import job
@@ -91,6 +96,12 @@ def test_a_controller_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> Non
         shown.until("no answer yet", "is `rollmux serve` running?")
         shown.press(CTRL_C)
         assert shown.ended() == 0
+
+
+def test_a_controller_that_is_starting_is_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as at, closing(Door(at)), httpx.Client() as client:
+        watcher = Watcher(f"http://127.0.0.1:{at.getsockname()[1]}", "a-token", None, client)
+        assert "is starting" in watcher.look().trouble
 
 
 def test_one_look_is_text_or_data(there: Running) -> None:

@@ -31,6 +31,8 @@ TRUST = f"set {TRUSTED} to a file with the certificate of who has signed its own
 
 # How a proxy says that nobody behind it answers.
 AWAY = (502, 503, 504)
+# One of these is in what a controller says itself with such a status: why it refuses, or how it stands.
+OWN = {"error", "ok"}
 
 BY = "--url and --token, or --folder"
 NO_TOKEN = "none was sent: give --token. A folder's own goes only to the address in its file `url`, as written there."
@@ -45,7 +47,7 @@ class CallRefused(typer.BadParameter):
 
 
 class NoController(CallRefused):
-    """Nobody answers there."""
+    """Nobody answers there, or not yet."""
 
 
 class Untrusted(CallRefused):
@@ -76,18 +78,22 @@ class Remote:
 
     def _call(self, method: str, path: str, **what: Any) -> dict[str, Any]:
         answer = self._answer(method, path, **what)
+        status = answer.status_code
         try:
             data: dict[str, Any] = dict(answer.json())
         except (ValueError, TypeError) as error:
-            status = answer.status_code
-            if status in AWAY:
-                said = f"no controller answers behind {self.url} (status {status}, of a proxy)"
-                raise NoController(f"{said}; is `rollmux serve` running?") from error
-            raise CallRefused(f"{self.url} is no RollMux controller: it answered {status}") from error
+            if status not in AWAY:
+                raise CallRefused(f"{self.url} is no RollMux controller: it answered {status}") from error
+            data = {}
+        if status in AWAY and not data.keys() & OWN:
+            said = f"no controller answers behind {self.url} (status {status}, of a proxy)"
+            raise NoController(f"{said}; is `rollmux serve` running?")
+        if _is_starting(answer):
+            raise NoController(str(data.get("error")))
         if answer.is_error:
             problems = "".join(f"\n  {problem}" for problem in data.get("problems", ()))
-            remedy = "" if self.token or answer.status_code != httpx.codes.UNAUTHORIZED else f"\n  {NO_TOKEN}"
-            raise CallRefused(f"{data.get('error', answer.status_code)}{problems}{remedy}")
+            remedy = "" if self.token or status != httpx.codes.UNAUTHORIZED else f"\n  {NO_TOKEN}"
+            raise CallRefused(f"{data.get('error', status)}{problems}{remedy}")
         return data
 
     def _answer(self, method: str, path: str, **what: Any) -> httpx.Response:
@@ -106,9 +112,13 @@ class Remote:
                 if UNTRUSTED in str(error):
                     raise Untrusted(f"{said}; {TRUST}") from error
                 raise NoController(f"{said}; is `rollmux serve` running?") from error
-            if answer.status_code != 503 or "retry-after" not in answer.headers or time.monotonic() > give_up:
+            if not _is_starting(answer) or time.monotonic() > give_up:
                 return answer
             time.sleep(AGAIN_S)
+
+
+def _is_starting(answer: httpx.Response) -> bool:
+    return answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and "retry-after" in answer.headers
 
 
 def way_to(url: str) -> httpx.HTTPTransport:
