@@ -608,16 +608,18 @@ def test_requests_that_wait_in_the_servers_queue_outlive_a_sleep(dialect: str) -
     assert [ended[f"r{n}"].response.tokens for n in range(3)] == [greedy("base", PROMPT, 20)] * 3
 
 
-def test_weights_that_began_to_come_over_a_group_come_no_other_way() -> None:
+@pytest.mark.parametrize("older", [False, True])
+def test_weights_that_began_to_come_over_a_group_come_no_other_way_in_a_session(older: bool) -> None:
     over_a_group = {"update_info": {"weights": "g", "group_name": "g"}}
     with rig("sglang") as it:
         it.server.faults.update_fails = 1
+        it.server.faults.knows_no_session = older
         with pytest.raises(ServerFailed, match="in the middle"):
             it.engine.update(1, over_a_group)
-        for other in (None, {"path": "/weights/1"}):
-            with pytest.raises(ServerMismatch, match="let them come that way again"):
-                it.engine.update(1, other)
-        it.engine.update(1, over_a_group)
+        for version, other in ((1, None), (2, {"path": "/weights/1"})):
+            with nullcontext() if older else pytest.raises(ServerMismatch, match="let them come that way again"):
+                it.engine.update(version, other)
+        it.engine.update(3, over_a_group)
         it.engine.resume()
         assert run(it.engine, request()).response.tokens == greedy("g", PROMPT, 12)
 

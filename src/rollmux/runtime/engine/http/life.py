@@ -123,11 +123,14 @@ class Life:
 
     def _step(self, call: Call, again: bool) -> None:
         try:
-            _require_success(call, self._ask(call))
+            reply = self._ask(call)
+            _require_success(call, reply)
         except ServerRefused:
             if not (call.repeats and again):
                 raise
-        self._opened = call.opens or (self._opened and not call.closes)
+        else:
+            if call.opens or call.closes:
+                self._opened = call.opens and reply.status != UNKNOWN
 
     def proceed(self) -> None:
         """To where requests run."""
