@@ -282,6 +282,22 @@ def test_what_a_replica_refuses_early_is_told_by_whoever_looks_after_it() -> Non
         assert two.update(batch).samples == len(batch)
 
 
+def test_what_a_replica_refuses_is_found_behind_words_that_nobody_has_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of what came early and was done while the rest was dealt out."""
+    batch = samples(DRAWN, 0.15)
+    first, *others = groups(batch)
+    rest = [each for group in others for each in group]
+    _, theirs = dealt(rest, 2, [0, module._tokens(first)])
+    wrong = [of_version([each], VERSION + 1)[0] if each in theirs else each for each in rest]
+    monkeypatch.setattr(module, "_TRIES", 1)
+    monkeypatch.setattr(Replicated, "_hear", lambda self: None)
+    with learner(2) as two:
+        two.begin_early()
+        two.train_early(first)
+        with pytest.raises(WrongVersion, match="was drawn by weights"):
+            two.update([*first, *wrong])
+
+
 def test_what_came_early_and_is_not_in_the_batch_is_refused() -> None:
     batch = samples(DRAWN, 0.15)
     first, *rest = groups(batch)

@@ -134,7 +134,7 @@ class Replicated:
         """What a replica had against its samples, if that is why it is gone."""
         for fork in self._others:
             with suppress(OSError, EOFError):
-                if fork.pipe.poll():
+                while fork.pipe.poll():
                     refusal: RollmuxError | None = fork.pipe.recv()
                     if refusal is not None:
                         return refusal
