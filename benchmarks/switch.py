@@ -122,7 +122,7 @@ def number(row: Row, name: str) -> float:
 
 def main() -> None:
     parser = arguments("switch", __doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="turns of bare copies and moves")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of bare copies and moves")
     parser.add_argument("--starts", type=int, default=3, help="cold starts of each kind")
     parser.add_argument("--rotations", type=int, default=GOAL_ROTATIONS)
     parser.add_argument("--gpu-only", action="store_true", help="leave the processor's working memory out")
