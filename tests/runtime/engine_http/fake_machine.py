@@ -44,6 +44,7 @@ class Machine:
     frozen: bool = False  # not even what is aborted gets on
     dead: str = ""
     updating: bool = False
+    torn: str = ""  # vLLM: what came, or began to come, in an update of which no end was made
     sleeps: int = 0
     slept_at_s: float = 0.0
     running: dict[str, str] = field(default_factory=dict)  # name: "runs" or "abort"
@@ -123,7 +124,7 @@ class Machine:
 
     def restart(self) -> None:
         """Another process, at the same address."""
-        self.weights, self.version = "base", "default"
+        self.weights, self.version, self.updating, self.torn = "base", "default", False, ""
         self.cache.clear()
 
     def begin(self, name: str, prompt: tuple[int, ...], gone: Callable[[], bool]) -> str | None:

@@ -192,9 +192,24 @@ class _Handler(BaseHTTPRequestHandler):
     def _collective_rpc(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         if body.get("method") != "reload_weights":
             return 500, {"detail": "no such method"}
-        return self._updated(body["kwargs"]["weights_path"], None)
+        machine, kwargs = self.server_state.machine, body["kwargs"]
+        if kwargs.get("weights_iterator") == []:  # nothing is loaded, and what was left of before is put away
+            machine.torn = ""
+            return 200, {"results": [None]}
+        status, answer = self._updated_by_layers(kwargs["weights_path"])
+        if machine.torn == machine.weights:
+            machine.torn = ""  # it has ended
+        return status, answer
+
+    def _updated_by_layers(self, weights: str) -> tuple[int, Json | str]:
+        """What was loaded of a layer before counts, until an end is made of it: the layer is full too early."""
+        machine = self.server_state.machine
+        machine.torn = f"{weights} amid {machine.torn}" if machine.torn else weights
+        return self._updated(machine.torn, None)
 
     def _start_weight_update(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if self.server_state.faults.transfers_nothing:
+            return 500, {"detail": "weight transfer is not configured"}
         if self.server_state.machine.updating:
             return 500, {"detail": "a weight update is already active"}
         self.server_state.machine.updating = True
@@ -203,14 +218,17 @@ class _Handler(BaseHTTPRequestHandler):
     def _update_weights(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         if not self.server_state.machine.updating:
             return 500, {"detail": "start_weight_update comes first"}
-        status, answer = self._updated(body["update_info"]["weights"], None)
+        status, answer = self._updated_by_layers(body["update_info"]["weights"])
         if status != 200 and not self.server_state.faults.keeps_session:
             self.server_state.machine.updating = False
         return status, answer
 
     def _finish_weight_update(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
-        self.server_state.machine.updating = False
-        self.server_state.machine.version = body["weight_version"]
+        machine = self.server_state.machine
+        if not machine.updating:
+            return 500, {"detail": "finish_weight_update called without a matching start_weight_update"}
+        machine.updating, machine.torn = False, ""
+        machine.version = body.get("weight_version", machine.version)
         return 200, {"message": "Weight update finished"}
 
     def _update_weight_version(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
@@ -262,18 +280,19 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, "null"
 
     def _from_disk(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
-        return self._updated(body["model_path"], body["weight_version"])
+        amid = " amid a session" if self.server_state.machine.updating else ""
+        return self._updated(body["model_path"] + amid, body["weight_version"])
 
     def _from_group(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         if not (self.server_state.machine.updating or self.server_state.faults.knows_no_session):
-            self.server_state.machine.kill("updates without a session")
+            return self._misused("update_weights_from_distributed without an open session")
         return self._updated(body["group_name"], body["weight_version"])
 
     def _begin_weight_update(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         if self.server_state.faults.knows_no_session:
             return 404, {"detail": "Not Found"}
         if self.server_state.machine.updating:
-            self.server_state.machine.kill("begins a session in a session")
+            return self._misused("a weight-update session is already open")
         self.server_state.machine.updating = True
         return 200, {"success": True, "message": "Success"}
 
@@ -281,9 +300,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server_state.faults.knows_no_session:
             return 404, {"detail": "Not Found"}
         if not self.server_state.machine.updating:
-            self.server_state.machine.kill("ends a session that was not begun")
+            return self._misused("no weight-update session is open")
         self.server_state.machine.updating = False
         return 200, {"success": True, "message": "Success"}
+
+    def _misused(self, why: str) -> tuple[int, Json | str]:
+        if self.server_state.faults.asserts_session:
+            self.server_state.machine.kill(why)
+        return 400, {"success": False, "message": why}
 
     def _updated(self, weights: str, version: str | None) -> tuple[int, Json | str]:
         machine, faults = self.server_state.machine, self.server_state.faults

@@ -571,27 +571,62 @@ def test_a_cache_that_vllm_says_it_has_not_reset_is_reset_before_anything_runs(m
         assert run(it.engine, request("last")).response.tokens == greedy("/weights/2", PROMPT, 12)
 
 
-@BOTH
-@pytest.mark.parametrize("older", [False, True])
-@pytest.mark.parametrize("lost", [False, True])
-def test_weights_that_come_over_a_group_are_asked_for_again_in_a_session_that_may_be_open(
-    dialect: str, older: bool, lost: bool
+SESSION = {
+    "vllm": ["/start_weight_update", "/update_weights", "/finish_weight_update"],
+    "sglang": ["/begin_weight_update", "/update_weights_from_distributed", "/end_weight_update"],
+}
+KINDS = {"vllm": ["", "keeps_session"], "sglang": ["", "knows_no_session", "asserts_session"]}
+
+
+def over_a_group(name: str) -> dict[str, object]:
+    return {"update_info": {"weights": name, "group_name": name}}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "kind", "lost"),
+    [
+        (dialect, kind, lost)
+        for dialect, paths in SESSION.items()
+        for kind in KINDS[dialect]
+        for lost in ["", *paths]
+        if (kind, lost) != ("asserts_session", "/begin_weight_update")  # what was done twice has ended it
+    ],
+)
+def test_weights_that_come_over_a_group_begin_anew_where_those_before_did_not_all_come(
+    dialect: str, kind: str, lost: str
 ) -> None:
-    weights = {"update_info": {"weights": "g", "group_name": "g"}}
     with rig(dialect) as it:
-        faults = it.server.faults
-        faults.keeps_session = faults.knows_no_session = older
+        if kind:
+            setattr(it.server.faults, kind, True)
         if lost:
-            faults.lost_answers.add("/update_weights" if dialect == "vllm" else "/update_weights_from_distributed")
+            it.server.faults.lost_answers.add(lost)
         else:
-            faults.update_fails = 1
-        for version in (1, 2):
-            with pytest.raises(ServerFailed) if version == 1 else nullcontext():
-                it.engine.update(version, weights)
+            it.server.faults.update_fails = 1
+        with pytest.raises(ServerFailed):
+            it.engine.update(1, over_a_group("g1"))
+        assert it.engine.is_suspended
+        it.engine.update(2, over_a_group("g2"))
         it.engine.resume()
-        it.engine.update(3, weights)
         assert not it.server.machine.updating
-        assert run(it.engine, request()).response.versions == (3,) * 12
+        assert run(it.engine, request()).response.tokens == greedy("g2", PROMPT, 12)
+        it.engine.update(3, over_a_group("g3"))
+        assert run(it.engine, request()).response.tokens == greedy("g3", PROMPT, 12)
+
+
+@BOTH
+@pytest.mark.parametrize("left", [False, True])
+def test_a_server_that_was_left_or_started_anew_amid_an_update_takes_the_next(dialect: str, left: bool) -> None:
+    with rig(dialect) as it:
+        it.server.machine.updating = left  # by an engine that is gone
+        it.server.faults.update_fails = 1
+        with pytest.raises(ServerFailed):
+            it.engine.update(1, over_a_group("g1"))
+        if not left:
+            it.server.machine.restart()
+        it.server.faults.update_fails = 0
+        it.engine.update(2, over_a_group("g2"))
+        it.engine.resume()
+        assert run(it.engine, request()).response.tokens == greedy("g2", PROMPT, 12)
 
 
 @BOTH
@@ -608,20 +643,36 @@ def test_requests_that_wait_in_the_servers_queue_outlive_a_sleep(dialect: str) -
     assert [ended[f"r{n}"].response.tokens for n in range(3)] == [greedy("base", PROMPT, 20)] * 3
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_weights_that_began_to_come_over_a_group_come_no_other_way_in_a_session(older: bool) -> None:
-    over_a_group = {"update_info": {"weights": "g", "group_name": "g"}}
-    with rig("sglang") as it:
-        it.server.faults.update_fails = 1
-        it.server.faults.knows_no_session = older
-        with pytest.raises(ServerFailed, match="in the middle"):
-            it.engine.update(1, over_a_group)
-        for version, other in ((1, None), (2, {"path": "/weights/1"})):
-            with nullcontext() if older else pytest.raises(ServerMismatch, match="let them come that way again"):
-                it.engine.update(version, other)
-        it.engine.update(3, over_a_group)
+def test_a_server_to_which_no_weights_come_over_a_group_takes_them_from_a_folder() -> None:
+    with rig("vllm") as it:
+        it.server.faults.transfers_nothing = True
+        for _ in range(2):
+            with pytest.raises(ServerFailed, match="not configured"):
+                it.engine.update(1, over_a_group("g1"))
+        it.engine.update(1, {"path": "/weights/1"})
         it.engine.resume()
-        assert run(it.engine, request()).response.tokens == greedy("g", PROMPT, 12)
+        assert run(it.engine, request()).response.tokens == greedy("/weights/1", PROMPT, 12)
+
+
+@pytest.mark.parametrize(("dialect", "kind"), [(dialect, kind) for dialect, kinds in KINDS.items() for kind in kinds])
+def test_weights_that_began_to_come_over_a_group_may_come_from_a_folder_but_are_not_in_place(
+    dialect: str, kind: str
+) -> None:
+    with rig(dialect) as it:
+        if kind:
+            setattr(it.server.faults, kind, True)
+        it.server.faults.update_fails = 1
+        with pytest.raises(ServerFailed, match="in the middle"):
+            it.engine.update(1, over_a_group("g1"))
+        older = kind == "knows_no_session"
+        with nullcontext() if older else pytest.raises(ServerMismatch, match="let them come from a folder"):
+            it.engine.update(1)
+        it.engine.update(2, {"path": "/weights/2"})
+        it.engine.resume()
+        assert run(it.engine, request()).response.tokens == greedy("/weights/2", PROMPT, 12)
+        it.engine.update(3, over_a_group("g3"))
+        assert run(it.engine, request()).response.tokens == greedy("g3", PROMPT, 12)
+        assert not it.server.machine.updating
 
 
 def test_a_connection_is_not_used_when_its_server_may_be_about_to_close_it(monkeypatch: pytest.MonkeyPatch) -> None:

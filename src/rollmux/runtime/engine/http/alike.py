@@ -37,6 +37,15 @@ class Alike(ABC):
             case Transferred(info):
                 return self._transferred(dict(info), version)
 
+    def undo(self, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
+        match source(weights):
+            case InPlace():
+                return ()
+            case FromDisk():
+                return self._undo_from_disk()
+            case Transferred():
+                return self._undo_transferred()
+
     @abstractmethod
     def announce(self, version: int) -> Call: ...
 
@@ -45,3 +54,9 @@ class Alike(ABC):
 
     @abstractmethod
     def _transferred(self, info: dict[str, Any], version: int) -> tuple[Call, ...]: ...
+
+    @abstractmethod
+    def _undo_from_disk(self) -> tuple[Call, ...]: ...
+
+    @abstractmethod
+    def _undo_transferred(self) -> tuple[Call, ...]: ...

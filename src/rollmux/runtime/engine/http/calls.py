@@ -10,10 +10,9 @@ from rollmux.runtime.engine.requests import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request. `optional`: older servers don't know it, and go without.
+    """One HTTP request. `optional`: older servers don't know it, and go without. `vain`: a refusal is no matter.
 
-    `opens`: some end where it comes twice before what `closes`. `repeats`: others refuse it after an update that did
-    not end, or have forgotten it.
+    `opens`: some end where it comes twice before what `closes`, so it is not asked where that is known to be to come.
     """
 
     method: str
@@ -23,7 +22,7 @@ class Call:
     optional: bool = False
     opens: bool = False
     closes: bool = False
-    repeats: bool = False
+    vain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

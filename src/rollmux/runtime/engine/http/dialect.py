@@ -60,6 +60,9 @@ class Dialect(Protocol):
     def update(self, version: int, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
         """The calls of an update; the last of them says the version."""
 
+    def undo(self, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
+        """Make an end of such an update where it did not end itself: nothing of it is left beneath the next one."""
+
     def announce(self, version: int) -> Call: ...
 
     def version(self) -> Call: ...

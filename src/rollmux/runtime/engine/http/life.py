@@ -49,7 +49,8 @@ class Life:
         self._unsure: frozenset[str] = frozenset()  # what sleeps or does not: the answer to the last call is missing
         self._stale = False  # keys and values of before may be there still
         self._half: int | None = None  # the version of an update that was begun and not ended
-        self._opened = False  # what such an update comes in, by the server's own word
+        self._undo: tuple[Call, ...] = ()  # what makes an end of such an update
+        self._opened = False  # what it comes in, by the server's own word
         self._touched = False  # it was asked to pause, and may have done so
         self._first_held: int | None = None
         self._without_cache: int | None = None  # what it held when all but the cache was awake
@@ -107,30 +108,38 @@ class Life:
         self.leaked_bytes = max(self.leaked_bytes, held - self._first_held)
 
     def update(self, version: int, weights: Mapping[str, Any] | None) -> None:
-        """Of an empty server, awake or asleep; the cache sleeps on."""
-        calls = self._dialect.update(version, weights)
-        if self._opened and not any(call.opens for call in calls):
+        """Of an empty server, awake or asleep; the cache sleeps on. An end is made of an update that did not end."""
+        calls, undo = self._dialect.update(version, weights), self._dialect.undo(weights)
+        if self._undo and weights is None:
             raise ServerMismatch(
-                "weights began to come over a group, and did not all come: let them come that way again"
+                "weights began to come, or may have, and did not all come, so none are in place: let them come from a "
+                "folder or over a group"
             )
         self._wake(WEIGHTS)
-        again, self._half = self._half is not None, version
-        for call in calls:
+        self._half = version
+        for call in self._undo:
             if not (call.opens and self._opened):
-                self._step(call, again)
-        self._half = None
+                self._step(call)
+        self._undo = undo
+        for call in calls:
+            self._step(call)
+        self._undo, self._half = (), None
         self._stale = True
 
-    def _step(self, call: Call, again: bool) -> None:
+    def _step(self, call: Call) -> None:
+        if call.closes:
+            self._opened = False  # or not known, if its answer is lost
         try:
             reply = self._ask(call)
             _require_success(call, reply)
         except ServerRefused:
-            if not (call.repeats and again):
+            if not call.vain:
                 raise
         else:
-            if call.opens or call.closes:
-                self._opened = call.opens and reply.status != UNKNOWN
+            if call.opens:
+                self._opened = reply.status != UNKNOWN
+                if not self._opened:
+                    self._undo = ()
 
     def proceed(self) -> None:
         """To where requests run."""

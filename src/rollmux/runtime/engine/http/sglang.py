@@ -119,11 +119,13 @@ class Sglang(Alike):
         return (_told("/update_weights_from_disk", {"model_path": path}, version),)
 
     def _transferred(self, info: dict[str, Any], version: int) -> tuple[Call, ...]:
-        return (
-            Call("POST", "/begin_weight_update", {}, optional=True, opens=True),
-            _told("/update_weights_from_distributed", info, version),
-            Call("POST", "/end_weight_update", {}, optional=True, closes=True),
-        )
+        return _begin(), _told("/update_weights_from_distributed", info, version), _end()
+
+    def _undo_from_disk(self) -> tuple[Call, ...]:
+        return ()  # it loads all of them again
+
+    def _undo_transferred(self) -> tuple[Call, ...]:
+        return _begin(vain=True), _end(vain=True)  # it may have been started anew
 
     def announce(self, version: int) -> Call:
         return Call("POST", VERSION_ROUTE, {"new_version": str(version), "abort_all_requests": False})
@@ -146,6 +148,14 @@ class Sglang(Alike):
             preemptions=found.sum("sglang:num_retracted_requests_total"),
             ended=found.sum("sglang:num_requests_total"),
         )
+
+
+def _begin(vain: bool = False) -> Call:
+    return Call("POST", "/begin_weight_update", {}, optional=True, opens=True, vain=vain)
+
+
+def _end(vain: bool = False) -> Call:
+    return Call("POST", "/end_weight_update", {}, optional=True, closes=True, vain=vain)
 
 
 def _told(path: str, body: dict[str, Any], version: int) -> Call:

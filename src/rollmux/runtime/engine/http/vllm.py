@@ -111,15 +111,25 @@ class Vllm(Alike):
         return Call("POST", "/reset_prefix_cache")
 
     def _from_disk(self, path: str, version: int) -> tuple[Call, ...]:
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-        return Call("POST", "/collective_rpc", reload), self.announce(version)
+        return _reload({"weights_path": path}), self.announce(version)
 
     def _transferred(self, info: dict[str, Any], version: int) -> tuple[Call, ...]:
         return (
-            Call("POST", "/start_weight_update", {}, repeats=True),
+            Call("POST", "/start_weight_update", {}),
             Call("POST", "/update_weights", {"update_info": info}),
             Call("POST", "/finish_weight_update", {"weight_version": str(version)}),
             self.announce(version),  # older ones do not take it from the call before
+        )
+
+    def _undo_from_disk(self) -> tuple[Call, ...]:
+        return (_reload({"weights_iterator": []}),)  # what was loaded of a layer would count: it was full too early
+
+    def _undo_transferred(self) -> tuple[Call, ...]:
+        """After a failure some have forgotten that one was started, but not what was loaded of its layers."""
+        return (
+            Call("POST", "/start_weight_update", {}, vain=True),
+            Call("POST", "/finish_weight_update", {}, vain=True),
+            *self._undo_from_disk(),
         )
 
     def announce(self, version: int) -> Call:
@@ -143,6 +153,10 @@ class Vllm(Alike):
             preemptions=found.sum("vllm:num_preemptions_total"),
             ended=found.sum("vllm:request_success_total"),
         )
+
+
+def _reload(weights: dict[str, Any]) -> Call:
+    return Call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": weights})
 
 
 def _seed(seed: int, place: int) -> int:
