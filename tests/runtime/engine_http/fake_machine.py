@@ -47,6 +47,7 @@ class Machine:
     torn: str = ""  # vLLM: what came, or began to come, in an update of which no end was made
     sleeps: int = 0
     slept_at_s: float = 0.0
+    kept: int = 0
     running: dict[str, str] = field(default_factory=dict)  # name: "runs" or "abort"
     queue: set[str] = field(default_factory=set)  # names of those for whom there is no room yet
     readers: dict[str, Callable[[], bool]] = field(default_factory=dict)  # of these: whether they are gone
@@ -58,7 +59,7 @@ class Machine:
             leaked = self.faults.leak_bytes * self.sleeps
             late = self.asleep and monotonic() - self.slept_at_s < self.faults.frees_after_s
             awake = sum(size for tag, size in BYTES.items() if late or tag not in self.asleep)
-            return DRIVER_BYTES + leaked + awake + (self.faults.holds_bytes if self.asleep else 0)
+            return DRIVER_BYTES + leaked + awake + self.kept + (self.faults.holds_bytes if self.asleep else 0)
 
     def kill(self, why: str) -> None:
         self.dead = self.dead or why
@@ -99,6 +100,7 @@ class Machine:
             self.asleep = set(tags)
             self.sleeps += 1
             self.slept_at_s = monotonic()
+            self.kept = 0
             if self.faults.gibberish:
                 self.weights = f"damaged {self.weights}"
 
@@ -114,7 +116,7 @@ class Machine:
                 self.kill("writes weights that sleep")
             if self.running and not self.paused:
                 self.kill("writes weights while requests run")
-            self.weights = weights
+            self.weights, self.kept = weights, self.faults.keeps_bytes
 
     def invalidate(self) -> None:
         with self.changed:

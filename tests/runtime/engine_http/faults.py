@@ -39,6 +39,7 @@ class Faults:
     holds_blocks: int = 0  # vLLM: so many times its cache is not reset, which its answer of 200 says
     update_fails: int = 0  # so many times, in the middle
     fails_softly: bool = False  # ... and answers 200
+    keeps_bytes: int = 0  # what new weights came through is kept until the next sleep
     keeps_session: bool = False  # an older vLLM: an update that failed in the middle is still under way
     transfers_nothing: bool = False  # vLLM without --weight-transfer-config
     knows_no_session: bool = False  # an older SGLang: weights just come

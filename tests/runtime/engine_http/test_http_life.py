@@ -420,6 +420,7 @@ def test_a_cache_is_taken_back_once_though_the_answer_to_that_was_lost(done: boo
             it.engine.suspend()
             it.engine.resume()
         it.engine.suspend()
+        it.server.faults.keeps_bytes = 100
         it.engine.update(1, {"path": "/weights/1"})
         it.server.faults.lost_answers.add("/resume_memory_occupation")
         with pytest.raises(ServerFailed):

@@ -53,7 +53,7 @@ class Life:
         self._opened = False  # what it comes in, by the server's own word
         self._touched = False  # it was asked to pause, and may have done so
         self._first_held: int | None = None
-        self._without_cache: int | None = None  # what it held when all but the cache was awake
+        self._without_cache = 0  # what it held when all but the cache was awake
         self.leaked_bytes = 0
 
     def freeze(self) -> None:
@@ -164,7 +164,7 @@ class Life:
         self._look()
         for tag in tags or (WEIGHTS, CACHE):
             if tag in self.asleep | self._unsure:
-                if tag == CACHE and self._without_cache is None and self._dialect.setup() is not None:
+                if tag == CACHE and self._dialect.setup() is not None:
                     self._without_cache = self.require_memory().held()
                 self._once(frozenset({tag}), self._dialect.wake(tag))
 
@@ -191,7 +191,7 @@ class Life:
         elif WEIGHTS in self._unsure:
             slept = memory.held() <= memory.asleep_bytes
         else:
-            slept = self._without_cache is None or memory.held() <= self._without_cache + memory.leak_bytes
+            slept = memory.held() <= self._without_cache + memory.leak_bytes
         self.asleep = self.asleep | self._unsure if slept else self.asleep - self._unsure
         self._unsure = frozenset()
 
