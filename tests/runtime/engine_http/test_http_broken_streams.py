@@ -29,6 +29,14 @@ def test_a_greedy_response_that_is_cut_goes_on_as_if_nothing_had_been(dialect: s
 
 
 @BOTH
+def test_a_response_that_has_all_its_tokens_is_over_however_often_it_was_cut(dialect: str) -> None:
+    with rig(dialect, replace(PATIENT, stall_s=0.3, cuts=0)) as it:
+        it.server.faults.ends_apart = True
+        ended = run(it.engine, request())
+    assert (ended.reason, ended.response.tokens) == (FinishReason.LENGTH, ANSWER)
+
+
+@BOTH
 def test_a_stream_that_falls_silent_is_given_up_and_goes_on(dialect: str) -> None:
     with rig(dialect, replace(PATIENT, stall_s=0.3)) as it:
         it.server.faults.stalls = 1

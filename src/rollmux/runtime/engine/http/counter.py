@@ -129,7 +129,7 @@ class Counter:
     def cut(self, live: Live, why: str) -> str | None:
         """Goes on later from the tokens that are there, unless that was so too often."""
         live.cuts += 1
-        if live.cuts > self._settings.cuts:
+        if live.cuts > self._settings.cuts and live.whole is None:
             return self.end(live, FinishReason.FAILED, f"cut {live.cuts} times, at last: {why}")
         live.not_before_s = self._now() + min(self._settings.retry_s * 2 ** (live.cuts - 1), LONGEST_RETRY_S)
         return self.park(live)
@@ -137,11 +137,8 @@ class Counter:
     def park(self, live: Live) -> str | None:
         """Its stream is given up; it waits, with its tokens. One that has all its tokens is over."""
         name = self._hang_up(live)
-        last = live.tokens[-1] if live.tokens else None
-        if last in live.request.stop_tokens:
-            self.end(live, FinishReason.STOP)
-        elif len(live.tokens) == live.request.max_tokens:
-            self.end(live, FinishReason.LENGTH)
+        if (whole := live.whole) is not None:
+            self.end(live, whole)
         else:
             self.waiting[live.request.id] = None
         return name

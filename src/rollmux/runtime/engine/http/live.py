@@ -77,14 +77,18 @@ class Live:
         self.versions += [version] * len(fresh)
         return Generated(fresh, numbers, (version,) * len(fresh))
 
+    @property
+    def whole(self) -> FinishReason | None:
+        """How it is over by its own tokens, whatever the server says."""
+        if self.tokens and self.tokens[-1] in self.request.stop_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) == self.request.max_tokens else None
+
     def ending(self, over: Over, why: str) -> tuple[FinishReason, str]:
         """How the request ends, now that the server says that it is over."""
         last = self.tokens[-1] if self.tokens else None
-        if over in (Over.STOP, Over.LENGTH):
-            if last in self.request.stop_tokens:
-                return FinishReason.STOP, ""
-            if len(self.tokens) == self.request.max_tokens:
-                return FinishReason.LENGTH, ""
+        if over in (Over.STOP, Over.LENGTH) and (whole := self.whole) is not None:
+            return whole, ""
         if over is Over.STOP:
             return FinishReason.FAILED, f"the server stopped at token {last}: name it among `stop_tokens` if it may"
         if over is Over.LENGTH:
