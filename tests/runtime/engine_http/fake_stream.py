@@ -84,10 +84,12 @@ class FakeStream:
 
     def _never_begun(self) -> Iterator[Json]:
         """vLLM leaves out what has no tokens, and with it the reason; SGLang has counted nothing."""
-        if self._sglang:
-            ended = {"type": "abort", "message": "Abort before prefill"}
-            meta = {"id": self.name, "finish_reason": ended, "prompt_tokens": 0, "completion_tokens": 0}
-            yield {"text": "", "meta_info": meta}
+        ended = {"type": "abort", "message": "Abort in waiting queue"}
+        meta: Json = {"id": self.name, "finish_reason": ended, "completion_tokens": 0}
+        if self._sglang and self._machine.faults.counts_no_prompt:
+            yield {"text": "", "output_ids": [], "meta_info": meta | {"weight_version": self._machine.version}}
+        elif self._sglang:
+            yield {"text": "", "meta_info": meta | {"prompt_tokens": 0}}
         else:
             yield {"choices": [], "usage": self._usage()}
 

@@ -30,6 +30,7 @@ class Faults:
     short_limit: int | None = None  # its own limit is shorter than the request's
     truncates_prompt: bool = False
     room: int = 1_000_000  # so many run at a time, the others wait in its queue
+    counts_no_prompt: bool = False  # SGLang of today says nothing of the prompt of what is ended there, an older one 0
     # Of its life.
     loading: int = 0  # so many times 503 when asked for its health
     holds_bytes: int = 0  # asleep it keeps so much more

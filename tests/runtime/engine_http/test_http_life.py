@@ -630,10 +630,10 @@ def test_a_server_that_was_left_or_started_anew_amid_an_update_takes_the_next(di
         assert run(it.engine, request()).response.tokens == greedy("g2", PROMPT, 12)
 
 
-@BOTH
-def test_requests_that_wait_in_the_servers_queue_outlive_a_sleep(dialect: str) -> None:
-    with rig(dialect, token_s=0.01) as it:
-        it.server.faults.room = 1
+@pytest.mark.parametrize(("dialect", "silent"), [("vllm", False), ("sglang", False), ("sglang", True)])
+def test_requests_that_wait_in_the_servers_queue_outlive_a_sleep(dialect: str, silent: bool) -> None:
+    with rig(dialect, replace(PATIENT, cuts=0), token_s=0.01) as it:
+        it.server.faults.room, it.server.faults.counts_no_prompt = 1, silent
         for n in range(3):
             it.engine.submit(request(f"r{n}", 20))
         grown(it.engine, 3)
