@@ -20,6 +20,10 @@ from rollmux.protocol.messages import Ask, Report, Said
 from tests.client.world import Crowd, Engine, World, job_data, soon
 
 
+def entering() -> list[str]:
+    return [thread.name for thread in threads() if thread.name == "rollmux-phase"]
+
+
 @pytest.mark.parametrize("before", [False, True], ids=["the first time", "having been in"])
 def test_a_task_that_is_cancelled_while_it_waits_gives_its_turn_to_others(before: bool) -> None:
     world, crowd, begun, over = World(), Crowd(), Event(), Event()
@@ -387,9 +391,6 @@ def test_a_loop_that_ends_does_not_wait_for_who_waits_in_its_phases() -> None:
 def test_who_was_given_up_while_the_controller_is_away_leaves_no_thread() -> None:
     world = World()
 
-    def entering() -> list[str]:
-        return [thread.name for thread in threads() if thread.name == "rollmux-phase"]
-
     async def work() -> None:
         async with mux.phase("rollout"):
             raise AssertionError("there was no answer")
@@ -430,9 +431,9 @@ def test_what_becomes_of_a_phase_that_was_given_up_is_no_news_but_for_what_its_s
         world.fate = lambda verb, message: "503" if verb == "ask" else ""
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(work(None), 0.1)
-        await asyncio.sleep(0.5)  # its patience is over
+        await asyncio.to_thread(soon, lambda: not entering())  # who asked has stopped
 
-    with world.connect(job_data("a"), patience_s=0.3) as mux:
+    with world.connect(job_data("a"), patience_s=2.0) as mux:
         asyncio.run(give_up())
         gc.collect()
         world.fate = lambda verb, message: ""
