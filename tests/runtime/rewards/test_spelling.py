@@ -93,8 +93,18 @@ RULES = {
         r"""<answer>42</answer> :: 42 | <think>The answer is 9.</think><answer>42</answer> :: 42
         <answer>B</answer> :: B | <answer>\boxed{4}</answer> :: 4
         <answer>9</answer>; <answer>\$42</answer>; 9 :: 42 | <answer>$\frac12$</answer> :: 0.5
-        <answer>The answer is 42.</answer> :: 42""",
-        r"<answer>9</answer> :: 42 | <answer>42</answer>; <answer>9</answer> :: 42 | <answer>C</answer> :: B",
+        <answer>The answer is 42.</answer> :: 42
+        <think>The final answer is 9. No.</think><answer>42</answer> :: 42
+        \boxed{9}; No.<answer> **42** </answer> :: 42
+        So \boxed{9}; No.<answer>The final answer is 42.</answer> :: 42 | \boxed{9}; No.<answer>$42$</answer> :: 42
+        <answer>\sqrt{2}</answer> :: \sqrt2 | <answer>(1,2)</answer> :: (1,2) | <answer>Paris</answer> :: Paris
+        <answer>3:30 PM</answer> :: 3:30 \text{ p.m.} | <answer>1 \text{ or } 2</answer> :: 1, 2
+        \boxed{42}; <answer>as above</answer> :: 42 | Say <answer>answer</answer>.; The answer is 42 :: 42
+        \boxed{42}, in <answer>...</answer> :: 42 | The answer is 42.<answer></answer> :: 42""",
+        r"""<answer>9</answer> :: 42 | <answer>42</answer>; <answer>9</answer> :: 42 | <answer>C</answer> :: B
+        <think>The final answer is 42. No.</think><answer>9</answer> :: 42 | \boxed{42}; No.<answer>9</answer> :: 42
+        <answer>2\pi</answer> :: 2 | <answer>3:30 PM</answer> :: 3
+        <answer>5 or 6</answer> :: 5 | \boxed{B}; No.<answer>C</answer> :: B""",
     ),
     "letters in a list are several": (
         r"\text{A, C} :: A, C | \text{A and C} :: A,C | A, C :: \text{C, A} | \text{A, B, and C} :: A,B,C",
@@ -148,6 +158,8 @@ def test_one_answer_is_the_same_in_whatever_spelling_and_its_neighbours_are_othe
 @pytest.mark.parametrize("end", ["", "{a}", " " * 3000, "." * 3000, "1" * 3000])
 def test_no_length_of_a_response_makes_reading_it_slow(part: str, end: str) -> None:
     long = f"\\boxed{{{part * 1000}{end}"
+    told = spelling.untagged(f"{part * 1000}<answer>{part * 1000}{end}</answer>{part * 1000}")
+    assert "<answer>" not in told
     text = spelling.spelled(spelling.with_choice_boxed(f"{part * 1000}{end}", "A"))
     for read in (
         spelling.without_unit,

@@ -47,6 +47,10 @@ _ANSWER = re.compile(r"(?<!wrong )(?<!incorrect )answer(?: is|[ *]*:)", re.IGNOR
 # Alone on its line, and no list of letters goes on below.
 _CHOICE = re.compile(r"[\s:*$]*\(?([A-Z])\)?[.*$ ]*$(?!\s*(?:(?:or|and)\b|[*$]*\(?[A-Z]\)?[.*$ ]*$))", re.MULTILINE)
 _IN_BASE = re.compile(r"(?<![\w.])(\d{1,99})_(?:\{(\d{1,2})\}|(\d{1,2})(?!\d))")
+_SAYS = re.compile(r"[^\W_]")
+_NO_PROSE = re.compile(r"[\d$\\]")
+_DISPLAYED = re.compile(r"\$|\\[(\[]|\n|" + _BOX.pattern)
+_OF_DAY = re.compile(r"(?<=:\d\d)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
 _HALF_OF_DAY = re.compile(r":\d\d\s*(?:\\[a-z]+\s*\{)?\s*([ap])\.?\s?m\b")
 
 
@@ -86,7 +90,7 @@ _READ: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     (re.compile(r"(?<!\\)\\[ ,;:]|~(?!=)"), " "),
     (re.compile(r"(?<!\.)\.(?=\s*(?:\}|$))"), ""),
     # math-verify knows `7:05 pm`, and takes the letters of `PM` and `p.m.` for factors.
-    (re.compile(r"(?<=:\d\d)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE), lambda found: f" {found[1].lower()}m"),
+    (_OF_DAY, lambda found: f" {found[1].lower()}m"),
     # `The answer is \$18`. One of several amounts in a sentence is none, but behind `=`.
     (re.compile(rf"(?<!\\)(?<!or )(?<!and ){_AMOUNT}(?:(?:(?![.!?]\s)[^\n]){{0,80}}?{_AMOUNT})*"), _amount),
     # √10 and √(2) need braces; x² and 10⁻³.
@@ -159,7 +163,18 @@ def without_unit(text: str) -> str:
 
 
 def untagged(response: str) -> str:
-    """math-verify sees no number that touches one of the tags that R1 puts around its answer."""
+    """What stands in the last tags that R1 puts around its answer, and behind them: what was thought before is none.
+
+    A box, or `Answer:` where words stand in it. Words alone may say "as above"; one of them, at the end, is an answer.
+    """
+    said, end, behind = response.rpartition("<answer>")[2].partition("</answer>")
+    said = said.strip("* \n")
+    if end and _SAYS.search(said) and not _DISPLAYED.search(said) and _halves(said + "}")[0] == said:
+        is_word = said.isalpha() and not _SAYS.search(behind)
+        if is_word or not _has_words(_OF_DAY.sub("", said)):
+            return f"\\boxed{{{said}}}\n{behind}"
+    if end and _NO_PROSE.search(said):
+        return f"Answer: {said}\n{behind}"
     return response.replace("<answer>", "\nAnswer: ").replace("</answer>", "\n")
 
 
