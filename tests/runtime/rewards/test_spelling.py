@@ -11,9 +11,15 @@ RULES = {
     "what can't be worked out is its text": (
         r"""8:00 :: 8:00 | 10:00 \text{ PM} :: 10:00 \text{ PM} | \frac{1}{0} :: \frac{1}{0} | \csc 0 :: \csc 0
         10:00 :: 10:00 \text{ PM} | 3:30 pm :: 3:30 \text{ p.m.} | 3:30 PM :: 3:30 \text{ p.m.} | 3:30 p.m. :: 3:30PM
-        3:30 :: 3:30 PM""",
+        3:30 :: 3:30 PM | \text{3:30 PM} :: 3:30 \text{ p.m.} | 3:30 PM :: \text{3:30 p.m.} | 7 PM :: 7 \text{ p.m.}
+        7 p.m. :: 7 \text{ PM} | \boxed{3:30 \text{ PM}}; It left at 9:00 AM. :: 3:30 \text{ p.m.}
+        It left at 9:00 AM, the answer is $3:30$ PM. :: 3:30 PM | 2am :: 2am
+        \boxed{3:30\text{ PM}} and \boxed{4:30\text{ AM}} :: 3:30\text{ PM}, 4:30\text{ AM}""",
         r"""12:00 :: 8:00 | 5 :: \csc 0 | \frac{2}{0} :: \frac10 | 10:00 \text{ AM} :: 10:00 \text{ PM}
-        3:30 am :: 3:30 \text{ p.m.} | 3:30 AM :: 3:30 \text{ p.m.} | 3:30 a.m. :: 3:30 PM""",
+        3:30 am :: 3:30 \text{ p.m.} | 3:30 AM :: 3:30 \text{ p.m.} | 3:30 a.m. :: 3:30 PM
+        The answer is $3:30$ AM. :: 3:30 PM | The answer is $3:30\text{ AM}$. :: 3:30 \text{ p.m.}
+        \boxed{3:30\text{ AM}}; It left at 3:30 PM. :: 3:30\text{ PM} | 7 \text{ AM} :: 7 \text{ p.m.} | 2am :: 2pm
+        \text{3:30 AM} :: 3:30 PM | 3:30\text{ PM}, 4:30\text{ PM} :: 3:30\text{ PM}, 4:30\text{ AM}""",
     ),
     "a command takes the first digit": (
         r"\sqrt 2 1/2 :: \frac{\sqrt2}{2} | \sqrt 2 3/4 :: \frac{3\sqrt2}{4} | 7 3/4 :: 7.75",
@@ -153,6 +159,7 @@ def test_one_answer_is_the_same_in_whatever_spelling_and_its_neighbours_are_othe
         "x} ab",
         "answer:",
         ":00 a",
+        "1:00 \\text{",
     ],
 )
 @pytest.mark.parametrize("end", ["", "{a}", " " * 3000, "." * 3000, "1" * 3000])

@@ -116,7 +116,7 @@ def same_answer(response: str, gold: str) -> tuple[bool | None, str]:
     gold_words, words = spelling.words(gold_text), spelling.words(text)
     if gold_words and words:
         return _told(gold_words == words)
-    if spelling.of_other_halves(gold_text, text):
+    if spelling.of_other_halves(text, gold_text):
         return _told(False)
     known = _parsed(parse, gold_text)
     given = _parsed(parse, spelling.without_unit(text) if answers.has_number(known) else text)

@@ -31,7 +31,7 @@ _SINE = re.compile(
 )
 # Behind a number, at the end of a box. Percent has a reading of its own, and `18 xy` and `6 abc` are products.
 _UNIT = re.compile(
-    r"(?<=[\d}])\s+(?!percent|pct)((?:[A-Za-z]{4,}|men|mph|kmh|min|lbs|day|hrs?|[ckm]m|ft|in|yd|mi)(?:[\s/]+[A-Za-z]+)*)"
+    r"(?<=[\d}])\s+(?!percent|pct)((?:[A-Za-z]{4,}|men|mph|kmh|min|lbs|day|hrs?|[ckm]m|ft|in|yd|mi|[AaPp]\.?[Mm])(?:[\s/]+[A-Za-z]+)*)"
     r"(?:\^(?:\d|\{\d\}))?\s*(?=\})"
 )
 # What goes on counting behind a number, or reckons with it: `5 squared`, `3 plus four`, `2 dozen`, `3 theta`.
@@ -50,8 +50,10 @@ _IN_BASE = re.compile(r"(?<![\w.])(\d{1,99})_(?:\{(\d{1,2})\}|(\d{1,2})(?!\d))")
 _SAYS = re.compile(r"[^\W_]")
 _NO_PROSE = re.compile(r"[\d$\\]")
 _DISPLAYED = re.compile(r"\$|\\[(\[]|\n|" + _BOX.pattern)
+_OTHER_HALF = {"a": "p", "p": "a"}
 _OF_DAY = re.compile(r"(?<=:\d\d)\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
-_HALF_OF_DAY = re.compile(r":\d\d\s*(?:\\[a-z]+\s*\{)?\s*([ap])\.?\s?m\b")
+# As it is spelled: `3:30 pm`, `$3:30$ am`, `7 \text{ p.m.}`.
+_TIME = re.compile(r"(?<![\d.:])0?(\d{1,2}(?::\d\d){0,2})[\s$]{0,9}(?:\\[a-z]{1,9}\s{0,9}\{\s{0,9})?([ap])\.?\s?m\b")
 
 
 def spelled(text: str) -> str:
@@ -91,6 +93,8 @@ _READ: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     (re.compile(r"(?<!\.)\.(?=\s*(?:\}|$))"), ""),
     # math-verify knows `7:05 pm`, and takes the letters of `PM` and `p.m.` for factors.
     (_OF_DAY, lambda found: f" {found[1].lower()}m"),
+    # `\text{3:30 pm}` is a name to it.
+    (re.compile(rf"{_TEXT}(\d{{1,2}}:\d\d(?: [ap]m)?)\s*\}}"), r"\1"),
     # `The answer is \$18`. One of several amounts in a sentence is none, but behind `=`.
     (re.compile(rf"(?<!\\)(?<!or )(?<!and ){_AMOUNT}(?:(?:(?![.!?]\s)[^\n]){{0,80}}?{_AMOUNT})*"), _amount),
     # √10 and √(2) need braces; x² and 10⁻³.
@@ -200,7 +204,13 @@ def with_bases_told(text: str) -> str:
     return _IN_BASE.sub(lambda number: f"{int(number[1])}{int(number[2] or number[3]):02}", text)
 
 
-def of_other_halves(text: str, other: str) -> bool:
+def of_other_halves(text: str, gold: str) -> bool:
     """Of the day: math-verify drops AM and PM as it does units."""
-    one, two = (_HALF_OF_DAY.findall(each[each.rfind("\\boxed{") :].lower()) for each in (text, other))
-    return bool(one and two and one != two)
+    said, known = ({*_TIME.findall(_answered(each).lower())} for each in (text, gold))
+    return any((time, _OTHER_HALF[half]) in said for time, half in known - said)
+
+
+def _answered(text: str) -> str:
+    """What stands in boxes, if there are some."""
+    before, *boxes = _BOX.split(text)
+    return " ".join(_halves(box)[0] for box in boxes) if boxes else before
