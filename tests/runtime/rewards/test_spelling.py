@@ -80,6 +80,7 @@ RULES = {
     ),
     "euros and the like are read as dollars": (
         """€5 :: 5 | 5 :: £5 | 5€ :: 5 | 5 € :: €5 | ¥1,234.50 :: 1234.5 | -₹3 :: -3 | €1.5 \\text{ million} :: 1500000
+        \\text{€}5 :: 5 | \\text{£ }1,234.50 :: 1234.5 | \\text{\\$}5 :: 5 | 5\\text{€} :: 5 | 5 :: \\text{€}5
         The answer is €18. :: 18 | The answer is £5 + £13 = £18. :: 18""",
         "€5 :: 6 | -€5 :: 5 | 5€ :: 0.05 | The answer is €17 or €18. :: 18",
     ),

@@ -95,6 +95,8 @@ _READ: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] 
     (_OF_DAY, lambda found: f" {found[1].lower()}m"),
     # `\text{3:30 pm}` is a name to it.
     (re.compile(rf"{_TEXT}(\d{{1,2}}:\d\d(?: [ap]m)?)\s*\}}"), r"\1"),
+    # `\text{€}5` is as good as `€5`.
+    (re.compile(rf"{_TEXT}\\\$\s*\}}"), r"\\$"),
     # `The answer is \$18`. One of several amounts in a sentence is none, but behind `=`.
     (re.compile(rf"(?<!\\)(?<!or )(?<!and ){_AMOUNT}(?:(?:(?![.!?]\s)[^\n]){{0,80}}?{_AMOUNT})*"), _amount),
     # √10 and √(2) need braces; x² and 10⁻³.
