@@ -263,6 +263,29 @@ def test_what_a_phase_has_made_to_be_run_later_is_refused(made: Callable[[], Any
         assert world.record("a").progress.rolled == 0
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("made", [asyncio.gather, asyncio.ensure_future])
+def test_what_a_phase_leaves_under_way_is_refused_and_given_up(made: Callable[[Any], Any], is_async: bool) -> None:
+    def plain() -> Any:
+        return made(run_later())
+
+    async def coroutine() -> Any:
+        return plain()
+
+    async def main(mux: Mux) -> None:
+        with pytest.raises(TypeError, match="it would run outside of its phase; finish it there"):
+            _ = await mux.phase("rollout")(coroutine)() if is_async else mux.phase("rollout")(plain)()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result("what was drawn")
+        assert mux.phase("rollout")(lambda: done)() is done
+
+    world = World()
+    with world.connect(job_data("a")) as mux:
+        asyncio.run(main(mux))
+        assert world.record("a").progress.rolled == 1
+
+
 @pytest.mark.parametrize("made", [partial(drawn_later), partial(lambda: (yield))])
 def test_a_generator_whose_arguments_were_given_before_is_refused_as_one(made: Callable[[], Any]) -> None:
     with World().connect(job_data("a")) as mux, pytest.raises(TypeError, match="is a generator: it would run outside"):

@@ -232,8 +232,10 @@ def _unheard(error: BaseException | None) -> None:
 
 
 def _require_done(body: Callable[..., Any], made: R) -> R:
-    """TypeError where what a body has made is yet to run."""
-    if not isinstance(made, _LATER):
+    """TypeError where what a body has made is yet to run, or runs on."""
+    if asyncio.isfuture(made) and not made.done():
+        made.cancel()
+    elif not isinstance(made, _LATER):
         return made
     if isinstance(made, CoroutineType | GeneratorType):
         made.close()
