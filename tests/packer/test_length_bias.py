@@ -94,6 +94,9 @@ def test_nothing_offered_and_nothing_trained_is_no_bias() -> None:
     empty = LengthBias().report()
     assert empty.domains == {}
     assert (empty.overall.wasserstein, empty.overall.mean_shift) == (0.0, 0.0)
+    nothing = LengthBias()
+    nothing.offered("code", [])  # as of a prompt whose responses failed before they had a length
+    assert (nothing.report(), nothing.state()) == (empty, LengthBias().state())
     offered_only = LengthBias()
     offered_only.offered("", [5])
     assert offered_only.report().overall.mean_shift == 0.0

@@ -5,7 +5,7 @@ that was aborted counts as the tokens it had come to. What was launched for a pr
 offered: the prompt runs again, whole, so its lengths are not lost.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +70,13 @@ class LengthBias:
         self._offered: dict[str, Lengths] = {}
         self._trained: dict[str, Lengths] = {}
 
-    def offered(self, domain: str, lengths: Iterable[int]) -> None:
-        _of(self._offered, domain).extend(lengths)
+    def offered(self, domain: str, lengths: Collection[int]) -> None:
+        if lengths:
+            _of(self._offered, domain).extend(lengths)
 
-    def trained(self, domain: str, lengths: Iterable[int]) -> None:
-        _of(self._trained, domain).extend(lengths)
+    def trained(self, domain: str, lengths: Collection[int]) -> None:
+        if lengths:
+            _of(self._trained, domain).extend(lengths)
 
     def report(self) -> BiasReport:
         domains = sorted({*self._offered, *self._trained})

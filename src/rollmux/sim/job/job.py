@@ -121,8 +121,8 @@ class Job:
         for trained in batch.prompts:
             prompt = trained.prompt
             launched = range(trained.launched)
-            self.bias.offered(prompt.domain, (self.source.response(prompt, each, batch.round)[0] for each in launched))
-            self.bias.trained(prompt.domain, (response.tokens for response in trained.responses))
+            self.bias.offered(prompt.domain, [self.source.response(prompt, each, batch.round)[0] for each in launched])
+            self.bias.trained(prompt.domain, [response.tokens for response in trained.responses])
 
     def _hidden_s(self, rollout: Rollout, batch: Batch, tokens: int) -> float:
         """How much of the update's arithmetic goes on before the round is over."""
