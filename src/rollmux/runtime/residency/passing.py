@@ -49,8 +49,9 @@ def are_same(dtype: torch.dtype, one: Tensor, other: Tensor) -> bool:
     """Whether two of one shape are the same bytes in this type; those that are one are not looked at."""
     if one.data_ptr() == other.data_ptr() and (one.dtype, one.stride()) == (other.dtype, other.stride()):
         return True
+    # Rows of one element each: whatever lies between them, the bytes of one lie side by side.
     first, second = (
-        each.detach().to(one.device, dtype).flatten().contiguous().view(torch.uint8) for each in (one, other)
+        each.detach().to(one.device, dtype).flatten().unsqueeze(-1).view(torch.uint8) for each in (one, other)
     )
     return torch.equal(first, second)
 
