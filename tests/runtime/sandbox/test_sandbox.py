@@ -348,16 +348,18 @@ asyncio.run(main())
     asyncio.run(_until(lambda: all(state(pid) in ("gone", "Z") for pid in below)))
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_zygote_whose_owner_is_gone_before_it_is_ready_says_nothing(told: bool) -> None:
+@pytest.mark.parametrize("gone", ["at once", "before it is ready", "before it was heard"])
+def test_a_zygote_whose_owner_is_gone_before_its_first_run_says_nothing(gone: str) -> None:
     ours, theirs = socket.socketpair()
     boot = _BOOT.format(path=[str(ROOT / "src")])
     with ours, theirs:
         zygote = subprocess.Popen(
             [sys.executable, "-c", boot, str(theirs.fileno())], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE
         )
-        if told:
+        if gone != "at once":
             ours.sendall(frames.packed(Sandbox(list(Concern), tuple(Mechanism))._setup))
+        if gone == "before it was heard":
+            assert ours.recv(1, socket.MSG_PEEK)
     said = zygote.communicate(timeout=60)[1]
     assert (said, zygote.returncode) == (b"", 0)
 

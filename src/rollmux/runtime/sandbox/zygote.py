@@ -136,7 +136,10 @@ class Zygote:
 
     def _begin(self) -> bool:
         """Hands a run to a keeper that waits, or to a new one; False: the owner is done."""
-        message, descriptors, _, _ = socket.recv_fds(self._control, 1, 2)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._control, 1, 2)
+        except ConnectionResetError:  # the owner is gone, and has not read what it was told
+            return False
         if not message:
             return False
         # Where no process is to be had the owner sees its connection closed.
