@@ -188,7 +188,9 @@ def test_what_is_no_controller_fails(place: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-@pytest.mark.parametrize("said", [b"<html>Bad Gateway</html>", b'{"kind": "Status", "code": 503}'])
+@pytest.mark.parametrize(
+    "said", [b"<html>Bad Gateway</html>", b'{"kind": "Status", "code": 503}', b'{"code": 503, "error": "Unavailable"}']
+)
 def test_a_proxy_whose_controller_is_away_is_told_as_such(place: Path, status: int, said: bytes) -> None:
     with saying(status, said) as url:
         _, found = looked("--folder", str(place), "--url", url)

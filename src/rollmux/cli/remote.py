@@ -31,8 +31,8 @@ TRUST = f"set {TRUSTED} to a file with the certificate of who has signed its own
 
 # How a proxy says that nobody behind it answers.
 AWAY = (502, 503, 504)
-# One of these is in what a controller says itself with such a status: why it refuses, or how it stands.
-OWN = {"error", "ok"}
+# What a controller's own refusal always has, with whatever status: of a proxy's some have the first.
+OWN = {"error", "problems"}
 
 BY = "--url and --token, or --folder"
 NO_TOKEN = "none was sent: give --token. A folder's own goes only to the address in its file `url`, as written there."
@@ -85,11 +85,11 @@ class Remote:
             if status not in AWAY:
                 raise CallRefused(f"{self.url} is no RollMux controller: it answered {status}") from error
             data = {}
-        if status in AWAY and not data.keys() & OWN:
+        if status in AWAY and not data.keys() >= OWN:
             said = f"no controller answers behind {self.url} (status {status}, of a proxy)"
             raise NoController(f"{said}; is `rollmux serve` running?")
         if _is_starting(answer):
-            raise NoController(str(data.get("error")))
+            raise NoController(str(data["error"]))
         if answer.is_error:
             problems = "".join(f"\n  {problem}" for problem in data.get("problems", ()))
             remedy = "" if self.token or status != httpx.codes.UNAUTHORIZED else f"\n  {NO_TOKEN}"
