@@ -217,12 +217,21 @@ def test_a_controller_that_can_write_no_more_fails(tmp_path: Path) -> None:
     assert "disk is full" in found["controller"]["found"]
 
 
-@pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/base", "mysql://host/base"])
-def test_a_journal_whose_server_is_away_fails(place: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://127.0.0.1:1/base", "refused"),
+        ("postgresql://db..example/base", "journal rollmux at postgresql://db..example/base: "),
+        ("mysql://host/base", "begins with postgresql://"),
+    ],
+)
+def test_a_journal_whose_server_is_away_fails(
+    place: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str
+) -> None:
     monkeypatch.setenv("ROLLMUX_JOURNAL", url)
     status, found = looked("--folder", str(place), "--port", str(free_port()))
     assert (status, found["journal"]["level"]) == (1, "fail")
-    assert ("refused" if "127" in url else "begins with postgresql://") in found["journal"]["found"]
+    assert said in found["journal"]["found"]
 
 
 def test_a_journal_on_a_server_is_looked_for_and_not_begun(place: Path, server: Server, tmp_path: Path) -> None:

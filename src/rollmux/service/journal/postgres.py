@@ -94,7 +94,7 @@ class PostgresJournal(TableJournal):
         self.name = self._address.shown
         try:
             self._db = self._connected("any" if reads_only else "read-write")
-        except psycopg.Error as error:
+        except (psycopg.Error, UnicodeError) as error:  # the latter of a name as no host can have
             raise JournalAway(f"{self.name}: {_line(error)}") from error
         try:
             if reads_only:
