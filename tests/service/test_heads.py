@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from rollmux.cli.remote import NoController, Remote
+from rollmux.protocol.views import Health
 from rollmux.service import heads, serve
 from rollmux.service.heads import MOST_HEAD_BYTES, most_connections
 from tests.service.serving import Served, served
@@ -123,6 +125,8 @@ def test_who_comes_when_all_connections_are_taken_is_told_so_and_those_that_are_
         with closing(connected(there)), closing(connected(there)):
             assert answer_to(there).startswith(b"HTTP/1.1 503")
             assert answer_to(there, WHOLE).startswith(b"HTTP/1.1 503")
+            with pytest.raises(NoController, match="all connections of the controller are taken"):
+                Remote(there.service.url, there.admin, starting_s=0.0).get(Health, "/healthz")
             assert there.get("/v1/cluster")["jobs"] == []
         for _ in range(100):  # that they are gone is noticed soon
             if answer_to(there, WHOLE).startswith(b"HTTP/1.1 200"):

@@ -9,7 +9,10 @@ import asyncio
 import logging
 import resource
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from rollmux.protocol.messages import Refusal
 
 # The longest path of a call is below 1 KiB, a token of a job below 10.
 MOST_HEAD_BYTES = 64 * 1024
@@ -24,6 +27,11 @@ SHARE_OF_FILES = 0.75
 COMPLAINT_S = 60.0
 
 _TOO_LARGE, _TOO_LATE, _TOO_MANY = 431, 408, 503
+_WHY = {
+    _TOO_LARGE: "what came before the call was whole is too large",
+    _TOO_LATE: "the call was not whole in time",
+    _TOO_MANY: "all connections of the controller are taken: try again in a moment",
+}
 
 log = logging.getLogger("rollmux.service")
 
@@ -107,5 +115,8 @@ class BoundedHttp(HttpToolsProtocol):
     def _refuse(self, status: int) -> None:
         self._settle()
         if not self.transport.is_closing():
-            self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+            body = msgspec.json.encode(Refusal(_WHY[status]))
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
+            again = b"retry-after: 1\r\n" if status == _TOO_MANY else b""
+            self.transport.write(STATUS_LINE[status] + head + again + b"\r\n" + body)
             self.transport.close()
