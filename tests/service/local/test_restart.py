@@ -206,7 +206,7 @@ def test_what_no_signal_ends_counts_as_running_until_it_is_gone_and_holds_up_no_
 ) -> None:
     async def story() -> None:
         async with launching(tmp_path) as (launcher, _):
-            await launcher.start(shell(tmp_path, "echo $$ > pid; sleep 60"))
+            await launcher.start(shell(tmp_path, "sleep 60 & echo $! > pid; wait"))
             pid = await written(tmp_path / "pid")
         kill_keeper(tmp_path)
         with monkeypatch.context() as asleep:  # as in a driver: signals come later
