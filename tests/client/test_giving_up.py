@@ -438,7 +438,7 @@ def test_what_becomes_of_a_phase_that_was_given_up_is_no_news_but_for_what_its_s
         gc.collect()
         world.fate = lambda verb, message: ""
     assert told == []
-    assert "Unreachable" not in caplog.text
+    assert [record.getMessage() for record in caplog.records] == ["a phase that was given up: no such weights"]
 
 
 def test_without_a_controller_state_comes_once_though_who_entered_first_was_given_up() -> None:

@@ -44,9 +44,7 @@ class Faults:
     keeps_session: bool = False  # an older vLLM: an update that failed in the middle is still under way
     transfers_nothing: bool = False  # vLLM without --weight-transfer-config
     knows_no_session: bool = False  # an older SGLang: weights just come
-    asserts_session: bool = (
-        False  # SGLang of about 0.5.14: ends where today's refuses what is out of its session's order
-    )
+    asserts_session: bool = False  # SGLang of about 0.5.14 ends where today's refuses what is out of order
     lost_answers: set[str] = field(default_factory=set)  # done, but the answer to the next one is lost
     slow_s: float = 0.0  # each answer takes so long
     knows_no_version: bool = False  # an older server
