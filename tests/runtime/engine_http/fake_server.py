@@ -18,13 +18,15 @@ from tests.runtime.engine_http.fake_machine import BYTES, Machine
 from tests.runtime.engine_http.fake_stream import FakeStream, Hangup, Json
 from tests.runtime.engine_http.faults import Faults
 
+BROKEN_S = 0.05  # so long a connection stays over which it was told that something broke
+
 
 class FakeServer:
     """A server in threads of this process."""
 
-    def __init__(self, token_s: float = 0.0005, cumulative: bool = True, context: int = 512) -> None:
+    def __init__(self, token_s: float = 0.0005, cumulative: bool = True, context: int = 512, folder: str = "") -> None:
         self.machine = Machine()
-        self.token_s, self.cumulative, self.context = token_s, cumulative, context
+        self.token_s, self.cumulative, self.context, self.folder = token_s, cumulative, context, folder
         self.calls: list[str] = []
         self.bodies: list[Json] = []
         self.connections: set[socket.socket] = set()
@@ -55,6 +57,7 @@ class FakeServer:
             "/weight_info",
             "/get_model_info",
             "/get_server_info",
+            "/v1/models",
             "/is_sleeping",
             "/metrics",
         )
@@ -119,6 +122,9 @@ class _Handler(BaseHTTPRequestHandler):
                 state.faults.lost_answers.discard(address.path)
                 raise Hangup
             self._answer(status, answer)
+            if status == 500:  # who asks over this connection again, and is not too late for it, gets no answer
+                select([self.connection], [], [], BROKEN_S)
+                self.close_connection = True
         except (Hangup, BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
@@ -142,7 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
         if machine.dead:
             return 500, {"error": machine.dead}
         route = ROUTES.get(path)
-        if route is None or (faults.knows_no_version and path in ("/weight_info", "/update_weight_version")):
+        unknown = ("/weight_info", "/update_weight_version") if faults.knows_no_version else ()
+        if route is None or path in unknown or (faults.knows_no_models and path == "/v1/models"):
             return 404, {"detail": "Not Found"}
         with machine.changed:
             answer: tuple[int, Json | str] = route(self, query, body)
@@ -236,7 +243,11 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, {"success": True, "new_version": body["new_version"]}
 
     def _version(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
-        return 200, {"weight_version": self.server_state.machine.version}
+        return 200, {"weight_version": self.server_state.machine.version, "model_path": self.server_state.folder}
+
+    def _models(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        card = {"id": "served", "root": self.server_state.folder, "parent": None}
+        return 200, {"data": [{"id": "adapter", "root": "/adapter", "parent": "served"}, card]}
 
     def _abort_requests(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         names = tuple(name.removeprefix("cmpl-").removesuffix("-0") for name in body["request_ids"])
@@ -414,6 +425,7 @@ ROUTES = {
     "/weight_info": _Handler._version,
     "/abort_requests": _Handler._abort_requests,
     "/metrics": _Handler._metrics,
+    "/v1/models": _Handler._models,
     "/pause_generation": _Handler._pause_generation,
     "/continue_generation": _Handler._resume,
     "/release_memory_occupation": _Handler._release,

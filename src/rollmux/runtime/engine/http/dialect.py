@@ -60,6 +60,11 @@ class Dialect(Protocol):
     def update(self, version: int, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
         """The calls of an update; the last of them says the version."""
 
+    def folder(self) -> Call: ...
+
+    def read_folder(self, reply: Reply) -> str:
+        """The folder that the server was started with, or has its weights from now; it may be on its machine alone."""
+
     def undo(self, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
         """Make an end of such an update where it did not end itself: nothing of it is left beneath the next one."""
 

@@ -8,6 +8,7 @@ that was not, and only if it is greedy the same tokens (see docs/design/engine_h
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any
@@ -24,7 +25,8 @@ from rollmux.runtime.engine.http.live import Live
 from rollmux.runtime.engine.http.memory import Memory
 from rollmux.runtime.engine.http.settings import Settings
 from rollmux.runtime.engine.http.sse import Events
-from rollmux.runtime.engine.http.weights import source
+from rollmux.runtime.engine.http.weights import FromDisk, source
+from rollmux.runtime.engine.http.whole import names_in, require_whole
 from rollmux.runtime.engine.http.wire import Opening, Server, Stream, Wire
 from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished
 from rollmux.runtime.engine.seam import Begun, Gauges
@@ -55,6 +57,7 @@ class HttpEngine:
         self._slept = False  # and has not been heard to be sound since
         self._canary_prompt = canary
         self._canary: Canary | None = None
+        self._names: frozenset[str] = frozenset()  # of all weights, once a folder that has them could be seen
         self._counter = Counter(settings, lambda each: dialect.check(each.request), monotonic, dialect.spare)
         self._wire = Wire(server, settings.inbox)
         self._life = Life(self._wire, dialect, memory)
@@ -162,13 +165,15 @@ class HttpEngine:
         If the server fails in the middle, the engine stays suspended and asks for the update again.
         """
         self._require_open()
-        source(weights)
+        where = source(weights)
         self._require_updatable(version, begun)
+        names = self._require_whole(where.path) if isinstance(where, FromDisk) else frozenset[str]()
         goes_on = not self._suspended
         self._suspended = True
         self._empty(keep_tokens=begun is not Begun.REFUSE)
         self._life.update(version, weights)
         self._version = version
+        self._names = self._names or names
         self._canary = None
         if goes_on:
             self.resume()
@@ -182,6 +187,14 @@ class HttpEngine:
             )
         started = [live.request.id for live in self._counter.live.values() if live.tokens]
         require_permitted(started, self._version, begun)
+
+    def _require_whole(self, folder: str) -> frozenset[str]:
+        """By the folder that the server was started with; on another machine, by the first one that it took."""
+        if not self._names:
+            reply = self._wire.ask(self._dialect.folder())
+            with suppress(ValueError, LookupError, TypeError, AttributeError, StopIteration):
+                self._names = names_in(self._dialect.read_folder(reply))
+        return require_whole(folder, self._names)
 
     def _empty(self, keep_tokens: bool) -> None:
         """Takes the server's requests back; the tokens that it still sends count, or were never heard of."""

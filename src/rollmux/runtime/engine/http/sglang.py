@@ -133,6 +133,12 @@ class Sglang(Alike):
     def version(self) -> Call:
         return Call("GET", "/get_model_info")
 
+    def folder(self) -> Call:
+        return self.version()
+
+    def read_folder(self, reply: Reply) -> str:
+        return str(reading.thing(reply.content)["model_path"])
+
     def read_gauges(self, reply: Reply) -> Gauges:
         """Only there if the server was started with `--enable-metrics`. Shares are told to two places: too few."""
         found = Metrics(reply.content.decode())

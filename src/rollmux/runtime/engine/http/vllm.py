@@ -138,6 +138,13 @@ class Vllm(Alike):
     def version(self) -> Call:
         return Call("GET", "/weight_info", optional=True)
 
+    def folder(self) -> Call:
+        return Call("GET", "/v1/models", optional=True)
+
+    def read_folder(self, reply: Reply) -> str:
+        cards = reading.thing(reply.content)["data"]
+        return next(str(card["root"]) for card in cards if not card.get("parent"))  # the others are adapters
+
     def read_gauges(self, reply: Reply) -> Gauges:
         found = Metrics(reply.content.decode())
         room = found.label_product("vllm:cache_config_info", "num_gpu_blocks", "block_size")

@@ -21,6 +21,9 @@ from rollmux.runtime.engine.http.inbox import Inbox
 from rollmux.runtime.engine.http.sse import Events
 
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # the same call may go well a little later
+# What changes something goes over a connection of its own: `uvicorn` closes one over which it said that something broke
+# in it, without having said so, and who asks next would not be answered.
+ALONE = {"connection": "close"}
 KEPT_S = 2.0  # both servers close a connection that is idle for 5 s, and who asks just then is not answered
 Answer = TypeVar("Answer")
 Key = tuple[str, int]  # a request and the attempt at it
@@ -176,7 +179,7 @@ class Wire:
         where = f"{self._server.url}{call.path}"
         try:
             async with asyncio.timeout(within_s):
-                response = await self._client.send(self._request(call, stream))
+                response = await self._client.send(self._request(call, stream, alone=call.method == "POST"))
         except TimeoutError as error:
             raise ServerFailed(f"{where} did not answer within {within_s:g} s") from error
         except httpx.HTTPError as error:
@@ -185,8 +188,9 @@ class Wire:
             return Reply(response.status_code, response.content)
         raise ServerRefused(response.status_code, f"{where} answered {response.status_code}: {response.text:.300}")
 
-    def _request(self, call: Call, stream: Stream | None = None) -> httpx.Request:
-        request = self._client.build_request(call.method, call.path, params=dict(call.query) or None, json=call.body)
+    def _request(self, call: Call, stream: Stream | None, alone: bool = False) -> httpx.Request:
+        query, headers = dict(call.query) or None, ALONE if alone else None
+        request = self._client.build_request(call.method, call.path, params=query, json=call.body, headers=headers)
         if stream is not None:
             request.extensions["trace"] = stream.trace
         return request
