@@ -55,6 +55,8 @@ class FakeServer:
             "/v1/completions",
             "/generate",
             "/weight_info",
+            "/model_info",
+            "/server_info",
             "/get_model_info",
             "/get_server_info",
             "/v1/models",
@@ -149,7 +151,11 @@ class _Handler(BaseHTTPRequestHandler):
             return 500, {"error": machine.dead}
         route = ROUTES.get(path)
         unknown = ("/weight_info", "/update_weight_version") if faults.knows_no_version else ()
-        if route is None or path in unknown or (faults.knows_no_models and path == "/v1/models"):
+        if faults.knows_older_names:
+            unknown = (*unknown, "/model_info", "/server_info")
+        if faults.knows_no_models:
+            unknown = (*unknown, "/v1/models")
+        if route is None or path in unknown:
             return 404, {"detail": "Not Found"}
         with machine.changed:
             answer: tuple[int, Json | str] = route(self, query, body)
@@ -435,7 +441,9 @@ ROUTES = {
     "/update_weights_from_distributed": _Handler._from_group,
     "/begin_weight_update": _Handler._begin_weight_update,
     "/end_weight_update": _Handler._end_weight_update,
-    "/get_model_info": _Handler._version,
+    "/model_info": _Handler._version,
+    "/server_info": _Handler._server_info,
+    "/get_model_info": _Handler._version,  # deprecated: it warns of each such call
     "/get_server_info": _Handler._server_info,
     "/abort_request": _Handler._abort_request,
 }

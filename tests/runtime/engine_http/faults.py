@@ -50,6 +50,7 @@ class Faults:
     knows_no_version: bool = False  # an older server
     knows_no_modes: bool = False  # an older vLLM: each pause aborts
     knows_no_models: bool = False  # ... or one behind a gateway of its own
+    knows_older_names: bool = False  # an older SGLang: it has `/get_model_info` and `/get_server_info` alone
     no_copy: bool = False  # SGLang, started without a copy of its weights on the host
     shares_weights: bool = False  # ... or with weights that others use, so that a sleep ends it
     setup_page: str = ""  # ... what it tells of that, where it is something else

@@ -347,6 +347,24 @@ def test_a_server_that_would_lose_its_weights_is_no_sleeper() -> None:
         raise AssertionError("there is no engine")
 
 
+def _knows_older_names(server: FakeServer) -> None:
+    server.faults.no_copy = server.faults.knows_older_names = True
+
+
+def test_an_older_server_is_asked_by_the_names_that_it_knows_and_a_newer_one_by_no_others() -> None:
+    with pytest.raises(ServerMismatch, match="would lose the weights"), rig("sglang", prepare=_knows_older_names):
+        raise AssertionError("there is no engine")
+    with rig("sglang") as it:
+        it.server.faults.knows_older_names = True
+        it.engine.suspend()
+        assert it.engine.is_healthy()
+        it.server.faults.knows_older_names = False
+        started = len(it.server.calls)
+        assert it.engine.is_healthy()
+        it.engine.resume()
+        assert not [call for call in it.server.calls[started:] if "/get_" in call]
+
+
 def _shares_its_weights(server: FakeServer) -> None:
     server.faults.shares_weights = True
 

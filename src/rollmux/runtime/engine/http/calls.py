@@ -12,6 +12,7 @@ from rollmux.runtime.engine.requests import GenerationRequest
 class Call:
     """One HTTP request. `optional`: older servers don't know it, and go without. `vain`: a refusal is no matter.
 
+    `older`: the path by which servers know it that answer 404 to `path`.
     `opens`: some end where it comes twice before what `closes`, so it is not asked where that is known to be to come.
     """
 
@@ -23,6 +24,7 @@ class Call:
     opens: bool = False
     closes: bool = False
     vain: bool = False
+    older: str = ""
 
 
 @dataclass(frozen=True, slots=True)

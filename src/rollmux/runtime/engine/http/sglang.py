@@ -93,7 +93,7 @@ class Sglang(Alike):
         return Call("POST", "/continue_generation", {})
 
     def setup(self) -> Call | None:
-        return Call("GET", "/get_server_info")
+        return Call("GET", "/server_info", older="/get_server_info")
 
     def require_sleeper(self, reply: Reply) -> None:
         setup = reading.thing(reply.content)
@@ -131,7 +131,7 @@ class Sglang(Alike):
         return Call("POST", VERSION_ROUTE, {"new_version": str(version), "abort_all_requests": False})
 
     def version(self) -> Call:
-        return Call("GET", "/get_model_info")
+        return Call("GET", "/model_info", older="/get_model_info")
 
     def folder(self) -> Call:
         return self.version()

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -186,6 +186,8 @@ class Wire:
             raise ServerFailed(f"{where}: {_said(error)}") from error
         if response.is_success or (call.optional and response.status_code == 404):
             return Reply(response.status_code, response.content)
+        if response.status_code == 404 and call.older:
+            return await self._asked(replace(call, path=call.older, older=""), within_s, stream)
         raise ServerRefused(response.status_code, f"{where} answered {response.status_code}: {response.text:.300}")
 
     def _request(self, call: Call, stream: Stream | None, alone: bool = False) -> httpx.Request:
