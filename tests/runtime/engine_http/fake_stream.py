@@ -57,9 +57,13 @@ class FakeStream:
 
     def events(self) -> Iterator[Json]:
         machine, faults = self._machine, self._machine.faults
+        if faults.turns_away > 0:
+            faults.turns_away -= 1
+            yield from self._never_begun({"type": "abort", "status_code": 503, "message": "The request queue is full."})
+            return
         weights = machine.begin(self.name, self._prompt, self._line.gone)
         if weights is None:
-            yield from self._never_begun()
+            yield from self._never_begun({"type": "abort", "message": "Abort in waiting queue"})
             return
         reason: str | Json | None = None
         while reason is None:
@@ -82,9 +86,8 @@ class FakeStream:
         if not self._sglang:
             yield {"choices": [], "usage": self._usage()}
 
-    def _never_begun(self) -> Iterator[Json]:
+    def _never_begun(self, ended: Json) -> Iterator[Json]:
         """vLLM leaves out what has no tokens, and with it the reason; SGLang has counted nothing."""
-        ended = {"type": "abort", "message": "Abort in waiting queue"}
         meta: Json = {"id": self.name, "finish_reason": ended, "completion_tokens": 0}
         if self._sglang and self._machine.faults.counts_no_prompt:
             yield {"text": "", "output_ids": [], "meta_info": meta | {"weight_version": self._machine.version}}

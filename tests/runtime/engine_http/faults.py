@@ -31,6 +31,7 @@ class Faults:
     truncates_prompt: bool = False
     room: int = 1_000_000  # so many run at a time, the others wait in its queue
     counts_no_prompt: bool = False  # SGLang of today says nothing of the prompt of what is ended there, an older one 0
+    turns_away: int = 0  # SGLang with --max-queued-requests: so many times its queue is full
     # Of its life.
     loading: int = 0  # so many times 503 when asked for its health
     holds_bytes: int = 0  # asleep it keeps so much more

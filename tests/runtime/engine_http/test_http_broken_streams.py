@@ -28,6 +28,18 @@ def test_a_greedy_response_that_is_cut_goes_on_as_if_nothing_had_been(dialect: s
     assert (ended.reason, ended.response.tokens, len(ended.response.logprobs)) == (FinishReason.LENGTH, ANSWER, 12)
 
 
+@pytest.mark.parametrize("cuts", [2, 1])
+def test_a_request_for_which_the_queue_has_no_room_waits_and_fails_in_the_servers_words(cuts: int) -> None:
+    with rig("sglang", replace(PATIENT, cuts=cuts)) as it:
+        it.server.faults.counts_no_prompt, it.server.faults.turns_away = True, 2
+        ended = run(it.engine, request())
+    if cuts == 2:
+        assert (ended.reason, ended.response.tokens) == (FinishReason.LENGTH, ANSWER)
+    else:
+        assert ended.reason is FinishReason.FAILED
+        assert "The request queue is full." in ended.why
+
+
 @BOTH
 def test_a_response_that_has_all_its_tokens_is_over_however_often_it_was_cut(dialect: str) -> None:
     with rig(dialect, replace(PATIENT, stall_s=0.3, cuts=0)) as it:
