@@ -45,6 +45,7 @@ class Machine:
     dead: str = ""
     updating: bool = False
     torn: str = ""  # vLLM: what came, or began to come, in an update of which no end was made
+    late_pauses: int = 0  # those that found something running: SGLang looks again after a second
     sleeps: int = 0
     slept_at_s: float = 0.0
     kept: int = 0
@@ -89,6 +90,7 @@ class Machine:
         """Whether nothing runs any more; or, but for `unread`, nothing to which somebody still listens."""
         until = monotonic() + within_s
         with self.changed:
+            self.late_pauses += bool(self.running)
             while any(unread or not gone() for gone in self.readers.values()) and monotonic() < until:
                 self.changed.wait(0.005)
             return not self.running

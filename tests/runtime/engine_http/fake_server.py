@@ -262,7 +262,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _abort_request(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
         machine = self.server_state.machine
-        if body["rid"] in machine.running:
+        if body.get("abort_all"):
+            machine.abort((*machine.running, *machine.queue))
+        elif body["rid"] in machine.running:
             machine.abort(tuple(name for name in machine.running if name.startswith(body["rid"])))
         return 200, ""
 

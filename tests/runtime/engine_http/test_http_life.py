@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ ORDER = {
         "POST /resume",
     ],
     "sglang": [
+        "POST /flush_cache",  # until it has ended what ran: a pause would look only once a second
         "POST /pause_generation",
         "POST /flush_cache",  # refused while anything is computed
         "POST /release_memory_occupation",
@@ -89,7 +91,8 @@ def test_sleep_update_and_wake_come_in_the_one_order_that_works(dialect: str) ->
         assert it.server.machine.held() == BASE_BYTES + WEIGHTS_BYTES
         it.engine.resume()
         assert it.server.machine.held() == BASE_BYTES + WEIGHTS_BYTES + CACHE_BYTES
-        assert it.server.control_calls()[started:] == ORDER[dialect]
+        assert [call for call, _ in groupby(it.server.control_calls()[started:])] == ORDER[dialect]
+        assert not it.server.machine.late_pauses or dialect == "vllm"
         assert had[0] == greedy("base", PROMPT, len(had[0]))
         ended = run(it.engine, request("new"))
     assert ended.response.tokens == greedy("/weights/1", PROMPT, 12)

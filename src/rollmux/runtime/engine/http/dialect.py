@@ -36,6 +36,9 @@ class Dialect(Protocol):
     def pause(self) -> Call:
         """No more tokens; what runs is ended as aborted."""
 
+    def end_all(self) -> Call | None:
+        """Ends as aborted what runs, where the pause that does so too would look for its end once a second only."""
+
     def freeze(self) -> Call:
         """No more tokens; what runs stays, with its keys and values."""
 

@@ -1,12 +1,13 @@
 """A server's life between running and asleep, one step at a time, in the one order that works:
 
-    pause, [idle], sleep, [bytes seen free], wake weights, update, wake KV, invalidate caches, proceed
+    [end all], pause, [idle], sleep, [bytes seen free], wake weights, update, wake KV, invalidate caches, proceed
 
 Invariant: each step may be asked again, whether it was done, half done or its answer was lost; what is done is not sent
 a second time. A server whose weights are half new never proceeds.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 from time import monotonic, sleep
 from typing import Any
@@ -29,6 +30,7 @@ UNKNOWN = 404  # a call that this server does not have
 BUSY = (400, 200)  # so SGLang says that it is not idle, and so vLLM in its answer
 # So long it may take until nothing is computed any more, and so often it is asked.
 IDLE_S, LOOK_S = 30.0, 0.01
+PAUSE_LOOK_S = 1.0  # a pause of SGLang that finds something running looks again after that
 
 
 class Pause(Enum):
@@ -72,10 +74,19 @@ class Life:
             self.proceed()
         if self.pause is not Pause.EMPTY:
             self._touched = True
+            if (call := self._dialect.end_all()) is not None:
+                self._ask(call)
+                self._wait_idle()
             self._ask(self._dialect.pause())
             if (call := self._dialect.idle()) is not None:
                 self._ask_until_idle(call)
             self.pause = Pause.EMPTY
+
+    def _wait_idle(self) -> None:
+        """At most as long as the pause would take to look again: it sees to the rest."""
+        if (call := self._dialect.idle()) is not None:
+            with suppress(ServerRefused):
+                self._ask_until_idle(call, PAUSE_LOOK_S)
 
     def require_memory(self) -> Memory:
         if self._memory is None:
@@ -168,9 +179,9 @@ class Life:
                     self._without_cache = self.require_memory().held()
                 self._once(frozenset({tag}), self._dialect.wake(tag))
 
-    def _ask_until_idle(self, call: Call) -> None:
+    def _ask_until_idle(self, call: Call, within_s: float | None = None) -> None:
         """What was ended a moment ago may still have a step to go, or its keys and values be on their way."""
-        until = monotonic() + IDLE_S
+        until = monotonic() + (IDLE_S if within_s is None else within_s)
         while True:
             try:
                 return _require_success(call, self._ask(call))

@@ -88,6 +88,9 @@ class Sglang(Alike):
     def pause(self) -> Call:
         return Call("POST", "/pause_generation", {"mode": "abort"})
 
+    def end_all(self) -> Call | None:
+        return Call("POST", "/abort_request", {"rid": "", "abort_all": True})
+
     def freeze(self) -> Call:
         return Call("POST", "/pause_generation", {"mode": "in_place"})
 

@@ -86,6 +86,9 @@ class Vllm(Alike):
     def pause(self) -> Call:
         return Call("POST", "/pause", query={"mode": "abort"})
 
+    def end_all(self) -> Call | None:
+        return None
+
     def freeze(self) -> Call:
         return Call("POST", "/pause", query={"mode": "keep"})
 
