@@ -299,6 +299,9 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, "null"
 
     def _from_disk(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        if self.server_state.faults.ends_of_failing:
+            self.server_state.machine.kill("reads a folder again that can't be read")
+            raise Hangup
         amid = " amid a session" if self.server_state.machine.updating else ""
         return self._updated(body["model_path"] + amid, body["weight_version"])
 

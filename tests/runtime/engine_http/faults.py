@@ -41,6 +41,7 @@ class Faults:
     holds_blocks: int = 0  # vLLM: so many times its cache is not reset, which its answer of 200 says
     update_fails: int = 0  # so many times, in the middle
     fails_softly: bool = False  # ... and answers 200
+    ends_of_failing: bool = False  # ... or SGLang ends: to undo it, it reads the same folder again
     keeps_bytes: int = 0  # what new weights came through is kept until the next sleep
     keeps_session: bool = False  # an older vLLM: an update that failed in the middle is still under way
     transfers_nothing: bool = False  # vLLM without --weight-transfer-config

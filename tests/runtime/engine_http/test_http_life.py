@@ -666,6 +666,23 @@ def test_requests_that_wait_in_the_servers_queue_outlive_a_sleep(dialect: str, s
     assert [ended[f"r{n}"].response.tokens for n in range(3)] == [greedy("base", PROMPT, 20)] * 3
 
 
+def test_what_is_unfinished_outlives_a_server_that_ended_of_a_folder_that_can_not_be_read() -> None:
+    with rig("sglang", token_s=0.01) as it:
+        it.engine.submit(request(count=40))
+        grown(it.engine, 3)
+        it.server.faults.ends_of_failing = True
+        for _ in range(2):
+            with pytest.raises(ServerFailed):
+                it.engine.update(1, {"path": "/weights/1"}, Begun.RECOMPUTE)
+        assert it.engine.is_suspended
+        assert not it.engine.is_healthy()
+        (unfinished,) = it.engine.export()
+        it.server.machine.dead = ""
+    had = unfinished.response
+    assert (had.tokens, had.versions) == (greedy("base", PROMPT, len(had.tokens)), (0,) * len(had.tokens))
+    assert len(had.tokens) >= 3
+
+
 def test_a_server_to_which_no_weights_come_over_a_group_takes_them_from_a_folder() -> None:
     with rig("vllm") as it:
         it.server.faults.transfers_nothing = True
