@@ -376,7 +376,8 @@ class _Handler(BaseHTTPRequestHandler):
             faults.unavailable -= 1
             self._answer(503, {"error": {"message": "loading"}})
             return
-        if len(body["input_ids" if sglang else "prompt"]) >= state.context - 6 * sglang:
+        too_long = len(body["input_ids" if sglang else "prompt"]) >= state.context - 6 * sglang
+        if too_long and not sglang:
             self._answer(400, {"error": {"message": "The input is longer than the model's context length."}})
             return
         self.send_response(200)
@@ -386,7 +387,7 @@ class _Handler(BaseHTTPRequestHandler):
         most = state.context - 2 * sglang  # with the prompt
         stream = FakeStream(state.machine, self, body, sglang, state.cumulative, state.token_s, state.stopping, most)
         try:
-            for event in stream.events():
+            for event in [stream.refusal("Input length exceeds the maximum")] if too_long else stream.events():
                 self._event(event)
             self._event("[DONE]")
             self._chunk(b"")

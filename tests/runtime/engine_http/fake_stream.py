@@ -96,6 +96,13 @@ class FakeStream:
         else:
             yield {"choices": [], "usage": self._usage()}
 
+    def refusal(self, why: str) -> Json:
+        """SGLang refuses in place of a first token, which it makes up, as of a prompt of one."""
+        reason = {"type": "abort", "message": why, "status_code": 400, "err_type": "BadRequestError"}
+        meta = {"id": self.name, "finish_reason": reason, "prompt_tokens": 1, "completion_tokens": 1}
+        meta |= {"weight_version": self._machine.version, "output_token_logprobs": [[-1.0, 1, None]]}
+        return {"text": "", "output_ids": [1], "meta_info": meta}
+
     def _next(self, weights: str) -> tuple[int, str | Json | None]:
         faults, place = self._machine.faults, len(self._tokens)
         context = (*self._prompt, *self._tokens)

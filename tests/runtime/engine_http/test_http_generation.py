@@ -194,6 +194,13 @@ def test_what_is_accepted_has_room_for_all_its_tokens_also_begun_anew_at_the_las
     assert len(PROMPT + answer) >= context - 6
 
 
+def test_a_prompt_that_is_too_long_for_the_server_fails_in_its_own_words() -> None:
+    with rig("sglang", context=64) as it:
+        ended = run(it.engine, request(prompt=tuple(range(1, 60))))
+    assert (ended.reason, ended.response.tokens) == (FinishReason.FAILED, ())
+    assert "Input length exceeds the maximum" in ended.why
+
+
 def test_what_sglang_would_answer_with_other_log_probabilities_is_refused() -> None:
     plain = Sglang()
     plain.check(request(temperature=1.0))
