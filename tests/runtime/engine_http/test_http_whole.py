@@ -7,52 +7,83 @@ import pytest
 
 from rollmux.runtime.engine.errors import UpdateRefused
 from rollmux.runtime.engine.http import ServerFailed
-from rollmux.runtime.engine.http.whole import names_in, require_whole
+from rollmux.runtime.engine.http.whole import INDEX, Shapes, require_whole, weights_in
+from tests.runtime.engine.models import tiny
 from tests.runtime.engine_http.fake_machine import greedy
 from tests.runtime.engine_http.rigs import BOTH, PROMPT, request, rig, run
 
 NAMES = ("model.embed.weight", "model.layers.0.mlp.weight", "model.layers.1.mlp.weight", "lm_head.weight")
 
 
-def write(folder: Path, *shards: tuple[str, ...], index: bool = False) -> str:
+def write(folder: Path, *shards: tuple[str, ...], index: bool = False, width: int = 2) -> str:
     folder.mkdir()
     where = dict[str, str]()
     for n, names in enumerate(shards):
-        header = json.dumps({"__metadata__": {"format": "pt"}} | {name: {"dtype": "F32"} for name in names}).encode()
-        (folder / f"model-{n}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 8)
+        size = 4 * width
+        told = {
+            name: {"dtype": "F32", "shape": [width], "data_offsets": [place * size, (place + 1) * size]}
+            for place, name in enumerate(names)
+        }
+        header = json.dumps({"__metadata__": {"format": "pt"}} | told).encode()
+        content = len(header).to_bytes(8, "little") + header + bytes(size * len(names))
+        (folder / f"model-{n}.safetensors").write_bytes(content)
         where |= dict.fromkeys(names, f"model-{n}.safetensors")
     if index:
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+        (folder / INDEX).write_text(json.dumps({"weight_map": where}))
     return str(folder)
 
 
-def test_names_are_those_of_all_files_that_a_server_would_read(tmp_path: Path) -> None:
-    assert names_in(write(tmp_path / "one", NAMES)) == set(NAMES)
+def shapes(*names: str) -> Shapes:
+    return dict.fromkeys(names, (2,))
+
+
+def test_weights_are_those_of_all_files_that_a_server_would_read(tmp_path: Path) -> None:
+    assert weights_in(write(tmp_path / "one", NAMES)) == shapes(*NAMES)
     shards = write(tmp_path / "shards", NAMES[:2], NAMES[2:], index=True)
     write(tmp_path / "left", ("adapter.weight",))
     (tmp_path / "left" / "model-0.safetensors").rename(tmp_path / "shards" / "consolidated.safetensors")
-    assert names_in(shards) == set(NAMES)
+    assert weights_in(shards) == shapes(*NAMES)
     (tmp_path / "shards" / "model-1.safetensors").unlink()  # as the writing of the next one leaves it
-    assert names_in(shards) == set(NAMES[:2])
+    assert weights_in(shards) == shapes(*NAMES[:2])
+    assert weights_in("/nowhere") == weights_in(str(tmp_path)) == weights_in("somebody/model") == {}
+
+
+def test_what_real_libraries_write_is_read(tmp_path: Path) -> None:
+    model = tiny()
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert weights_in(str(tmp_path)) == {name: tuple(each.shape) for name, each in model.named_parameters()}
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"\xff" * 8, (2).to_bytes(8, "little") + b"[", (2).to_bytes(8, "little") + b"42", b"\0" * 8]
 )
-def test_what_can_not_be_read_is_left_to_the_server_to_refuse(tmp_path: Path, content: bytes) -> None:
+def test_a_folder_that_is_damaged_is_refused(tmp_path: Path, content: bytes) -> None:
     folder = write(tmp_path / "damaged", NAMES)
     (tmp_path / "damaged" / "model-9.safetensors").write_bytes(content)
-    assert names_in(folder) == frozenset()
-    assert require_whole(folder, frozenset(NAMES)) == frozenset()
-    (tmp_path / "damaged" / "model.safetensors.index.json").write_text("[]")
-    assert names_in(folder) == names_in("/nowhere") == names_in(str(tmp_path)) == frozenset()
+    with pytest.raises(UpdateRefused, match=r"can't be read as safetensors: .*: write it anew"):
+        require_whole(folder, {})
+
+
+def test_a_folder_whose_writing_was_broken_off_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "broken", NAMES, index=True)
+    file = tmp_path / "broken" / "model-0.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    with pytest.raises(UpdateRefused, match=rf"model-0.safetensors is to have {len(whole)} bytes, and has"):
+        require_whole(folder, shapes(*NAMES))
+    file.write_bytes(whole)
+    assert require_whole(folder, shapes(*NAMES)) == shapes(*NAMES)
+    (tmp_path / "broken" / INDEX).write_text("[]")
+    with pytest.raises(UpdateRefused, match="can't be read as safetensors"):
+        require_whole(folder, shapes(*NAMES))
 
 
 def test_what_is_one_with_another_need_not_be_there(tmp_path: Path) -> None:
     tied = write(tmp_path / "tied", NAMES[:3])
-    assert require_whole(tied, frozenset(NAMES)) == set(NAMES[:3])
+    assert require_whole(tied, shapes(*NAMES)) == shapes(*NAMES[:3])
     with pytest.raises(UpdateRefused, match=r"lacks 3 of the model's 4 weights \(model.embed.weight, .*\), and"):
-        require_whole(write(tmp_path / "most", NAMES[3:]), frozenset(NAMES))
+        require_whole(write(tmp_path / "most", NAMES[3:]), shapes(*NAMES))
 
 
 @BOTH
@@ -63,6 +94,8 @@ def test_a_folder_that_lacks_weights_is_refused_and_changes_nothing(dialect: str
         started = len(it.server.control_calls())
         with pytest.raises(UpdateRefused, match=r"lacks 1 of the model's 4 weights \(model.layers.0.mlp.weight\)"):
             it.engine.update(1, {"path": str(lacks)})
+        with pytest.raises(UpdateRefused, match=r"another model: .*, \.\.\. of another shape, \[3\], not \[2\]"):
+            it.engine.update(1, {"path": write(tmp_path / "wide", NAMES, width=3)})
         assert it.server.control_calls()[started:] == []
         assert (it.engine.version, run(it.engine, request()).response.tokens) == (0, greedy("base", PROMPT, 12))
         it.engine.update(1, {"path": write(other, (*NAMES, "more"))})

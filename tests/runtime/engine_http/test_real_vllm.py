@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from rollmux.runtime.engine.errors import UpdateRefused
 from rollmux.runtime.engine.http import HttpEngine, ServerFailed, ServerMismatch
+from rollmux.runtime.engine.http import whole as whole_module
 from rollmux.runtime.engine.requests import FinishReason
 from rollmux.runtime.engine.seam import Begun
 from tests.runtime.engine.models import forward_logprobs
@@ -168,9 +169,16 @@ def test_new_weights_take_over_between_two_tokens_and_each_says_whose_it_is(
 
 @pytest.mark.parametrize("name", ["nowhere", "damaged", "narrow"])
 def test_weights_that_can_not_be_read_leave_nothing_beneath_the_next(
-    vllm: RealVllm, engine: HttpEngine, name: str
+    vllm: RealVllm, engine: HttpEngine, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail(engine, {"path": vllm.folder(name)}, "answered 500")
+    if name == "nowhere":
+        fail(engine, {"path": vllm.folder(name)}, "answered 500")
+    else:
+        with pytest.raises(UpdateRefused, match=r"another model|can't be read"):
+            take(engine, {"path": vllm.folder(name)})
+    with monkeypatch.context() as unseen:
+        unseen.setattr(whole_module, "weights_in", lambda folder: {})
+        fail(engine, {"path": vllm.folder(name)}, "answered 500")
     fail(engine, by_group(vllm.folder(name)), "answered 500")
     take(engine, {"path": vllm.folder("b")})
     assert run(engine, request()).response.tokens == vllm.says("b", PROMPT, 12)

@@ -26,7 +26,7 @@ from rollmux.runtime.engine.http.memory import Memory
 from rollmux.runtime.engine.http.settings import Settings
 from rollmux.runtime.engine.http.sse import Events
 from rollmux.runtime.engine.http.weights import FromDisk, source
-from rollmux.runtime.engine.http.whole import names_in, require_whole
+from rollmux.runtime.engine.http.whole import Shapes, require_whole, weights_in
 from rollmux.runtime.engine.http.wire import Opening, Server, Stream, Wire
 from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished
 from rollmux.runtime.engine.seam import Begun, Gauges
@@ -57,7 +57,7 @@ class HttpEngine:
         self._slept = False  # and has not been heard to be sound since
         self._canary_prompt = canary
         self._canary: Canary | None = None
-        self._names: frozenset[str] = frozenset()  # of all weights, once a folder that has them could be seen
+        self._shapes: Shapes = {}  # of all weights, once a folder that has them could be seen
         self._counter = Counter(settings, lambda each: dialect.check(each.request), monotonic, dialect.spare)
         self._wire = Wire(server, settings.inbox)
         self._life = Life(self._wire, dialect, memory)
@@ -167,13 +167,13 @@ class HttpEngine:
         self._require_open()
         where = source(weights)
         self._require_updatable(version, begun)
-        names = self._require_whole(where.path) if isinstance(where, FromDisk) else frozenset[str]()
+        shapes = self._require_whole(where.path) if isinstance(where, FromDisk) else {}
         goes_on = not self._suspended
         self._suspended = True
         self._empty(keep_tokens=begun is not Begun.REFUSE)
         self._life.update(version, weights)
         self._version = version
-        self._names = self._names or names
+        self._shapes = self._shapes or shapes
         self._canary = None
         if goes_on:
             self.resume()
@@ -188,13 +188,13 @@ class HttpEngine:
         started = [live.request.id for live in self._counter.live.values() if live.tokens]
         require_permitted(started, self._version, begun)
 
-    def _require_whole(self, folder: str) -> frozenset[str]:
+    def _require_whole(self, folder: str) -> Shapes:
         """By the folder that the server was started with; on another machine, by the first one that it took."""
-        if not self._names:
+        if not self._shapes:
             reply = self._wire.ask(self._dialect.folder())
             with suppress(ValueError, LookupError, TypeError, AttributeError, StopIteration):
-                self._names = names_in(self._dialect.read_folder(reply))
-        return require_whole(folder, self._names)
+                self._shapes = weights_in(self._dialect.read_folder(reply))
+        return require_whole(folder, self._shapes)
 
     def _empty(self, keep_tokens: bool) -> None:
         """Takes the server's requests back; the tokens that it still sends count, or were never heard of."""

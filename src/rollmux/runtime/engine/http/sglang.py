@@ -69,8 +69,9 @@ class Sglang(Alike):
         common = min(len(ids), len(told))
         if common and ids[-common:] != told[-common:]:
             raise ValueError(f"output_ids {ids[-common:]!r:.120} are not those of the log-probabilities")
-        over, why = _over(meta.get("finish_reason"))
-        if over is Over.ABORT and meta["finish_reason"].get("status_code") == 400:
+        reason = meta.get("finish_reason")
+        over, why = _over(reason)
+        if over is Over.ABORT and isinstance(reason, dict) and reason.get("status_code") == 400:
             return reading.error(why)  # it was refused: what is counted with it is not of this request
         if over is Over.ABORT and "prompt_tokens" not in meta:
             raise ValueError(f"the server ended it in its queue: {why}")  # it may be full, and have room a little later

@@ -1,10 +1,12 @@
 """Whether a folder has all weights of a model, as far as that can be seen from here.
 
 A server takes a folder that lacks some and says that all went well: vLLM leaves those as they were or, in a layer that
-is put together of several, as anything that was in its memory. Names alone are read; shapes the server itself refuses.
+is put together of several, as anything that was in its memory. And SGLang ends where a folder is damaged, or of another
+model. So the headers of its safetensors are read; the weights themselves are not.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollmux.runtime.engine.errors import UpdateRefused
@@ -13,38 +15,56 @@ INDEX = "model.safetensors.index.json"
 OUTPUT = "lm_head.weight"  # not written where it is one with the embedding, which a folder need not say
 HEADER_MOST = 100 << 20  # the format allows no more
 SHOWN = 3
+Shapes = Mapping[str, tuple[int, ...]]
 
 
-def names_in(folder: str) -> frozenset[str]:
-    """Of its safetensors. None are there where it can't be seen from here, has another form or is damaged."""
-    place, found = Path(folder), set[str]()
+def weights_in(folder: str) -> Shapes:
+    """None are there where it can't be seen from here or has another form; `ValueError` where it is damaged."""
+    place, found = Path(folder), dict[str, tuple[int, ...]]()
     try:
         index = place / INDEX
         files = set(json.loads(index.read_bytes())["weight_map"].values()) if index.exists() else None
         for file in sorted(place.glob("*.safetensors")):
             if files is None or file.name in files:
-                found |= _names_in_file(file)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return frozenset()
-    return frozenset(found)
+                found |= _weights_in_file(file)
+    except OSError:
+        return {}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{folder!r} can't be read as safetensors: {error!s:.200}") from error
+    return found
 
 
-def _names_in_file(file: Path) -> set[str]:
+def _weights_in_file(file: Path) -> Shapes:
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         if size > HEADER_MOST:
-            raise ValueError(f"a header of {size} bytes")
-        return set(json.loads(opened.read(size))) - {"__metadata__"}
+            raise ValueError(f"{file.name} has a header of {size} bytes")
+        header = json.loads(opened.read(size))
+    header.pop("__metadata__", None)
+    told = 8 + size + max((each["data_offsets"][1] for each in header.values()), default=0)
+    if told != (there := file.stat().st_size):
+        raise ValueError(f"{file.name} is to have {told} bytes, and has {there}")
+    return {name: tuple(each["shape"]) for name, each in header.items()}
 
 
-def require_whole(folder: str, wanted: frozenset[str]) -> frozenset[str]:
-    """The names in `folder`; `UpdateRefused` if any of those that are `wanted` are not there."""
-    found = names_in(folder)
-    lacking = sorted(name for name in wanted - found if not name.endswith(OUTPUT))
+def require_whole(folder: str, wanted: Shapes) -> Shapes:
+    """The weights in `folder`; `UpdateRefused` if it is damaged, or any that are `wanted` are not there as they were."""
+    try:
+        found = weights_in(folder)
+    except ValueError as error:
+        raise UpdateRefused(f"{error}: write it anew, and give it its name when it is whole") from error
+    lacking = sorted(name for name in wanted.keys() - found.keys() if not name.endswith(OUTPUT))
     if found and lacking:
-        named = ", ".join(lacking[:SHOWN]) + (", ..." if len(lacking) > SHOWN else "")
         raise UpdateRefused(
-            f"{folder!r} lacks {len(lacking)} of the model's {len(wanted)} weights ({named}), and the server would "
-            "take it without a word: write all of them"
+            f"{folder!r} lacks {len(lacking)} of the model's {len(wanted)} weights ({_named(lacking)}), and the server "
+            "would take it without a word: write all of them"
         )
+    other = sorted(name for name in wanted.keys() & found.keys() if wanted[name] != found[name])
+    if other:
+        first = f"{list(found[other[0]])}, not {list(wanted[other[0]])}"
+        raise UpdateRefused(f"{folder!r} is of another model: {_named(other)} of another shape, {first}")
     return found
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
