@@ -48,7 +48,7 @@ def _weights_in_file(file: Path) -> Shapes:
 
 
 def require_whole(folder: str, wanted: Shapes) -> Shapes:
-    """The weights in `folder`; `UpdateRefused` if it is damaged, or any that are `wanted` are not there as they were."""
+    """The weights in `folder`; `UpdateRefused` if it is damaged, or any that are `wanted` are missing or other."""
     try:
         found = weights_in(folder)
     except ValueError as error:
