@@ -328,6 +328,16 @@ def test_a_server_that_loads_and_answers_slowly_is_waited_for(dialect: str) -> N
 
 
 @BOTH
+def test_a_server_that_answers_and_is_not_ready_may_have_been_left_paused(dialect: str) -> None:
+    def paused(server: FakeServer) -> None:
+        server.faults.loading = 1_000_000  # a real SGLang draws no token then, and says so after 20 s
+
+    left = r"not ready after 0\.2 s: .*503.*; it answers other calls, so an engine before may have left it paused"
+    with pytest.raises(ServerFailed, match=left), rig(dialect, replace(PATIENT, ready_s=0.2), prepare=paused):
+        raise AssertionError("there is no engine")
+
+
+@BOTH
 def test_the_gauges_are_what_the_server_tells_of_all_its_engines(dialect: str) -> None:
     with rig(dialect, token_s=0.01) as it:
         it.engine.submit(request(count=200))

@@ -79,8 +79,17 @@ class HttpEngine:
                 if isinstance(failed, ServerRefused) and failed.status in FORBIDDEN:
                     raise
                 if monotonic() >= until:
-                    raise ServerFailed(f"not ready after {self._settings.ready_s:g} s: {failed}") from failed
+                    why = f"not ready after {self._settings.ready_s:g} s: {failed}{self._but_there()}"
+                    raise ServerFailed(why) from failed
             sleep(HEALTH_EVERY_S)
+
+    def _but_there(self) -> str:
+        """SGLang's health is a token that it draws."""
+        try:
+            self._wire.ask(self._dialect.version(), HEALTH_WITHIN_S)
+        except ServerFailed:
+            return ""
+        return "; it answers other calls, so an engine before may have left it paused or asleep: start it anew"
 
     def _announce(self) -> bool:
         """Tells the server its version, unless it knows of another one; whether it can say it again."""
