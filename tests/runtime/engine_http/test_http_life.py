@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -91,7 +90,9 @@ def test_sleep_update_and_wake_come_in_the_one_order_that_works(dialect: str) ->
         assert it.server.machine.held() == BASE_BYTES + WEIGHTS_BYTES
         it.engine.resume()
         assert it.server.machine.held() == BASE_BYTES + WEIGHTS_BYTES + CACHE_BYTES
-        assert [call for call, _ in groupby(it.server.control_calls()[started:])] == ORDER[dialect]
+        asked = it.server.control_calls()[started:]
+        again = [n for n in range(1, len(asked)) if asked[n - 1] == asked[n] == "POST /flush_cache"]  # until it is idle
+        assert [call for n, call in enumerate(asked) if n not in again] == ORDER[dialect]
         assert not it.server.machine.late_pauses or dialect == "vllm"
         assert had[0] == greedy("base", PROMPT, len(had[0]))
         ended = run(it.engine, request("new"))

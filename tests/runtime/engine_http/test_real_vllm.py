@@ -64,7 +64,7 @@ def fail(engine: HttpEngine, weights: Weights, why: str) -> None:
         engine.resume()
 
 
-TOLD = [0, 0]
+TOLD = [0]  # no two engines use a version
 
 
 def by_group(folder: str, breaks_after: int = -1) -> Weights:

@@ -79,7 +79,7 @@ class Life:
                 self._wait_idle()
             self._ask(self._dialect.pause())
             if (call := self._dialect.idle()) is not None:
-                self._ask_until_idle(call)
+                self._ask_until_idle(call, IDLE_S)
             self.pause = Pause.EMPTY
 
     def _wait_idle(self) -> None:
@@ -163,7 +163,7 @@ class Life:
             )
         self._wake()
         if self._stale:
-            self._ask_until_idle(self._dialect.invalidate())
+            self._ask_until_idle(self._dialect.invalidate(), IDLE_S)
             self._stale = False
         if self._touched:
             self.pause = Pause.NONE  # even if its answer is lost
@@ -179,9 +179,9 @@ class Life:
                     self._without_cache = self.require_memory().held()
                 self._once(frozenset({tag}), self._dialect.wake(tag))
 
-    def _ask_until_idle(self, call: Call, within_s: float | None = None) -> None:
+    def _ask_until_idle(self, call: Call, within_s: float) -> None:
         """What was ended a moment ago may still have a step to go, or its keys and values be on their way."""
-        until = monotonic() + (IDLE_S if within_s is None else within_s)
+        until = monotonic() + within_s
         while True:
             try:
                 return _require_success(call, self._ask(call))
