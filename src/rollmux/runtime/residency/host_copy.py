@@ -18,7 +18,7 @@ from torch import Tensor
 from rollmux.runtime.host.errors import NoRoom, shown
 from rollmux.runtime.residency import record as records
 from rollmux.runtime.residency.errors import BadCopy
-from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout
+from rollmux.runtime.residency.layout import BEGINNING_BYTES, CHUNK_BYTES, Layout
 from rollmux.runtime.residency.pages import HUGE_BYTES, PAGE_BYTES
 from rollmux.runtime.residency.record import Record
 
@@ -121,6 +121,11 @@ class HostCopy:
     def view(self, chunk: int, slot: int, count: int = 1) -> Tensor:
         """A chunk, and neighbours behind it."""
         return self._slots[slot][chunk * CHUNK_BYTES : (chunk + count) * CHUNK_BYTES]
+
+    def beginning(self, chunk: int, slot: int) -> bytes:
+        """Of a chunk."""
+        at = self._head.data_at + slot * self.layout.nbytes + chunk * CHUNK_BYTES
+        return self._mapped[at : at + BEGINNING_BYTES]
 
     def spoil(self) -> None:
         """With one slot: from here to the next commit there is no version."""

@@ -102,6 +102,10 @@ class Kept:
         """Of neighbours that are in one place."""
         return self.host.view(chunk, self._slot(chunk), count)
 
+    def beginning(self, chunk: int) -> bytes | None:
+        """Of a chunk, where it is known and not zeros."""
+        return self.host.beginning(chunk, self._slot(chunk)) if self.sum_of(chunk) not in (None, ZEROS) else None
+
     def place(self, chunk: int) -> int | None:
         """The slot that holds it; None: it is zeros, and in none."""
         return None if self.is_zero(chunk) else self._slot(chunk)

@@ -10,7 +10,7 @@ from torch import Tensor
 from rollmux.runtime.host.errors import Unfit
 from rollmux.runtime.residency.checksum import UNSUMMED, ZEROS, checksum
 from rollmux.runtime.residency.kept import Kept
-from rollmux.runtime.residency.layout import ALIGN_BYTES, CHUNK_BYTES, Layout, Place, Survey
+from rollmux.runtime.residency.layout import ALIGN_BYTES, BEGINNING_BYTES, CHUNK_BYTES, Layout, Place, Survey
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.passing import are_same, copy_summed, in_threads, is_zero, same
 from rollmux.runtime.residency.record import Record, require_fit
@@ -111,13 +111,29 @@ def _in_passing(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
             return None
         return copy_summed(kept.target(chunk), source) if kept.sums else UNSUMMED
 
-    found = in_threads(passed, range(len(sources)), torch.get_num_threads())
-    changed = {chunk: each for chunk, each in enumerate(found) if each is not None}
+    changed = {} if kept.sums else dict.fromkeys(_plainly_changed(kept, flat), UNSUMMED)
+    rest = [chunk for chunk in range(len(sources)) if chunk not in changed]
+    found = in_threads(passed, rest, torch.get_num_threads())
+    changed |= {chunk: each for chunk, each in zip(rest, found, strict=True) if each is not None}
     transfer = memory.transfer()
-    for run in runs((chunk for chunk, each in changed.items() if each == UNSUMMED), kept.next_slot, memory.window):
+    copied = sorted(chunk for chunk, each in changed.items() if each == UNSUMMED)
+    for run in runs(copied, kept.next_slot, memory.window):
         transfer.save(kept.target(run.start, len(run)), stretch(flat, run))
     transfer.finish()
     return changed
+
+
+def _plainly_changed(kept: Kept, flat: Tensor) -> Iterator[int]:
+    """Chunks whose beginnings tell that they are others than the host has, and no zeros.
+
+    Threads that each ask for a chunk wait for one another: two took three times as long as one, a tenth of an offload.
+    """
+    data, zeros = flat.numpy().data, bytes(BEGINNING_BYTES)
+    for chunk in range(kept.host.layout.chunks):
+        at = chunk * CHUNK_BYTES
+        beginning = bytes(data[at : at + BEGINNING_BYTES])
+        if beginning not in (zeros, kept.beginning(chunk)):
+            yield chunk
 
 
 def _gathered(kept: Kept, seen: Survey, memory: Memory) -> dict[int, bytes]:
