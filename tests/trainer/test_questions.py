@@ -111,6 +111,23 @@ def test_the_program_is_the_last_block_or_all_of_it(response: str, source: str) 
 
 
 @pytest.mark.parametrize(
+    "response",
+    [
+        "class Solution:\n    def first(self, of: List[int]) -> int:\n        return of[0]",
+        '"""Mine."""\nfrom __future__ import annotations\nfrom __future__ import division\nof: List[int] = 3',
+    ],
+)
+def test_a_prelude_is_what_a_program_may_take_for_granted(response: str) -> None:
+    line = {"asserts": "assert Solution().first([3]) == 3", "prelude": "from typing import List\nList[int]"}
+    (question,) = read_questions(lines(line), "mine")
+    asked = question.asked(response)
+    assert isinstance(asked, CodeTask)
+    exec(asked.program.source, {})
+    with pytest.raises(NameError, match="List"):
+        exec(response.replace("from __future__ import annotations", ""), {})
+
+
+@pytest.mark.parametrize(
     ("line", "told"),
     [
         ({}, "question"),
@@ -122,6 +139,9 @@ def test_the_program_is_the_last_block_or_all_of_it(response: str, source: str) 
         ({"answer": "1", "prompt": [{"role": "assistant", "content": "Hello."}]}, "prompt"),
         ({"answer": "1", "prompt": [{"role": "robot", "content": "Hello."}]}, "question"),
         ({"answer": "1", "group": "easy"}, "group"),
+        ({"answer": "1", "prelude": "import re"}, "prelude"),
+        ({"asserts": "assert f()", "prelude": "from typing import"}, "prelude"),
+        ({"asserts": "assert f()", "prelude": "return"}, "prelude"),
         ({"answer": " "}, "answer"),
         ({"asserts": "assert f()", "fields": {}}, "fields"),
         ({"cases": []}, "code_task.cases"),

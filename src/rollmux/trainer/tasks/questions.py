@@ -33,10 +33,15 @@ from rollmux.trainer.tasks.task import Needs
 MOST_PROBLEMS = 10  # of a file: who reads more mends one and looks again
 YES_OR_NO: Mapping[str, float] = {"yes": 1.0, "no": 0.0}
 SCORED_BY = ("answer", "cases", "asserts", "function", "judge")
-BESIDE = {"arguments": ("function",), "fields": ("judge",), "answers": ("judge",), "group": ("cases", "asserts")}
+BESIDE: Mapping[str, Sequence[str]] = {
+    "arguments": ("function",),
+    **dict.fromkeys(("fields", "answers"), ("judge",)),
+    **dict.fromkeys(("group", "prelude"), ("cases", "asserts")),
+}
 
 # A fence may be indented, as within a list, and be longer than three; who was cut off has not closed it.
 _FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
+_FUTURE = re.compile(r"^from __future__ import .*", re.MULTILINE)
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _BOM = b"\xef\xbb\xbf"
 
@@ -59,6 +64,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     cases: list[_Case] | None = None
     asserts: str | None = None
     group: str | None = None
+    prelude: str | None = None
     function: str | None = None
     arguments: dict[str, Any] | None = None
     judge: str | None = None
@@ -169,13 +175,7 @@ def _require_askable(task: Asked, folder: str) -> None:
     """As far as it can be seen without running anything; what a task refuses by itself it has refused by now."""
     match task:
         case CodeTask(asserts=asserts) if asserts:
-            try:
-                with catch_warnings(action="ignore"):  # what is warned of can be run
-                    compiled(asserts)
-                    says_nothing = not ast.parse(asserts).body
-            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                raise _wrong("asserts", asserts, "lines of Python", str(error)) from None
-            if says_nothing:
+            if not _statements("asserts", asserts, compiled):
                 raise _wrong("asserts", asserts, "at least one assert", "say what must hold")
         case FunctionTask(function=function):
             module = _module(task)
@@ -185,6 +185,16 @@ def _require_askable(task: Asked, folder: str) -> None:
         case JudgeTask(template=template):
             if "response" not in {name for _, name, _, _ in Formatter().parse(template)}:
                 raise _wrong("judge", template, "a text with {response}", "show the judge what it judges")
+
+
+def _statements(path: str, source: str, compiled: Callable[[str], object]) -> Sequence[ast.stmt]:
+    """Of Python."""
+    try:
+        with catch_warnings(action="ignore"):  # what is warned of can be run
+            compiled(source)
+            return ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _wrong(path, source, "lines of Python", str(error)) from None
 
 
 def _is_there(module: str, folder: str) -> bool:
@@ -230,8 +240,9 @@ def _asked(line: _Line, prompt: str, name: str) -> Callable[[str], Asked]:
         fields = {"prompt": prompt, **(line.fields or {})}
         return lambda response: JudgeTask(template, {**fields, "response": response}, answers)
     cases = tuple(Case(each.stdin, each.expected) for each in line.cases or ())
-    asserts, group = line.asserts or "", line.group
-    return lambda response: CodeTask(name, Program(program_in(response)), cases, asserts, group)
+    asserts, group, prelude = line.asserts or "", line.group, line.prelude or ""
+    _statements("prelude", prelude, lambda source: compile(source, "prelude", "exec"))
+    return lambda response: CodeTask(name, Program(preceded(program_in(response), prelude)), cases, asserts, group)
 
 
 def program_in(response: str) -> str:
@@ -239,6 +250,13 @@ def program_in(response: str) -> str:
     blocks = [block for _, block in _FENCED.findall(response)]
     source = dedent(blocks[-1]) if blocks else response
     return source if source.strip() else "pass"
+
+
+def preceded(program: str, prelude: str) -> str:
+    """The program, behind what its question takes for granted; imports from the future stand before both."""
+    if not prelude:
+        return program
+    return "\n".join([*_FUTURE.findall(program), prelude, _FUTURE.sub("", program)])
 
 
 def _wrong(path: str, value: object, limit: str, remedy: str) -> InvalidSpec:
