@@ -280,7 +280,6 @@ def test_a_container_of_the_programs_looks_like_its_items(items: list[int], at: 
         ("import no_such_module", "No module named 'no_such_module'"),
         ("import solution\nsolution.LIMIT = 5\nassert solution.LIMIT == 5", "LIMIT of the program's module"),
         ("import doctest\nassert doctest.testmod().failed == 0", "import of doctest halted"),
-        ("def test_it(): assert applied(len, [])", "nobody calls test_it"),
         ("import pickle\npickle.dumps(Dog())", "__reduce_ex__, by which a library would take Dog"),
         ("import asyncio\nasyncio.run(Dog())", "run of an object of the program's"),
         (
@@ -339,7 +338,6 @@ def test_a_program_that_does_not_run_passes_no_tests() -> None:
         "def check(candidate): assert candidate(1)(2) == 3",
         "from solution import adder\ndef check(candidate): assert candidate(1)(2) == 3",
         "import unittest\nclass Sums(unittest.TestCase):\n    def test_it(self): self.assertEqual(adder(1)(2), 3)",
-        "class TestSums:\n    f = adder\n    def test_it(self): assert self.f(1)(2) == 3",
         "import sys\nsys.exit(0)",
     ],
 )

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from rollmux.runtime.rewards.asserts.answering import Answers
 from rollmux.runtime.rewards.asserts.asking import BROKEN_TESTS, FAILED, MOST_SENT_BYTES, PASSED, Exited, Link, Over
+from rollmux.runtime.rewards.asserts.collecting import call_uncalled
 from rollmux.runtime.rewards.asserts.reading import Names, Solution, Tests, compiled
 from rollmux.runtime.sandbox import frames
 
@@ -62,6 +63,7 @@ def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
         link.ask("bool", True)
         begun = link.asked
         exec(code, names)
+        call_uncalled(tests, names, link)
         ended = PASSED, ""
     except Over:
         ended = FAILED, ""
@@ -77,13 +79,8 @@ def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
     if link.over is not None:
         return link.over.status, link.over.why
     if link.asked == begun:
-        return BROKEN_TESTS, _idle(names, ended[1])
+        return BROKEN_TESTS, f"they ask nothing of the program {ended[1]}".strip()
     return ended
-
-
-def _idle(names: Names, why: str) -> str:
-    uncalled = ", ".join(names.uncalled())
-    return "they ask nothing of the program" + (f", as nobody calls {uncalled}: call them" if uncalled else f" {why}")
 
 
 def _told(error: BaseException) -> str:

@@ -49,10 +49,6 @@ class Names(dict[str, Any]):
         functions = {**_Functions(link, running).by_name(), **running.by_name()}
         super().__init__({"__name__": "__main__", **functions, "__builtins__": _Others(link)})
 
-    def uncalled(self) -> list[str]:
-        """The functions that a runner of tests would call."""
-        return [name for name, value in self.items() if name.startswith("test") and callable(value)]
-
 
 class _Others(dict[str, Any]):
     """Python's own names, over the program's. Bodies of classes look for what is missing here, and nowhere else."""
@@ -127,6 +123,13 @@ class _Asking(ast.NodeTransformer):
             case ast.Assign(targets=[ast.Name(id=at)], value=ast.Call(args=arguments) as call):
                 if any(isinstance(each, ast.Name) and (each.id, at) in self._cut for each in arguments):
                     _done(call)
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        """What has pytest run this file is not for pytest."""
+        self.generic_visit(node)
+        if ast.unparse(node.test) == "__name__ == '__main__'" and "pytest.main(" in ast.unparse(node):
+            return ast.Pass()
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
