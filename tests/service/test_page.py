@@ -16,6 +16,7 @@ import pytest
 
 from rollmux.mux.weave import Timing
 from rollmux.protocol.cluster_file import read_cluster
+from rollmux.service.app import App, Receive, Scope, Send
 from rollmux.service.tokens import Role
 from tests.browsing import browsing, contrast
 from tests.service.serving import PAIR, RULES, Served, job, served
@@ -41,7 +42,7 @@ class Eyes:
     contexts: list[Any] = field(default_factory=list)
     allowed: str = "nothing"  # complaints of the browser that belong to the test
 
-    def open(self, there: Served, token: str | None = None, **context: Any) -> Any:
+    def open(self, there: Served, token: str | None = None, at: str = "/", **context: Any) -> Any:
         """The page, come in with this token (empty: before the door)."""
         bearer = there.admin if token is None else token
         self.contexts.append(self.browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context}))
@@ -50,7 +51,7 @@ class Eyes:
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
         page.on("request", lambda request: self.requests.append(request.url))
-        page.goto(there.service.url + (f"/#token={bearer}" if bearer else "/"))
+        page.goto(there.service.url + at + (f"#token={bearer}" if bearer else ""))
         if bearer:
             page.locator("#cluster").wait_for(state="visible", timeout=15_000)
         return page
@@ -388,6 +389,26 @@ def test_the_page_says_when_nothing_is_heard_and_goes_on_with_the_next_controlle
         soon(page, ".holds li", r"stays\s+rollout 0")
         Hands(there).report("stays", "finished", lease["epoch"])
         soon(page, ".holds li", r"^idle$")
+
+
+class Below(App):
+    """Behind a proxy that hands on what lies below a path, by the rest of it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            mount, path = scope["raw_path"][:8], scope["raw_path"][8:]
+            scope = {**scope, "raw_path": path if mount == b"/rollmux" else b"/of/others"}
+        await super().__call__(scope, receive, send)
+
+
+def test_below_a_path_of_a_proxy_the_page_is_live_too(
+    tmp_path: Path, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollmux.service.serve.App", Below)
+    with served(tmp_path, PAIR) as there:
+        page = eyes.open(there, at="/rollmux/")
+        page.get_by_text("Live", exact=True).wait_for(timeout=15_000)
+        eyes.close()
 
 
 def test_an_ended_job_leaves_its_bill(tmp_path: Path, eyes: Eyes) -> None:

@@ -54,7 +54,7 @@ function tellLink() {
 let streaming = false;
 
 async function lookAnew(mine) {
-  const [cluster, bill, rest] = await Promise.all([get("/v1/cluster"), get("/v1/bill"), get("/v1/history?since_s=1&most=1")]);
+  const [cluster, bill, rest] = await Promise.all([get("v1/cluster"), get("v1/bill"), get("v1/history?since_s=1&most=1")]);
   if (life !== mine) return;
   store.cluster = cluster;
   store.bill = bill;
@@ -80,7 +80,7 @@ async function live(mine) {
     const gone = new AbortController();
     const watch = setInterval(() => { if (seconds() - store.heard > SILENT_S || life !== mine) gone.abort(); }, 1000);
     try {
-      const past = await get("/v1/history?since_s=3600");
+      const past = await get("v1/history?since_s=3600");
       if (life !== mine) return;
       takeHistory(past);
       await lookAnew(mine);
