@@ -91,6 +91,13 @@ def test_an_address_at_which_another_server_answers_is_told_at_once() -> None:
         wire.post("/v1/jobs", {}, Done)
 
 
+def test_where_a_proxy_sends_on_to_is_told() -> None:
+    headers = {"location": "https://elsewhere/rollmux/v1/jobs"}
+    wire = Wire("http://elsewhere", "", 20.0, httpx.MockTransport(lambda _: httpx.Response(301, headers=headers)))
+    with pytest.raises(CallRefused, match=r"^status 301, which sends on to https://elsewhere/rollmux: give that"):
+        wire.post("/v1/jobs", {}, Done)
+
+
 def test_nothing_is_said_of_a_controller_that_answers_after_a_moment(caplog: pytest.LogCaptureFixture) -> None:
     answers = iter([httpx.Response(503), httpx.Response(200, json={})])
     wire = Wire("http://controller", "", 20.0, httpx.MockTransport(lambda _: next(answers)))

@@ -66,11 +66,12 @@ def answering(health: Mapping[str, Any]) -> Iterator[str]:
 
 
 @contextmanager
-def saying(status: int, body: bytes) -> Iterator[str]:
+def saying(status: int, body: bytes, **headers: str) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
-            self.send_header("content-length", str(len(body)))
+            for name, value in {"content-length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 
@@ -195,6 +196,12 @@ def test_a_proxy_whose_controller_is_away_is_told_as_such(place: Path, status: i
     with saying(status, said) as url:
         _, found = looked("--folder", str(place), "--url", url)
     assert found["controller"]["found"].startswith(f"no controller answers behind {url} (status {status}")
+
+
+def test_of_a_proxy_that_speaks_tls_alone_the_address_is_told(place: Path) -> None:
+    with saying(301, b"<html>Moved</html>", location="https://elsewhere/healthz") as url:
+        _, found = looked("--folder", str(place), "--url", url)
+    assert found["controller"]["found"].endswith("answered 301, which sends on to https://elsewhere: give that address")
 
 
 def test_a_wrong_token_fails(tmp_path: Path, place: Path) -> None:

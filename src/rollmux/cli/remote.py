@@ -15,7 +15,7 @@ import typer
 
 from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
-from rollmux.client.wire import TRUSTED, direct, read
+from rollmux.client.wire import TRUSTED, direct, read, sent_on
 from rollmux.errors import InvalidSpec
 from rollmux.protocol.addresses import is_address
 from rollmux.protocol.views import Health
@@ -83,7 +83,8 @@ class Remote:
             data: dict[str, Any] = dict(answer.json())
         except (ValueError, TypeError) as error:
             if status not in AWAY:
-                raise CallRefused(f"{self.url} is no RollMux controller: it answered {status}") from error
+                said = f"{self.url} is no RollMux controller: it answered {status}{sent_on(answer)}"
+                raise CallRefused(said) from error
             data = {}
         if status in AWAY and not data.keys() >= OWN:
             said = f"no controller answers behind {self.url} (status {status}, of a proxy)"

@@ -132,7 +132,7 @@ class Wire:
 
     def _read(self, response: httpx.Response, kind: type[T]) -> T:
         """The answer, if it is the controller's. Where that was heard once others speak only while it is away."""
-        refusal = Refusal(f"status {response.status_code}: {response.text[:200]}")
+        refusal = Refusal(f"status {response.status_code}{sent_on(response) or f': {response.text[:200]}'}")
         try:
             if response.is_success:
                 answer = read(kind, response.json())
@@ -175,6 +175,12 @@ _QUIET = _Quiet()
 
 class NotAnAnswer(Exception):
     """Something else than the controller has answered: a proxy, say, while the controller is away."""
+
+
+def sent_on(response: httpx.Response) -> str:
+    """To which address, if to another: so a proxy does that speaks TLS alone. No token is sent after it."""
+    there = response.headers.get("location", "").removesuffix(response.request.url.raw_path.decode())
+    return f", which sends on to {there}: give that address" if response.has_redirect_location else ""
 
 
 def read(kind: type[T], data: Any) -> T:
