@@ -478,6 +478,15 @@ def test_a_token_may_be_read_from_a_file_with_its_line_end_and_one_that_can_be_n
         rollmux.connect("http://controller/", "secrét", **how)
 
 
+def test_a_lease_is_kept_where_a_proxy_gives_up_each_sign_of_life_before_its_answer() -> None:
+    world = World(lease_s=1.0)
+    world.fate = lambda verb, message: "unheard" if verb == "listen" else ""
+    with world.connect(job_data("a")) as mux:
+        with mux.phase("rollout"):
+            sleep(1.4)
+        assert world.record("a").progress.rolled == 1
+
+
 def test_a_step_whose_work_was_lost_comes_again() -> None:
     world, steps, cut = World(lease_s=0.3, drain_s=3.0), list[int](), Event()
     world.fate = lambda verb, message: "lost" if cut.is_set() and verb == "listen" else ""

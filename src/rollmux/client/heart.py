@@ -26,6 +26,10 @@ PAUSE_S = 0.1
 _NOT_ITS_TURN = ("fenced", "parked", "offloading")
 
 
+class _Outdated(Exception):
+    """Other leases are held by now than the call says."""
+
+
 class Heart(Thread):
     """Listens until the job is told to end, or the link is closed."""
 
@@ -47,7 +51,9 @@ class Heart(Thread):
             asked_at, wait_s = monotonic(), min(link.lease_s / SIGNS, LONGEST_WAIT_S)
             listen = Listen(link.attempt, epochs, link.rank, link.done_with(), seen, wait_s, link.instance)
             try:
-                orders = link.send("listen", listen, Orders, wait_s=wait_s)
+                orders = link.send("listen", listen, Orders, wait_s=wait_s, unless=partial(self._require, epochs))
+            except _Outdated:
+                continue
             except CallRefused as refused:
                 link.stop = str(refused)
                 return
@@ -72,6 +78,11 @@ class Heart(Thread):
             mine |= {(held.kind, held.epoch) for held in self._held if (held.kind, held.iteration) in awaited}
             dead = link.stuck - link.moving
             return tuple(sorted(epoch for kind, epoch in mine if kind not in dead and epoch not in link.finished))
+
+    def _require(self, epochs: tuple[int, ...]) -> None:
+        """A call that is given up each time before its answer, as proxies may do, is to speak of leases since, too."""
+        if self._alive() != epochs:
+            raise _Outdated
 
     def _parked(self) -> set[PhaseKind]:
         with self.link.lock:
