@@ -1,5 +1,6 @@
 """The way of calls, where what `test_script.py` stands on is not enough: real connections, and when they end."""
 
+import json
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,15 @@ def test_where_a_proxy_sends_on_to_is_told() -> None:
     wire = Wire("http://elsewhere", "", 20.0, httpx.MockTransport(lambda _: httpx.Response(301, headers=headers)))
     with pytest.raises(CallRefused, match=r"^status 301, which sends on to https://elsewhere/rollmux: give that"):
         wire.post("/v1/jobs", {}, Done)
+
+
+def test_a_call_that_a_proxy_gives_up_is_parked_for_less_when_it_comes_again() -> None:
+    def impatient(request: httpx.Request) -> httpx.Response:
+        waits = json.loads(request.content)["wait_s"] <= 3.0
+        return httpx.Response(200, json={}) if waits else httpx.Response(504)
+
+    wire = Wire("http://controller", "", 2.0, httpx.MockTransport(impatient))
+    assert wire.post("/v1/jobs/a/ask", {"wait_s": 10.0}, Done, wait_s=10.0) == Done()
 
 
 def test_nothing_is_said_of_a_controller_that_answers_after_a_moment(caplog: pytest.LogCaptureFixture) -> None:

@@ -113,6 +113,9 @@ class Wire:
                 if response.status_code < 500 and response.status_code not in _LATER:
                     return self._read(response, answer)
                 fault = f"status {response.status_code}"
+                if wait_s and response.status_code == httpx.codes.GATEWAY_TIMEOUT:
+                    wait_s /= 2.0  # a proxy waits less long than it was to be parked
+                    body = {**body, "wait_s": wait_s}
             except (httpx.RequestError, NotAnAnswer) as error:
                 fault = str(error) or type(error).__name__
             except RuntimeError as error:  # so the HTTP client says that it was closed
