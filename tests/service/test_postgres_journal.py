@@ -131,6 +131,36 @@ def test_with_another_writer_there_nothing_is_written_any_more(
         assert list(journal.records()) == [record(1), record(2)]
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "bytea_output=escape",
+        "client_encoding=LATIN1",
+        "client_encoding=SQL_ASCII",
+        "extra_float_digits=0",
+        "idle_in_transaction_session_timeout=20",
+        "idle_session_timeout=20",
+        "search_path=pg_catalog",
+        "standard_conforming_strings=off",
+    ],
+)
+def test_what_is_read_is_what_was_written_whatever_settings_the_role_has(
+    url: str, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGOPTIONS", f"-c {setting}")  # as by ALTER ROLE, or in postgresql.conf
+    written = [record(seq, ev.JobCancelled("é 日本 😀")) for seq in (1, 2)]
+    with closing(PostgresJournal(url)) as journal:
+        for each in written:
+            journal.append(Batch((each,), (OWNED,)))
+            time.sleep(0.05)
+        journal.keep(Image(2, 1 / 3, {"é": "\\日本"}))
+    with closing(PostgresJournal(url, reads_only=True)) as journal:
+        assert list(journal.records()) == written
+        time.sleep(0.05)
+        assert journal.image() == Image(2, 1 / 3, {"é": "\\日本"})
+        assert list(journal.owned()) == [OWNED]
+
+
 # -- lost connections ------------------------------------------------------------------------------------------------
 
 

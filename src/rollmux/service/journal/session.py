@@ -25,10 +25,14 @@ _CONNECTION = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
+# Whatever the server, the database or the role has of its own.
 _SETTINGS = {
+    "client_encoding": "UTF8",
+    "extra_float_digits": "1",  # or numbers came back rounded
     "synchronous_commit": "on",
     "default_transaction_isolation": "read committed",
     "idle_session_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
