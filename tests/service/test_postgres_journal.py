@@ -394,10 +394,12 @@ def test_a_server_whose_standby_is_away_is_given_up_and_nothing_is_lost_or_doubl
     assert durable(url) == [record(seq) for seq in range(1, last + 2)]
 
 
+@pytest.mark.parametrize("settings", ["", "-c client_min_messages=error"], ids=["", "no warnings"])
 def test_a_commit_that_somebody_tells_not_to_wait_for_its_standby_is_not_taken_for_done(
-    server: Server, url: str
+    server: Server, url: str, settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server calls it done, with a warning."""
+    monkeypatch.setenv("PGOPTIONS", settings)
     over = threading.Event()
     with closing(PostgresJournal(url)) as journal, ThreadPoolExecutor(1) as pool:
         with standby_away(server):

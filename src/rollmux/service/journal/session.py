@@ -28,6 +28,7 @@ _CONNECTION = {
 # Whatever the server, the database or the role has of its own.
 _SETTINGS = {
     "client_encoding": "UTF8",
+    "client_min_messages": "warning",  # or a commit that no standby has would be done without a word
     "extra_float_digits": "1",  # or numbers came back rounded
     "synchronous_commit": "on",
     "default_transaction_isolation": "read committed",
