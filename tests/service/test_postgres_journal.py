@@ -1,6 +1,7 @@
 """The journal on a server: no two write it, and no fault of the connection or the server loses or doubles anything."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from rollmux.service.journal import (
 )
 from rollmux.service.journal.address import address
 from rollmux.service.journal.postgres import PostgresJournal
+from tests.ports import free_port
 from tests.service import postgres_server
 from tests.service.journals import batch, record
 from tests.service.postgres_server import Cable, Server, running
@@ -410,6 +412,18 @@ def test_a_commit_that_somebody_tells_not_to_wait_for_its_standby_is_not_taken_f
             waiting_for_a_standby(server, besides=blocked)
         last = appended.result(SOON_S)
     assert durable(url) == [record(seq) for seq in range(1, last + 1)]
+
+
+def test_the_server_too_gives_up_a_controller_that_is_gone_with_an_answer_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would send that for a quarter of an hour, and hold the lock; over a Unix socket nothing can be set of this."""
+    monkeypatch.setenv("PGPORT", str(free_port()))
+    with (
+        running(listen_addresses="127.0.0.1", port=os.environ["PGPORT"]),
+        closing(PostgresJournal("postgresql://rollmux@127.0.0.1/postgres")) as journal,
+    ):
+        assert journal._db.execute("SHOW tcp_user_timeout").fetchone() == ("10000",)
 
 
 def test_a_server_that_does_not_sync_its_disk_is_refused() -> None:

@@ -37,6 +37,7 @@ _SETTINGS = {
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10000",  # keepalives say nothing while an answer is under way
 }
 # Where the server says that a commit waits for its standbys no more, in whatever language.
 _WAITS_FOR_STANDBYS = "SyncRepWaitForLSN"
