@@ -22,6 +22,7 @@ from rollmux.service.checkup import machine
 from rollmux.service.checkup.finding import Level
 from rollmux.service.checkup.folder import kind_of
 from rollmux.service.checkup.machine import _group_bytes, gpus, open_files, shared_memory
+from rollmux.service.journal import JournalAway
 from rollmux.service.journal.place import opened
 from tests.ports import free_port
 from tests.service.postgres_server import Server
@@ -248,6 +249,28 @@ def test_a_journal_on_a_server_is_looked_for_and_not_begun(place: Path, server: 
             opened(url)(tmp_path).close()
         status, found = looked("--folder", str(place), "--port", str(free_port()), "--journal", url)
         assert (status, found["journal"]["found"]) == (0, f"its server {said}")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("default_transaction_read_only=on", "session is read-only"),  # as a standby says too
+        ("role=pg_read_all_data", "permission denied"),
+    ],
+)
+def test_a_server_on_which_no_controller_could_begin_fails(
+    place: Path, server: Server, monkeypatch: pytest.MonkeyPatch, settings: str, said: str, begun: bool
+) -> None:
+    url = server.url()
+    if begun:
+        opened(url)(place).close()
+    monkeypatch.setenv("PGOPTIONS", f"-c {settings}")
+    status, found = looked("--folder", str(place), "--port", str(free_port()), "--journal", url)
+    assert (status, found["journal"]["level"]) == (1, "fail")
+    assert said in found["journal"]["found"]
+    with pytest.raises(JournalAway, match=said):
+        opened(url)(place)
 
 
 def test_people_see_a_line_for_each_check_and_what_to_do(place: Path) -> None:

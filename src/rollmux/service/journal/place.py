@@ -32,6 +32,11 @@ def to_read(url: str, path: Path) -> Journal:
     return SqliteJournal(path, reads_only=True)
 
 
+def tried(url: str) -> None:
+    """NoJournal where a controller would be the first on this server, JournalAway where it could not begin."""
+    _of_server(url)(url, tries_only=True).close()
+
+
 def _of_server(url: str) -> "type[PostgresJournal]":
     """The URL may hold a password: nothing is said of it."""
     if not url.startswith(SCHEMES):

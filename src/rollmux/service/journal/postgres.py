@@ -74,7 +74,8 @@ WHERE token = %(token)s OR %(first)s RETURNING generation
 
 
 class PostgresJournal(TableJournal):
-    """`reads_only` sees one state of the journal, also beside the controller that writes it."""
+    """`reads_only` sees one state of the journal, also beside the controller that writes it; `tries_only` does what a
+    controller would do first, and nothing of it stays."""
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class PostgresJournal(TableJournal):
         keep_records: int = KEEP_RECORDS,
         *,
         reads_only: bool = False,
+        tries_only: bool = False,
         again_s: float = AGAIN_S,
         statement_s: float = STATEMENT_S,
     ) -> None:
@@ -99,6 +101,8 @@ class PostgresJournal(TableJournal):
         try:
             if reads_only:
                 self._look()
+            elif tries_only:
+                self._try()
             else:
                 self._take(time.monotonic() + LOCK_WAIT_S)
                 self._last = self._end()
@@ -235,6 +239,16 @@ class PostgresJournal(TableJournal):
         self._db.set_autocommit(False)
         self._db.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
         self._db.set_read_only(True)
+
+    def _try(self) -> None:
+        """Beside a controller at work: no row is written, and none locked."""
+        is_there = self._exists()
+        with self._db.transaction(force_rollback=True):
+            self._create()
+            self._db.execute(_TAKE, {"token": self._token, "who": "", "first": False})
+            self._db.execute(_APPEND, (0, self._token, [], "[]", "[]"))
+        if not is_there:
+            raise NoJournal(f"{self.name}: there is no journal")
 
     @contextmanager
     def _writing(self) -> Iterator["_Writes"]:
