@@ -254,6 +254,18 @@ def test_a_server_that_has_lost_what_was_durable_is_not_written_to(server: Serve
     assert len(durable(url)) == 3
 
 
+@pytest.mark.parametrize("ends", [3, 7])
+def test_a_journal_that_is_put_back_under_its_controller_is_not_written_to(server: Server, url: str, ends: int) -> None:
+    with closing(PostgresJournal(url)) as journal:
+        journal.append(batch(1, 5))
+        server.admin("UPDATE records SET seq = 7 WHERE seq = 5", address(url).schema)
+        server.admin(f"DELETE FROM records WHERE seq > {ends}", address(url).schema)
+        for _ in range(2):
+            with pytest.raises(JournalDamaged, match=f"ends with record {ends}, though 5 was durable"):
+                journal.append(Batch((record(6),), (OWNED,)))
+        assert list(journal.owned()) == []
+
+
 def test_somebody_else_s_record_is_not_taken_for_one_s_own(server: Server, url: str) -> None:
     with closing(PostgresJournal(url)) as journal:
         journal.append(batch(1, 2))

@@ -51,8 +51,9 @@ INSERT INTO writer VALUES (0, '', '', now());
 _FENCE = "SELECT FROM writer WHERE generation = %s AND token = %s FOR SHARE"
 # One statement, so one way to the server and back and one wait for its disk. Without the fence's row nothing is done.
 # Rows come as JSON: as arrays, which psycopg makes value by value, a hundred of them take four times as long.
+# Nor where the last record is another than was durable, as where an older state was restored under us.
 _APPEND = f"""
-WITH fence AS ({_FENCE}),
+WITH fence AS ({_FENCE.replace("FOR", "AND coalesce((SELECT max(seq) FROM records), %s) = %s FOR")}),
 gone AS (DELETE FROM owned USING fence WHERE job_id = ANY(%s::text[])),
 submitted AS (
     INSERT INTO owned (job_id, tenant, data, sum)
@@ -133,9 +134,10 @@ class PostgresJournal(TableJournal):
         mine = {row[0]: row for row in owned}
         gone = [job_id for job_id in batch.forgotten if job_id not in mine]
         rows = _as_json(_OWNED, mine.values()), _as_json(_RECORDS, records)
-        found = self._db.execute(_APPEND, (self._generation, self._token, gone, *rows)).fetchone()
+        fence = (self._generation, self._token, self._last, self._last)
+        found = self._db.execute(_APPEND, (*fence, gone, *rows)).fetchone()
         if found != (1,):
-            raise self._taken()
+            raise self._taken() if self._holder() != self._token else self._behind()
 
     def _append_again(self, batch: Batch, records: list[RecordRow], owned: list[OwnedRow]) -> None:
         """On a new connection, and only if the last attempt has come to nothing."""
@@ -169,9 +171,12 @@ class PostgresJournal(TableJournal):
             query = "SELECT seq, sum FROM records WHERE seq > %s ORDER BY seq"
             if self._db.execute(query, (self._last,)).fetchall() == [(row[0], row[5]) for row in records]:
                 return True
-        raise JournalDamaged(
-            f"{self.name}: it ends with record {end}, though {self._last} was durable: the server has lost what it had "
-            "promised to keep, or somebody else has written to it"
+        raise self._behind()
+
+    def _behind(self) -> JournalDamaged:
+        return JournalDamaged(
+            f"{self.name}: it ends with record {self._end()}, though {self._last} was durable: the server has lost "
+            "what it had promised to keep, or somebody else has written to it"
         )
 
     def _end(self) -> int:
@@ -246,7 +251,7 @@ class PostgresJournal(TableJournal):
         with self._db.transaction(force_rollback=True):
             self._create()
             self._db.execute(_TAKE, {"token": self._token, "who": "", "first": False})
-            self._db.execute(_APPEND, (0, self._token, [], "[]", "[]"))
+            self._db.execute(_APPEND, (0, self._token, 0, 0, [], "[]", "[]"))
         if not is_there:
             raise NoJournal(f"{self.name}: there is no journal")
 
