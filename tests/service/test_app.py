@@ -141,6 +141,7 @@ def test_a_jobs_own_token_speaks_for_that_job_alone(there: Served, route: Route)
 
 def test_nodes_are_an_admins_business(there: Served) -> None:
     assert {route.path for route in ROUTES if route.who is ADMINS} == {
+        "/v1/backup",
         "/v1/nodes/{node}/drain",
         "/v1/nodes/{node}/undrain",
     }

@@ -19,7 +19,7 @@ from rollmux.mux import events as ev
 from rollmux.mux.cluster_state import Checks, Rules
 from rollmux.mux.weave import Timing
 from rollmux.protocol.messages import Done
-from rollmux.protocol.views import Quote
+from rollmux.protocol.views import Backup, Quote
 from rollmux.service.journal import SqliteJournal
 from rollmux.service.routes import ROUTES
 from tests.service.misbehaving import Fate, misbehaving
@@ -33,6 +33,7 @@ STEPS = 3
 SDK = ["/v1/jobs", *(f"/v1/jobs/{{job}}/{verb}" for verb in ("attach", "ask", "report", "listen", "profile", "leave"))]
 OWNERS: dict[str, Callable[[Remote], object]] = {
     "/v1/quote": lambda there: there.post(Quote, "/v1/quote", job("other")),
+    "/v1/backup": lambda there: there.post(Backup, "/v1/backup"),
     "/v1/jobs/{job}/cancel": lambda there: there.post(Done, "/v1/jobs/mine/cancel"),
     "/v1/nodes/{node}/drain": lambda there: there.post(Done, "/v1/nodes/rollout-0/drain"),
     "/v1/nodes/{node}/undrain": lambda there: there.post(Done, "/v1/nodes/rollout-0/undrain"),

@@ -76,6 +76,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         run("drain", "rollout-0")
         run("undrain", "rollout-0")
         run("doctor")
+        run("journal backup")
         run("cancel", "arithmetic")
     run("journal verify")
     run("journal story", "arithmetic")

@@ -4,8 +4,10 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -31,7 +33,7 @@ from tests.service.test_disk import small_disk
 
 def durable(path: Path) -> list[Record]:
     with closing(SqliteJournal(path)) as again:
-        return list(again.records())
+        return list(again.records(again.begins()))
 
 
 @pytest.fixture
@@ -176,6 +178,62 @@ def test_flipped_bytes_in_the_log_lose_whole_batches_and_nothing_else(tmp_path: 
         shutil.copytree(tmp_path / "copy", torn)
         found = durable(torn / "journal.db")
         assert found == [record(seq) for seq in range(1, len(found) + 1)]
+
+
+def test_a_copy_that_is_made_amid_writes_is_one_state_and_no_write_waits_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "COPIED_PAGES", 1)
+    copy = tmp_path / "copy.db"
+    with closing(SqliteJournal(tmp_path / "journal.db", keep_records=400)) as journal, ThreadPoolExecutor(1) as pool:
+        journal.append(batch(1, 2000))
+        last, copied = 2000, pool.submit(journal.copy, copy)
+        while not copied.done():
+            journal.append(batch(last + 1, last + 9))
+            last += 9
+            if last % 5 == 0:
+                journal.keep(Image(last, 1.0, {"seq": last}))
+                journal.trim()
+        copied.result()
+        journal.copy(tmp_path / "again.db")
+    assert last > 2100
+    with closing(SqliteJournal(copy)) as found:
+        records, latest = list(found.records(found.begins())), found.image()
+        assert records == [record(seq) for seq in range(found.begins() + 1, records[-1].seq + 1)]
+        assert 2000 < records[-1].seq < last
+        assert latest is not None
+        assert latest.seq <= records[-1].seq
+    assert durable(tmp_path / "again.db") == durable(tmp_path / "journal.db")
+
+
+def test_a_copy_has_nothing_of_a_write_that_comes_to_nothing(journal: SqliteJournal, tmp_path: Path) -> None:
+    journal.append(batch(1, 20))
+    with ThreadPoolExecutor(1) as pool:
+        with suppress(RuntimeError), journal._writing() as writes:
+            writes.execute("DELETE FROM records WHERE seq > 10")
+            copied = pool.submit(journal.copy, tmp_path / "copy.db")
+            time.sleep(0.1)
+            raise RuntimeError
+        copied.result(5.0)
+    assert durable(tmp_path / "copy.db") == list(batch(1, 20).records)
+
+
+def test_a_copy_that_cant_be_made_or_whose_controller_ends_leaves_nothing_behind(
+    journal: SqliteJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.append(batch(1, 2000))
+    with pytest.raises(JournalAway, match="can't be copied"):
+        journal.copy(tmp_path / "none" / "copy.db")
+    monkeypatch.setattr(sqlite, "COPIED_PAGES", 1)
+    monkeypatch.setattr(sqlite, "COPY_PAUSE_S", 0.05)
+    with ThreadPoolExecutor(1) as pool:
+        copied = pool.submit(journal.copy, tmp_path / "copy.db")
+        while not (tmp_path / "copy.db.part").exists():
+            time.sleep(0.01)
+        journal.close()
+        with pytest.raises(JournalAway, match="closed database"):
+            copied.result(5.0)
+    assert not list(tmp_path.glob("copy*"))
 
 
 def test_a_full_disk_raises_and_what_was_durable_stays(journal: SqliteJournal) -> None:

@@ -2,25 +2,31 @@
 
 import json
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rollmux.cli import options
-from rollmux.cli.options import AsJson, Folder, folder_of
+from rollmux.cli.options import AsJson, Folder, Token, Url, folder_of
 from rollmux.cli.outputs import show
 from rollmux.cli.refusals import why_not
+from rollmux.cli.remote import remote
 from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_machine import ClusterMachine, Entry
 from rollmux.mux.codec import encode
 from rollmux.mux.commands import Command
 from rollmux.mux.events import Event
 from rollmux.mux.story import story as told
-from rollmux.protocol.views import Text
+from rollmux.protocol.views import Backup, Text
 from rollmux.sim.policies import CONTENDERS
 
-journal_app = typer.Typer(no_args_is_help=True, help="Read a controller's journal; a file only while it does not run.")
+COPY_S = 600.0
+
+journal_app = typer.Typer(
+    no_args_is_help=True, help="Read a controller's journal, a file only while it does not run; copy it."
+)
 
 
 @journal_app.command()
@@ -68,6 +74,14 @@ def replay(
         return
     for line in lines:
         typer.echo(json.dumps(line))
+
+
+@journal_app.command()
+def backup(as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
+    """Have a controller that runs copy its journal, in a file, and its tokens to the folder `backup` within its own."""
+    done = remote(url, token, folder, timeout_s=COPY_S).post(Backup, "/v1/backup")
+    says = f"{done.folder} has all up to record {done.seq}, and is a folder that `rollmux serve` starts from."
+    show(asdict(done), as_json, says)
 
 
 def _line(entry: Entry) -> dict[str, Any]:

@@ -107,6 +107,14 @@ class Standing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Backup:
+    """A folder on the controller's machine from which another can start, with all records up to this one."""
+
+    folder: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """That the controller lives, and how it stands."""
 

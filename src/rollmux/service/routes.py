@@ -1,5 +1,6 @@
 """Every call that the controller answers, in one table: the server, its description and the tests of rights read it."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from itertools import count
 from typing import Any
 
 from rollmux import __version__
+from rollmux.errors import IllegalEvent
 from rollmux.mux import events as ev
 from rollmux.protocol import history as past
 from rollmux.protocol import messages as msg
@@ -15,8 +17,9 @@ from rollmux.protocol.job_file import Submission, read_job
 from rollmux.service import views
 from rollmux.service.history import seen
 from rollmux.service.host import Host, Unavailable
+from rollmux.service.journal import JournalAway, SqliteJournal
 from rollmux.service.stream import Follower
-from rollmux.service.tokens import Caller, Role
+from rollmux.service.tokens import PRIVATE_FILES, Caller, Role, write_private
 
 MOST_LINES = 10_000
 
@@ -137,6 +140,25 @@ async def undrain(call: Call) -> msg.Done:
     return msg.Done()
 
 
+async def backup(call: Call) -> view.Backup:
+    """Also of a controller that can write no more. What a restart needs beside the journal are small files."""
+    journal, seq = call.host.journal, call.host.durable
+    if not isinstance(journal, SqliteJournal):
+        raise IllegalEvent("its journal is on a server: dump the schema with pg_dump -n, and copy the folder")
+    folder = journal.path.parent.absolute() / "backup"
+    if (folder / "lock").exists():
+        raise IllegalEvent(f"a controller was started in {folder}: move that elsewhere")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        await asyncio.to_thread(journal.copy, folder / journal.path.name)
+        for name in PRIVATE_FILES:
+            if (file := journal.path.parent / name).exists():
+                write_private(folder / name, file.read_bytes())
+    except (OSError, JournalAway) as error:
+        raise Unavailable(f"there is no backup: {error}") from error
+    return view.Backup(str(folder), seq)
+
+
 async def cluster(call: Call) -> view.ClusterView:
     host = call.host
     return await host.look_through(lambda now: views.cluster_view(host.controller, now, call.caller.sees, host.broken))
@@ -219,6 +241,7 @@ ROUTES = (
     Route("POST", "/v1/jobs/{job}/cancel", OWNERS, None, msg.Done, "End a job", cancel, changes=True),
     Route("POST", "/v1/nodes/{node}/drain", ADMINS, None, msg.Done, "Put no more jobs on a node", drain, changes=True),
     Route("POST", "/v1/nodes/{node}/undrain", ADMINS, None, msg.Done, "Put jobs on it again", undrain, changes=True),
+    Route("POST", "/v1/backup", ADMINS, None, view.Backup, "Copy journal and tokens", backup, changes=True),
     Route("GET", "/v1/cluster", OWNERS, None, view.ClusterView, "Jobs, nodes and prices", cluster, of_all=True),
     Route(
         "GET",

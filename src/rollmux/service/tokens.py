@@ -21,6 +21,8 @@ from rollmux.errors import InvalidSpec, Problem, RollmuxError
 log = logging.getLogger("rollmux")
 audit = logging.getLogger("rollmux.audit")
 
+# What lets somebody in, in a controller's folder.
+PRIVATE_FILES = ("admin.token", "secret", "tokens.json")
 MOST_REMEMBERED = 20_000
 LONGEST_NAME = 200
 DAY_S = 24 * 3600.0

@@ -10,12 +10,12 @@ from statistics import median
 from tempfile import TemporaryFile
 
 from rollmux.service.checkup.finding import Finding, fail, ok, warn
+from rollmux.service.tokens import PRIVATE_FILES
 
 GIB, MIB = 2**30, 2**20
 LITTLE_BYTES, LEAST_BYTES = 5 * GIB, 200 * MIB
 # Every grant waits for a write to be on the disk.
 SLOW_S, WRITES = 0.02, 15
-PRIVATE_FILES = ("admin.token", "secret", "tokens.json")
 # File systems on which what is locked and written here is not surely so for others.
 _ESCAPED = re.compile(rb"\\([0-7]{3})")  # how /proc/mounts writes blanks
 SHARED = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "lustre", "glusterfs", "ceph")

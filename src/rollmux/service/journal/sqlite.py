@@ -1,9 +1,12 @@
 """A journal in one SQLite file, written by one process at a time."""
 
+import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 from rollmux.service.journal.history import KEEP_RECORDS
@@ -13,6 +16,8 @@ from rollmux.service.journal.written import owned_rows, record_rows
 
 # A copy of a controller that was killed may hold the file for a moment.
 LOCK_S = 1.0
+# A copy is made of so many pages at a time: a write waits for one such portion at most.
+COPIED_PAGES, COPY_PAUSE_S = 64, 0.002
 _TABLES = """
 CREATE TABLE IF NOT EXISTS head (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS records (
@@ -39,6 +44,7 @@ class SqliteJournal(TableJournal):
         super().__init__(keep_records)
         self.path = Path(path)
         self.name = f"journal {self.path}"
+        self._copies = Lock()
         self._opened = _last_write(self.path) if reads_only else None  # before any look at it
         with ExitStack() as undone:
             try:
@@ -61,6 +67,28 @@ class SqliteJournal(TableJournal):
             writes.executemany("DELETE FROM owned WHERE job_id = ?", [(job_id,) for job_id in batch.forgotten])
             writes.executemany("INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?)", owned)
             writes.executemany("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def copy(self, to: Path) -> None:
+        """All that is durable, from any thread beside the writer's: nobody else can read a file that is locked."""
+        part = to.with_name(f"{to.name}.part")
+        with self._copies:
+            part.unlink(missing_ok=True)
+            try:
+                with closing(sqlite3.connect(part)) as copied:
+                    copied.execute("PRAGMA synchronous=OFF")  # it is synced below, where no write waits for that
+                    copied.execute("PRAGMA journal_mode=OFF")
+                    # SQLite copies nothing while a write is open, and what is written later is in the copy too.
+                    self._db.backup(copied, pages=COPIED_PAGES, progress=self._give_way, sleep=COPY_PAUSE_S)
+                with part.open("rb") as file:
+                    os.fsync(file.fileno())
+                part.replace(to)
+            except (sqlite3.Error, OSError) as error:
+                part.unlink(missing_ok=True)
+                raise JournalAway(f"{self.name} can't be copied to {to}: {error}") from error
+
+    def _give_way(self, *_: int) -> None:
+        time.sleep(COPY_PAUSE_S)
+        self._db.cursor().close()  # raises once the journal is closed
 
     def close(self) -> None:
         self._db.close()
