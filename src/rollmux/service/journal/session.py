@@ -3,6 +3,7 @@
 Invariant: what a statement is said to have done is as durable as the server promises, or the connection is lost.
 """
 
+import json
 import time
 from collections.abc import Generator
 from typing import Any, Self, TypeVar
@@ -34,11 +35,16 @@ _SETTINGS = {
     "default_transaction_isolation": "read committed",
     "idle_session_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "transaction_timeout": "0",
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "10000",  # keepalives say nothing while an answer is under way
 }
+# Those that it knows: some are newer than it may be.
+_SET = (
+    "SELECT set_config(name, value, false) FROM json_each_text(%s) AS own (key, value) JOIN pg_settings ON name = key"
+)
 # Where the server says that a commit waits for its standbys no more, in whatever language.
 _WAITS_FOR_STANDBYS = "SyncRepWaitForLSN"
 T = TypeVar("T")
@@ -60,8 +66,7 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
         found._longest_s = statement_s + BEYOND_S
         own = {"search_path": address.schema, "statement_timeout": f"{round(1000 * statement_s)}"}
         try:
-            for name, value in (_SETTINGS | own).items():
-                found.execute("SELECT set_config(%s, %s, false)", (name, value))
+            found.execute(_SET, (json.dumps(_SETTINGS | own),))
         except BaseException:
             found.close()
             raise
