@@ -209,18 +209,19 @@ def test_an_attempt_that_is_asked_for_often_is_started_once(tmp_path: Path) -> N
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(("of", "name"), [(Path, "read_bytes"), (os, "pidfd_open")], ids=["a record", "a keeper"])
 def test_where_no_more_files_can_be_open_nothing_of_the_attempt_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: Any, name: str
 ) -> None:
-    real = os.pidfd_open
+    real = getattr(of, name)
 
-    def full(pid: int) -> int:
-        monkeypatch.setattr(os, "pidfd_open", real)
+    def full(_: object) -> None:
+        monkeypatch.setattr(of, name, real)
         raise OSError(errno.EMFILE, "Too many open files")
 
     async def story() -> None:
         async with launching(tmp_path) as (launcher, exits):
-            monkeypatch.setattr(os, "pidfd_open", full)
+            monkeypatch.setattr(of, name, full)
             with pytest.raises(LaunchFailed, match="Too many open files"):
                 await launcher.start(shell(tmp_path, "echo 1 >> ran; sleep 60"))
             await launcher.start(shell(tmp_path, "echo 2 >> ran; sleep 60", number=2))

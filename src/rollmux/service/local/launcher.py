@@ -111,10 +111,10 @@ class ProcessLauncher:
 
     async def _start(self, attempt: Attempt) -> None:
         key = attempt.key
-        before = self.files.started(key)
-        if before is not None and self._adopt(before):
-            return
         try:
+            before = self.files.started(key)
+            if before is not None and self._adopt(before):
+                return
             # Beside the loop: many that start at once would hold up what others have to say. One by one: what one takes
             # for over is not to be what another has just begun.
             async with self._one_by_one:
