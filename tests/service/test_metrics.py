@@ -1,6 +1,7 @@
 """Figures that tell for how long something has been so."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from rollmux.mux import events as ev
@@ -13,6 +14,7 @@ from rollmux.service.metrics import Metrics
 from rollmux.service.recovery import recover
 from rollmux.service.views import cluster_view
 from tests.service.memory_journal import MemoryJournal
+from tests.service.serving import PAIR, served
 from tests.service.test_history import at_once
 from tests.service.test_recovery import CLUSTER, JOB, RULES, write
 
@@ -41,3 +43,9 @@ def test_a_job_that_has_lost_its_place_is_in_line_since_then() -> None:
     write(journal, controller)
     journal.keep(Image(controller.machine.state.ledger.seq, 7001.0, controller.image()))
     assert oldest_s(recover(journal, STANDING, RollmuxPolicy(), RULES)[0], 7011.0) == 10.0
+
+
+def test_what_a_start_finds_is_counted(tmp_path: Path) -> None:
+    with served(tmp_path, PAIR) as there:
+        lines = there.call("GET", "/metrics").text.splitlines()
+        assert 'rollmux_events_total{event="NodeJoined"} 2.0' in lines

@@ -125,6 +125,7 @@ class Service:
             await self._run(ready)
 
     async def _run(self, ready: asyncio.Event | None) -> None:
+        app = App(self.host, self.tokens)  # before the start, of which it counts what that finds
         self._starting = asyncio.create_task(self.host.start(errands_after(self.controller)))
         try:
             await self._starting
@@ -137,7 +138,7 @@ class Service:
             await self.host.stop()
             return
         config = uvicorn.Config(
-            App(self.host, self.tokens),
+            app,
             http=BoundedHttp,
             ws="none",  # where a library for WebSockets is there, strangers would leave `BoundedHttp` by it
             log_config=None,
