@@ -131,6 +131,14 @@ def test_the_scrape_example_reads_the_path_and_the_port_that_are_served() -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    "rule", [rule for group in ALERTS["groups"] for rule in group["rules"]], ids=lambda r: r["alert"]
+)
+def test_an_alert_says_of_which_controller_it_is(rule: dict[str, Any]) -> None:
+    """One that is slow is not to be lost among others that are not."""
+    assert not re.search(r"\b(sum|avg|min|max|count|quantile)\b", rule["expr"])
+
+
 def test_selectors_are_found_and_functions_are_not() -> None:
     query = 'sum by (le) (rate(a_total{job=~"$job", of="x"}[$__rate_interval])) / (b > 0)'
     assert selectors(query) == [("a_total", [("job", "=~", "$job"), ("of", "=", "x")]), ("b", [])]
