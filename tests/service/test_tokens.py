@@ -81,14 +81,16 @@ def test_a_controller_does_not_start_with_damaged_tokens(tmp_path: Path) -> None
     assert "is damaged" in " ".join(done.output.replace("│", "").split())
 
 
-def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_leaves_what_was_there_and_the_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_private(tmp_path / "secret", b"old")
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/secret'"):
         write_private(tmp_path / "secret", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("secret", b"old")]
 

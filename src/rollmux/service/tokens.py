@@ -247,6 +247,7 @@ def write_private(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-    except OSError:
+    except OSError as error:
         new.unlink(missing_ok=True)
+        error.filename = str(path)  # a full disk names none
         raise
