@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -336,6 +337,16 @@ def test_memory_is_what_the_container_has_left(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(machine, "_group_bytes", lambda _: (2**30, 2**28))
     found = machine.memory()
     assert (found.level, found.found) == (Level.WARN, "0.8 GiB free of 1.0 GiB")
+
+
+def test_a_user_without_a_home_is_told_to_say_the_folder_where_one_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a number that the system has no name for
+    for words in (["doctor"], ["env", "--wait", "0"], ["serve"], ["status", "--url", "http://127.0.0.1:1"]):
+        said = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
+        assert (said.exit_code, "give --folder, or set ROLLMUX_FOLDER" in said.output) == (2, True), words
+    said = CliRunner().invoke(app, ["status", "--url", "http://127.0.0.1:1", "--token", "mine"], env={"COLUMNS": "300"})
+    assert "no controller answers" in said.output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")

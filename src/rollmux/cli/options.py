@@ -35,4 +35,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of text
 
 def folder_of(folder: Path | None) -> Path:
     """The folder of the controller on this machine."""
-    return (folder or Path(os.environ.get("ROLLMUX_FOLDER") or Path.home() / ".rollmux")).expanduser()
+    try:
+        return (folder or Path(os.environ.get("ROLLMUX_FOLDER") or "~/.rollmux")).expanduser()
+    except RuntimeError as error:  # as of a user that the system has no name for, without HOME
+        raise typer.BadParameter("no home folder is known: give --folder, or set ROLLMUX_FOLDER") from error

@@ -132,15 +132,15 @@ def way_to(url: str) -> httpx.HTTPTransport:
 
 def remote(url: str, token: str, folder: Path | None, by: str = BY, **how: Any) -> Remote:
     """The controller that is meant; `by` which options to say so, `how` it is spoken to, where not as usual."""
-    place, known = folder_of(folder), token.strip()
-    here = "" if url and known else _written(place / "url", by)
+    known = token.strip()
+    here = "" if url and known else _written(folder_of(folder) / "url", by)
     found = url or here
     if not found:
-        raise Unknown(f"where is the controller? Give {by}, or start one here: no {place / 'url'}")
+        raise Unknown(f"where is the controller? Give {by}, or start one here: no {folder_of(folder) / 'url'}")
     if not is_address(found):
         raise typer.BadParameter(f"{found!r} is no address of a controller: write it like http://machine:8421")
     if not known and found.rstrip("/") == here.rstrip("/"):
-        known = _written(place / "admin.token", by)
+        known = _written(folder_of(folder) / "admin.token", by)
     if not (known.isascii() and known.isprintable()):
         raise typer.BadParameter(
             "the token is none: they are letters, digits and signs in one line, as they were shown"
