@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from configparser import ConfigParser
 from email import message_from_string
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,29 @@ def test_kubernetes_tells_no_pod_its_services_in_the_names_of_options_and_opens_
     assert all(pod["spec"]["enableServiceLinks"] is False for pod in pods)
     context = kinds["Deployment", "rollmux"]["spec"]["template"]["spec"]["securityContext"]
     assert context["fsGroupChangePolicy"] == "OnRootMismatch"
+
+
+def test_the_unit_of_systemd_starts_a_controller_whose_jobs_outlive_it(tmp_path: Path) -> None:
+    unit = ConfigParser(interpolation=None)
+    unit.read(DEPLOY / "systemd" / "rollmux.service")
+    service, cluster = unit["Service"], tmp_path / "cluster.yaml"
+    cluster.write_text((DEPLOY.parent / "examples" / "cluster-fixed.yaml").read_text())
+    options = served(shlex.split(service["ExecStart"])[1:], cluster)
+    assert (options["launcher"], options["log_format"].value) == ("process", "json")
+    assert str(options["folder"]) == f"/var/lib/{service['StateDirectory']}"
+    assert (service["KillMode"], service["OOMPolicy"]) == ("process", "continue")
+    # A stop with these takes /tmp and shared memory from jobs that run on; with those rewards have no sandbox.
+    assert service.keys().isdisjoint({"privatetmp", "removeipc", "dynamicuser"})
+    assert service.keys().isdisjoint({"restrictnamespaces", "systemcallfilter"})
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_knows_all_that_the_unit_says(tmp_path: Path) -> None:
+    unit = tmp_path / "rollmux.service"
+    text = (DEPLOY / "systemd" / "rollmux.service").read_text()
+    unit.write_text(text.replace("/opt/rollmux/bin/rollmux", sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if str(unit) in line] == []
 
 
 def _volumes(kinds: dict[tuple[str, str], Any]) -> list[Any]:
