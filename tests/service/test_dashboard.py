@@ -109,6 +109,13 @@ def test_no_figure_is_of_a_single_job_or_node(figures: Figures) -> None:
     assert values.isdisjoint({"a", "b", "rollout-0", "train-0", "group-0"})
 
 
+def test_all_controllers_are_those_that_have_figures_and_not_all_that_prometheus_scrapes() -> None:
+    """Of every program there are `up` and `process_open_fds`."""
+    asked = [each for each in DASHBOARD["templating"]["list"] if each["type"] == "query"]
+    assert [each["name"] for each in asked] == ["job", "instance"]
+    assert all("rollmux_info" in each["query"]["query"] and "allValue" not in each for each in asked)
+
+
 def test_panels_do_not_cover_one_another_and_each_has_a_query(figures: Figures) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
