@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -144,6 +146,19 @@ def test_the_scrape_example_reads_the_path_and_the_port_that_are_served() -> Non
 def test_an_alert_says_of_which_controller_it_is(rule: dict[str, Any]) -> None:
     """One that is slow is not to be lost among others that are not."""
     assert not re.search(r"\b(sum|avg|min|max|count|quantile)\b", rule["expr"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
+def test_prometheus_takes_the_figures_the_rules_and_the_scrape_example(tmp_path: Path) -> None:
+    with served(tmp_path / "controller", PAIR) as there:
+        figures = there.call("GET", "/metrics").content
+    shutil.copytree(DEPLOY / "prometheus", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "rollmux.token").touch()
+    for words, given in (["metrics"], figures), (["config", "--lint=all", "--lint-fatal", "prometheus.yml"], b""):
+        done = subprocess.run(
+            ["promtool", "check", *words], cwd=tmp_path, input=given, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b""), done
 
 
 def test_selectors_are_found_and_functions_are_not() -> None:
