@@ -31,6 +31,18 @@ with rollmux.connect() as mux, mux.phase("rollout"):
         open("alive", "w").write(str(time.monotonic()))
 """
 
+PROGRAM = "from rollmux.cli import app; app()"
+SLOW_END = """
+import signal, time
+from rollmux.cli import app
+at_once = signal.signal
+def slowly(number, handler):
+    time.sleep(0.5 if handler is signal.SIG_IGN else 0.0)
+    return at_once(number, handler)
+signal.signal = slowly
+app()
+"""
+
 
 @dataclass
 class Controller:
@@ -45,8 +57,8 @@ class Controller:
 
 
 @contextmanager
-def controller(folder: Path) -> Iterator[Controller]:
-    command = [sys.executable, "-c", "from rollmux.cli import app; app()", "serve", "--folder", str(folder)]
+def controller(folder: Path, program: str = PROGRAM) -> Iterator[Controller]:
+    command = [sys.executable, "-c", program, "serve", "--folder", str(folder)]
     command += ["--cluster", "examples/attach/cluster.yaml", "--port", "0", "--lease-s", "5", "--drain-s", "2"]
     (folder / "url").unlink(missing_ok=True)
     with (folder / "out").open("ab") as out, subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out) as process:
@@ -116,6 +128,15 @@ def goes_on(folder: Path) -> bool:
     while (folder / "alive").read_text() == before and time.monotonic() < give_up:
         time.sleep(0.1)
     return (folder / "alive").read_text() != before
+
+
+def test_one_more_signal_in_the_last_moment_is_not_what_it_ends_by(tmp_path: Path) -> None:
+    with controller(tmp_path, SLOW_END) as there:
+        assert there.client.post("/v1/jobs", json=job("a")).status_code == 200  # work for a thread beside the loop
+        for _ in range(20):
+            there.process.send_signal(SIGTERM)
+            time.sleep(0.05)
+        there.ends_within(DRAIN_S + 10.0)
 
 
 @pytest.mark.parametrize(("number", "times"), [(SIGTERM, 1), (SIGINT, 1), (SIGINT, 2), (SIGTERM, 40)])

@@ -201,6 +201,7 @@ def run(service: Service) -> None:
         collecting = loop.create_task(collect_forever())
         await service.run()
         collecting.cancel()
+        await loop.shutdown_default_executor()  # its threads would take what this one blocks
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # one more would end it in the midst of its end
         for number in ENDING:
             loop.remove_signal_handler(number)
