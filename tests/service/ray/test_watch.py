@@ -31,7 +31,7 @@ class Life:
         self.nodes: list[tuple[str, bool]] = []
 
     async def begin(self) -> set[tuple[str, int]]:
-        await self.launcher.watch(NODES, self._node)
+        self.there = await self.launcher.watch(NODES, self._node)
         return await self.launcher.begin(self._exit)
 
     async def start(self, number: int, what: str = "run") -> None:
@@ -98,6 +98,24 @@ def test_what_an_older_job_of_its_name_has_printed_is_not_read_before_an_attempt
         assert set(logs) <= {"own"}
         assert await life.launcher.log("a", 2) == ["own"]
         await life.launcher.close()
+
+    played(story())
+
+
+def test_nodes_that_are_back_as_others_of_rays_have_been_lost(tmp_path: Path) -> None:
+    async def story() -> None:
+        ray = RayModel(*NODES)
+        async with begun(tmp_path, ray) as life:
+            ray.starts_anew(0.0)
+            await life.told()
+            assert life.nodes == [(node, there) for there in (False, True) for node in NODES]
+            await life.start(2)
+        ray.starts_anew(0.0)
+        await asyncio.sleep(SOON_S)
+        then = Life(tmp_path, ray)
+        await then.begin()
+        assert (then.there, then.nodes) == (set(), [(node, True) for node in NODES])
+        await then.launcher.close()
 
     played(story())
 

@@ -390,8 +390,10 @@ class RayLauncher:
                 live.work = self._spawn(self._working(live, self._finish(live, job)))
 
     async def _look_at_nodes(self) -> None:
+        """One that is there as another node of Ray's was lost, with what ran there: the next look finds it back."""
         async with self._looking:
-            there = self.places.find(self._nodes, await self.ray.nodes())
+            was_at, found = dict(self.places.at), await self.ray.nodes()
+            there = {node for node, at in self.places.find(self._nodes, found).items() if was_at.get(node, at) == at}
             for node in [node for node, was in self._nodes.items() if was != (node in there)]:
                 if self._on_node is not None:
                     await self._on_node(node, node in there)
