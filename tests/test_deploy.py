@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from configparser import ConfigParser
@@ -172,15 +173,48 @@ def test_the_batch_script_asks_for_all_of_its_machines_for_the_steps_too() -> No
     assert all({"--exclusive", "--gpus-per-node=8", "--mem=0"} <= set(line.split()) for line in machines)
 
 
+# As the real ones do: a step is told by scancel, its shell alone, and killed with all of it where srun is told to end.
+SRUN = """
+while [[ $1 == --* ]]; do shift; done
+setsid "$@" & step=$!
+echo $step > "$FAKE/step"
+trap 'kill -KILL -- -$step; exit 137' TERM
+wait $step
+"""
+SLURM = {"scontrol": 'echo "$3"', "srun": SRUN, "scancel": 'kill "$(< "$FAKE/step")"', "sleep": "exec /bin/sleep 0.05"}
+UNTIL_TOLD = 'trap \'echo %s >> "$FAKE/ended"; exit\' TERM; touch "$FAKE/up"; while :; do sleep 1; done'
+
+
+def batch(folder: Path, port: int, **tools: str) -> "subprocess.Popen[str]":
+    """The script with these in place of Slurm's commands, Ray and the controller, and one port for all of Ray's."""
+    for name, script in (SLURM | tools).items():
+        (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / name).chmod(0o755)
+    env = {
+        **os.environ,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "FAKE": str(folder),
+        "ROLLMUX_HOST": "127.0.0.1",
+        "RAY_PORT": str(port),
+        "RAY_DASHBOARD_PORT": str(port),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "m1",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "m2",
+    }
+    words = ["bash", str(DEPLOY / "slurm" / "rollmux.sbatch"), "cluster.yaml", str(folder)]
+    return subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True)
+
+
 def test_the_batch_script_ends_where_ray_does_not_start(tmp_path: Path) -> None:
-    tools = {"scontrol": "echo m1", "srun": "exec sleep 60", "ray": "echo port taken >&2; exit 1", "rollmux": "exit 3"}
-    for name, script in tools.items():
-        tool = tmp_path / name
-        tool.write_text(f"#!/bin/bash\n{script}\n")
-        tool.chmod(0o755)
-    nodes = {f"SLURM_JOB_NODELIST_HET_GROUP_{group}": "m1" for group in (0, 1)}
-    env = {**os.environ, **nodes, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RAY_DASHBOARD_PORT": "1"}
-    words = ["bash", str(DEPLOY / "slurm" / "rollmux.sbatch"), "cluster.yaml", str(tmp_path)]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=30)
-    assert done.returncode == 1
-    assert "Ray has ended before its dashboard was there" in done.stderr
+    script = batch(tmp_path, 1, ray="echo port taken >&2; exit 1", rollmux="exit 3")
+    _, said = script.communicate(timeout=30)
+    assert (script.returncode, "Ray has ended before its dashboard was there" in said) == (1, True)
+
+
+def test_the_batch_script_ends_with_its_controller_where_ray_ends_later(tmp_path: Path) -> None:
+    ends = 'until [ -e "$FAKE/up" ]; do sleep 1; done; exit 1'
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        script = batch(tmp_path, there.getsockname()[1], ray=ends, rollmux=UNTIL_TOLD % "controller")
+        _, said = script.communicate(timeout=30)
+    assert (script.returncode, said.count("Ray has ended\n")) == (1, 1)
+    assert (tmp_path / "ended").read_text().split() == ["controller"]
