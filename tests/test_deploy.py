@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from configparser import ConfigParser
 from email import message_from_string
 from pathlib import Path
@@ -218,3 +219,22 @@ def test_the_batch_script_ends_with_its_controller_where_ray_ends_later(tmp_path
         _, said = script.communicate(timeout=30)
     assert (script.returncode, said.count("Ray has ended\n")) == (1, 1)
     assert (tmp_path / "ended").read_text().split() == ["controller"]
+
+
+def test_the_batch_script_has_a_machine_join_until_it_does_and_ends_steps_before_the_head(tmp_path: Path) -> None:
+    ray = f"""
+    if [ "$2" = --head ]; then {UNTIL_TOLD % "head"}; fi
+    echo >> "$FAKE/tries"
+    [ "$(wc -l < "$FAKE/tries")" = 3 ] || exit 1
+    {UNTIL_TOLD % "node"}
+    """
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        script = batch(tmp_path, there.getsockname()[1], ray=ray, rollmux=UNTIL_TOLD % "controller")
+        tries, until = tmp_path / "tries", time.monotonic() + 30
+        while not tries.exists() or len(tries.read_text()) < 3:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        time.sleep(0.1)
+        script.terminate()
+        script.communicate(timeout=30)
+    assert (tmp_path / "ended").read_text().split() == ["controller", "node", "head"]

@@ -26,10 +26,13 @@ SCONTROL = '[ "$1 $2" = "show hostnames" ] && tr , "\\n" <<< "$3"'
 # Where the options end the command begins. Nodes of Ray's on one machine must not share the ports of their agents.
 SRUN = """
 echo "$@" >> "$FAKE/srun.log"
+echo $$ >> "$FAKE/steps"
 while [[ $1 == --* ]]; do shift; done
 export FAKE_RAY="--node-ip-address 127.0.77.3 $SECOND_PORTS"
 exec "$@"
 """
+# The real one tells the shell of each step.
+SCANCEL = 'kill $(cat "$FAKE/steps")'
 # Workers take any port: the 10,000 that Ray keeps for them are among those that the others are given.
 RAY = """
 exec "$REAL_RAY" "$@" --object-store-memory 80000000 --num-cpus 1 --min-worker-port 0 --max-worker-port 0 $FAKE_RAY
@@ -46,7 +49,7 @@ def _nothing_left() -> Iterator[None]:
 def stood_in(folder: Path) -> dict[str, str]:
     """An environment in which Slurm seems to be."""
     folder.mkdir()
-    for name, content in (("scontrol", SCONTROL), ("srun", SRUN), ("ray", RAY)):
+    for name, content in (("scontrol", SCONTROL), ("srun", SRUN), ("scancel", SCANCEL), ("ray", RAY)):
         (folder / name).write_text(f"#!/bin/bash\n{content}\n")
         (folder / name).chmod(0o755)
     (folder / "rollmux").symlink_to(Path(sys.executable).with_name("rollmux"))
@@ -70,6 +73,7 @@ def stood_in(folder: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "ROLLMUX_PORT": str(port),
         "ROLLMUX_HOST": "127.0.77.2",
+        "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST_HET_GROUP_0": "first",
         "SLURM_JOB_NODELIST_HET_GROUP_1": "second",
     }
