@@ -191,8 +191,7 @@ def batch(folder: Path, port: int, **tools: str) -> "subprocess.Popen[str]":
     for name, script in (SLURM | tools).items():
         (folder / name).write_text(f"#!/bin/bash\n{script}\n")
         (folder / name).chmod(0o755)
-    env = {
-        **os.environ,
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "FAKE": str(folder),
         "ROLLMUX_HOST": "127.0.0.1",
@@ -204,6 +203,23 @@ def batch(folder: Path, port: int, **tools: str) -> "subprocess.Popen[str]":
     }
     words = ["bash", str(DEPLOY / "slurm" / "rollmux.sbatch"), "cluster.yaml", str(folder)]
     return subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_batch_script_has_all_of_ray_and_the_controller_know_one_token(tmp_path: Path) -> None:
+    tells = 'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >> "$FAKE/tokens"\n'
+
+    def tokens() -> set[str]:
+        with socket.create_server(("127.0.0.1", 0)) as there:
+            node = UNTIL_TOLD % "node"
+            ends = 'until [ "$(wc -l < "$FAKE/tokens")" = 3 ]; do sleep 1; done'
+            batch(tmp_path, there.getsockname()[1], ray=tells + node, rollmux=tells + ends).communicate(timeout=30)
+        told = set((tmp_path / "tokens").read_text().splitlines())
+        (tmp_path / "tokens").unlink()
+        return told
+
+    (first,), (second,) = tokens(), tokens()
+    assert all(re.fullmatch("token [0-9a-f]{64}", each) for each in (first, second))
+    assert first != second
 
 
 def test_the_batch_script_ends_where_ray_does_not_start(tmp_path: Path) -> None:

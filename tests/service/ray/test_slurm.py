@@ -69,7 +69,6 @@ def stood_in(folder: Path) -> dict[str, str]:
         "SECOND_PORTS": " ".join(f"--{name} {number}" for name, number in zip(names, agents[4:], strict=True)),
         "RAY_PORT": str(gcs),
         "RAY_DASHBOARD_PORT": str(dashboard),
-        "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "ROLLMUX_PORT": str(port),
         "ROLLMUX_HOST": "127.0.77.2",
