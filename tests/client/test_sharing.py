@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from threading import Event, Thread
 from time import sleep
 from typing import Any
@@ -437,6 +438,29 @@ def test_a_launched_process_that_connects_again_leaves_nothing_that_nobody_speak
     with world.connect(job_data("b")) as other, other.phase("rollout"):
         assert not engine.here
     again._at_exit()
+
+
+def test_a_launched_process_that_ends_before_the_others_is_not_asked_to_make_way() -> None:
+    world, engines, crowd = World(lease_s=0.6, drain_s=0.6), [Engine(), Engine()], Crowd()
+    with world.lock:
+        world.submit(job_data("a", command=["python", "a.py"], iterations=1, processes=2))
+    ranks = [world.connect("a", attempt=1, rank=rank, processes=2) for rank in range(2)]
+
+    def work(rank: int) -> None:
+        with ranks[rank] as mux:
+            for kind in ("rollout", "train"):
+                with mux.phase(kind, state=engines[rank] if kind == "rollout" else None):
+                    pass
+
+    for rank in range(2):
+        crowd.start(partial(work, rank))
+    crowd.join()
+    assert [engine.here for engine in engines] == [True, True]
+    ranks[1]._at_exit()
+    with world.connect(job_data("b")) as other, other.phase("rollout"):
+        assert [engine.here for engine in engines] == [False, False]
+    assert (world.record("a").attempt, world.record("a").state) == (1, Job.RUNNING)
+    ranks[0]._at_exit()
 
 
 class Lingering(Engine):

@@ -34,14 +34,18 @@ PHASE = PhaseSpec(20.0, 1)
 class Alone:
     """One job of several ranks without a launcher, and a controller that can be started anew."""
 
-    def __init__(self, processes: int = 2, lease_s: float = 15.0, nodes: int = 1, **more: Any) -> None:
+    def __init__(
+        self, processes: int = 2, lease_s: float = 15.0, nodes: int = 1, command: tuple[str, ...] = (), **more: Any
+    ) -> None:
         self.rules = Rules(timing=Timing(lease_s, 10.0), checks=Checks.ALL)
         self.journal, self.now = MemoryJournal(), 0.0
         self.controller = self._recovered()
         spec = JobSpec("a", PhaseSpec(20.0, nodes), PHASE, 8.0, **{"iterations": 2, "max_attempts": 3, **more})
-        self.controller.submit(0.0, "team", Submission(spec, processes=processes))
+        self.controller.submit(0.0, "team", Submission(spec, command, processes=processes))
         for node, record in list(self.controller.machine.state.book.nodes.items()):
             self.controller.tell(0.0, ev.NodeJoined(node, record.pool))
+        if command:
+            self.controller.tell(0.0, ev.JobStarted("a", 1))
         self.processes = processes
 
     def _recovered(self) -> Controller:
@@ -218,6 +222,26 @@ def test_state_that_a_rank_moved_off_early_is_in_nobodys_way() -> None:
     assert job.ask(0, kind=PhaseKind.TRAIN) == job.ask(1, kind=PhaseKind.TRAIN), "rank 1 is on its way"
     job.say(Said.OFFLOADED, lease.epoch, 1)
     assert [held.kind for held in job.controller.processes.orders("a").held] == [PhaseKind.TRAIN]
+
+
+@pytest.mark.parametrize("command", [(), ("python", "a.py")], ids=["attached", "launched"])
+@pytest.mark.parametrize("wanted", [False, True], ids=["before", "after"])
+def test_who_has_left_is_in_nobodys_way_when_others_want_the_nodes(command: tuple[str, ...], wanted: bool) -> None:
+    job = Alone(command=command)
+    job.attach()
+    lease = job.ask(0)
+    for rank in range(2):
+        job.say(Said.FINISHED, lease.epoch, rank)
+    if not wanted:
+        job.leave(1)
+    job.controller.submit(job.now, "team", Submission(JobSpec("b", PHASE, PHASE, 8.0, iterations=1)))
+    job.controller.processes.attach(job.now, "b", Attach("b"))
+    job.leave(1)
+    (held,) = job.controller.processes.orders("a").held
+    assert held.state == "offloading", "rank 0 has its state there"
+    job.say(Said.OFFLOADED, lease.epoch, 0)
+    assert job.controller.processes.orders("a").held == ()
+    assert job.state() is Job.RUNNING
 
 
 def test_who_has_shrunk_still_works_though_others_have_given_up() -> None:

@@ -4,7 +4,6 @@ A sign of life is given only for what this process is really at: a lease that it
 have not, is theirs to keep alive.
 """
 
-import atexit
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -42,7 +41,6 @@ class Heart(Thread):
         self._listen()
         if self.link.lingers:
             self.link.wire.close()
-            atexit.unregister(self.link.wire.close)
 
     def _listen(self) -> None:
         link, seen = self.link, 0

@@ -237,9 +237,7 @@ class Mux:
                 self._sync_if_due()
             if self._owner:
                 self._break_off()
-                link.move_all_off(self.drain_s)
-                leave = Leave(link.attempt, sendable(failed), link.rank, link.instance)
-                link.send("leave", leave, Done, patience_s=LEAVE_PATIENCE_S)
+                self._leave(link, failed)
         except RollmuxError as error:
             log.warning("job %s could not take its leave: %s", link.job, error)
         finally:
@@ -249,7 +247,7 @@ class Mux:
                 link.wire.close()
             else:  # it may do other work yet: what stays is moved off once others want its nodes, and that is said
                 link.lingers = True
-                atexit.register(link.wire.close)
+                atexit.register(self._at_exit)
                 _LINGERING.append(self)
 
     def _break_off(self) -> None:
@@ -259,10 +257,23 @@ class Mux:
             if stint.abandoned and stint.lease is not None:
                 lose(stint, stint.lease.epoch, "the job ends")
 
+    def _leave(self, link: Link, failed: str = "") -> None:
+        link.move_all_off(self.drain_s)
+        leave = Leave(link.attempt, sendable(failed), link.rank, link.instance)
+        link.send("leave", leave, Done, patience_s=LEAVE_PATIENCE_S)
+
     def _at_exit(self) -> None:
-        self.close(self._exit.reason)
-        if self._link is not None and self.is_own:
-            self._link.wire.close()
+        failed, link = self._exit.reason, self._link
+        self.close(failed)
+        if link is None or not self.is_own:
+            return
+        try:
+            if link.lingers and link.processes > 1 and not (failed or link.wire.closing.is_set()):
+                self._leave(link)  # else the others can't make way: nobody says that this one has
+        except RollmuxError as error:
+            log.warning("a process of job %s could not take its leave: %s", link.job, error)
+        finally:
+            link.wire.close()
 
     def __enter__(self) -> "Mux":
         return self
@@ -288,6 +299,7 @@ def make_way(job: str, rank: int) -> None:
             link.wire.close()
         if link is None or link.wire.closing.is_set():
             _LINGERING.remove(mux)
+            atexit.unregister(mux._at_exit)
 
 
 def peak_bytes() -> int:

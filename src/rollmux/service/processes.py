@@ -182,23 +182,25 @@ class Processes:
         if record is None:
             return Orders(live.version, 0, stop=self._machine.state.ended.get(job_id, "the job is over"))
         stop = "it is to end, or to go elsewhere" if record.state is Job.STOPPING else live.failed
-        weave = self._machine.state.weaves.get(record.group_id)
-        seat = weave.seats.get(job_id) if weave is not None else None
-        lanes = seat.lanes.values() if seat is not None else ()
-        held = tuple(_held(lane, live.given_up.get(lane.epoch, "")) for lane in lanes if lane.holding)
+        held = tuple(_held(lane, live.given_up.get(lane.epoch, "")) for lane in self._holding(record))
         return Orders(live.version, record.attempt, held, stop, self._machine.state.rules.timing.lease_s)
 
     def leave(self, now: float, job_id: str, call: Leave) -> Done:
-        """A process of the job ends. Where a launcher started it, that is what says when all of them are gone; else
-        the last one does. Where one has failed the others are told to end too.
+        """A process of the job ends, and is off its nodes. Where a launcher started it, that is what says when all of
+        them are gone; else the last one does. Where one has failed the others are told to end too.
         """
         live, record = self._controller.live(job_id), self._machine.state.jobs.get(job_id)
         if call.rank is not None:
             live.require_rank(call.rank)
             if not live.speaks(call.rank, call.instance):
                 return Done()
-        if record is not None and record.is_current(call.attempt) and not live.submission.command:
-            live.left |= live.ranks if call.rank is None else {call.rank}
+        if record is None or not record.is_current(call.attempt):
+            return Done()
+        live.left |= live.ranks if call.rank is None else {call.rank}
+        rests = [lane.epoch for lane in self._holding(record) if lane.state in (*_AT_REST, Phase.FENCED)]
+        for rank in live.left:
+            self._say(now, job_id, live, rests, rank, Said.OFFLOADED)
+        if not live.submission.command:
             if call.failed and not live.failed:
                 live.failed = call.failed
                 self._controller.order(job_id)
@@ -228,6 +230,12 @@ class Processes:
         if (waits := state.waits(record)) is not None:
             return f"number {waits.position} in line: {waits.reason}"
         return f"the job is {record.state.value}"
+
+    def _holding(self, record: JobRecord) -> list[Lane]:
+        """The lanes of the job that hold leases."""
+        weave = self._machine.state.weaves.get(record.group_id)
+        seat = weave.seats.get(record.job.id) if weave is not None else None
+        return [lane for lane in seat.lanes.values() if lane.holding] if seat is not None else []
 
     def _lane(self, job_id: str, epoch: int) -> Lane | None:
         """The lane of the job that holds this lease now."""
@@ -262,7 +270,8 @@ class Processes:
             lane = self._lane(job_id, epoch)
             if said is Said.FINISHED and lane is not None and lane.state in _AT_REST:
                 continue  # it counts already, and this process has not heard of it: the others will not say it again
-            if said is Said.OFFLOADED and lane is not None and lane.state is Phase.PARKED:
+            parked = lane is not None and lane.state is Phase.PARKED
+            if said is Said.OFFLOADED and parked and rank not in live.left:
                 continue  # nobody has asked for that: it is said again when somebody does
             heard = live.said.setdefault(epoch, {})
             if said not in _LESS.get(heard.get(rank), ()):
@@ -270,7 +279,7 @@ class Processes:
             if said is Said.FAILED and lane is not None and epoch not in live.given_up:
                 live.given_up[epoch] = f"process {rank} of the job has given it up: {reason[:MOST_REASON]}"
                 self._controller.order(job_id)
-            if lane is None or (len(heard) >= live.submission.processes and _is_said(lane, heard)):
+            if lane is None or (len(heard) >= live.submission.processes and _is_said(lane, heard) and not parked):
                 counts = next(each for each in _BY_ALL if each in heard.values())
                 if counts is Said.OFFLOADED and lane is not None and lane.state is Phase.PAUSING:
                     counts = Said.FINISHED  # all were done before they could pause
