@@ -130,6 +130,7 @@ def test_a_machine_without_such_memory_gives_none(tmp_path: Path) -> None:
         ("kill -TERM 0", "rank 0 was ended by SIGTERM; it printed nothing"),
         ("kill -40 $$", "rank 0 was ended by signal 40; it printed nothing"),
         ("exec >&- 2>&-; sleep 0.1; exit 4", "rank 0 ended with exit code 4; it printed nothing"),
+        ("echo out of luck; echo =====; exit 3", "rank 0 ended with exit code 3; its last line: out of luck"),
         (r"printf 'a\033[1mb\377\n\n  \n'; exit 1", "rank 0 ended with exit code 1; its last line: a [1mb�"),
         (
             f"{sys.executable} -c 'print(\"x\" * 9999)'; exit 1",

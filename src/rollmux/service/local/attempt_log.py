@@ -53,7 +53,7 @@ class AttemptLog:
     def last_words(self) -> str:
         """The last line that says something."""
         lines = [plain(line).strip() for line in self._last.decode(errors="replace").splitlines()]
-        last = next((line for line in reversed(lines) if line), "")
+        last = next((line for line in reversed(lines) if any(map(str.isalnum, line))), "")
         return last if len(last) <= _LAST_WORDS else f"{last[: _LAST_WORDS - 1]}…"
 
     def _write(self, printed: bytes) -> None:
