@@ -33,7 +33,7 @@ ROLLOUT, TRAIN, SYNC = PhaseKind
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("URL", "TOKEN", "JOB", "ATTEMPT", "RANK", "PROCESSES"):
         monkeypatch.delenv(f"ROLLMUX_{name}", raising=False)
-    for name in ("RANK", "WORLD_SIZE"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -127,6 +127,23 @@ def test_ranks_are_found_where_torchrun_leaves_them(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(InvalidSpec, match="RANK = 'first'"):
         rollmux.connect()
+
+
+def test_processes_that_one_of_the_controllers_has_started_are_not_taken_for_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    with world.lock:
+        world.submit(job_data("a", command=["torchrun", "job.py"], processes=2))
+    given = {"ROLLMUX_RANK": "1", "ROLLMUX_PROCESSES": "2", "RANK": "4", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    world.connect("a", attempt=1)._at_exit()  # the first of its own
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(InvalidSpec, match=r"LOCAL_RANK = 1: must be 0 where .* 2 of the 8 processes; let it start all"):
+        world.connect("a", attempt=1)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as who starts all of them sets it for torch
+    world.connect("a", attempt=1)._at_exit()
 
 
 def test_a_job_of_a_file_is_submitted_without_what_a_launcher_would_start(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def _place(
     processes: int | None,
 ) -> Place:
     """What was said, and for the rest the environment."""
+    if rank is None and processes is None:
+        _require_ranks_of_the_launcher()
     named = job if isinstance(job, str) and not _is_file(job) else None
     return Place(
         url if url is not None else os.environ.get("ROLLMUX_URL", ""),
@@ -97,6 +99,17 @@ def _place(
         rank if rank is not None else _number("ROLLMUX_RANK", "RANK") or 0,
         processes if processes is not None else _number("ROLLMUX_PROCESSES", "WORLD_SIZE") or 1,
     )
+
+
+def _require_ranks_of_the_launcher() -> None:
+    """Several below one that the controller has started would each be that one, and take its place from the others."""
+    started, world, place = (_number(name) for name in ("ROLLMUX_PROCESSES", "WORLD_SIZE", "LOCAL_RANK"))
+    if started and world and place and started < world:
+        limit = f"0 where the controller has started {started} of the {world} processes"
+        remedy = (
+            "let it start all of them, without torchrun (`processes` in the job's file), or connect in the first alone"
+        )
+        raise InvalidSpec("environment", (Problem("LOCAL_RANK", place, limit, remedy),))
 
 
 def _require_address(url: str) -> None:
