@@ -223,6 +223,14 @@ def test_the_same_job_may_be_submitted_again_but_no_other_of_its_name(there: Ser
     assert there.call("POST", "/v1/jobs", job("mine"), token=token(there, "bob")).status_code == 409
 
 
+def test_processes_that_do_not_agree_how_many_they_are_are_told_so(there: Served) -> None:
+    """One that starts the others only after it has connected does not know of them yet, as with Lightning."""
+    there.post("/v1/jobs", job("apart"))
+    answer = there.call("POST", "/v1/jobs", job("apart", processes=2))
+    said = "a job 'apart' with processes = 1, and this one says 2: let each of its processes say the same"
+    assert (answer.status_code, said in answer.json()["error"]) == (409, True)
+
+
 def test_no_price_is_below_the_fluid_limit_of_what_is_done(tmp_path: Path) -> None:
     with served(tmp_path, PAIR) as there:
         for name, count in (("a", 1), ("b", 2), ("c", 3)):

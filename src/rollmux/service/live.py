@@ -3,7 +3,7 @@
 All but the submission and its owner is of one life of the controller: jobs say again what is needed of it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollmux.errors import IllegalEvent
 from rollmux.mux import events as ev
@@ -90,8 +90,14 @@ class Live:
 
     def require_same(self, tenant: str, submission: Submission) -> None:
         """Whoever submits a job again is its owner, and changes nothing of it."""
-        if (self.tenant, self.submission) != (tenant, submission):
-            raise IllegalEvent(f"there has been a job {submission.job.id!r}: give this one another name")
+        if (self.tenant, self.submission) == (tenant, submission):
+            return
+        known, helps = f"there has been a job {submission.job.id!r}", "give this one another name"
+        before, now = self.submission.processes, submission.processes
+        if (self.tenant, self.submission) == (tenant, replace(submission, processes=before)):
+            both = f"{known} with processes = {before}, and this one says {now}"
+            raise IllegalEvent(f"{both}: let each of its processes say the same (`connect(processes=...)`), or {helps}")
+        raise IllegalEvent(f"{known}: {helps}")
 
     def require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.submission.processes:
