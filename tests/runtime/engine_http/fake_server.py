@@ -14,7 +14,7 @@ from select import select
 from time import sleep
 from urllib.parse import parse_qs, urlsplit
 
-from tests.runtime.engine_http.fake_machine import BYTES, Machine
+from tests.runtime.engine_http.fake_machine import BYTES, VOCABULARY, Machine
 from tests.runtime.engine_http.fake_stream import FakeStream, Hangup, Json
 from tests.runtime.engine_http.faults import Faults
 
@@ -377,6 +377,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(503, {"error": {"message": "loading"}})
             return
         too_long = len(body["input_ids" if sglang else "prompt"]) >= state.context - 6 * sglang
+        if max(body["input_ids" if sglang else "prompt"]) >= VOCABULARY and sglang:
+            state.machine.kill("looks up a token that its model does not have")
+            raise Hangup
         if too_long and not sglang:
             self._answer(400, {"error": {"message": "The input is longer than the model's context length."}})
             return

@@ -1,8 +1,10 @@
 """A server that behaves: everything that the seam promises, over a real socket, in the words of both servers."""
 
+import json
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ from rollmux.runtime.engine.http import HttpEngine, Server, ServerFailed, Server
 from rollmux.runtime.engine.http.calls import Call, Reply
 from rollmux.runtime.engine.http.wire import Wire
 from rollmux.runtime.engine.requests import Ended, FinishReason, Generated, Grown, Unfinished
-from tests.runtime.engine_http.fake_machine import draw, greedy
+from tests.runtime.engine_http.fake_machine import VOCABULARY, draw, greedy
 from tests.runtime.engine_http.fake_server import FakeServer
 from tests.runtime.engine_http.rigs import (
     BOTH,
@@ -175,6 +177,25 @@ def test_what_can_never_run_is_refused_and_changes_nothing(dialect: str) -> None
         with pytest.raises(InvalidSpec, match=rf"at most {512 - spare} with .* or serve with a limit of {513 + spare}"):
             it.engine.submit(request("long", 510))
         assert it.engine.unfinished == 1
+
+
+@BOTH
+@pytest.mark.parametrize("told", [False, True])
+def test_a_token_that_the_model_does_not_have_is_refused_before_a_server_ends_of_it(
+    dialect: str, told: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 5, "text_config": {"vocab_size": VOCABULARY}}))
+    settings, folder = (replace(PATIENT, vocabulary=VOCABULARY), "") if told else (PATIENT, str(tmp_path))
+    unknown = Unfinished(request(), Generated((VOCABULARY,), (-1.0,), (0,)))
+    with rig(dialect, settings, folder=folder) as it:
+        for ask in (
+            lambda: it.engine.submit(request(prompt=(1, VOCABULARY, 2))),
+            lambda: it.engine.adopt([unknown]),
+            lambda: it.engine.probe((VOCABULARY,), 1),
+        ):
+            with pytest.raises(InvalidSpec, match=f"tokens below {VOCABULARY}"):
+                ask()
+        assert run(it.engine, request(prompt=(VOCABULARY - 1,))).reason is FinishReason.LENGTH
 
 
 @BOTH

@@ -7,7 +7,7 @@ import pytest
 
 from rollmux.runtime.engine.errors import UpdateRefused
 from rollmux.runtime.engine.http import ServerFailed
-from rollmux.runtime.engine.http.whole import INDEX, Shapes, require_whole, weights_in
+from rollmux.runtime.engine.http.whole import CONFIG, INDEX, Shapes, require_whole, vocabulary_in, weights_in
 from tests.runtime.engine.models import tiny
 from tests.runtime.engine_http.fake_machine import greedy
 from tests.runtime.engine_http.rigs import BOTH, PROMPT, request, rig, run
@@ -53,6 +53,13 @@ def test_what_real_libraries_write_is_read(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert weights_in(str(tmp_path)) == {name: tuple(each.shape) for name, each in model.named_parameters()}
+
+
+@pytest.mark.parametrize("content", ["", "[", "[]", "{}", '{"vocab_size": "5"}', '{"vocab_size": 0, "text_config": 3}'])
+def test_a_configuration_that_tells_no_vocabulary_is_none(tmp_path: Path, content: str) -> None:
+    assert vocabulary_in(str(tmp_path)) is None
+    (tmp_path / CONFIG).write_text(content)
+    assert vocabulary_in(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

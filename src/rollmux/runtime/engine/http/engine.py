@@ -14,6 +14,7 @@ from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
 
+from rollmux.checks import Checks
 from rollmux.runtime.engine.canary import Canary
 from rollmux.runtime.engine.errors import EngineClosed, EngineSuspended, UpdateRefused
 from rollmux.runtime.engine.http.calls import Attempt, Reply
@@ -26,7 +27,7 @@ from rollmux.runtime.engine.http.memory import Memory
 from rollmux.runtime.engine.http.settings import Settings
 from rollmux.runtime.engine.http.sse import Events
 from rollmux.runtime.engine.http.weights import FromDisk, source
-from rollmux.runtime.engine.http.whole import Shapes, require_whole, weights_in
+from rollmux.runtime.engine.http.whole import Shapes, require_whole, vocabulary_in, weights_in
 from rollmux.runtime.engine.http.wire import Opening, Server, Stream, Wire
 from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished
 from rollmux.runtime.engine.seam import Begun, Gauges
@@ -58,13 +59,16 @@ class HttpEngine:
         self._canary_prompt = canary
         self._canary: Canary | None = None
         self._shapes: Shapes = {}  # of all weights, once a folder that has them could be seen
-        self._counter = Counter(settings, lambda each: dialect.check(each.request), monotonic, dialect.spare)
+        self._vocabulary = settings.vocabulary
+        self._counter = Counter(settings, self._check, monotonic, dialect.spare)
         self._wire = Wire(server, settings.inbox)
         self._life = Life(self._wire, dialect, memory)
         try:
             self._wait_ready()
             self._life.require_sleeper()
             self._tells_version = self._announce()
+            if self._vocabulary is None and (folder := self._folder()) is not None:
+                self._vocabulary = vocabulary_in(folder)
         except BaseException:
             self._wire.close()
             raise
@@ -144,6 +148,17 @@ class HttpEngine:
         self._require_open()
         self._counter.add((Unfinished(request, Generated()),))
 
+    def _check(self, each: Unfinished) -> None:
+        self._dialect.check(each.request)
+        self._require_known(each.request.prompt + each.response.tokens)
+
+    def _require_known(self, tokens: tuple[int, ...]) -> None:
+        """SGLang ends, with all that it has, of a token that its model does not have."""
+        if self._vocabulary is not None and (highest := max(tokens)) >= self._vocabulary:
+            checks = Checks("request")
+            checks.report("prompt", highest, f"tokens below {self._vocabulary}", "use the tokenizer of this model")
+            checks.require()
+
     def cancel(self, ids: Iterable[str]) -> None:
         for live in self._counter.find(ids):
             self._abort(self._counter.end(live, FinishReason.CANCELLED))
@@ -199,11 +214,17 @@ class HttpEngine:
 
     def _require_whole(self, folder: str) -> Shapes:
         """By the folder that the server was started with; on another machine, by the first one that it took."""
-        if not self._shapes:
-            reply = self._wire.ask(self._dialect.folder())
-            with suppress(ValueError, LookupError, TypeError, AttributeError, StopIteration):
-                self._shapes = weights_in(self._dialect.read_folder(reply))
+        if not self._shapes and (own := self._folder()) is not None:
+            with suppress(ValueError):
+                self._shapes = weights_in(own)
         return require_whole(folder, self._shapes)
+
+    def _folder(self) -> str | None:
+        """The server's own, if it tells; it may be on another machine."""
+        reply = self._wire.ask(self._dialect.folder())
+        with suppress(ValueError, LookupError, TypeError, AttributeError, StopIteration):
+            return self._dialect.read_folder(reply)
+        return None
 
     def _empty(self, keep_tokens: bool) -> None:
         """Takes the server's requests back; the tokens that it still sends count, or were never heard of."""
@@ -302,6 +323,7 @@ class HttpEngine:
         self._require_open()
         if self._suspended:
             raise EngineSuspended("a suspended engine can't be probed: resume it first")
+        self._require_known(prompt)
         live = Live(GenerationRequest("probe", prompt, count, temperature=0.0))
         reply = self._wire.ask(self._dialect.generate(live.next_attempt(uuid4().hex[:12])))
         try:

@@ -24,12 +24,15 @@ class Settings:
     cuts: int = 5
     retry_s: float = 0.2
     ready_s: float = 600.0  # for a server that loads its model
+    vocabulary: int | None = None  # tokens that the model has: by the server's own folder, where it is seen from here
     drain_s: float = 1.0  # so long is silence after a pause taken for the end of a stream
 
     def __post_init__(self) -> None:
         checks = Checks("settings")
         for name in ("max_length", "max_open", "inbox"):
             checks.whole(name, getattr(self, name), 1, MAX_COUNT, "give at least 1")
+        if self.vocabulary is not None:
+            checks.whole("vocabulary", self.vocabulary, 1, MAX_COUNT, "give the number of tokens there are")
         checks.whole("cuts", self.cuts, 0, 1000, "give how often a response may be continued")
         for name in ("wait_s", "stall_s", "queue_s", "retry_s", "ready_s", "drain_s"):
             checks.number(name, getattr(self, name), 0, MAX_SECONDS, "give seconds")

@@ -12,6 +12,7 @@ from pathlib import Path
 from rollmux.runtime.engine.errors import UpdateRefused
 
 INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
 OUTPUT = "lm_head.weight"  # not written where it is one with the embedding, which a folder need not say
 HEADER_MOST = 100 << 20  # the format allows no more
 SHOWN = 3
@@ -45,6 +46,16 @@ def _weights_in_file(file: Path) -> Shapes:
     if told != (there := file.stat().st_size):
         raise ValueError(f"{file.name} is to have {told} bytes, and has {there}")
     return {name: tuple(each["shape"]) for name, each in header.items()}
+
+
+def vocabulary_in(folder: str) -> int | None:
+    """How many tokens the model of a folder has, where that can be seen from here."""
+    try:
+        told = json.loads((Path(folder) / CONFIG).read_bytes())
+        size = (told | (told.get("text_config") or {})).get("vocab_size")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    return size if type(size) is int and size > 0 else None
 
 
 def require_whole(folder: str, wanted: Shapes) -> Shapes:
