@@ -15,6 +15,9 @@ from tests.runtime.engine_http.rigs import BOTH, PROMPT, request, rig, run
 NAMES = ("model.embed.weight", "model.layers.0.mlp.weight", "model.layers.1.mlp.weight", "lm_head.weight")
 
 
+ADAPTER = "adapter_model.safetensors"
+
+
 def write(folder: Path, *shards: tuple[str, ...], index: bool = False, width: int = 2) -> str:
     folder.mkdir()
     where = dict[str, str]()
@@ -46,6 +49,14 @@ def test_weights_are_those_of_all_files_that_a_server_would_read(tmp_path: Path)
     (tmp_path / "shards" / "model-1.safetensors").unlink()  # as the writing of the next one leaves it
     assert weights_in(shards) == shapes(*NAMES[:2])
     assert weights_in("/nowhere") == weights_in(str(tmp_path)) == weights_in("somebody/model") == {}
+
+
+@pytest.mark.parametrize("name", ["consolidated.safetensors", "consolidated-00001-of-00002.safetensors", ADAPTER])
+def test_what_lies_beside_the_weights_under_names_of_its_own_is_no_measure(tmp_path: Path, name: str) -> None:
+    own, other = write(tmp_path / "own", NAMES), write(tmp_path / "other", ("layers.0.wq.weight",))
+    (tmp_path / "other" / "model-0.safetensors").rename(tmp_path / "own" / name)
+    assert weights_in(own) == shapes(*NAMES)
+    assert weights_in(other) == {}
 
 
 def test_what_real_libraries_write_is_read(tmp_path: Path) -> None:

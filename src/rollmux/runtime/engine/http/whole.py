@@ -13,6 +13,10 @@ from rollmux.runtime.engine.errors import UpdateRefused
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+OTHERS = (
+    "consolidated",
+    "adapter_model",
+)  # the same weights in Mistral's names, and what is added to them: no trainer's
 OUTPUT = "lm_head.weight"  # not written where it is one with the embedding, which a folder need not say
 HEADER_MOST = 100 << 20  # the format allows no more
 SHOWN = 3
@@ -26,7 +30,7 @@ def weights_in(folder: str) -> Shapes:
         index = place / INDEX
         files = set(json.loads(index.read_bytes())["weight_map"].values()) if index.exists() else None
         for file in sorted(place.glob("*.safetensors")):
-            if files is None or file.name in files:
+            if file.name in files if files is not None else not file.name.startswith(OTHERS):
                 found |= _weights_in_file(file)
     except OSError:
         return {}
