@@ -240,6 +240,18 @@ def test_what_vllm_would_draw_less_cold_than_asked_is_refused() -> None:
         Vllm().check(request(temperature=temperature))
 
 
+def test_one_answer_about_the_version_is_for_all_who_wait_for_it() -> None:
+    def slow(server: FakeServer) -> None:
+        server.faults.slow_s = 0.05
+
+    with rig("vllm", prepare=slow) as it:
+        before = it.server.calls.count("GET /weight_info")
+        for n in range(40):
+            it.engine.submit(request(f"r{n}", 1))
+        assert {each.reason for each in all_ended(it.engine).values()} == {FinishReason.LENGTH}
+        assert 1 <= it.server.calls.count("GET /weight_info") - before < 10
+
+
 @BOTH
 def test_close_leaves_no_thread_and_no_connection(dialect: str) -> None:
     before = threading.active_count()

@@ -127,6 +127,7 @@ class Wire:
         self._inbox: Inbox[Heard] = Inbox(capacity)
         self._loop = asyncio.new_event_loop()
         self._streams: set[Stream] = set()
+        self._asking: asyncio.Task[Reply] | None = None
         self._client = httpx.AsyncClient(
             base_url=server.url,
             headers=server.headers,
@@ -198,10 +199,23 @@ class Wire:
         return request
 
     async def _told(self, call: Call) -> None:
+        with suppress(ServerFailed):
+            await self._asked_apart(call)
+
+    async def _asked_for_all(self, call: Call) -> Reply:
+        """One answer is for all who wait for it: asked by each, it was half of what many short responses took."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._asked_apart(call))
+            self._asking.add_done_callback(self._answered)
+        return await asyncio.shield(self._asking)
+
+    def _answered(self, asking: "asyncio.Task[Reply]") -> None:
+        self._asking = None
+
+    async def _asked_apart(self, call: Call) -> Reply:
         stream = Stream(self._loop, self._streams)
         stream.begins(_this_task())
-        with suppress(ServerFailed):
-            await self._asked(call, self._server.call_s, stream)
+        return await self._asked(call, self._server.call_s, stream)
 
     async def _follow(self, opening: Opening, stream: Stream) -> None:
         """Every stream ends by a note that it is cut; one that was over before then is no longer waited for."""
@@ -217,7 +231,7 @@ class Wire:
 
     async def _streamed(self, opening: Opening, stream: Stream) -> Cut | Refused:
         if opening.before is not None:
-            why = opening.refuse(await self._asked(opening.before, self._server.call_s, stream))
+            why = opening.refuse(await self._asked_for_all(opening.before))
             if why is not None:
                 return Refused(why)
         response = await self._client.send(self._request(opening.call, stream), stream=True)
