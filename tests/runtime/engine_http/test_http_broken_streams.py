@@ -159,6 +159,7 @@ def test_a_server_that_was_started_anew_does_not_go_on_with_its_first_weights(di
         for ended in (cut, later):
             assert ended.reason is FinishReason.FAILED
             assert "version 'default'" in ended.why
+            assert ended.why.endswith(": update it")
         it.engine.update(4, {"path": "/weights/4"})
         assert run(it.engine, request("new")).response.tokens == greedy("/weights/4", PROMPT, 12)
 

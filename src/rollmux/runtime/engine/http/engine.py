@@ -107,8 +107,11 @@ class HttpEngine:
                 f"the server does not say the version of its weights ({error!r:.120}): name the right dialect, or "
                 "start a newer server"
             ) from error
-        if why is not None and self._dialect.read_version(reply).isdecimal():
-            raise ServerMismatch(why)
+        if why is not None and (found := self._dialect.read_version(reply)).isdecimal():
+            raise ServerMismatch(
+                f"{why}: make the engine with version={found}, and update it to a later one with the weights that it "
+                "is to have, or start the server anew"
+            )
         self._wire.ask(self._dialect.announce(self._version))
         return True
 
@@ -116,7 +119,7 @@ class HttpEngine:
         found = self._dialect.read_version(reply)
         if found == str(self._version):
             return None
-        return f"the server has version {found!r} of the weights, the engine has {self._version}: update it"
+        return f"the server has version {found!r} of the weights, the engine has {self._version}"
 
     @property
     def version(self) -> int:
@@ -307,7 +310,8 @@ class HttpEngine:
         """Called in the wire's thread; it only reads."""
         if reply.status == 404:
             return "the stream was cut, and the server can't say whether it still has the same weights"
-        return self._wrong_version(reply)
+        why = self._wrong_version(reply)
+        return why and f"{why}: update it"
 
     def _listen(self, wait_s: float, parking: bool = False) -> bool:
         """Whether there was anything to hear."""

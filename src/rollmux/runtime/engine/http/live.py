@@ -40,7 +40,7 @@ class Live:
     def take(self, piece: Piece, version: int) -> Generated | None:
         """The tokens that are new in a piece; None if some before them are missing."""
         if piece.version is not None and piece.version != str(version):
-            raise Unsound(f"the server draws with version {piece.version!r}, the engine has {version}")
+            raise Unsound(f"the server draws with version {piece.version!r}, the engine has {version}: update it")
         prompt = len(self.request.prompt) + self.begun
         if piece.prompt_tokens not in (None, prompt):
             raise Unsound(f"the server has a prompt of {piece.prompt_tokens} tokens, it was sent {prompt}")
