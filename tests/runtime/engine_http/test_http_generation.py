@@ -253,6 +253,15 @@ def test_one_answer_about_the_version_is_for_all_who_wait_for_it() -> None:
 
 
 @BOTH
+def test_a_connection_whose_response_is_over_takes_the_next_one(dialect: str) -> None:
+    with rig(dialect) as it:
+        for n in range(60):
+            it.engine.submit(request(f"r{n}", 1))
+            until(it.engine, lambda events: not it.engine.unfinished)
+        assert len(it.server.connections) < 10
+
+
+@BOTH
 def test_close_leaves_no_thread_and_no_connection(dialect: str) -> None:
     before = threading.active_count()
     with rig(dialect, token_s=0.003) as it:

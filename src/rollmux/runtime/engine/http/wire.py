@@ -86,12 +86,14 @@ class Stream:
     """An attempt that is being listened to. Hanging up closes its connection, which both servers take as an abort.
 
     While the connection is being made nothing is broken off: anyio would leave a coroutine behind that nobody awaits.
+    Nor while it is put back, which a stream that ends by itself does at the moment that its response is over: httpcore
+    would take it for in use for ever.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, streams: set["Stream"]) -> None:
         self._loop, self._streams = loop, streams  # all that are listened to
         self._task: asyncio.Task[None] | None = None
-        self._connecting = self._hung_up = False
+        self._connecting = self._closing = self._hung_up = False
 
     def hang_up(self) -> None:
         self._loop.call_soon_threadsafe(self.hang_up_here)
@@ -99,7 +101,7 @@ class Stream:
     def hang_up_here(self) -> None:
         """In the loop's thread."""
         self._hung_up = True
-        if self._task is not None and not self._connecting:
+        if self._task is not None and not (self._connecting or self._closing):
             self._task.cancel()
 
     def begins(self, task: "asyncio.Task[None]") -> bool:
@@ -113,6 +115,8 @@ class Stream:
         """Called by httpcore (its `trace` extension)."""
         if event == "connection.connect_tcp.started":
             self._connecting = True
+        elif event == "http11.response_closed.started":
+            self._closing = True
         elif event.startswith("connection.connect_tcp."):
             self._connecting = False
             if self._hung_up:
