@@ -177,10 +177,10 @@ def test_the_batch_script_asks_for_all_of_its_machines_for_the_steps_too() -> No
 # As the real ones do: a step is told by scancel, its shell alone, and killed with all of it where srun is told to end.
 SRUN = """
 while [[ $1 == --* ]]; do shift; done
-setsid "$@" & step=$!
-echo $step > "$FAKE/step"
-trap 'kill -KILL -- -$step; exit 137' TERM
-wait $step
+trap 'kill -KILL $! -$!; exit 137' TERM
+setsid "$@" &
+echo $! > "$FAKE/step"
+wait $!
 """
 SLURM = {"scontrol": 'echo "$3"', "srun": SRUN, "scancel": 'kill "$(< "$FAKE/step")"', "sleep": "exec /bin/sleep 0.05"}
 UNTIL_TOLD = 'trap \'echo %s >> "$FAKE/ended"; exit\' TERM; touch "$FAKE/up"; while :; do sleep 1; done'

@@ -153,8 +153,8 @@ class _Handler(BaseHTTPRequestHandler):
         unknown = ("/weight_info", "/update_weight_version") if faults.knows_no_version else ()
         if faults.knows_older_names:
             unknown = (*unknown, "/model_info", "/server_info")
-        if faults.knows_no_models:
-            unknown = (*unknown, "/v1/models")
+        if faults.knows_no_models and path == "/v1/models":
+            return faults.knows_no_models, {"detail": "none of yours"}
         if route is None or path in unknown:
             return 404, {"detail": "Not Found"}
         with machine.changed:

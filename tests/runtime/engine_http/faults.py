@@ -51,7 +51,7 @@ class Faults:
     slow_s: float = 0.0  # each answer takes so long
     knows_no_version: bool = False  # an older server
     knows_no_modes: bool = False  # an older vLLM: each pause aborts
-    knows_no_models: bool = False  # ... or one behind a gateway of its own
+    knows_no_models: int = 0  # ... or one behind a gateway of its own: with this status
     knows_older_names: bool = False  # an older SGLang: it has `/get_model_info` and `/get_server_info` alone
     no_copy: bool = False  # SGLang, started without a copy of its weights on the host
     shares_weights: bool = False  # ... or with weights that others use, so that a sleep ends it

@@ -10,6 +10,7 @@ from rollmux.runtime.engine.http import ServerFailed
 from rollmux.runtime.engine.http.whole import CONFIG, INDEX, Shapes, require_whole, vocabulary_in, weights_in
 from tests.runtime.engine.models import tiny
 from tests.runtime.engine_http.fake_machine import greedy
+from tests.runtime.engine_http.fake_server import FakeServer
 from tests.runtime.engine_http.rigs import BOTH, PROMPT, request, rig, run
 
 NAMES = ("model.embed.weight", "model.layers.0.mlp.weight", "model.layers.1.mlp.weight", "lm_head.weight")
@@ -137,8 +138,11 @@ def test_of_a_server_whose_own_folder_nobody_sees_the_first_one_that_it_took_is_
         assert run(it.engine, request()).response.tokens == greedy("/only/there", PROMPT, 12)
 
 
-def test_a_server_that_does_not_tell_what_it_was_started_with_takes_any_folder(tmp_path: Path) -> None:
-    with rig("vllm") as it:
-        it.server.faults.knows_no_models = True
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_server_that_does_not_tell_what_it_was_started_with_takes_any_folder(tmp_path: Path, status: int) -> None:
+    def silent(server: FakeServer) -> None:
+        server.faults.knows_no_models = status
+
+    with rig("vllm", prepare=silent) as it:
         it.engine.update(1, {"path": write(tmp_path / "any", NAMES[:1])})
         assert it.engine.version == 1

@@ -224,9 +224,8 @@ class HttpEngine:
 
     def _folder(self) -> str | None:
         """The server's own, if it tells; it may be on another machine."""
-        reply = self._wire.ask(self._dialect.folder())
-        with suppress(ValueError, LookupError, TypeError, AttributeError, StopIteration):
-            return self._dialect.read_folder(reply)
+        with suppress(ServerRefused, ValueError, LookupError, TypeError, AttributeError, StopIteration):
+            return self._dialect.read_folder(self._wire.ask(self._dialect.folder()))
         return None
 
     def _empty(self, keep_tokens: bool) -> None:
