@@ -264,6 +264,11 @@ class Wire:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
+        # Generators that were broken off are closed by tasks, which the loop only begins at its next turn.
+        await self._loop.shutdown_asyncgens()
+        await asyncio.sleep(0)
+        if tasks := asyncio.all_tasks() - {_this_task()}:
+            await asyncio.wait(tasks)
 
 
 def _is_address(url: str) -> bool:
