@@ -89,7 +89,7 @@ class Service:
             self._alone = undone.enter_context(_alone_in(wanted.folder))
             self.tokens = Tokens(wanted.folder, time.time)
             self.tokens.names()  # or it raises before anything is open
-            self.journal = journal(wanted.folder / "journal.db")
+            self.journal = undone.enter_context(closing(journal(wanted.folder / "journal.db")))
             _require_known(wanted)
             self._socket = undone.enter_context(_bound(wanted.host, wanted.port))
             self._door = undone.enter_context(closing(Door(self._socket, tls)))
