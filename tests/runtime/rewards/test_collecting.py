@@ -92,6 +92,11 @@ def test_what_the_tests_call_themselves_and_what_is_no_test_is_not(tests: str) -
             "@pytest.fixture(autouse=True)\ndef begun(): pass\ndef test_sum(): add(1, 2)",
             "begun is done by pytest alone",
         ),
+        ("@pytest.mark.skip\nclass TestSum:\n    def test_sum(self): add(1, 2)", "pytestmark is done by pytest alone"),
+        (
+            "class TestSum:\n    def setup_class(self): pass\n    def test_sum(self): add(1, 2)",
+            "setup_class is done by",
+        ),
         ("def setup_module(): pass\ndef test_sum(): add(1, 2)", "setup_module is done by pytest alone"),
     ],
 )

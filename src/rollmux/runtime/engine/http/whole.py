@@ -13,10 +13,8 @@ from rollmux.runtime.engine.errors import UpdateRefused
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-OTHERS = (
-    "consolidated",
-    "adapter_model",
-)  # the same weights in Mistral's names, and what is added to them: no trainer's
+# The same weights in Mistral's names, and what is added to them: no trainer's.
+OTHERS = ("consolidated", "adapter_model")
 OUTPUT = "lm_head.weight"  # not written where it is one with the embedding, which a folder need not say
 HEADER_MOST = 100 << 20  # the format allows no more
 SHOWN = 3

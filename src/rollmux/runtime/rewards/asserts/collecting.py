@@ -14,6 +14,8 @@ from typing import Any
 from rollmux.runtime.rewards.asserts.asking import Link
 from rollmux.runtime.rewards.asserts.remote import Remote
 
+# What pytest does for all tests of a module or a class.
+_FOR_ALL = ("setup_module", "setup_function", "setup_class", "pytestmark")
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -23,14 +25,16 @@ def call_uncalled(tests: str, names: Mapping[str, Any], link: Link) -> None:
     own = {name: value for name, value in names.items() if type(value) is not Remote}  # which would be asked
     left = {name: value for name, value in own.items() if name not in used}
     functions = [(name, value) for name, value in left.items() if _is_test(name, value)]
-    methods = [(name, value) for name, value in left.items() if name.startswith("Test") and _is_collected(value)]
-    if functions or methods:
+    classes = [(name, value) for name, value in left.items() if name.startswith("Test") and _is_collected(value)]
+    if functions or classes:
         _require_known(own, link)
     for name, function in functions:
         for given in _given(name, function, link):
             function(**given)
-    for name, made_by in methods:
-        for method, function in [each for each in _members(made_by) if _is_test(*each)]:
+    for name, made_by in classes:
+        members = {key: value for each in reversed(made_by.__mro__) for key, value in vars(each).items()}
+        _require_known(members, link)
+        for method, function in [each for each in members.items() if _is_test(*each)]:
             for given in _given(f"{name}.{method}", function, link, within=1):
                 it = made_by()
                 _about(it, "setup_method", function)
@@ -48,11 +52,6 @@ def _is_collected(value: object) -> bool:
     return isinstance(value, type) and "__init__" not in vars(value) and not issubclass(value, case)
 
 
-def _members(made_by: type) -> Iterator[tuple[str, Any]]:
-    found = {name: value for each in reversed(made_by.__mro__) for name, value in vars(each).items()}
-    return iter(found.items())
-
-
 def _about(it: object, hook: str, function: FunctionType) -> None:
     """What comes before or after a test, which may want to be told of which."""
     if (called := getattr(it, hook, None)) is not None:
@@ -62,7 +61,7 @@ def _about(it: object, hook: str, function: FunctionType) -> None:
 def _require_known(names: Mapping[str, Any], link: Link) -> None:
     for name, value in names.items():
         marker = getattr(value, "_fixture_function_marker", None) or getattr(value, "_pytestfixturefunction", None)
-        if getattr(marker, "autouse", False) is True or name in ("setup_module", "setup_function"):
+        if getattr(marker, "autouse", False) is True or name in _FOR_ALL:
             link.refuse(f"{name} is done by pytest alone: call it, and the tests, yourself")
 
 
