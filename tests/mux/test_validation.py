@@ -92,7 +92,7 @@ def test_whatever_stands_in_a_job_is_said_to_be_wrong_or_can_be_placed(changes: 
     assert all(problem.path.removeprefix("job.") in PATHS for problem in problems)
     found = job_problems(spec, PAPER_CLUSTER)
     if found:
-        assert problems in ((), found)
+        assert [str(problem) for problem in problems] in ([], [str(problem) for problem in found])
         assert str(InvalidSpec("job", found))
     else:
         assert problems == ()
