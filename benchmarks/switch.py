@@ -58,6 +58,7 @@ def places() -> Iterator[tuple[Budget, Path]]:
 
 def measure(args: Namespace) -> dict[str, object]:
     torch.manual_seed(args.seed)
+    own = torch.get_num_threads()
     torch.set_num_threads(args.threads)
     disable_progress_bar()
     shape, small = (TINY, TINY) if args.quick else (SMOLLM2, SMALL)
@@ -67,13 +68,18 @@ def measure(args: Namespace) -> dict[str, object]:
         sides = [(told, make, train) for told, make in kinds for train in (False, True)]
         moved = [row for told, make, train in sides for row in moves(budget, shape, train, make(), told, rounds)]
         show_all(moved)
-        begun = starts(budget, shape, written(shape, folder), [(told, make()) for told, make in kinds], count)
+        files = written(shape, folder)
+        begun: list[Row] = []
+        for threads in dict.fromkeys((args.threads, own)):
+            torch.set_num_threads(threads)
+            begun += starts(budget, shape, files, [(told, make()) for told, make in kinds], count)
+        torch.set_num_threads(args.threads)
         show_all(begun)
         turned = [rotation(budget, small, [make() for _ in range(ENGINES)], turns, told) for told, make in kinds]
         show_all(turned)
     if not gpus():
         print("there is no GPU here: moves to and from one, starts and turns on it, were left out")
-    found = show([*copy_goals(moved), *start_goals(begun), *rotation_goals(turned, turns if args.quick else 200)])
+    found = show([*copy_goals(moved), *start_goals(begun, own), *rotation_goals(turned, turns if args.quick else 200)])
     return {"threads": args.threads, "rows": moved, "starts": begun, "rotations": turned, "goals": found}
 
 
@@ -90,11 +96,13 @@ def copy_goals(rows: Sequence[Row]) -> Iterator[Goal]:
         yield Goal(name, number(row, "ours/bare"), limit, False)
 
 
-def start_goals(rows: Sequence[Row]) -> Iterator[Goal]:
+def start_goals(rows: Sequence[Row], threads: int) -> Iterator[Goal]:
     """Against files on the disk, for what a cold start can restore; kept gradients it can't. In memory as jobs have it:
-    where it is given back, the kernel has to clear all of it first, which takes longer than the copy."""
+    where it is given back, the kernel has to clear all of it first, which takes longer than the copy. With the threads
+    that a process has of itself, cold and warm: who starts on a node has all of its cores."""
     for row in rows:
-        if row["state"] in ("rollout", "train") and row["cold from"] == "disk" and row["working memory"] != GIVEN_BACK:
+        asked = row["state"] in ("rollout", "train") and row["working memory"] != GIVEN_BACK
+        if asked and row["cold from"] == "disk" and row["threads"] == threads:
             name = f"cold over warm start of {row['state']} ({row['working memory']})"
             yield Goal(name, number(row, "cold/warm"), GOAL_START, False)
 
@@ -126,7 +134,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=3, help="cold starts of each kind")
     parser.add_argument("--rotations", type=int, default=GOAL_ROTATIONS)
     parser.add_argument("--gpu-only", action="store_true", help="leave the processor's working memory out")
-    parser.add_argument("--threads", type=int, default=1, help="of a copy; a phase here has a core of its own")
+    parser.add_argument("--threads", type=int, default=1, help="of a copy; starts are timed with all, too")
     args = parser.parse_args()
     record("switch", args, lambda: measure(args))
 

@@ -118,7 +118,8 @@ def compared(state: str, told: str, colds: dict[str, list[Times]], taken: list[T
     rows: list[Row] = []
     for source, times in colds.items():
         cold_s, cold_step_s = (median(each) for each in zip(*times, strict=True))
-        row = {"state": state, "working memory": told, "cold from": source, "cold s": cold_s, "warm s": warm_s}
+        row = {"state": state, "working memory": told, "threads": torch.get_num_threads(), "cold from": source}
+        row |= {"cold s": cold_s, "warm s": warm_s}
         row |= {"cold/warm": cold_s / warm_s, "cold with a step s": cold_step_s, "warm with a step s": warm_step_s}
         rows.append(row | {"cold/warm with a step": cold_step_s / warm_step_s})
     return rows
