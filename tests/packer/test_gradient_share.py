@@ -8,15 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmux.errors import IllegalEvent, InvalidSpec
-from rollmux.packer.gradient_share import (
-    Count,
-    Given,
-    GradientShare,
-    Loss,
-    Pass,
-    StreamedBatch,
-    Whitening,
-)
+from rollmux.packer.gradient_share import Count, Given, GradientShare, Loss
 
 Response = list[Fraction]  # the gradient of each of its tokens
 Chunk = list[Response]
@@ -62,29 +54,12 @@ class Ranks:
         return sum(self.sums, Fraction(0)) / (len(self.sums) if averaged else 1)
 
 
-@given(
-    share=SHARES,
-    chunks=CHUNKS,
-    whitening=st.sampled_from(Whitening),
-    total_known=st.booleans(),
-    ranks=st.lists(st.integers(0, 3), min_size=6, max_size=6),
-)
-def test_a_streamed_update_is_the_synchronous_one(
-    share: GradientShare, chunks: list[Chunk], whitening: Whitening, total_known: bool, ranks: list[int]
-) -> None:
-    total = count(joined(chunks)) if total_known else None
-    batch = StreamedBatch(share, whitening, total)
+@given(share=SHARES, chunks=CHUNKS, ranks=st.lists(st.integers(0, 3), min_size=6, max_size=6))
+def test_a_streamed_update_is_the_synchronous_one(share: GradientShare, chunks: list[Chunk], ranks: list[int]) -> None:
     accumulated = Ranks([Fraction(0)] * share.averaged_ranks)
-    by_name = {str(n): (chunk, ranks[n] % share.averaged_ranks) for n, chunk in enumerate(chunks)}
-    works = [batch.add(name, count(chunk)) for name, (chunk, _) in by_name.items()]
-    closing = batch.close()
-    trained = [work for work in (*works, *closing.work) if work.kind is Pass.GRADIENT]
-    assert sorted(work.chunk for work in trained) == sorted(by_name)
-    for work in trained:
-        chunk, rank = by_name[work.chunk]
-        assert work.weight is not None
-        accumulated.sums[rank] += work.weight * backward(share, chunk)
-    update = accumulated.exchanged(averaged=True) * closing.scale
+    for chunk, rank in zip(chunks, ranks, strict=False):
+        accumulated.sums[rank % share.averaged_ranks] += share.to_sum(count(chunk)) * backward(share, chunk)
+    update = accumulated.exchanged(averaged=True) * share.at_end(count(joined(chunks)))
     assert update == synchronous(share.loss, joined(chunks))
 
 
@@ -125,65 +100,15 @@ def test_an_exchange_that_averages_over_two_ranks_halves_gradients_unless_the_we
     assert synchronous(Loss.SAMPLE_MEAN, joined(chunks)) == 6
 
 
-@given(share=SHARES, chunks=CHUNKS, whitening=st.sampled_from((Whitening.DEFER, Whitening.TWO_PASS)))
-def test_advantages_of_the_whole_batch_allow_no_gradient_before_its_end(
-    share: GradientShare, chunks: list[Chunk], whitening: Whitening
-) -> None:
-    batch = StreamedBatch(share, whitening)
-    works = [batch.add(str(n), count(chunk)) for n, chunk in enumerate(chunks)]
-    allowed = Pass.FORWARD if whitening is Whitening.TWO_PASS else Pass.NOTHING
-    assert {work.kind for work in works} == {allowed}
-    assert {work.weight for work in works} == {None}
-    assert {work.kind for work in batch.close().work} == {Pass.GRADIENT}
-
-
-@given(share=SHARES, chunks=CHUNKS)
-def test_a_chunk_that_is_refused_changes_nothing(share: GradientShare, chunks: list[Chunk]) -> None:
-    batch, twin = (StreamedBatch(share, total=count(joined(chunks))) for _ in range(2))
-    for n, chunk in enumerate(chunks):
-        assert batch.add(str(n), count(chunk)) == twin.add(str(n), count(chunk))
-        with pytest.raises(IllegalEvent, match="count twice"):
-            batch.add(str(n), count(chunk))
-    with pytest.raises(IllegalEvent, match="more than the batch"):
-        batch.add("one too many", Count(1, 0))
-    assert batch.close() == twin.close()
-    for late in (batch.close, lambda: batch.add("late", Count(1, 1))):
-        with pytest.raises(IllegalEvent, match="closed"):
-            late()
-
-
-def test_a_batch_that_is_not_what_was_announced_is_not_closed() -> None:
-    batch = StreamedBatch(GradientShare(Loss.SAMPLE_MEAN, Given.SUM), total=Count(2, 10))
-    with pytest.raises(IllegalEvent, match="without chunks"):
-        batch.close()
-    batch.add("a", Count(1, 5))
-    with pytest.raises(IllegalEvent, match="was to be"):
-        batch.close()
-    with pytest.raises(IllegalEvent, match="more than"):
-        batch.add("b", Count(1, 6))
-    batch.add("b", Count(1, 5))
-    assert batch.close().scale == 1
-
-
-def test_a_chunk_of_a_batch_without_trained_tokens_is_refused_as_often_as_it_comes() -> None:
-    batch = StreamedBatch(GradientShare(Loss.TOKEN_MEAN, Given.SUM), total=Count(2, 0))
-    for _ in range(2):
-        with pytest.raises(IllegalEvent, match="skip its update"):
-            batch.add("masked", Count(1, 0))
-    with pytest.raises(IllegalEvent, match="without chunks"):
-        batch.close()
+def test_a_batch_without_trained_tokens_has_no_mean_over_tokens() -> None:
+    with pytest.raises(IllegalEvent, match="skip its update"):
+        GradientShare(Loss.TOKEN_MEAN, Given.SUM).at_end(Count(2, 0))
 
 
 def test_a_chunk_that_is_masked_altogether_counts_as_responses_and_not_as_tokens() -> None:
     total = Count(4, 10)
     assert GradientShare(Loss.TOKEN_MEAN, Given.MEAN).weight(Count(1, 0), total) == 0
     assert GradientShare(Loss.SAMPLE_MEAN, Given.MEAN).weight(Count(1, 0), total) == Fraction(1, 4)
-    batch = StreamedBatch(GradientShare(Loss.TOKEN_MEAN, Given.SUM))
-    batch.add("masked", Count(2, 0))
-    with pytest.raises(IllegalEvent, match="skip its update"):
-        batch.close()
-    batch.add("trained", Count(2, 8))
-    assert batch.close().scale == Fraction(1, 8)
 
 
 def test_counts_and_shares_report_all_that_is_wrong_with_them() -> None:

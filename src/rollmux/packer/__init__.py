@@ -27,7 +27,7 @@ from rollmux.packer.events import (
     ResponseRewarded,
     RoundStarted,
 )
-from rollmux.packer.gradient_share import GradientShare, StreamedBatch
+from rollmux.packer.gradient_share import GradientShare
 from rollmux.packer.judge import JudgeBudget, JudgeModel
 from rollmux.packer.known_long import KnownLong
 from rollmux.packer.ledger import Account
@@ -81,7 +81,6 @@ __all__ = [
     "RoundStarted",
     "StreamPolicy",
     "StreamSettings",
-    "StreamedBatch",
     "TailBatcher",
     "TimeoutPolicy",
     "TimeoutSettings",
