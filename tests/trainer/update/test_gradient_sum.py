@@ -193,22 +193,13 @@ def test_scores_that_are_not_numbers_are_refused_with_their_groups() -> None:
         whole.add(samples(SIX))
 
 
-def test_a_finished_or_merged_sum_takes_no_more() -> None:
-    one, other = GradientSum(tiny(), WHITENED), GradientSum(tiny(), WHITENED)
-    one.add(samples(SIX))
-    one.merge(other)
-    with pytest.raises(IllegalEvent, match="make another"):
-        other.add(samples(SIX))
-    one.finish()
-    with pytest.raises(IllegalEvent, match="make another"):
-        one.finish()
-
-
-def test_only_sums_of_the_same_update_are_merged() -> None:
+def test_a_finished_sum_takes_no_more() -> None:
     one = GradientSum(tiny(), WHITENED)
-    for other in (one, GradientSum(tiny(), Objective.grpo()), GradientSum(tiny(), WHITENED, version=1)):
-        with pytest.raises(IllegalEvent, match="same objective and version"):
-            one.merge(other)
+    one.add(samples(SIX))
+    one.finish()
+    for late in (one.finish, lambda: one.add(samples(SIX))):
+        with pytest.raises(IllegalEvent, match="make another"):
+            late()
 
 
 def test_an_incomplete_batch_is_refused_and_can_be_completed() -> None:

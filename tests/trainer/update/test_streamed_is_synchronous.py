@@ -164,32 +164,16 @@ def exchanged(objective: Objective, batch: Sequence[Sample], arrival: Arrival) -
 
 @settings(max_examples=examples(50), deadline=None)
 @given(st.data(), objectives(), batches(), st.booleans())
-def test_replicas_that_exchange_are_left_with_the_synchronous_gradient(
+def test_replicas_that_exchange_are_left_with_the_synchronous_gradient_and_loss(
     data: st.DataObject, objective: Objective, batch: list[Sample], size_known: bool
 ) -> None:
     arrival = data.draw(arrivals(len(batch)))
     told = replace(objective, group_size=sum(s.group == "0" for s in batch) if size_known else None)
-    wanted = synchronous(objective, batch)
+    wanted, loss = synchronous(objective, batch), synchronous_loss(tiny(), objective, batch)
     with sharing() if arrival.shares else nullcontext():
         exchange = exchanged(told, batch, arrival)
     for found, stats in exchange:
         assert furthest(found, wanted) < DOUBLE
+        assert abs(stats.loss - (0.0 if loss is None else loss.item())) < 1e-6
         assert stats.is_empty == (not wanted)
         assert stats.streamed + stats.late == stats.samples
-
-
-@settings(max_examples=examples(50), deadline=None)
-@given(st.data(), objectives(), batches(), st.booleans())
-def test_sums_that_are_merged_hold_the_synchronous_gradient_and_loss(
-    data: st.DataObject, objective: Objective, batch: list[Sample], size_known: bool
-) -> None:
-    arrival = data.draw(arrivals(len(batch)))
-    told = replace(objective, group_size=sum(s.group == "0" for s in batch) if size_known else None)
-    with sharing() if arrival.shares else nullcontext():
-        model, first = filled(told, batch, arrival, 0)
-        for replica in range(1, arrival.replicas):
-            first.merge(filled(told, batch, arrival, replica)[1])
-        stats = first.finish()
-    assert furthest(gradients(model), synchronous(objective, batch)) < DOUBLE
-    loss = synchronous_loss(tiny(), objective, batch)
-    assert abs(stats.loss - (0.0 if loss is None else loss.item())) < 1e-6

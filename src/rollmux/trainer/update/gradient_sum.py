@@ -77,22 +77,6 @@ class GradientSum:
         self._arrived += len(more)
         self._train_known()
 
-    def merge(self, other: "GradientSum") -> None:
-        """Takes all that another replica of the same weights has added; that one is closed."""
-        self._require_open()
-        other._require_open()
-        if other is self or (other.objective, other.version) != (self.objective, self.version):
-            raise IllegalEvent("only another sum with the same objective and version can be merged into this one")
-        if [p.shape for p in other._passes.parameters] != [p.shape for p in self._passes.parameters]:
-            raise IllegalEvent("the replicas' parameters differ in shape: make both from the same model")
-        self._ledger.book(other._ledger.entries)
-        other._closed = True
-        self._passes.sums.take(other._passes.sums)
-        self._waiting.update((self._arrived + number, sample) for number, sample in other._waiting.items())
-        self._bound |= {self._arrived + number for number in other._bound}
-        self._arrived += other._arrived
-        self._measured += other._measured
-
     def finish(self, exchange: Exchange = ALONE) -> Stats:
         """The batch is complete on all replicas: trains what waited, and leaves the whole gradient in `grad`.
 
@@ -114,7 +98,7 @@ class GradientSum:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise IllegalEvent("this sum was finished or merged: make another for the next update")
+            raise IllegalEvent("this sum was finished: make another for the next update")
 
     def _check(self, samples: Sequence[Sample]) -> None:
         checks, vocabulary = Checks("samples"), self._passes.vocabulary

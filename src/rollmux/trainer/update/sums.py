@@ -64,18 +64,6 @@ class Sums:
         self._main.add(*main)
         self._plain.add(*plain)
 
-    def take(self, other: "Sums") -> None:
-        """Adds another replica's, whose pivot may be another."""
-        if other._main is None:
-            return
-        if self._main is None:
-            self._main, self.pivot = Accumulator(self._parameters), other.pivot
-        self._main.take(other._main, 1.0)
-        if other._plain is not None and other.pivot is not None and self.pivot is not None:
-            self._plain = self._plain or Accumulator(self._parameters)
-            self._main.take(other._plain, other.pivot - self.pivot)
-            self._plain.take(other._plain, 1.0)
-
     def settle(self, affine: Affine) -> Accumulator:
         """The advantages are final: from now on there is one sum, and `add` adds to it."""
         self._main = self._main or Accumulator(self._parameters)
