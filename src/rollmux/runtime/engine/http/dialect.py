@@ -1,25 +1,28 @@
-"""What differs between servers: how each thing is said, and how what they say is read. Pure; see `vllm`, `sglang`."""
+"""How a server is spoken to: what servers say alike, and what they don't, which is in `vllm` and `sglang`. Pure.
+
+Invariant: the last call of an update says the version, whichever way the weights come.
+"""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from rollmux.runtime.engine.http import reading
 from rollmux.runtime.engine.http.calls import Attempt, Call, Piece, Reply
+from rollmux.runtime.engine.http.weights import FromDisk, InPlace, Transferred, source
 from rollmux.runtime.engine.requests import GenerationRequest
 from rollmux.runtime.engine.seam import Gauges
 
 WEIGHTS, CACHE = "weights", "kv_cache"  # both servers use the same two names
+VERSION_ROUTE = "/update_weight_version"
 
 
 class Dialect(Protocol):
-    """How a server is spoken to."""
+    """One kind of server. How each thing is said, and how what it says is read."""
 
-    @property
-    def tells_version_with_tokens(self) -> bool:
-        """Whether each piece carries the version; otherwise it is asked before each attempt."""
+    __slots__ = ()
 
-    @property
-    def spare(self) -> int:
-        """Tokens of its own limit that the server leaves to no prompt with its response."""
+    tells_version_with_tokens: ClassVar[bool]  # with each piece; otherwise it is asked before each attempt
+    spare: ClassVar[int]  # tokens of its own limit that the server leaves to no prompt with its response
 
     def check(self, request: GenerationRequest) -> None:
         """`InvalidSpec` for what the server would do otherwise than the seam says."""
@@ -31,13 +34,15 @@ class Dialect(Protocol):
 
     def abort(self, name: str) -> Call: ...
 
-    def health(self) -> Call: ...
+    def health(self) -> Call:
+        return Call("GET", "/health")
 
     def pause(self) -> Call:
         """No more tokens; what runs is ended as aborted."""
 
     def end_all(self) -> Call | None:
         """Ends as aborted what runs, where the pause that does so too would look for its end once a second only."""
+        return None
 
     def freeze(self) -> Call:
         """No more tokens; what runs stays, with its keys and values."""
@@ -46,12 +51,14 @@ class Dialect(Protocol):
 
     def setup(self) -> Call | None:
         """Asks how the server was started, where its sleep hangs on that."""
+        return None
 
     def require_sleeper(self, reply: Reply) -> None:
         """`ServerMismatch` where a sleep would lose its weights, or end it."""
 
     def idle(self) -> Call | None:
         """Refused with 400 as long as anything is computed, where a pause does not wait for its end."""
+        return None
 
     def sleep(self) -> Call: ...
 
@@ -61,23 +68,47 @@ class Dialect(Protocol):
         """Forgets keys and values of prompts seen before."""
 
     def update(self, version: int, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
-        """The calls of an update; the last of them says the version."""
+        """The calls of an update."""
+        match source(weights):
+            case InPlace():
+                return (self.announce(version),)
+            case FromDisk(path):
+                return self._from_disk(path, version)
+            case Transferred(info):
+                return self._transferred(dict(info), version)
+
+    def _from_disk(self, path: str, version: int) -> tuple[Call, ...]: ...
+
+    def _transferred(self, info: dict[str, Any], version: int) -> tuple[Call, ...]: ...
+
+    def undo(self, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
+        """Make an end of such an update where it did not end itself: nothing of it is left beneath the next one."""
+        match source(weights):
+            case InPlace():
+                return ()
+            case FromDisk():
+                return self._undo_from_disk()
+            case Transferred():
+                return self._undo_transferred()
+
+    def _undo_from_disk(self) -> tuple[Call, ...]: ...
+
+    def _undo_transferred(self) -> tuple[Call, ...]: ...
 
     def folder(self) -> Call: ...
 
     def read_folder(self, reply: Reply) -> str:
         """The folder that the server was started with, or has its weights from now; it may be on its machine alone."""
 
-    def undo(self, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
-        """Make an end of such an update where it did not end itself: nothing of it is left beneath the next one."""
-
     def announce(self, version: int) -> Call: ...
 
     def version(self) -> Call: ...
 
-    def read_version(self, reply: Reply) -> str: ...
+    def read_version(self, reply: Reply) -> str:
+        return str(reading.thing(reply.content)["weight_version"])
 
-    def metrics(self) -> Call: ...
+    def metrics(self) -> Call:
+        return Call("GET", "/metrics")
 
     def read_gauges(self, reply: Reply) -> Gauges:
         """As far as the server tells; counts since the server was started."""

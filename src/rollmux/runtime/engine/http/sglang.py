@@ -12,9 +12,8 @@ from typing import Any
 
 from rollmux.checks import Checks
 from rollmux.runtime.engine.http import reading
-from rollmux.runtime.engine.http.alike import VERSION_ROUTE, Alike
 from rollmux.runtime.engine.http.calls import Attempt, Call, Over, Piece, Reply
-from rollmux.runtime.engine.http.dialect import CACHE, WEIGHTS
+from rollmux.runtime.engine.http.dialect import CACHE, VERSION_ROUTE, WEIGHTS, Dialect
 from rollmux.runtime.engine.http.errors import ServerMismatch
 from rollmux.runtime.engine.http.metrics import Metrics
 from rollmux.runtime.engine.requests import GenerationRequest
@@ -25,7 +24,7 @@ _SLEEPER = ("enable_memory_saver", "enable_weights_cpu_backup")
 
 
 @dataclass(frozen=True, slots=True)
-class Sglang(Alike):
+class Sglang(Dialect):
     """See `Dialect`. `raw_logprobs`: the server gives log-probabilities as they are before temperature and top-p."""
 
     raw_logprobs: bool = False

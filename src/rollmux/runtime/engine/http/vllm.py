@@ -11,8 +11,8 @@ from typing import Any
 
 from rollmux.checks import Checks
 from rollmux.runtime.engine.http import reading
-from rollmux.runtime.engine.http.alike import VERSION_ROUTE, Alike
 from rollmux.runtime.engine.http.calls import Attempt, Call, Over, Piece, Reply
+from rollmux.runtime.engine.http.dialect import VERSION_ROUTE, Dialect
 from rollmux.runtime.engine.http.metrics import Metrics
 from rollmux.runtime.engine.requests import GenerationRequest
 from rollmux.runtime.engine.seam import Gauges
@@ -21,8 +21,8 @@ COLDEST = 0.01  # below it the server draws at this, but for 0
 
 
 @dataclass(frozen=True, slots=True)
-class Vllm(Alike):
-    """See `rollmux.runtime.engine.http.dialect.Dialect`. Without `model`, the server's own."""
+class Vllm(Dialect):
+    """See `Dialect`. Without `model`, the server's own."""
 
     model: str | None = None
     tells_version_with_tokens = False
@@ -86,23 +86,14 @@ class Vllm(Alike):
     def pause(self) -> Call:
         return Call("POST", "/pause", query={"mode": "abort"})
 
-    def end_all(self) -> Call | None:
-        return None
-
     def freeze(self) -> Call:
         return Call("POST", "/pause", query={"mode": "keep"})
 
     def proceed(self) -> Call:
         return Call("POST", "/resume")
 
-    def setup(self) -> Call | None:
-        return None
-
     def require_sleeper(self, reply: Reply) -> None:
         """Without `--enable-sleep-mode` it has no way to sleep, and at level 1 its weights are on the host."""
-
-    def idle(self) -> Call | None:
-        return None
 
     def sleep(self) -> Call:
         return Call("POST", "/sleep", query={"level": "1"})
