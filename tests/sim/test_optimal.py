@@ -172,7 +172,6 @@ def test_a_budget_that_ends_leaves_a_true_bound(jobs: list[JobSpec], sets: int, 
     assert found.bound_usd_per_hour <= best.usd_per_hour + SAME_USD
     assert found.usd_per_hour >= best.usd_per_hour - SAME_USD
     assert found.plays <= plays
-    assert found.complete == (found.gap == 0)
     if sets > 10 and plays:
         while not found.complete:
             found = hasty.best(jobs)  # takes up where the last one ended
@@ -183,7 +182,6 @@ def test_two_equal_jobs_share_one_pair() -> None:
     best = Optimum(PAPER_CLUSTER).best(TWO_A)
     assert [[m.job.id for m in group.members] for group in best.groups] == [["a", "b"]]
     assert best.usd_per_hour == best.bound_usd_per_hour == pytest.approx(PAIR_USD)
-    assert best.gap == 0
 
 
 def test_equal_jobs_that_tolerate_nothing_share_the_node_of_their_shorter_phase() -> None:

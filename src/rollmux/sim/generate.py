@@ -112,7 +112,6 @@ class Generator:
     """One kind of workload, with how many jobs over how many hours where nothing else is asked for."""
 
     name: str
-    about: str
     jobs: int
     hours: float
     mean_h: float
@@ -142,33 +141,15 @@ class Generator:
             raise InvalidSpec(f"workload {self.name!r}", tuple(problems))
 
 
-def _simulated(profile: str, about: str) -> Generator:
-    return Generator(profile, about, 300, 580.0, SIMULATED_MEAN_H, partial(draw_job, profile=profile))
+def _simulated(profile: str) -> Generator:
+    return Generator(profile, 300, 580.0, SIMULATED_MEAN_H, partial(draw_job, profile=profile))
 
 
 GENERATORS = {
     generator.name: generator
     for generator in (
-        _simulated("mixed", "the paper's simulated workload; each job is of one of the next three profiles"),
-        _simulated("balanced", "rollout and training take equally long"),
-        _simulated("rollout-heavy", "rollout takes four times as long as training"),
-        _simulated("train-heavy", "training takes four times as long as rollout"),
-        Generator(
-            "production",
-            "like the paper's production trace: the ten most frequent jobs, with their memory and switch times",
-            200,
-            370.2,
-            PRODUCTION_MEAN_H,
-            draw_production_job,
-        ),
-        Generator(
-            "burst",
-            f"mixed jobs that all arrive in {BURSTS} bursts of {BURST_H * 60:g} minutes",
-            200,
-            96.0,
-            SIMULATED_MEAN_H,
-            partial(draw_job, profile="mixed"),
-            _in_bursts,
-        ),
+        *map(_simulated, ("mixed", *RANGES)),
+        Generator("production", 200, 370.2, PRODUCTION_MEAN_H, draw_production_job),
+        Generator("burst", 200, 96.0, SIMULATED_MEAN_H, partial(draw_job, profile="mixed"), _in_bursts),
     )
 }

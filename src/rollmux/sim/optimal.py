@@ -58,11 +58,6 @@ class Partition:
     def complete(self) -> bool:
         return self.bound_usd_per_hour == self.usd_per_hour
 
-    @property
-    def gap(self) -> float:
-        """How far below the price the bound lies, as a part of the price."""
-        return 1 - self.bound_usd_per_hour / self.usd_per_hour if self.usd_per_hour else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Column:

@@ -11,10 +11,9 @@ from rollmux.sim.baselines import Solo, gavel, most_idle, random_place
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to run a workload: how its policy is made (largest group, seed), and what is special about it."""
+    """A way to run a workload: how its policy is made (largest group, seed), and what is special in how it is run."""
 
     make: Callable[[int, int], Policy]
-    about: str
     max_group: int = 5  # as in the paper
     compaction: bool = False
     paced_only: bool = False
@@ -27,13 +26,13 @@ OPTIMUM_GROUP = 5
 COLOCATED = "colocated"
 
 CONTENDERS: dict[str, Contender] = {
-    "solo": Contender(lambda most, seed: Solo(), "nodes of its own for every job"),
-    COLOCATED: Contender(lambda most, seed: Solo(name=COLOCATED), "training nodes only", colocated=True),
-    "gavel": Contender(lambda most, seed: gavel(most), "whole jobs share by fractions of time", paced_only=True),
-    "random": Contender(lambda most, seed: random_place(seed, most), "any place that works, by lot"),
-    "most-idle": Contender(lambda most, seed: most_idle(most), "the emptiest group that works"),
-    "paper": Contender(lambda most, seed: PaperPolicy(max_group=most), "Algorithm 1 of the RollMux paper"),
-    "rollmux": Contender(lambda most, seed: RollmuxPolicy(max_group=most), "ours", max_group=8, compaction=True),
+    "solo": Contender(lambda most, seed: Solo()),
+    COLOCATED: Contender(lambda most, seed: Solo(name=COLOCATED), colocated=True),
+    "gavel": Contender(lambda most, seed: gavel(most), paced_only=True),
+    "random": Contender(lambda most, seed: random_place(seed, most)),
+    "most-idle": Contender(lambda most, seed: most_idle(most)),
+    "paper": Contender(lambda most, seed: PaperPolicy(max_group=most)),
+    "rollmux": Contender(lambda most, seed: RollmuxPolicy(max_group=most), max_group=8, compaction=True),
 }
 
 

@@ -91,7 +91,6 @@ def test_recomputed_responses_go_on_under_the_new_weights_alone_and_say_so() -> 
     engine.update(1, other_weights(), Begun.RECOMPUTE)
     response = finished(engine)["r"].response
     assert response.versions == (0,) * 5 + (1,) * 7
-    assert not response.is_on_policy
     assert response.logprobs[5:] == pytest.approx(forward_logprobs(tiny(seed=9), request(), response)[5:], abs=2e-5)
     assert engine.gauges().recomputed_tokens == 6 + 4
 

@@ -43,9 +43,3 @@ def test_records_of_different_lengths_are_refused() -> None:
 def test_an_unfinished_request_goes_through_pickle() -> None:
     unfinished = Unfinished(GenerationRequest(**GOOD), Generated((5,), (-0.5,), (2,)))
     assert pickle.loads(pickle.dumps(unfinished)) == unfinished
-
-
-def test_a_response_is_on_policy_if_one_version_drew_it() -> None:
-    assert Generated().is_on_policy
-    assert Generated((1, 2), (-1.0, -1.0), (3, 3)).is_on_policy
-    assert not Generated((1, 2), (-1.0, -1.0), (3, 4)).is_on_policy

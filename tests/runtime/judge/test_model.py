@@ -105,7 +105,7 @@ def judging_with_little_room() -> tuple[ModelJudge, list[list[float]]]:
     judge = judging(free, 1.0, 1e15)
     everything = judge.judge(QUESTIONS)
     assert judge.plan is not None
-    free.nbytes = judge.plan.device_bytes - 2 * (judge.device_bytes_of_layers // LAYERS)
+    free.nbytes = judge.plan.device_bytes - 2 * (judge.layers.device_bytes // LAYERS)
     return judge, everything
 
 
@@ -153,7 +153,7 @@ def test_it_says_the_same_with_any_number_of_layers_on_the_device(
     everything = judge.judge(QUESTIONS)
     assert judge.plan is not None
     assert judge.plan.resident == LAYERS
-    layer_bytes = judge.device_bytes_of_layers // LAYERS
+    layer_bytes = judge.layers.device_bytes // LAYERS
     fixed = judge.plan.device_bytes - LAYERS * layer_bytes
     free.nbytes = fixed + (resident + 2) * layer_bytes if resident < LAYERS else PLENTY
     for _ in range(3):
@@ -162,7 +162,7 @@ def test_it_says_the_same_with_any_number_of_layers_on_the_device(
         assert judge.plan.resident == resident
         assert len(judge.plan.streamed) == LAYERS - resident
         assert judge.plan.device_bytes <= free.nbytes
-        assert judge.device_bytes_of_layers == (resident + 2) * layer_bytes
+        assert judge.layers.device_bytes == (resident + 2) * layer_bytes
     assert not isinstance(made, LateMemory) or len(made.pinned) == 1
     judge.close()
     assert not isinstance(made, LateMemory) or not made.pinned
@@ -284,7 +284,7 @@ def test_where_not_even_two_layers_fit_nothing_is_judged_until_they_do() -> None
     free.nbytes = PLENTY
     assert judge.judge(QUESTIONS[:1])[0] == pytest.approx(told(model(), QUESTIONS[0]), abs=1e-4)
     judge.close()
-    assert judge.device_bytes_of_layers == 0
+    assert judge.layers.device_bytes == 0
 
 
 def test_tasks_that_have_no_room_together_are_judged_in_several_passes() -> None:

@@ -24,24 +24,6 @@ Lengths = Callable[[GenerationRequest], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """One of the recorded lengths for each request, all equally likely, by its seed."""
-
-    lengths: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        checks = Checks("recorded")
-        if not self.lengths:
-            checks.report("lengths", self.lengths, "at least one length", "give those of a recorded run")
-        for place, length in enumerate(self.lengths):
-            checks.whole(f"lengths[{place}]", length, 1, MAX_COUNT, "give tokens, at least one")
-        checks.require()
-
-    def __call__(self, request: GenerationRequest) -> int:
-        return self.lengths[int(uniform(request.seed, LENGTH) * len(self.lengths))]
-
-
-@dataclass(frozen=True, slots=True)
 class Lognormal:
     """Lengths that are lognormal: half are above the median, and `sigma` says how long the tail is."""
 

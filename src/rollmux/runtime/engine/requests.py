@@ -91,11 +91,6 @@ class Generated:
             checks.report("tokens", counts, "as many as logprobs and versions", "give the three together")
             checks.require()
 
-    @property
-    def is_on_policy(self) -> bool:
-        """Whether one version drew all of it."""
-        return len(set(self.versions)) < 2
-
 
 @dataclass(frozen=True, slots=True)
 class Grown:

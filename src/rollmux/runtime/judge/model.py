@@ -94,11 +94,6 @@ class ModelJudge:
     def max_length(self) -> int:
         return self._anatomy.max_length
 
-    @property
-    def device_bytes_of_layers(self) -> int:
-        """Held between passes, beside embeddings, norm and head."""
-        return self.layers.device_bytes
-
     @torch.no_grad()
     def judge(self, questions: Sequence[Question]) -> list[list[float]]:
         """For each question the log-probability of each of its answers. InvalidSpec if one is not the model's."""

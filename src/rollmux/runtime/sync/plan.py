@@ -122,11 +122,6 @@ class Plan:
         """All that a receiver gets, from senders and from other receivers."""
         return [piece.index for piece in self.pieces if receiver in (piece.first, *piece.shared)]
 
-    @property
-    def crossing_bytes(self) -> int:
-        """What senders give in all."""
-        return sum(piece.nbytes for piece in self.pieces)
-
 
 def make_plan(exchange: Exchange) -> Plan:
     """Each part goes from whichever of its owners has least to give to whichever of those who need it gets least."""

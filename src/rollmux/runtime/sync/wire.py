@@ -6,7 +6,6 @@ Invariant: no length that the other side names is believed beyond a limit that t
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
 
 import msgspec
 
@@ -54,8 +53,6 @@ class Header:
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Root of what is said in JSON."""
-
-    LIMIT: ClassVar[int] = MAX_MESSAGE_BYTES
 
 
 class Challenge(Message, frozen=True):

@@ -41,8 +41,8 @@ class Engine(Generic[R]):
     """Requests wait, run, are preempted where room is short, and end. Times are seconds of one clock."""
 
     __slots__ = (
-        "_by_order", "_ends", "_kv", "_queue", "_ready", "_steps", "_waiting_had", "admitted", "now", "preemptions",
-        "rates", "recomputed", "running", "slots",
+        "_by_order", "_ends", "_queue", "_ready", "_steps", "_waiting_had", "admitted", "kv_tokens", "now",
+        "preemptions", "rates", "recomputed", "running", "slots",
     )  # fmt: skip
 
     def __init__(self, rates: Rates, slots: int, now: float = 0.0) -> None:
@@ -53,7 +53,7 @@ class Engine(Generic[R]):
         self._ends: list[tuple[int, int, _Running[R]]] = []
         self._queue: deque[R] = deque()
         self._waiting_had: dict[R, int] = {}
-        self._kv = 0  # tokens whose keys and values are held
+        self.kv_tokens = 0  # tokens whose keys and values are held
         self._steps = 0
         self._ready = now  # until when steps are counted, or when prefilling is done
 
@@ -76,7 +76,7 @@ class Engine(Generic[R]):
             request = queue[0]
             had = self._waiting_had.get(request, 0)
             need = request.prompt_tokens + had
-            if self._kv + need + len(self.running) + 1 > rates.room_tokens and self.running:
+            if self.kv_tokens + need + len(self.running) + 1 > rates.room_tokens and self.running:
                 break
             queue.popleft()
             self._waiting_had.pop(request, None)
@@ -88,7 +88,7 @@ class Engine(Generic[R]):
             self.running[request] = entry
             self._by_order.append(entry)
             heappush(self._ends, (entry.end, entry.order, entry))
-            self._kv += need
+            self.kv_tokens += need
         if self.admitted > before:
             self._ready = max(self._ready, self.now) + prefill * rates.prefill_token_s
 
@@ -110,12 +110,12 @@ class Engine(Generic[R]):
         running = len(self.running)
         if running == 1:
             return to_end  # alone, it may have all there is
-        return min(to_end, max(1, (self.rates.room_tokens - self._kv) // running))
+        return min(to_end, max(1, (self.rates.room_tokens - self.kv_tokens) // running))
 
     def _takes(self, steps: int) -> float:
         running = len(self.running)
         rates = self.rates
-        each = rates.step_s(running) + rates.kv_token_s * self._kv
+        each = rates.step_s(running) + rates.kv_token_s * self.kv_tokens
         return steps * each + rates.kv_token_s * running * steps * (steps - 1) / 2
 
     def advance(self, now: float) -> list[R]:
@@ -127,7 +127,7 @@ class Engine(Generic[R]):
         assert due is not None
         steps = due if now >= start + self._takes(due) - 1e-9 else min(due, self._steps_in(now - start))
         self._steps += steps
-        self._kv += steps * len(self.running)
+        self.kv_tokens += steps * len(self.running)
         self._ready = now if steps == due else start + self._took(steps)
         ended = []
         while self._ends and (self._ends[0][2].over or self._ends[0][0] <= self._steps):
@@ -135,28 +135,28 @@ class Engine(Generic[R]):
             if not entry.over:
                 ended.append(entry.request)
                 self._drop(entry)
-        if self.running and self._kv + len(self.running) > self.rates.room_tokens:
+        if self.running and self.kv_tokens + len(self.running) > self.rates.room_tokens:
             self._preempt()
         return ended
 
     def _took(self, steps: int) -> float:
         """The time that the steps just made took."""
-        self._kv -= steps * len(self.running)
+        self.kv_tokens -= steps * len(self.running)
         took = self._takes(steps)
-        self._kv += steps * len(self.running)
+        self.kv_tokens += steps * len(self.running)
         return took
 
     def _steps_in(self, seconds: float) -> int:
         running, rates = len(self.running), self.rates
         grows = rates.kv_token_s * running / 2
-        each = rates.step_s(running) + rates.kv_token_s * self._kv - grows
+        each = rates.step_s(running) + rates.kv_token_s * self.kv_tokens - grows
         if grows <= 0:
             return int(seconds / each)
         return int((sqrt(each * each + 4 * grows * seconds) - each) / (2 * grows))
 
     def _preempt(self) -> None:
         """The last let in give way first; they come back first, too."""
-        while len(self.running) > 1 and self._kv + len(self.running) > self.rates.room_tokens:
+        while len(self.running) > 1 and self.kv_tokens + len(self.running) > self.rates.room_tokens:
             entry = self._by_order.pop()
             if entry.over:
                 continue
@@ -187,16 +187,11 @@ class Engine(Generic[R]):
     def _drop(self, entry: _Running[R]) -> None:
         entry.over = True
         del self.running[entry.request]
-        self._kv -= entry.request.prompt_tokens + entry.had + self._steps - entry.start
+        self.kv_tokens -= entry.request.prompt_tokens + entry.had + self._steps - entry.start
         if len(self._by_order) > 2 * len(self.running) + 64:
             self._by_order = [e for e in self._by_order if not e.over]
             self._ends = [e for e in self._ends if not e[2].over]
             heapify(self._ends)
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens whose keys and values are held now."""
-        return self._kv
 
     def requests(self) -> list[R]:
         """Those that run, then those that wait."""
