@@ -306,14 +306,11 @@ class ClusterMachine:
         return weave.handle(now, event)
 
     def _heartbeats(self, now: float, event: ev.Heartbeats) -> Commands | None:
-        heard = False
+        state, heard = self.state, False
         out: Commands = []
         for beat in event.of:
-            record = self.state.jobs.get(beat.job_id)
-            weave = self.state.weaves.get(record.group_id) if record is not None else None
-            lane = weave.leases.get(beat.epoch) if weave is not None else None
-            if weave is not None and lane is not None and lane.seat.job.id == beat.job_id:
-                commands = weave.handle(now, beat)
+            if state.lane(beat.job_id, beat.epoch) is not None:
+                commands = state.weaves[state.jobs[beat.job_id].group_id].handle(now, beat)
                 heard = heard or commands is not None
                 out += commands or []
         return out if heard else None

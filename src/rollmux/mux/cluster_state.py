@@ -21,7 +21,7 @@ from rollmux.mux.order import aim_ms
 from rollmux.mux.placed import MOVE_S, Placement
 from rollmux.mux.plan import Decision, Plan, check_plan
 from rollmux.mux.policies import Policy
-from rollmux.mux.seat import Seat
+from rollmux.mux.seat import Lane, Seat
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.transitions import Job, JobOn
 from rollmux.mux.validation import require_cluster
@@ -124,6 +124,19 @@ class ClusterState:
 
     def seat(self, record: JobRecord) -> Seat:
         return self.weaves[record.group_id].seats[record.job.id]
+
+    def lanes(self, record: JobRecord) -> tuple[Lane, ...]:
+        """Those of a job, if its processes are there."""
+        weave = self.weaves.get(record.group_id)
+        seat = weave.seats.get(record.job.id) if weave is not None else None
+        return tuple(seat.lanes.values()) if seat is not None else ()
+
+    def lane(self, job_id: str, epoch: int) -> Lane | None:
+        """The lane of the job that holds this lease now."""
+        record = self.jobs.get(job_id)
+        weave = self.weaves.get(record.group_id) if record is not None else None
+        lane = weave.leases.get(epoch) if weave is not None else None
+        return lane if lane is not None and lane.seat.job.id == job_id else None
 
     def usd_per_hour(self) -> float:
         """The present price of all nodes that belong to groups."""

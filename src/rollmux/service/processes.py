@@ -62,17 +62,17 @@ class Processes:
 
     def __init__(self, controller: "Controller") -> None:
         self._controller = controller
-        self._machine = controller.machine
+        self._state = controller.machine.state
 
     def attach(self, now: float, job_id: str, call: Attach) -> Attached:
         """A process is there. A job without a launcher starts with it; one that comes back has failed before."""
-        live, record = self._controller.live(job_id), self._machine.state.jobs.get(job_id)
+        live, record = self._controller.live(job_id), self._state.jobs.get(job_id)
         live.require_rank(call.rank)
         if call.processes != live.submission.processes:
             count = live.submission.processes
             raise IllegalEvent(f"job {job_id} was submitted with {count} processes, this one says {call.processes}")
         if record is None:
-            how = self._machine.state.ended.get(job_id, "over")
+            how = self._state.ended.get(job_id, "over")
             helps = "; give this one another name" if call.attempt is None else ""  # it was started by hand
             raise IllegalEvent(f"job {job_id} has ended: {how}{helps}")
         if call.attempt is not None and not record.is_current(call.attempt):
@@ -86,14 +86,14 @@ class Processes:
                 )
         if not launched and record.state is Job.STARTING:
             self._controller.tell(now, ev.JobStarted(job_id, record.attempt))
-        record = self._machine.state.jobs.get(job_id)
+        record = self._state.jobs.get(job_id)
         if record is None or record.state is not Job.RUNNING or record.placement is None:
             return Attached(0, reason=self._why_not_running(job_id))
         live.attached(call.rank, call.instance)
         live.alive(now, call.rank, 0.0)
         live.left.discard(call.rank)
         where = record.placement
-        timing, synced = self._machine.state.rules.timing, record.progress.synced
+        timing, synced = self._state.rules.timing, record.progress.synced
         return Attached(
             record.attempt,
             where.rollout,
@@ -140,7 +140,7 @@ class Processes:
         live.require_rank(call.rank)
         if not live.speaks(call.rank, call.instance):
             return Heard(holds=False, committed=False)
-        lane = self._lane(job_id, call.epoch)
+        lane = self._state.lane(job_id, call.epoch)
         kind, iteration = (lane.kind, _iteration(lane)) if lane is not None else (None, -1)
         if call.said is Said.PROGRESSED:
             self._controller.tell(now, ev.PhaseProgressed(job_id, call.epoch, call.done, call.total))
@@ -150,7 +150,7 @@ class Processes:
             self._say(now, job_id, live, (call.epoch,), call.rank, said, call.reason)
         elif lane is not None:
             self._controller.tell(now, ev.PhaseStarted(job_id, call.epoch))
-        after = self._lane(job_id, call.epoch)
+        after = self._state.lane(job_id, call.epoch)
         committed = kind is not None and self._committed(job_id, kind) > iteration
         return Heard(after is not None and after.state is not Phase.FENCED, committed)
 
@@ -158,19 +158,19 @@ class Processes:
         """Signs of life for leases, and all that the job holds now. One call is one such sign, if looked at `again`."""
         live = self._controller.live(job_id)
         live.require_rank(call.rank)
-        record = self._machine.state.jobs.get(job_id)
+        record = self._state.jobs.get(job_id)
         if record is None or not record.is_current(call.attempt):
-            why = "this attempt is over" if record else self._machine.state.ended.get(job_id, "the job is over")
+            why = "this attempt is over" if record else self._state.ended.get(job_id, "the job is over")
             return Orders(live.version, call.attempt, stop=why)
         if not live.speaks(call.rank, call.instance):
             return Orders(live.version, call.attempt, stop=ANOTHER_LIFE)
         if again:
             return self.orders(job_id)
         self._say(now, job_id, live, call.finished, call.rank)
-        if live.alive(now, call.rank, self._machine.state.rules.timing.lease_s):
+        if live.alive(now, call.rank, self._state.rules.timing.lease_s):
             for epoch in call.epochs:
                 beat = ev.Heartbeat(job_id, epoch)
-                if self._lane(job_id, epoch) is None:
+                if self._state.lane(job_id, epoch) is None:
                     self._controller.tell(now, beat)
                 else:
                     self._controller.beats[epoch] = beat
@@ -178,18 +178,18 @@ class Processes:
 
     def orders(self, job_id: str) -> Orders:
         """What a job is to do, as far as is known now."""
-        live, record = self._controller.live(job_id), self._machine.state.jobs.get(job_id)
+        live, record = self._controller.live(job_id), self._state.jobs.get(job_id)
         if record is None:
-            return Orders(live.version, 0, stop=self._machine.state.ended.get(job_id, "the job is over"))
+            return Orders(live.version, 0, stop=self._state.ended.get(job_id, "the job is over"))
         stop = "it is to end, or to go elsewhere" if record.state is Job.STOPPING else live.failed
         held = tuple(_held(lane, live.given_up.get(lane.epoch, "")) for lane in self._holding(record))
-        return Orders(live.version, record.attempt, held, stop, self._machine.state.rules.timing.lease_s)
+        return Orders(live.version, record.attempt, held, stop, self._state.rules.timing.lease_s)
 
     def leave(self, now: float, job_id: str, call: Leave) -> Done:
         """A process of the job ends, and is off its nodes. Where a launcher started it, that is what says when all of
         them are gone; else the last one does. Where one has failed the others are told to end too.
         """
-        live, record = self._controller.live(job_id), self._machine.state.jobs.get(job_id)
+        live, record = self._controller.live(job_id), self._state.jobs.get(job_id)
         if call.rank is not None:
             live.require_rank(call.rank)
             if not live.speaks(call.rank, call.instance):
@@ -216,14 +216,14 @@ class Processes:
         return Done()
 
     def _seat(self, job_id: str, attempt: int) -> Seat:
-        record = self._machine.state.jobs.get(job_id)
+        record = self._state.jobs.get(job_id)
         if record is None or not record.is_current(attempt) or record.state is not Job.RUNNING:
             why = self._why_not_running(job_id)
             raise IllegalEvent(f"attempt {attempt} of job {job_id} can't go on: {why}")
-        return self._machine.state.seat(record)
+        return self._state.seat(record)
 
     def _why_not_running(self, job_id: str) -> str:
-        state = self._machine.state
+        state = self._state
         record = state.jobs.get(job_id)
         if record is None:
             return f"it has ended: {state.ended.get(job_id, 'long ago')}"
@@ -233,19 +233,10 @@ class Processes:
 
     def _holding(self, record: JobRecord) -> list[Lane]:
         """The lanes of the job that hold leases."""
-        weave = self._machine.state.weaves.get(record.group_id)
-        seat = weave.seats.get(record.job.id) if weave is not None else None
-        return [lane for lane in seat.lanes.values() if lane.holding] if seat is not None else []
-
-    def _lane(self, job_id: str, epoch: int) -> Lane | None:
-        """The lane of the job that holds this lease now."""
-        record = self._machine.state.jobs.get(job_id)
-        weave = self._machine.state.weaves.get(record.group_id) if record is not None else None
-        lane = weave.leases.get(epoch) if weave is not None else None
-        return lane if lane is not None and lane.seat.job.id == job_id else None
+        return [lane for lane in self._state.lanes(record) if lane.holding]
 
     def _committed(self, job_id: str, kind: PhaseKind) -> int:
-        record = self._machine.state.jobs.get(job_id)
+        record = self._state.jobs.get(job_id)
         if record is None:
             return 0
         progress = record.progress
@@ -267,7 +258,7 @@ class Processes:
     ) -> None:
         """This process says what became of these leases; it holds once all processes of the job have said something."""
         for epoch in epochs:
-            lane = self._lane(job_id, epoch)
+            lane = self._state.lane(job_id, epoch)
             if said is Said.FINISHED and lane is not None and lane.state in _AT_REST:
                 continue  # it counts already, and this process has not heard of it: the others will not say it again
             parked = lane is not None and lane.state is Phase.PARKED
@@ -288,13 +279,13 @@ class Processes:
                 live.said[epoch] = {} if counts is not Said.SHRUNK else _gone(heard)
                 if live.submission.processes > 1:
                     self._controller.woken.add(job_id)  # who was done before waits to hear whether it counts
-        for epoch in [each for each in live.said if not live.said[each] or self._lane(job_id, each) is None]:
+        for epoch in [each for each in live.said if not live.said[each] or self._state.lane(job_id, each) is None]:
             del live.said[epoch]
             live.given_up.pop(epoch, None)
 
     def waiting(self, now: float, lane: Lane, name: Callable[[str], str] = str) -> Turn:
         """Who is before a phase that waits: those who hold its nodes. `name` is what may be said of a job."""
-        weave = self._machine.state.weaves[self._machine.state.jobs[lane.seat.job.id].group_id]
+        weave = self._state.weaves[self._state.jobs[lane.seat.job.id].group_id]
         if lane.wanted:
             return Turn(None, reason="its state is being moved off the nodes first", holders=(lane.seat.job.id,))
         wanted = set(lane.nodes)

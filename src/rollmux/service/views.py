@@ -182,9 +182,7 @@ def _ended(controller: Controller, live: Live) -> JobView:
 
 
 def _lanes(controller: Controller, now: float, record: JobRecord, tenant: str | None) -> tuple[LaneView, ...]:
-    weave = controller.machine.state.weaves.get(record.group_id)
-    seat = weave.seats.get(record.job.id) if weave is not None else None
-    lanes = seat.lanes.values() if seat is not None else ()
+    lanes = controller.machine.state.lanes(record)
     return tuple(_lane(controller, lane, now, tenant) for lane in lanes if lane.state is not Phase.IDLE)
 
 

@@ -143,7 +143,7 @@ class History:
     def _over(self, now: float, event: ev.JobFinished | ev.JobFailed | ev.JobStopped) -> None:
         """An attempt is gone, and with it whatever it held."""
         for epoch in [epoch for epoch, span in self.spans.open.items() if span.job == event.job_id]:
-            if self._lane(event.job_id, epoch) is None:
+            if self.state.lane(event.job_id, epoch) is None:
                 self._end(epoch, "gone", now)
         self._see_job(now, event.job_id)
 
@@ -224,7 +224,7 @@ class History:
             self._tell_of("fenced", span, reason=command.reason)
 
     def _evicted(self, now: float, command: cmd.Offload) -> None:
-        lane = self._lane(command.job_id, command.epoch)
+        lane = self.state.lane(command.job_id, command.epoch)
         if lane is not None:
             self._tell_of("offloading", self._open(lane.lease(), OFFLOAD, now, 0.0))
 
@@ -240,11 +240,6 @@ class History:
 
     # -- what these share --------------------------------------------------------------------------------------------
 
-    def _lane(self, job_id: str, epoch: int) -> Lane | None:
-        record = self.state.jobs.get(job_id)
-        weave = self.state.weaves.get(record.group_id) if record is not None else None
-        return weave.leases.get(epoch) if weave is not None else None
-
     def _open(self, lease: cmd.Lease, kind: str, now: float, waited_s: float) -> Open:
         group = self.state.jobs[lease.job_id].group_id
         span = Open.of(lease, kind, group, self._pools.get(lease.kind, ""), now, waited_s)
@@ -258,7 +253,7 @@ class History:
         return span
 
     def _holds(self, now: float, job_id: str, epoch: int) -> None:
-        lane, span = self._lane(job_id, epoch), self.spans.open.get(epoch)
+        lane, span = self.state.lane(job_id, epoch), self.spans.open.get(epoch)
         if lane is not None and span is not None and self.spans.holds(span, lane.held, now):
             self._tell_of("nodes", span)
 

@@ -203,13 +203,11 @@ def _waits(controller: Controller, now: float, name: Names) -> Steps[tuple[WaitV
     state, found = controller.machine.state, []
     for (job_id, kind), since in list(controller.history.spans.waits.items()):
         record = state.jobs.get(job_id)
-        weave = state.weaves.get(record.group_id) if record is not None else None
-        seat = weave.seats.get(job_id) if weave is not None else None
-        if seat is None or name(job_id) != job_id:
+        if record is None or name(job_id) != job_id:
             continue
-        lane = next(lane for lane in seat.lanes.values() if lane.kind.value == kind)
-        if lane.state is Phase.WAITING or lane.wanted:
-            turn = controller.processes.waiting(now, lane, name)
-            found.append(WaitView(job_id, kind, lane.iteration, since, turn.reason, turn.holders, turn.expected_s))
-            yield
+        for lane in state.lanes(record):
+            if lane.kind.value == kind and (lane.state is Phase.WAITING or lane.wanted):
+                turn = controller.processes.waiting(now, lane, name)
+                found.append(WaitView(job_id, kind, lane.iteration, since, turn.reason, turn.holders, turn.expected_s))
+                yield
     return tuple(found)
