@@ -16,6 +16,7 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 
+from rollmux.cli.options import AsJson
 from rollmux.cli.outputs import console
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.cli.remote import Remote
@@ -59,7 +60,7 @@ def demo(
         float | None, typer.Option(min=1.0, max=100.0, help="Slowdown that is tolerated [default: 1.5].", **VIRTUAL)
     ] = None,
     explain: Annotated[str, typer.Option(metavar="JOB", help="What was tried for this job.", **VIRTUAL)] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print data instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train two models, each on nodes of its own, then both on the nodes of one, and show what it gains."""
     if virtual:

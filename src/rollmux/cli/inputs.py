@@ -1,6 +1,8 @@
 """What commands read: workloads and setups, by name or from files."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import typer
 
@@ -12,31 +14,24 @@ from rollmux.sim.job.shipped import SETUPS
 from rollmux.sim.workload import Workload
 from rollmux.sim.workload_file import read_workload
 
+T = TypeVar("T")
+
 
 def load_workload(name_or_path: str, seed: int) -> Workload:
     """The workload of this generator with this seed, or of this file; BadParameter where it is neither."""
     if name_or_path in GENERATORS:
         return GENERATORS[name_or_path](seed)
-    path = Path(name_or_path)
-    if not _is_file(path):
-        choice = f"{', '.join(GENERATORS)}, or a file"
-        raise typer.BadParameter(f"there is no workload or file {name_or_path!r}; choose {choice}")
-    with refusals():
-        return read_workload(path)
-
-
-def _is_file(path: Path) -> bool:
-    with refusals():
-        return path.is_file()
+    return _read("workload", name_or_path, GENERATORS, read_workload)
 
 
 def load_setup(name_or_path: str) -> Setup:
     """The shipped setup of this name, or that of this file; BadParameter where it is neither."""
-    if name_or_path in SETUPS:
-        return SETUPS[name_or_path]
-    path = Path(name_or_path)
-    if not _is_file(path):
-        choice = f"{', '.join(SETUPS)}, or a file"
-        raise typer.BadParameter(f"there is no setup or file {name_or_path!r}; choose {choice}")
+    return SETUPS.get(name_or_path) or _read("setup", name_or_path, SETUPS, read_setup)
+
+
+def _read(what: str, text: str, known: Iterable[str], read: Callable[[Path], T]) -> T:
+    path = Path(text)
     with refusals():
-        return read_setup(path)
+        if path.is_file():
+            return read(path)
+    raise typer.BadParameter(f"there is no {what} or file {text!r}; choose {', '.join(known)}, or a file")

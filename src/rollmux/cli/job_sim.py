@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rollmux.cli import options
 from rollmux.cli.inputs import load_setup
 from rollmux.cli.outputs import HERE, console, fitted, require_writable, write_json
 from rollmux.cli.refusals import require_name
@@ -38,9 +38,7 @@ def job_sim(
     eta_responses: EtaOption = None,
     steps: Annotated[int, typer.Option(min=1, max=MAX_STEPS, help="How many steps each system runs.")] = 40,
     seed: Annotated[int, typer.Option(help="Draws the prompts, lengths and programs, for all systems alike.")] = 0,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures (- for here).")
-    ] = None,
+    json_out: options.JsonOut = None,
 ) -> None:
     """Run the steps of one job under one system or several: how long they take, and which lengths are trained."""
     systems = _with_factors(_systems(system), eta_prompts, eta_responses)

@@ -31,6 +31,9 @@ Port = Annotated[
     int, typer.Option(min=0, max=65535, envvar="ROLLMUX_PORT", help="The controller's port; 0 takes one that is free.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
+JsonOut = Annotated[
+    Path | None, typer.Option("--json", metavar="OUT", help="Write the figures as data; - prints only that.")
+]
 
 
 def folder_of(folder: Path | None) -> Path:

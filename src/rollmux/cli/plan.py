@@ -1,7 +1,6 @@
 """`rollmux plan`: who would share which nodes, how fast each job would be, and what an hour would cost."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,9 +35,7 @@ def plan(
     explain: Annotated[
         str, typer.Option(metavar=f"JOB|{ALL}", help="Show what was tried for this job, or for every job, and why.")
     ] = "",
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the plan as data; - prints only that.")
-    ] = None,
+    json_out: options.JsonOut = None,
 ) -> None:
     """Plan a set of jobs as if all of them came at once: groups, nodes, cost, iteration times, SLO headroom."""
     require_name("policy", policy, NAMES)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rollmux.cli import simulated
+from rollmux.cli import options, simulated
 from rollmux.cli.clusters import load_cluster
 from rollmux.cli.inputs import load_workload
 from rollmux.cli.job_tier import JobTier, JobTierOption, SloOfOption, StaggerOption, load_job_tier
@@ -43,9 +43,7 @@ def simulate(
     policy: Annotated[
         str, typer.Option(help=f"One or several, with commas: {', '.join(NAMES)}.")
     ] = "solo,paper,rollmux",
-    cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The cluster; else the paper's, elastic.")
-    ] = None,
+    cluster: options.ClusterFile = None,
     accounting: simulated.EndedBy = Accounting.WORK,
     fidelity: Annotated[
         Fidelity, typer.Option(help="Every phase through the machine, or jobs at their forecast pace (faster).")
@@ -61,9 +59,7 @@ def simulate(
     spares: simulated.Spares = SPARES,
     node_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between losses of one node.")] = None,
     job_mtbf_h: Annotated[float | None, typer.Option(help="Mean hours between failures of one running job.")] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the figures (- for here).")
-    ] = None,
+    json_out: options.JsonOut = None,
     report: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a page to look at.")] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="OUT.json", help="Write a Perfetto trace of the last policy.")

@@ -54,9 +54,7 @@ def sweep(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="Results, a line each; those in it are not run again.")
     ] = Path("sweep.jsonl"),
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the table as data; - prints only that.")
-    ] = None,
+    json_out: options.JsonOut = None,
 ) -> None:
     """Run every workload under every policy with every seed, and say what is sure about the difference."""
     asked = Case(

@@ -11,7 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from rollmux.cli import simulated
+from rollmux.cli import options, simulated
 from rollmux.cli.inputs import load_workload
 from rollmux.cli.outputs import console, require_writable
 from rollmux.cli.refusals import refusals
@@ -168,7 +168,7 @@ def _write(workload: Workload, out: Path) -> None:
 def describe(
     workload: Annotated[str, typer.Argument(metavar="FILE|NAME", help=f"A file, or one of {NAMES}.")],
     seed: simulated.Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Say how many jobs come, how long they run, and how much work they bring to each pool."""
     description = describe_workload(load_workload(workload, seed))
