@@ -31,6 +31,12 @@ class Dialect(Protocol):
 
     def read(self, data: bytes) -> Piece | None:
         """One event; None if it says nothing. `ValueError` if it can't be read."""
+        if data.strip() == b"[DONE]":
+            return None
+        event = reading.thing(data)
+        return reading.error(event["error"]) if "error" in event else self._read(event)
+
+    def _read(self, event: dict[str, Any]) -> Piece: ...
 
     def abort(self, name: str) -> Call: ...
 

@@ -55,12 +55,7 @@ class Sglang(Dialect):
         body = {"rid": attempt.name, "input_ids": list(attempt.prompt), "sampling_params": sampling}
         return Call("POST", "/generate", body | {"stream": True, "return_logprob": True, "logprob_start_len": -1})
 
-    def read(self, data: bytes) -> Piece | None:
-        if data.strip() == b"[DONE]":
-            return None
-        event = reading.thing(data)
-        if "error" in event:
-            return reading.error(event["error"])
+    def _read(self, event: dict[str, Any]) -> Piece:
         meta = event["meta_info"]
         ids = reading.tokens("output_ids", event.get("output_ids") or [])
         pairs = meta.get("output_token_logprobs") or []

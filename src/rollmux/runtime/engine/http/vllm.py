@@ -57,12 +57,7 @@ class Vllm(Dialect):
         }  # fmt: skip
         return Call("POST", "/v1/completions", body | ({"model": self.model} if self.model else {}))
 
-    def read(self, data: bytes) -> Piece | None:
-        if data.strip() == b"[DONE]":
-            return None
-        event = reading.thing(data)
-        if "error" in event:
-            return reading.error(event["error"])
+    def _read(self, event: dict[str, Any]) -> Piece:
         usage = event.get("usage") or {}
         total = reading.count("completion_tokens", usage["completion_tokens"]) if usage else None
         prompt = reading.count("prompt_tokens", usage["prompt_tokens"]) if usage else None
