@@ -5,13 +5,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rollmux.service.forked import CopyFailed, Forked
+from tests.waiting import until
 
 
 def test_the_work_sees_the_state_of_the_moment_at_which_it_began() -> None:
@@ -55,10 +54,3 @@ def test_a_copy_does_not_outlive_a_process_that_is_killed_nor_hold_its_port() ->
     port, copy = map(int, done.stdout.split())
     until(lambda: not Path(f"/proc/{copy}").exists() or Path(f"/proc/{copy}/stat").read_text().split()[2] == "Z")
     socket.create_server(("127.0.0.1", port)).close()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20.0
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -31,6 +31,7 @@ from tests.ports import free_port
 from tests.service import postgres_server
 from tests.service.journals import batch, record
 from tests.service.postgres_server import Cable, Server, running
+from tests.waiting import until
 
 OWNED = Owned("A", "team", {"name": "A"})
 SOON_S = 20.0
@@ -54,10 +55,7 @@ def durable(url: str) -> list[Record]:
 
 def wait_for_blocked(server: Server) -> None:
     """Until somebody waits for a lock."""
-    until = time.monotonic() + SOON_S
-    while not server.admin("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: server.admin("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"), SOON_S)
 
 
 # -- who writes ------------------------------------------------------------------------------------------------------
@@ -374,12 +372,8 @@ def standby_away(server: Server) -> Iterator[None]:
 
 def waiting_for_a_standby(server: Server, besides: int = 0) -> int:
     """The session that does, once there is one."""
-    until = time.monotonic() + SOON_S
     query = f"SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid != {besides}"
-    while not (found := server.admin(query)):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return int(found[0][0])
+    return int(until(lambda: server.admin(query), SOON_S)[0][0])
 
 
 def append_until(over: threading.Event, journal: PostgresJournal) -> int:

@@ -26,6 +26,7 @@ from tests.service.memory_journal import MemoryJournal
 from tests.service.serving import job as described
 from tests.service.serving import served
 from tests.service.world import CLUSTERS
+from tests.waiting import until
 
 ROLLOUT = PhaseKind.ROLLOUT
 PHASE = PhaseSpec(20.0, 1)
@@ -336,10 +337,7 @@ def test_the_real_controller_notices_the_silent(tmp_path: Path, monkeypatch: pyt
     with served(tmp_path) as there:
         there.post("/v1/jobs", described("a", max_attempts=2))
         there.post("/v1/jobs/a/attach", {"instance": "one", "wait_s": 5.0})
-        until = time.monotonic() + 20
-        while there.get("/v1/jobs/a")["state"] != "ended":
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        until(lambda: there.get("/v1/jobs/a")["state"] == "ended", 20.0)
         assert "none of its processes has shown life" in there.get("/v1/jobs/a")["reason"]
 
 

@@ -20,6 +20,7 @@ from rollmux.service.local.process_tree import everything
 from rollmux.service.serve import DRAIN_S
 from tests.service.serving import job
 from tests.service.test_disk import answering
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = """
@@ -72,14 +73,6 @@ def controller(folder: Path, program: str = PROGRAM) -> Iterator[Controller]:
                 yield Controller(process, client)
         finally:
             process.kill()
-
-
-def until(what: Any, limit_s: float = 30.0) -> Any:
-    end = time.monotonic() + limit_s
-    while not (found := what()):
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
-    return found
 
 
 def holds_and_parks(there: Controller, folder: Path) -> list[threading.Thread]:

@@ -18,6 +18,7 @@ from rollmux.service.history import history
 from rollmux.service.journal import Batch, SqliteJournal
 from rollmux.service.tokens import Role
 from tests.service.serving import Served, job, served
+from tests.waiting import until
 
 Event = tuple[str, int, Any]  # its kind, its id, its data
 
@@ -252,10 +253,7 @@ def test_streams_are_counted_and_given_back(tmp_path: Path, monkeypatch: pytest.
             answer = there.call("GET", "/v1/events")
             assert answer.status_code == 429
             assert "too many streams" in answer.json()["error"]
-        until = time.monotonic() + 5.0
-        while _is_full(there):
-            assert time.monotonic() < until, "a reader that left still counts"
-            time.sleep(0.05)
+        until(lambda: not _is_full(there), 5.0, lambda: "a reader that left still counts")
 
 
 def _is_full(there: Served) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from threading import Event, Timer
-from time import monotonic, sleep
 
 import pytest
 
@@ -34,6 +33,7 @@ from rollmux.trainer.scoring import Scored
 from rollmux.trainer.tasks import build_task
 from tests.runtime.rewards.world import QUICK, SETTINGS
 from tests.trainer.scores import alive
+from tests.waiting import until
 
 WITHIN_S = 60.0
 ENDLESS = CodeTask("endless", Program("while True: pass"), (Case("", ""),))
@@ -76,13 +76,6 @@ def pooled(gates: Gates, lag: int) -> "closing[Pooled]":
 def told(scored: Sequence[Scored]) -> list[int]:
     assert all(int(each.request.prompt.id) == each.reward.value for each in scored)
     return [int(each.request.prompt.id) for each in scored]
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = monotonic() + WITHIN_S
-    while not true():
-        assert monotonic() < end
-        sleep(0.002)
 
 
 def test_with_a_lag_a_reward_is_told_so_many_ticks_later_however_soon_it_was_there(gates: Gates) -> None:

@@ -34,6 +34,7 @@ from rollmux.trainer.update import Objective, WrongVersion
 from tests.trainer.jobs import alone, left_behind, tiny
 from tests.trainer.update.naive import VERSION, Drawn, samples
 from tests.trainer.update.naive import tiny as tiny_model
+from tests.waiting import until
 
 OBJECTIVE = Objective.grpo(group_size=3)
 DRAWN = [
@@ -106,10 +107,7 @@ def test_a_replica_ends_with_its_pipe_though_nobody_ever_ends_it(has_the_model: 
         fork.pipe.send((tiny_model(), OBJECTIVE))
         fork.pipe.recv()
     fork.pipe.close()
-    end = time.monotonic() + 120
-    while (left := look(fork.pid)) is not None and left.alive:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: (left := look(fork.pid)) is None or not left.alive, 120.0)
 
 
 def test_a_model_of_more_tensors_than_descriptors_go_along_with_a_process() -> None:

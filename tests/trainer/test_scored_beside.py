@@ -7,11 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -31,6 +29,7 @@ from tests.thorough import some
 from tests.trainer import scores
 from tests.trainer.jobs import TINY, alone, left_behind, score_by, tiny
 from tests.trainer.test_resume import Killed, killer
+from tests.waiting import until
 
 POOL: dict[str, Any] = {"scorer": "pool", "workers": 4}
 SYNC = {"mode": "sync"}
@@ -195,13 +194,6 @@ def test_a_run_whose_reward_processes_are_killed_over_and_over_ends_with_every_p
     accounts = found["epochs"].values()
     assert sum(each["trained"] + each["failed"] for each in accounts) == sum(each["drawn"] for each in accounts)
     until(lambda: [pid for pid in scores.alive(below(os.getpid())) if pid not in others] == [])
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = monotonic() + 60
-    while not true():
-        assert monotonic() < end
-        sleep(0.01)
 
 
 def test_both_scorers_are_told_by_the_job_file() -> None:

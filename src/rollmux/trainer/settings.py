@@ -1,6 +1,6 @@
 """What a job file may say of a training run, with the limits of each value. Plain values: no torch.
 
-Each field carries what its reader needs (`Limits`), so that a new setting is one line here and nothing elsewhere.
+Each field carries what its reader needs (`Bounds`), so that a new setting is one line here and nothing elsewhere.
 """
 
 from dataclasses import dataclass, field
