@@ -95,7 +95,7 @@ def relief(group: Group, snapshot: Snapshot, movable: Mapping[str, Movable], pol
     """The cheapest single move after which all who stay meet their SLOs, else one of a late job, or None."""
     best: Moves | None = None
     for member in reversed(group.members):
-        rest = _without(group, (member,))
+        rest = group.left_by(member.job.id)
         if member.job.id in movable and (not rest.members or policy.forecaster.late(rest) is None):
             moves = _one_move(group, movable[member.job.id], snapshot, policy)
             if moves is not None and (best is None or moves.saved_usd_per_hour > best.saved_usd_per_hour):
@@ -203,17 +203,11 @@ def _freed_usd_per_hour(group: Group, leavers: tuple[Member, ...], cluster: Clus
     names = tuple([member.job.id for member in leavers])
     known = all_known.get(names)
     if known is None or known[0] is not cluster:
-        rest = _without(group, leavers)
+        rest = group.left_by_all(names)
         usd = group.usd_per_hour(cluster) - rest.usd_per_hour(cluster)
         usd -= worth_usd(group, cluster, forecaster)
         known = all_known[names] = cluster, usd + worth_usd(rest, cluster, forecaster)
     return known[1]
-
-
-def _without(group: Group, leavers: tuple[Member, ...]) -> Group:
-    for member in leavers:
-        group = group.left_by(member.job.id)
-    return group
 
 
 def _move_usd(movable: Movable, snapshot: Snapshot) -> float:
