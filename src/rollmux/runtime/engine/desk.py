@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rollmux.checks import Checks
+from rollmux.runtime.engine.growing import Growing
 from rollmux.runtime.engine.requests import (
     Ended,
     Event,
@@ -25,13 +26,9 @@ from rollmux.runtime.engine.room import Room
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class Live(Growing):
     """A request at the desk. The keys and values of its first `cached` tokens lie in its pages."""
 
-    request: GenerationRequest
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     cached: int = 0
     known: int = 0  # so many have been computed before, here or elsewhere
@@ -51,9 +48,6 @@ class Live:
         if first >= 0:
             return self.tokens[first : first + count]
         return [*prompt[self.cached : self.cached + count], *self.tokens[: max(0, first + count)]]
-
-    def generated(self) -> Generated:
-        return Generated(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions))
 
 
 Work = tuple[Live, int]
@@ -211,7 +205,7 @@ class Desk:
     def remove(self, live: Live) -> Unfinished:
         """A request goes elsewhere."""
         self._leave(live)
-        return Unfinished(live.request, live.generated())
+        return live.unfinished()
 
     def _leave(self, live: Live) -> None:
         del self.live[live.request.id]
@@ -226,7 +220,6 @@ class Desk:
 
 
 def _entering(each: Unfinished) -> Live:
-    response = each.response
-    live = Live(each.request, list(response.tokens), list(response.logprobs), list(response.versions))
+    live = Live.of(each)
     live.known = live.length - 1 if live.tokens else 0
     return live

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.engine.errors import EngineClosed, EngineLost, UpdateRefused
+from rollmux.runtime.engine.growing import Growing
 from rollmux.runtime.engine.requests import (
     Ended,
     Event,
@@ -69,33 +70,6 @@ class Home(Protocol):
         """Of the present one nothing is left, if there is one; it has so long to end itself."""
 
 
-@dataclass(slots=True, eq=False)
-class _Known:
-    """A request, and all that was heard of it."""
-
-    request: GenerationRequest
-    tokens: list[int]
-    logprobs: list[float]
-    versions: list[int]
-
-    @classmethod
-    def of(cls, unfinished: Unfinished) -> "_Known":
-        had = unfinished.response
-        return cls(unfinished.request, list(had.tokens), list(had.logprobs), list(had.versions))
-
-    def grow(self, gained: Generated) -> None:
-        self.tokens += gained.tokens
-        self.logprobs += gained.logprobs
-        self.versions += gained.versions
-
-    def response(self, count: int | None = None) -> Generated:
-        """With so many of its tokens; None: with all of them."""
-        return Generated(tuple(self.tokens[:count]), tuple(self.logprobs[:count]), tuple(self.versions[:count]))
-
-    def unfinished(self, count: int | None = None) -> Unfinished:
-        return Unfinished(self.request, self.response(count))
-
-
 class EngineElsewhere:
     """See `rollmux.runtime.engine.seam.Engine`. Its process begins with the first call that needs one."""
 
@@ -104,9 +78,9 @@ class EngineElsewhere:
         self._stands = Standing(version, is_suspended=False)
         self._line: Line | None = None
         self._ahead = False  # a step was asked for, and its answer not read yet
-        self._heard: list[tuple[Event, _Known]] = []  # what it has said, and of whom, and is not told yet
+        self._heard: list[tuple[Event, Growing]] = []  # what it has said, and of whom, and is not told yet
         self._failed: Exception | None = None  # the same, where a step raised
-        self._known: dict[str, _Known] = {}  # who is not over
+        self._known: dict[str, Growing] = {}  # who is not over, with all that was heard of them
         self._cancelled: set[str] = set()  # of these
         self._half: int | None = None  # the version of an update that was begun, and whose end was not heard
         self._lives = 0
@@ -127,7 +101,7 @@ class EngineElsewhere:
     def submit(self, request: GenerationRequest) -> None:
         self._hear_the_end_of({request.id})
         self._call("submit", request)
-        self._known[request.id] = _Known(request, [], [], [])
+        self._known[request.id] = Growing(request)
 
     def cancel(self, ids: Iterable[str]) -> None:
         names = [name for name in several(ids) if name in self._known]
@@ -157,15 +131,15 @@ class EngineElsewhere:
         self._forget(left)
         return tuple(each.unfinished(untold.get(each)) for each in left)
 
-    def _untold(self) -> dict[_Known, int]:
+    def _untold(self) -> dict[Growing, int]:
         """Whose tokens were heard and not told, and the place of the first of them."""
-        firsts: dict[_Known, int] = {}
+        firsts: dict[Growing, int] = {}
         for event, whose in self._heard:
             if isinstance(event, Grown):
                 firsts.setdefault(whose, event.first)
         return firsts
 
-    def _forget(self, some: Iterable[_Known]) -> None:
+    def _forget(self, some: Iterable[Growing]) -> None:
         """What was heard of them is not told."""
         left = set(some)
         self._heard = [(event, whose) for event, whose in self._heard if whose not in left]
@@ -174,7 +148,7 @@ class EngineElsewhere:
         adopted = tuple(unfinished)
         self._hear_the_end_of({each.request.id for each in adopted})
         self._call("adopt", adopted, mixed)
-        self._known.update((each.request.id, _Known.of(each)) for each in adopted)
+        self._known.update((each.request.id, Growing.of(each)) for each in adopted)
 
     def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
         """What was drawn ahead, and nobody was told, the new weights draw again, even if its response is over.
@@ -216,7 +190,7 @@ class EngineElsewhere:
     def _put_back(self, taken: Iterable[Unfinished]) -> None:
         """They are known again, whatever has happened, and whatever happens now."""
         back = tuple(taken)
-        self._known.update((each.request.id, _Known.of(each)) for each in back)
+        self._known.update((each.request.id, Growing.of(each)) for each in back)
         if back and self._line is not None:
             with suppress(*_GONE), self._whole():
                 self._require_done(self._line, "adopt", back, True)
@@ -257,7 +231,7 @@ class EngineElsewhere:
             return []
         self._end(_END_S)
         self._closed = True
-        ends = [Ended(name, FinishReason.CANCELLED, each.response()) for name, each in self._known.items()]
+        ends = [Ended(name, FinishReason.CANCELLED, each.generated()) for name, each in self._known.items()]
         told = [*(event for event, _ in self._heard), *ends]
         self._known, self._heard, self._cancelled = {}, [], set()
         self._stands = replace(self._stands, is_suspended=True)
@@ -310,7 +284,7 @@ class EngineElsewhere:
         """Where no process is left that would."""
         for name in sorted(self._cancelled):
             over = self._known.pop(name)
-            self._heard.append((Ended(name, FinishReason.CANCELLED, over.response()), over))
+            self._heard.append((Ended(name, FinishReason.CANCELLED, over.generated()), over))
         self._cancelled.clear()
 
     def _listen(self) -> None:
@@ -323,12 +297,12 @@ class EngineElsewhere:
             self._lives = 0
             self._heard += map(self._hear, events or ())
 
-    def _hear(self, told: Told) -> tuple[Event, _Known]:
+    def _hear(self, told: Told) -> tuple[Event, Growing]:
         name, first, tokens, logprobs, versions, reason, why = told
         if reason is not None:
             self._cancelled.discard(name)
             over = self._known.pop(name)
-            return Ended(name, reason, over.response(), why), over
+            return Ended(name, reason, over.generated(), why), over
         gained = Generated(tokens, logprobs, versions)
         self._known[name].grow(gained)
         return Grown(name, first, gained), self._known[name]

@@ -51,10 +51,7 @@ class Counter:
         adding: dict[str, Live] = {}
         for each in requests:
             self._check_new(each, adding)
-            response = each.response
-            adding[each.request.id] = Live(
-                each.request, list(response.tokens), list(response.logprobs), list(response.versions)
-            )
+            adding[each.request.id] = Live.of(each)
         self.live |= adding
         self.waiting |= dict.fromkeys(adding)
 
@@ -158,7 +155,7 @@ class Counter:
 
     def remove(self, live: Live) -> Unfinished:
         self._leave(live)
-        return Unfinished(live.request, live.generated())
+        return live.unfinished()
 
     def _leave(self, live: Live) -> str | None:
         name = self._hang_up(live)

@@ -6,29 +6,23 @@ Invariant: tokens are taken in order, once each, with a log-probability each, un
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from rollmux.runtime.engine.growing import Growing
 from rollmux.runtime.engine.http.calls import Attempt, Over, Piece
 from rollmux.runtime.engine.http.errors import Unsound
-from rollmux.runtime.engine.requests import FinishReason, Generated, GenerationRequest
+from rollmux.runtime.engine.requests import FinishReason, Generated
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class Live(Growing):
     """A request that is neither over nor exported."""
 
-    request: GenerationRequest
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
     attempt: int = 0  # its number among those of all requests
     begun: int = 0  # tokens that were there when it began
     cuts: int = 0
     not_before_s: float = 0.0  # when the next attempt may begin
     heard_s: float = 0.0  # when the last piece came
-
-    def generated(self) -> Generated:
-        return Generated(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions))
 
     def next_attempt(self, prefix: str) -> Attempt:
         self.attempt += 1
@@ -72,10 +66,9 @@ class Live:
             raise Unsound(f"more than {self.request.max_tokens} tokens came")
         if fresh and (stopped := set(self.request.stop_tokens) & {*self.tokens, *fresh[:-1]}):
             raise Unsound(f"tokens came after the stop token {min(stopped)}")
-        self.tokens += fresh
-        self.logprobs += numbers
-        self.versions += [version] * len(fresh)
-        return Generated(fresh, numbers, (version,) * len(fresh))
+        gained = Generated(fresh, numbers, (version,) * len(fresh))
+        self.grow(gained)
+        return gained
 
     @property
     def whole(self) -> FinishReason | None:
