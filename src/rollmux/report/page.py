@@ -4,18 +4,15 @@ The file carries its own style, script and data and may fetch nothing: its secur
 the script whose hashes it names. The same outcomes give the same bytes.
 """
 
-import re
-from base64 import b64encode
 from collections.abc import Sequence
-from hashlib import sha256
 from html import escape
-from importlib.resources import files
 
 from rollmux.report.data import facts, labels, script_json, timeline
 from rollmux.report.headline import summary, table
+from rollmux.service.page import one_file
 from rollmux.sim.outcome import Outcome
 
-# In the order in which they are joined into one script: each uses what stands before it.
+# In the order in which they are joined into one script, after what the live page begins with too.
 SCRIPTS = (
     "dom.js",
     "table.js",
@@ -33,7 +30,7 @@ SCRIPTS = (
 def html_report(title: str, outcomes: Sequence[Outcome]) -> str:
     """The whole page."""
     style = asset("report.css")
-    script = f'(() => {{\n"use strict";\n{"".join(map(asset, SCRIPTS))}}})();\n'
+    script = one_file.joined([one_file.asset("rollmux.service.page", "elements.js"), *map(asset, SCRIPTS)])
     runs = [facts(label, outcome) for label, outcome in zip(labels(outcomes), outcomes, strict=True)]
     timelines = [
         f'<script type="application/json" id="timeline-{place}">{script_json(timeline(outcome))}</script>'
@@ -49,20 +46,16 @@ def html_report(title: str, outcomes: Sequence[Outcome]) -> str:
         "timelines": "\n".join(timelines),
         "script": script,
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset("page.html"))
+    return one_file.filled(asset("page.html"), parts)
 
 
 def asset(name: str) -> str:
     """A file that comes with this package."""
-    return (files("rollmux.report") / "assets" / name).read_text(encoding="utf-8")
+    return one_file.asset("rollmux.report", name)
 
 
 def _security_policy(style: str, script: str) -> str:
     return (
-        f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; "
+        f"default-src 'none'; style-src {one_file.source(style)}; script-src {one_file.source(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _source(text: str) -> str:
-    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

@@ -1,27 +1,9 @@
-// Elements, formats, and what every chart shares. Text only ever enters as text nodes.
+// Shapes, formats, and what every chart shares.
 const SERIES_LOOKS = 8;
 const POOLS = ["rollout", "training"];
 
-function make(tag, attributes = {}, ...children) {
-  return filled(document.createElement(tag), attributes, children);
-}
-
 function shape(tag, attributes = {}, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
-}
-
-function filled(element, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") element.addEventListener(name, value);
-    else if (value === true) element.setAttribute(name, "");
-    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
-  }
-  element.append(...children);
-  return element;
-}
-
-function byId(id) {
-  return document.getElementById(id);
 }
 
 function readJson(id) {
@@ -47,14 +29,6 @@ function countUpTo(values, limit) {
   return low;
 }
 
-function clamp(value, low, high) {
-  return Math.max(low, Math.min(high, value));
-}
-
-function grouped(value, digits) {
-  return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-}
-
 function fixed(value, digits) {
   return value === null || value === undefined ? "–" : grouped(value, digits);
 }
@@ -65,10 +39,6 @@ function usd(value) {
 
 function share(part, whole) {
   return whole > 0 ? `${(100 * part / whole).toFixed(1)} %` : "–";
-}
-
-function counted(count, one, many) {
-  return `${grouped(count, 0)} ${count === 1 ? one : many}`;
 }
 
 // 93784000 is 26:03:04; hours go on beyond a day.

@@ -4,17 +4,14 @@ It holds no data: that it fetches from the controller which it came from, with t
 but its own style and script, known by their hashes, is ever run, and it may speak to nobody else.
 """
 
-import re
-from base64 import b64encode
-from hashlib import sha256
-from importlib.resources import files
+from rollmux.service.page.one_file import asset, filled, joined, source
 
 # In the order in which they are joined into one script: each uses what stands before it.
-SCRIPTS = ("dom.js", "store.js", "link.js", "panels.js", "gantt.js", "live.js")
+SCRIPTS = ("elements.js", "dom.js", "store.js", "link.js", "panels.js", "gantt.js", "live.js")
 
 
 def _asset(name: str) -> str:
-    return (files("rollmux.service.page") / "assets" / name).read_text(encoding="utf-8")
+    return asset("rollmux.service.page", name)
 
 
 def _style() -> str:
@@ -22,23 +19,18 @@ def _style() -> str:
 
 
 def _script() -> str:
-    return f'(() => {{\n"use strict";\n{"".join(map(_asset, SCRIPTS))}}})();\n'
+    return joined(map(_asset, SCRIPTS))
 
 
 def content() -> bytes:
     """The whole page."""
-    parts = {"style": _style(), "script": _script()}
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html")).encode()
-
-
-def _source(text: str) -> str:
-    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+    return filled(_asset("page.html"), {"style": _style(), "script": _script()}).encode()
 
 
 def policy() -> str:
     """What the page may do."""
     return (
-        f"default-src 'none'; style-src {_source(_style())}; script-src {_source(_script())}; connect-src 'self'; "
+        f"default-src 'none'; style-src {source(_style())}; script-src {source(_script())}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 

@@ -1,19 +1,4 @@
-// Elements and formats. Text only ever enters as text nodes.
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") element.addEventListener(name, value);
-    else if (value === true) element.setAttribute(name, "");
-    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
-  }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
-  return element;
-}
-
-function byId(id) {
-  return document.getElementById(id);
-}
-
+// What is shown in place, and formats.
 // Makes the children of a host like these, in place: focus, selection and scrolling stay where they are.
 function show(host, ...wanted) {
   const old = [...host.childNodes];
@@ -41,14 +26,6 @@ function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-function clamp(value, low, high) {
-  return Math.max(low, Math.min(high, value));
-}
-
-function grouped(value, digits) {
-  return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-}
-
 function usd(value) {
   const digits = Math.abs(value) >= 10000 ? 0 : Math.abs(value) < 0.995 && value !== 0 ? 3 : 2;
   return `$${grouped(value, digits)}`;
@@ -56,10 +33,6 @@ function usd(value) {
 
 function percent(part, whole) {
   return whole > 0 ? `${grouped(100 * part / whole, 1)} %` : "–";
-}
-
-function counted(count, one, many) {
-  return `${grouped(count, 0)} ${count === 1 ? one : many}`;
 }
 
 function lasting(seconds) {
