@@ -16,6 +16,7 @@ from rollmux.mux.job import JobSpec, PhaseKind
 from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, Member, NodeUse, Placement, Tenant
 from rollmux.sim.cast import Takes, as_planned
+from rollmux.sim.outcome import SLO_ROUNDING
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 
 # Shares of a node are counted in whole parts, so that a sum is the same whatever came and went before. Each is rounded
@@ -23,8 +24,6 @@ from rollmux.sim.workload import HOUR_S, Arrival, Workload
 PARTS = 10**12
 # Sums of quotients that fill a node exactly may exceed it in the last bits, and `mux.placed` forgives 1e-9.
 FORGIVEN = 1e-8
-# What `JobOutcome.met` forgives: whole iterations don't end at a job's last second.
-SLO_ROUNDING = 1.001
 
 Work = tuple[JobSpec, PhaseKind]
 

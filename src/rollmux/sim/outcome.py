@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from rollmux.sim.workload import HOUR_S
 
+# So much over its SLO a job may be: whole iterations don't end at its last second.
+SLO_ROUNDING = 1.001
+
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
@@ -41,8 +44,8 @@ class JobOutcome:
 
     @property
     def met(self) -> bool:
-        """Whether it had a place and its SLO was kept; a part in a thousand is the rounding of whole iterations."""
-        return bool(self.group) and not self.failed and self.over_slo <= 1.001
+        """Whether it had a place and its SLO was kept."""
+        return bool(self.group) and not self.failed and self.over_slo <= SLO_ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
