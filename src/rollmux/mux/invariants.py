@@ -1,7 +1,7 @@
-"""The numbered promises (I1 to I10, L1 to L3) as checks of the state; they raise on the first breach.
+"""The promises of docs/design/weave.md, by their numbers, as checks of the state; they raise on the first breach.
 
 `check_seat` looks at one running job and is cheap enough for production; `check_all` looks at everything, forecasts
-included. I10 (same snapshot, same plan) has no state to check: tests replay histories for it.
+included. I10 has no state to check: tests replay histories for it.
 """
 
 from collections import Counter
