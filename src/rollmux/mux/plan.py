@@ -113,6 +113,8 @@ class Decision:
 
     @staticmethod
     def of(job: JobSpec, policy: str, plan: Plan | None, trail: Trail) -> "Decision":
+        if plan is not None:
+            trail.add(Candidate(plan.group.id, plan.strategy, plan.added_usd_per_hour, Verdict.TAKEN))
         return Decision(job.id, policy, plan, tuple(trail.candidates), tuple(trail.more.values()))
 
 

@@ -19,8 +19,8 @@ from rollmux.mux.hardware import Cluster
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
-from rollmux.mux.plan import Decision, Plan, Trail, Verdict
-from rollmux.mux.policies.attempt import choices, packed, place_alone, refusal, widening, works
+from rollmux.mux.plan import Decision, Plan, Trail
+from rollmux.mux.policies.attempt import choices, packed, place_alone, widening, works
 from rollmux.mux.snapshot import Snapshot
 
 
@@ -35,8 +35,6 @@ class Solo:
     def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         trail = Trail()
         plan = place_alone(job, snapshot, Order.FIFO, self.forecaster, trail)
-        if plan is not None:
-            trail.add(refusal(plan, Verdict.TAKEN))
         return Decision.of(job, self.name, plan, trail)
 
 
@@ -51,15 +49,10 @@ class AnyPlace:
 
     def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         trail = Trail()
-        plan = None
-        for candidate in self.in_order(list(self._candidates(job, snapshot)), job):
-            if works(candidate, snapshot, self.forecaster, trail):
-                plan = candidate
-                break
+        candidates = self.in_order(list(self._candidates(job, snapshot)), job)
+        plan = next((each for each in candidates if works(each, snapshot, self.forecaster, trail)), None)
         if plan is None:
             plan = place_alone(job, snapshot, Order.FIFO, self.forecaster, trail)
-        if plan is not None:
-            trail.add(refusal(plan, Verdict.TAKEN))
         return Decision.of(job, self.name, plan, trail)
 
     def _candidates(self, job: JobSpec, snapshot: Snapshot) -> Iterator[Plan]:

@@ -44,8 +44,6 @@ class PaperPolicy:
         alone = place_alone(job, snapshot, self.order, self.forecaster, trail)
         if alone is not None and (best is None or alone.added_usd_per_hour < best.added_usd_per_hour):
             best = alone
-        if best is not None:
-            trail.add(refusal(best, Verdict.TAKEN))
         return Decision.of(job, self.name, best, trail)
 
     def _pruned(self, group: Group, snapshot: Snapshot, trail: Trail) -> bool:

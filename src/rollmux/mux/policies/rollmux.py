@@ -20,15 +20,7 @@ from rollmux.mux.job import JobSpec, PhaseKind
 from rollmux.mux.order import Order
 from rollmux.mux.placed import NOWHERE, ROLLOUT, TRAIN, Member, Placement
 from rollmux.mux.plan import TRAIL_LIMIT, USD_ROUNDING, Candidate, Decision, Plan, Strategy, Trail, Verdict
-from rollmux.mux.policies.attempt import (
-    Widening,
-    choices,
-    packed,
-    place_alone,
-    refusal,
-    widening,
-    works,
-)
+from rollmux.mux.policies.attempt import Widening, choices, packed, place_alone, widening, works
 from rollmux.mux.policies.seeker import NONE, Seeker, crowded
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.worth import (
@@ -116,14 +108,13 @@ class Search:
             self.best, self.below_usd = plan, burden
 
     def tell(self, trail: Trail) -> None:
-        """Leaves in the trail what was taken, and what it outdid."""
+        """Leaves in the trail what the best outdid."""
         if self.best is None:
             return
         for group_id, added, burden in self.outdone[:TRAIL_LIMIT]:
             if burden > self.below_usd:
                 usd = added.added_usd_per_hour
                 trail.add(Candidate(group_id, added.strategy, usd, Verdict.BURDEN, "", burden, self.below_usd))
-        trail.add(refusal(self.best, Verdict.TAKEN))
 
 
 @dataclass(frozen=True)
