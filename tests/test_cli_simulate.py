@@ -196,7 +196,7 @@ def test_every_example_of_a_cluster_works(jobs: Path, example: Path) -> None:
     assert (found["peak_nodes"] == {"rollout": 16, "train": 12}) == ("fixed" in example.name)
 
 
-def test_jobs_for_which_there_is_no_machine_are_named(tmp_path: Path, jobs: Path) -> None:
+def test_jobs_for_which_there_is_no_machine_are_named(tmp_path: Path) -> None:
     cluster = tmp_path / "small.yaml"
     cluster.write_text((EXAMPLES / "cluster.yaml").read_text().replace("1000", "10"), encoding="utf-8")
     production = tmp_path / "production.csv"

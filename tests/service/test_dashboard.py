@@ -118,7 +118,7 @@ def test_all_controllers_are_those_that_have_figures_and_not_all_that_prometheus
     assert all("rollmux_info" in each["query"]["query"] and "allValue" not in each for each in asked)
 
 
-def test_panels_do_not_cover_one_another_and_each_has_a_query(figures: Figures) -> None:
+def test_panels_do_not_cover_one_another_and_each_has_a_query() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]

@@ -50,7 +50,7 @@ def test_every_event_comes_back_as_it_was(place: Place) -> None:
     assert durable(place) == written
 
 
-def test_records_are_read_from_any_one_on(place: Place, journal: Journal) -> None:
+def test_records_are_read_from_any_one_on(journal: Journal) -> None:
     journal.append(batch(1, 3))
     journal.append(batch(4, 9))
     assert [each.seq for each in journal.records(5)] == [6, 7, 8, 9]
@@ -65,14 +65,14 @@ def test_a_new_journal_says_nothing_and_then_what_it_was_begun_with(place: Place
         assert journal.head() == {"version": 1, "cluster": {"name": "ü"}}
 
 
-def test_submissions_are_kept_beside_their_records(place: Place, journal: Journal) -> None:
+def test_submissions_are_kept_beside_their_records(journal: Journal) -> None:
     first, second = Owned("B ü'\"\\?%s", "team", {"name": TEXT, "slo": 1.5}), Owned("A", "team", {"name": "A"})
     journal.append(Batch((record(1),), (first,)))
     journal.append(Batch((record(2),), (second,)))
     assert {each.job_id: each for each in journal.owned()} == {"A": second, first.job_id: first}
 
 
-def test_a_batch_is_there_as_a_whole_or_not_at_all(place: Place, journal: Journal) -> None:
+def test_a_batch_is_there_as_a_whole_or_not_at_all(journal: Journal) -> None:
     journal.append(batch(1, 2))
     with pytest.raises((sqlite3.IntegrityError, psycopg.IntegrityError)):
         journal.append(Batch((record(3), record(2)), (Owned("A", "team", {}),)))
@@ -188,7 +188,7 @@ def test_the_checksum_tells_any_two_outcomes_apart() -> None:
     assert len({checksum(outcome) for outcome in outcomes}) == len(outcomes)
 
 
-def test_an_image_that_was_made_while_no_clock_went_is_passed_over(place: Place, journal: Journal) -> None:
+def test_an_image_that_was_made_while_no_clock_went_is_passed_over(journal: Journal) -> None:
     """Controllers that ended before their first record have left such."""
     journal.keep(Image(0, -inf, {"now": "-inf"}))
     assert journal.image() is None

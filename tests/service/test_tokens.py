@@ -141,7 +141,7 @@ def test_who_has_sent_no_token_is_told_where_a_folder_s_own_goes(token: str, tol
 
 
 @pytest.mark.parametrize("token", ["ünicode", "two\nlines"])
-def test_what_can_be_no_token_is_told_so(tmp_path: Path, token: str) -> None:
+def test_what_can_be_no_token_is_told_so(token: str) -> None:
     done = CliRunner().invoke(app, ["status", "--url", "http://127.0.0.1:9", "--token", token])
     assert done.exit_code == 2, done.output
     assert "the token is none" in " ".join(done.output.split())

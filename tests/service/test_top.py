@@ -90,7 +90,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(there: Running) -> None:
         assert LEAVE_SCREEN in shown.drawn
 
 
-def test_a_controller_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+def test_a_controller_that_is_not_there_yet_is_waited_for() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with terminal("top", "--url", url, "--token", "x") as shown:
         shown.until("no answer yet", "is `rollmux serve` running?")

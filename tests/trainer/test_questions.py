@@ -470,7 +470,7 @@ def test_a_run_goes_on_with_the_judge_that_it_began_with_alone(folder: str, tmp_
     found.parts.close()
 
 
-def test_a_job_with_questions_needs_a_file_a_model_that_talks_and_a_pool(tmp_path: Path) -> None:
+def test_a_job_with_questions_needs_a_file_a_model_that_talks_and_a_pool() -> None:
     with pytest.raises(InvalidSpec) as refused:
         read_job({"task": {"name": "questions"}, "warmup": {"steps": 5}})
     assert {each.path for each in refused.value.problems} == {

@@ -149,7 +149,7 @@ def test_the_next_process_reclaims_what_was_not_to_survive(folder: Path, nursery
     claim.release()
 
 
-def test_state_survives_for_as_long_as_it_was_to(folder: Path, budget: Budget) -> None:
+def test_state_survives_for_as_long_as_it_was_to(budget: Budget) -> None:
     resident = Resident(state(4, more=False), name="a", budget=budget, survive_s=0.2)
     resident.offload()
     resident.close(keep=True)

@@ -254,7 +254,7 @@ def test_what_only_a_cycle_of_dead_objects_holds_is_no_leak(budget: Budget) -> N
     assert resident.leaked_bytes == 0
 
 
-def test_unchanged_state_is_not_written_again(budget: Budget, folder: Path) -> None:
+def test_unchanged_state_is_not_written_again(budget: Budget) -> None:
     state = {"w": torch.ones(BIG), "v": torch.zeros(BIG)}
     resident = Resident(state, name="a", budget=budget)
     resident.offload()
