@@ -3,9 +3,13 @@
 import gc
 import mmap
 import os
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
+import pytest
 import torch
 
+from rollmux.runtime.residency import pages
 from rollmux.runtime.residency.memory import PENDING_BYTES
 from rollmux.runtime.residency.pages import HUGE_BYTES, MADV_FREE, Piece
 
@@ -44,3 +48,18 @@ def test_a_tensor_keeps_its_memory_when_the_piece_is_forgotten() -> None:
     gc.collect()
     seen.fill_(3)
     assert torch.equal(seen, torch.full((SIZE,), 3, dtype=torch.uint8))
+
+
+def test_whole_pages_are_closed_on_a_kernel_with_larger_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of aarch64 may have pages of 64 KiB, and refuses a part of one."""
+    monkeypatch.setattr(mmap, "PAGESIZE", 64 << 10)
+    spec = spec_from_file_location("pages_there", pages.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    there = module_from_spec(spec)
+    spec.loader.exec_module(there)
+    piece = there.Piece(SIZE)
+    shown = (line.split()[:2] for line in Path("/proc/self/maps").read_text().splitlines())
+    closed = [[int(each, 16) for each in where.split("-")] for where, rights in shown if rights == "---p"]
+    for start, end in [(piece.start, piece.start + mmap.PAGESIZE), (piece.end - mmap.PAGESIZE, piece.end)]:
+        assert any(low <= start and end <= high for low, high in closed)

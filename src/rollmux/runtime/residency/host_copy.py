@@ -19,15 +19,16 @@ from rollmux.runtime.host.errors import NoRoom, shown
 from rollmux.runtime.residency import record as records
 from rollmux.runtime.residency.errors import BadCopy
 from rollmux.runtime.residency.layout import BEGINNING_BYTES, CHUNK_BYTES, Layout
-from rollmux.runtime.residency.pages import HUGE_BYTES, PAGE_BYTES
+from rollmux.runtime.residency.pages import HUGE_BYTES
 from rollmux.runtime.residency.record import Record
 
 FORMAT = 5
+HEAD_BYTES = 4096  # a file may outlive its kernel: no matter how large pages are
 MADV_POPULATE_WRITE = 23  # of Linux; Python 3.11 does not name it
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What stands in the first page."""
+    """What stands first."""
 
     format: int
     catalogue_bytes: int
@@ -39,7 +40,7 @@ class Head(msgspec.Struct, frozen=True):
 
     @property
     def data_at(self) -> int:
-        before = PAGE_BYTES + self.catalogue_bytes + 2 * self.record_bytes
+        before = HEAD_BYTES + self.catalogue_bytes + 2 * self.record_bytes
         return -(-before // HUGE_BYTES) * HUGE_BYTES
 
 
@@ -61,7 +62,7 @@ class HostCopy:
         under_way = path.with_suffix(".new")
         under_way.unlink(missing_ok=True)
         mapped = _taken(under_way, head.data_at + slots * layout.nbytes)
-        mapped[PAGE_BYTES : PAGE_BYTES + len(catalogue)] = catalogue
+        mapped[HEAD_BYTES : HEAD_BYTES + len(catalogue)] = catalogue
         first = msgspec.json.encode(head)
         mapped[: len(first)] = first
         copy = cls(path, head, layout, mapped)
@@ -76,8 +77,8 @@ class HostCopy:
         except FileNotFoundError as error:
             raise BadCopy(f"no state is kept as {path.stem!r} in {path.parent}; start cold") from error
         try:
-            head = msgspec.json.decode(mapped[:PAGE_BYTES].rstrip(b"\0"), type=Head)
-            catalogue = mapped[PAGE_BYTES : PAGE_BYTES + head.catalogue_bytes]
+            head = msgspec.json.decode(mapped[:HEAD_BYTES].rstrip(b"\0"), type=Head)
+            catalogue = mapped[HEAD_BYTES : HEAD_BYTES + head.catalogue_bytes]
             if head.format != FORMAT or head.chunk_bytes != CHUNK_BYTES or _digest(catalogue) != head.catalogue_digest:
                 raise BadCopy(f"{path} is damaged, or of another release; remove it and start cold")
             layout = msgspec.json.decode(catalogue, type=Layout)
@@ -143,7 +144,7 @@ class HostCopy:
             self._under_way = None
 
     def _area_at(self, number: int) -> int:
-        return PAGE_BYTES + self._head.catalogue_bytes + number * self._head.record_bytes
+        return HEAD_BYTES + self._head.catalogue_bytes + number * self._head.record_bytes
 
     def _area(self, number: int) -> memoryview:
         at = self._area_at(number)

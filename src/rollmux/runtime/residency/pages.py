@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-PAGE_BYTES, HUGE_BYTES = 4096, 2 << 20
+PAGE_BYTES = mmap.PAGESIZE  # of this kernel: on aarch64 it may be 4, 16 or 64 KiB
+HUGE_BYTES = 2 << 20
 MADV_FREE, MADV_HUGEPAGE, PROT_NONE = 8, 14, 0  # of Linux; Python 3.11 names only some
 # Wishes only: where a place is taken, or too high for this processor, the kernel chooses another one.
 PLACES = cycle(range(1 << 40, 1 << 46, 1 << 36))
