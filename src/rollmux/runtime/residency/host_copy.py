@@ -1,7 +1,8 @@
 """The state of a job in one file in the node's memory, mapped: it outlives the process.
 
 A version becomes visible by its record alone, once all that it names is written. With two slots a chunk, a version is
-written beside the last one, which stays whole until the next; with one, a version under way leaves none.
+written beside the last one, which stays whole until the next; with one, a version under way leaves none. Who reads does
+so without a lock, and looks at the record again afterwards: barriers keep records and chunks in this order.
 """
 
 import mmap
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from rollmux.runtime.host.errors import NoRoom, shown
 from rollmux.runtime.residency import record as records
+from rollmux.runtime.residency.barrier import barrier
 from rollmux.runtime.residency.errors import BadCopy
 from rollmux.runtime.residency.layout import BEGINNING_BYTES, CHUNK_BYTES, Layout
 from rollmux.runtime.residency.pages import HUGE_BYTES
@@ -112,6 +114,12 @@ class HostCopy:
 
         With one slot it is: whoever writes over a version that was broken off may give its number again.
         """
+        barrier()  # after the chunks that were read
+        found = self._read(known)
+        barrier()  # before those that will be
+        return found
+
+    def _read(self, known: Record | None) -> Record | None:
         areas = [self._area(number) for number in (0, 1)]
         said = max(records.version_at(area, self.stamp) for area in areas)
         if known is not None and self.slots == 2 and (known.stamp, known.version) == (self.stamp, said):
@@ -133,12 +141,15 @@ class HostCopy:
         for number in (0, 1):
             at = self._area_at(number)
             self._mapped[at : at + records.HEAD.size] = bytes(records.HEAD.size)
+        barrier()  # before the first chunk
 
     def commit(self, record: Record) -> None:
         """The flip: before it the last version holds, after it this one."""
         packed = record.packed()
         at = self._area_at(record.version % 2)
+        barrier()  # after the chunks of this version
         self._mapped[at : at + len(packed)] = packed
+        barrier()  # before those of the next
         if self._under_way is not None:
             self._under_way.rename(self.path)
             self._under_way = None
