@@ -12,7 +12,7 @@ from rollmux.runtime.rewards.asserts import asking
 from rollmux.runtime.rewards.asserts.answering import Answers
 from rollmux.runtime.rewards.asserts.asking import FAILED, PASSED, UNASKABLE, Link, Over
 from rollmux.runtime.sandbox import frames
-from tests.runtime.rewards.served import MIXED, ended, serving
+from tests.runtime.rewards.served import MIXED, ended, in_python, serving
 from tests.runtime.rewards.test_values import JSON
 
 CLASS = "import unittest\nclass T(unittest.TestCase):\n"
@@ -81,6 +81,14 @@ def test_an_object_in_place_of_a_value_gains_nothing(
     tests += "\nassert not [each for each in held if each], held"
     status, why = ended(SLY.format(base=base, value=value, answer=answer), tests)
     assert status == PASSED or why.startswith("no end"), why
+
+
+@pytest.mark.parametrize("answer", ["[]", "[[]]", "numpy.zeros((0, 3))", "float('nan')", "[float('nan')]", "0", "[7]"])
+def test_an_array_in_place_of_a_value_gains_what_it_would_in_python(answer: str) -> None:
+    source = f"import math, numpy\ndef f(*_): return numpy.array({answer})"
+    for each in WANTED:
+        status, why = ended(source, f"import math\nassert {each}")
+        assert status == in_python(source, f"assert {each}"), (each, why)
 
 
 def test_an_object_that_learns_a_value_can_not_become_it() -> None:

@@ -405,22 +405,52 @@ def half(): return numpy.float64(0.5)
 def all_of(n): return numpy.arange(float(n))
 def above(items, least): return numpy.any(numpy.array(items) > least)
 def each_above(items, least): return list(numpy.array(items) > least)
+def doubled(items): return numpy.asarray(items) * 2
+def clear(items): items[:] = 0
+def words(): return numpy.array(["a", "bc"])
+def parted(n): return [numpy.ones(n), {"none": numpy.zeros((0, n), int)}]
+def large(): return numpy.ones((1000, 1000))
+class Net:
+    def __init__(self): self.weights = numpy.zeros((2, 2))
+    def grow(self): self.weights += 1
 """
 
 
 @pytest.mark.parametrize(
-    ("tests", "status"),
+    "tests",
     [
-        ("assert np.isclose(half(), 0.5) and np.allclose([half(), 1], [0.5, 1]) and np.float64(0.5) == half()", PASSED),
-        ("assert np.isclose(half(), 0.6)", FAILED),
-        ("assert all_of(3).tolist() == [0, 1, 2]", PASSED),
-        ("assert above([1, 2], 1) == True and above([1, 2], 3) == False and above([1], 0) != 0", PASSED),
-        ("assert {'a': above([1], 0), 'b': each_above([1, 3], 2)} == {'a': True, 'b': [False, True]}", PASSED),
-        ("assert above([1, 2], 3) == True", FAILED),
-        ("assert each_above([1, 3], 2) == [True, True]", FAILED),
-        ("assert np.allclose(all_of(3), [0, 1, 2])", UNASKABLE),
-        ("assert (np.arange(3) == all_of(3)).all()", UNASKABLE),
+        "assert np.isclose(half(), 0.5) and np.allclose([half(), 1], [0.5, 1]) and np.float64(0.5) == half()",
+        "assert np.isclose(half(), 0.6)",
+        "assert all_of(3).tolist() == [0, 1, 2]",
+        "assert above([1, 2], 1) == True and above([1, 2], 3) == False and above([1], 0) != 0",
+        "assert {'a': above([1], 0), 'b': each_above([1, 3], 2)} == {'a': True, 'b': [False, True]}",
+        "assert above([1, 2], 3) == True",
+        "assert each_above([1, 3], 2) == [True, True]",
+        "assert np.allclose(all_of(3), [0, 1, 2]) and (np.arange(3) == all_of(3)).all()",
+        "assert (all_of(3) == [0, 1, 2]).all() and (words() == ['a', 'bc']).all()",
+        "assert (all_of(3) == [0, 1, 3]).all()",
+        "assert all_of(3) == [0, 1, 2]",
+        "np.testing.assert_array_equal(doubled(np.eye(2)), [[2, 0], [0, 2]])",
+        "np.testing.assert_array_equal(doubled(np.eye(2)), [[2, 0], [0, 3]])",
+        "assert doubled(np.float32(1.5)) == 3 and doubled(np.array([1j])) == 2j and doubled(np.int8(4)).dtype == 'i1'",
+        "assert isinstance(all_of(2), np.ndarray) and all_of(2).dtype == np.float64 and all_of(4)[1:3].shape == (2,)",
+        "a = np.ones(3); clear(a); assert a.sum() == 0",
+        "ones, made = parted(2); assert ones.sum() == 2 and made['none'].shape == (0, 2) and made['none'].dtype == int",
+        "n = Net(); n.grow(); assert (n.weights == 1).all(); n.weights[0][1] = 5; assert n.weights[0, 1] == 5",
+        "n = Net(); n.weights[0, 0] = 5; n.weights += 1; n.grow(); assert n.weights.tolist() == [[7, 2], [2, 2]]",
+        "assert large().sum() == 10**6 and large()[0].sum() == 1000",
     ],
 )
-def test_numpys_numbers_and_truth_values_are_values_and_its_arrays_are_not(tests: str, status: int) -> None:
-    assert ended(NUMPY, f"import numpy as np\n{tests}")[0] == status
+def test_numpys_arrays_and_numbers_are_values(tests: str) -> None:
+    tests = f"import numpy as np\n{tests}"
+    status, why = ended(NUMPY, tests)
+    assert status == in_python(NUMPY, tests), why
+
+
+def test_arrays_are_values_where_the_tests_do_not_load_numpy() -> None:
+    assert ended(NUMPY, "assert (all_of(3) == [0, 1, 2]).all()") == (PASSED, "")
+    assert ended(NUMPY, "assert (all_of(3) == [0, 1, 3]).all()")[0] == FAILED
+
+
+def test_whether_two_arrays_are_one_can_not_be_asked() -> None:
+    assert ended(NUMPY, "import numpy as np\na = np.ones(2)\nassert doubled(a) is not a")[0] == UNASKABLE

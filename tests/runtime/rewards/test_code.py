@@ -162,6 +162,12 @@ def test_asserts_that_do_not_hold_are_worth_nothing_with_any_program(pooled: Poo
     assert (reward.status, reward.score) == (Status.SCORE, 0.0)
 
 
+def test_asserts_see_arrays_where_only_the_program_loads_numpy(pooled: Pooled) -> None:
+    source = "import numpy as np\ndef ones(n): return np.ones(n)"
+    assert by_asserts(pooled, source, "assert (ones(2) == [1, 1]).all()").value == 1.0
+    assert by_asserts(pooled, source, "assert (ones(2) == [1, 2]).all()").value == 0.0
+
+
 def test_an_answer_that_tests_run_runs_nothing(pooled: Pooled) -> None:
     source = "def make24(*_): return {!r}"
     asserts = "assert eval(make24(4, 6, 1, 1)) == 24"

@@ -5,13 +5,16 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from math import isnan
+from math import inf, isnan
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as of_numpy
 
+from rollmux.runtime.rewards.asserts import arrays
 from rollmux.runtime.rewards.asserts.answering import form
 from rollmux.runtime.rewards.asserts.values import MOST_DEEP, PLAIN, Unreadable, read, text, unresolved, written
 
@@ -107,6 +110,47 @@ def test_what_is_too_deep_is_refused_and_what_is_read_can_be_written() -> None:
     assert there_and_back(deep) == deep
     with pytest.raises(Unreadable):
         there_and_back([[deep]])
+
+
+ARRAYS = of_numpy.arrays(
+    of_numpy.scalar_dtypes().filter(lambda kind: kind.kind in "biufcU"), of_numpy.array_shapes(min_dims=0, min_side=0)
+)
+
+
+@given(ARRAYS, st.booleans())
+def test_arrays_and_numbers_of_numpy_come_back_as_they_were(array: Any, alone: bool) -> None:
+    value = array.flat[0] if alone and array.size else array
+    if value.dtype.itemsize > 16 and value.dtype.kind in "fc":  # Python has no such number
+        assert arrays.written(value, inf) is None
+        return
+    said = arrays.written(value, inf)
+    assert said is not None
+    back = arrays.read(json.loads(text(said))["numpy"])
+    assert type(back) is type(value)
+    assert back.dtype.name == value.dtype.name or value.dtype.kind == "U"
+    assert back.shape == value.shape
+    np.testing.assert_array_equal(back, value)
+
+
+@given(
+    st.lists(JSON, max_size=3) | st.tuples(st.sampled_from(["bool", "int8", "complex64", "str"]), JSON, JSON).map(list)
+)
+def test_whatever_is_said_of_an_array_is_one_of_plain_items_or_refused(said: list[Any]) -> None:
+    try:
+        value = arrays.read(said)
+    except Exception:  # noqa: BLE001 - whoever reads ends it there
+        return
+    assert value.dtype.kind in "biufcU"
+
+
+def test_what_is_no_array_or_a_larger_one_is_not_written_as_one() -> None:
+    class Sly(np.float64):
+        pass
+
+    masked: Any = np.ma.array([1, 2], mask=[0, 1])
+    others = [np.array([None]), np.array([b"x"]), np.datetime64("2024-01-01"), np.zeros(2, "i4,f8"), np.longdouble(1)]
+    for value in (3, 0.5, object(), np, np.float64, Sly(3), masked, *others, np.zeros(4)):
+        assert arrays.written(value, 3) is None
 
 
 def test_objects_of_a_program_are_not_written_as_values() -> None:

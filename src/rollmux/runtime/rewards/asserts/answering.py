@@ -10,15 +10,16 @@ import json
 import math
 import numbers
 import operator
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
+from rollmux.runtime.rewards.asserts import arrays
 from rollmux.runtime.rewards.asserts.values import MUTABLE, PLAIN, TYPES, Unreadable, read, text, written
 from rollmux.runtime.sandbox import frames
 
+MOST_ITEMS = 1 << 18  # of an array that crosses: a larger one is an object, and can still be asked
 OF_VALUES = (
     *("abs", "neg", "pos", "invert", "round", "trunc", "floor", "ceil", "int", "float", "complex", "index"),
     *("bool", "len", "iter", "next"),
@@ -61,7 +62,7 @@ _FORMS: dict[type, Callable[[Any], Any]] = {
     dict: lambda value: dict(dict.items(value)),
     **dict.fromkeys((type({}.keys()), type({}.items())), set),
     **dict.fromkeys((type(OrderedDict().keys()), type(OrderedDict().items())), set),
-    numbers.Integral: int,  # numpy's, too
+    numbers.Integral: int,  # other libraries have some, too
     numbers.Real: float,
 }
 
@@ -87,7 +88,8 @@ class Answers:
             asked = json.loads(blobs[0])
             arguments = read(asked, self._resolve)
             result = self._verbs[head["verb"]](*arguments)
-            said = self._refer(result) if head["keep"] and type(result) in MUTABLE else written(result, self._refer)
+            stays = head["keep"] and (type(result) in MUTABLE or arrays.is_array(result))
+            said = self._kept_as(result) if stays else written(result, self._refer)
             after = written(arguments, self._refer) if head["back"] else asked
             return frames.packed({"raised": False}, [text(said), *([] if after == asked else [text(after)])])
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what the program raises is its answer
@@ -110,6 +112,9 @@ class Answers:
                 return {"type": [value.__name__]}
             if issubclass(value, BaseException):
                 return {"error": self._class(value)}
+        return arrays.written(value, MOST_ITEMS) or self._kept_as(value)
+
+    def _kept_as(self, value: Any) -> dict[str, Any]:
         return {"kept": [self._number(value)]}
 
     def _number(self, value: Any) -> int:
@@ -125,6 +130,8 @@ class Answers:
     def _resolve(self, name: str, parts: list[Any]) -> Any:
         if name == "kept":
             return self._kept[parts[0]]
+        if name == "numpy":
+            return arrays.read(parts)
         if name == "named":
             return reduce(getattr, parts[1].split("."), importlib.import_module(parts[0]))
         raise Unreadable(name)
@@ -134,8 +141,7 @@ def form(value: Any) -> tuple[bool, Any]:
     """The value of a plain type that an object is besides what its class adds; whether there is one."""
     if type(value) in PLAIN:
         return True, value
-    truth = getattr(sys.modules.get("numpy"), "bool_", bool)  # numpy's own, which it does not call a number
-    made = next((made for kind, made in {**_FORMS, truth: bool}.items() if isinstance(value, kind)), None)
+    made = next((made for kind, made in _FORMS.items() if isinstance(value, kind)), None)
     try:
         return (False, None) if made is None else (True, made(value))
     except TypeError:  # a view of items that are in no set

@@ -12,8 +12,10 @@ import threading
 import types
 from contextlib import suppress
 from functools import reduce
+from math import inf
 from typing import Any, NoReturn
 
+from rollmux.runtime.rewards.asserts import arrays
 from rollmux.runtime.rewards.asserts.remote import Held, Remote, held_by, like_a_class
 from rollmux.runtime.rewards.asserts.values import MUTABLE, TYPES, Unreadable, read, text, written
 from rollmux.runtime.sandbox import frames
@@ -130,7 +132,7 @@ class Link:
         for number, error in self._errors.items():
             if value is error:
                 return {"kept": [number]}
-        return {"named": list(_place(value))}
+        return arrays.written(value, inf) or {"named": list(_place(value))}
 
     def _read(self, blob: bytes, name: str) -> Any:
         return read(json.loads(blob), lambda sort, parts: self._opened(sort, parts, name))
@@ -139,6 +141,8 @@ class Link:
         match sort, parts:
             case "kept", [int(number)]:
                 return Remote(Held(self, number, name))
+            case "numpy", _:
+                return arrays.read(parts)
             case "type", [str(kind)]:
                 return TYPES[kind]
             case "error", [int(), str(), str(), list()]:
@@ -166,6 +170,8 @@ class Link:
             if type(old) in MUTABLE and type(new) is type(old):
                 old.clear()
                 (old.update if hasattr(old, "update") else old.extend)(new)
+            elif arrays.is_array(old) and arrays.is_array(new) and old.shape == new.shape:
+                old[...] = new
 
     def _error(self, kind: Any, arguments: Any, of: Any) -> BaseException:
         if type(kind) is not type or not issubclass(kind, Exception | Exited) or type(arguments) is not tuple:

@@ -12,6 +12,7 @@ from copy import deepcopy
 from types import CodeType, ModuleType, UnionType
 from typing import Any
 
+from rollmux.runtime.rewards.asserts.arrays import is_array
 from rollmux.runtime.rewards.asserts.asking import Link
 from rollmux.runtime.rewards.asserts.remote import Remote, attribute, held_by, item
 from rollmux.runtime.rewards.asserts.running import RUNNING, Running
@@ -237,7 +238,8 @@ class _Functions:
     def same(self, left: Any, right: Any) -> bool:
         if type(left) is Remote and type(right) is Remote:
             return held_by(left).number == held_by(right).number
-        if left is not right and type(left) in MUTABLE and type(right) is type(left):
+        is_copied = type(left) in MUTABLE or is_array(left)
+        if left is not right and is_copied and type(right) is type(left):
             self._link.refuse(f"whether two {type(left).__name__}s are one: the program's come here as copies")
         return left is right
 

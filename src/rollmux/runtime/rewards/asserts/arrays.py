@@ -1,0 +1,49 @@
+"""Numpy's arrays and numbers as values: their type, their shape, and all that is in them.
+
+Invariant: reading makes truth values, numbers and texts alone, and as many as were written.
+"""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+# Types of items, and what each is told as. What Python has no exact number for is missing here, and stays an object.
+_TOLD_AS = {
+    **{name: name for name in ("bool", "str", "float16", "float32", "float64")},
+    **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "complex64": "float32",
+    "complex128": "float64",
+}
+_ITEMS = (bool, int, float, str)
+
+
+class NoArray(ValueError):
+    """The other side wrote what no array is written as."""
+
+
+def is_array(value: Any) -> bool:
+    return type(value) is getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
+def written(value: Any, most: float) -> dict[str, Any] | None:
+    """As JSON; None for what is neither an array of at most so many items nor a number, or of other items."""
+    numpy: Any = sys.modules.get("numpy")
+    is_number = issubclass(type(value), getattr(numpy, "generic", ())) and type(value) is value.dtype.type
+    if not (is_number or (is_array(value) and value.size <= most)):
+        return None
+    kind = "str" if value.dtype.kind == "U" else value.dtype.name
+    if kind not in _TOLD_AS:
+        return None
+    items = numpy.ascontiguousarray(value, kind).ravel()
+    told = items if _TOLD_AS[kind] == kind else items.view(_TOLD_AS[kind])
+    return {"numpy": [kind, None if is_number else list(value.shape), told.tolist()]}
+
+
+def read(parts: list[Any]) -> Any:
+    """It again. Raises what numpy raises of parts that it can't be made of."""
+    match parts:
+        case [str(kind), shape, list(items)] if kind in _TOLD_AS and all(type(each) in _ITEMS for each in items):
+            made = import_module("numpy").array(items, _TOLD_AS[kind])
+            made = made if _TOLD_AS[kind] == kind else made.view(kind)
+            return made[0] if shape is None else made.reshape(shape)
+    raise NoArray("no type, shape and items of an array")
