@@ -180,6 +180,18 @@ AGREED = [
         MIXED,
         "try: applied(dict.__getitem__, {}, 'a')\nexcept KeyError as e: assert str(e) == repr('a')",
     ),
+    (
+        MIXED,
+        "assert globals()['LIMIT'] == 3 and adder.__name__ == globals()['adder'].__name__ and locals()['total'] == 0",
+    ),
+    (MIXED, "assert globals()['LIMIT'] == 4"),
+    (
+        MIXED,
+        "def of(name): return globals().get(name, 7)\nassert of('adder')(1)(2) == 3 and of('gone') == 7 and of(3) == 7",
+    ),
+    (MIXED, "for each in ['gone', 'adder']:\n    if each in globals(): made = globals()[each]\nassert made(1)(2) == 3"),
+    (MIXED, "assert LIMIT == 3 and globals()['gone']"),
+    (MIXED, "LIMIT = 5\nassert globals()['LIMIT'] == 5 and total == 0\nassert eval('LIMIT + total', globals()) == 5"),
     (MIXED, "if __name__ == '__main__':\n    assert LIMIT == 4"),
     (MIXED, "assert type(LIMIT) is int and type(LIMIT) == int and isinstance(LIMIT, int | str)"),
     (MIXED, "class T:\n    limit = LIMIT\n    def of(self, f=add): return f\nassert T.limit == 3 and T().of() is add"),

@@ -8,6 +8,7 @@ import ast
 import builtins
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from types import CodeType, ModuleType, UnionType
 from typing import Any
@@ -18,6 +19,7 @@ from rollmux.runtime.rewards.asserts.remote import Remote, attribute, held_by, i
 from rollmux.runtime.rewards.asserts.running import RUNNING, Running
 from rollmux.runtime.rewards.asserts.values import MUTABLE
 
+_NOWHERE = object()
 _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq,
     "NotEq": operator.ne,
@@ -48,7 +50,23 @@ class Names(dict[str, Any]):
     def __init__(self, link: Link, tests: CodeType) -> None:
         running = Running(link, tests)
         functions = {**_Functions(link, running).by_name(), **running.by_name()}
-        super().__init__({"__name__": "__main__", **functions, "__builtins__": _Others(link)})
+        self._others = _Others(link)
+        own = {name: value for name, value in self._others.items() if not name.startswith("_")}  # found at once
+        super().__init__({**own, "__name__": "__main__", **functions, "__builtins__": self._others})
+
+    def __missing__(self, name: object) -> Any:
+        """For `globals()["f"]` too."""
+        if type(name) is not str:
+            raise KeyError(name)
+        return self._others[name]
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(name, _NOWHERE) is not _NOWHERE
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        with suppress(KeyError):
+            return self[name]
+        return default
 
 
 class _Others(dict[str, Any]):
@@ -99,7 +117,7 @@ class Tests(ModuleType):
         return list(self._names)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._names:
+        if not dict.__contains__(self._names, name):  # the program's are not for a library that looks for hooks
             raise AttributeError(name)
         return self._names[name]
 
