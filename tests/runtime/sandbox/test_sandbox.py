@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import pytest
@@ -507,6 +507,23 @@ open("/tmp/own", "w").write("its own")
     if str(tmp_path).startswith("/tmp/"):
         assert (ended.status, ended.stdout) == (0, b"42\nrefused\nrefused\n"), ended
     assert (tmp_path / "part.py").exists()
+
+
+@pytest.mark.parametrize("without", [(), (Mechanism.MOUNT_NAMESPACE,)], ids=["in a fresh root", "by Landlock"])
+def test_what_is_readable_may_lie_in_what_is(without: Sequence[Mechanism]) -> None:
+    async def read(*folders: str) -> Ended:
+        async with Sandbox(allow=list(Concern), without=without, readable=folders) as sandbox:
+            reads = f"for folder in {folders}: print(open(folder + '/told').read())"
+            return await sandbox.run(Program(reads), SMALL)
+
+    with TemporaryDirectory(dir="/var/tmp") as outer:  # not below the folder of runs
+        inner = f"{outer}/inner"
+        os.mkdir(inner)
+        os.chmod(outer, 0o755)
+        for folder in (inner, outer):
+            Path(folder, "told").write_text("42")
+        ended = asyncio.run(read(inner, outer))
+    assert (ended.status, ended.stdout) == (0, b"42\n42\n"), ended
 
 
 def test_an_environment_is_for_its_runs_and_shown_to_nobody_else() -> None:

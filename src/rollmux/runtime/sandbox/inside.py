@@ -52,7 +52,8 @@ class Place:
     folder: str
     uid: int
     protections: Protections
-    covered: tuple[str, ...] = ()  # what is readable where the scratch folder comes
+    readable: tuple[str, ...] = ()  # besides Python's own
+    covered: tuple[str, ...] = ()  # what of it lies where the scratch folder comes
     folder_is_own: bool = True  # no other run, and nobody else, has anything in it
 
 
@@ -173,7 +174,7 @@ def _give_up_rights(place: Place) -> None:
     kernel.forbid_new_privileges()
     if Mechanism.LANDLOCK in active:
         fresh = Mechanism.MOUNT_NAMESPACE in active
-        readable = ["/"] if fresh else root.readable()
+        readable = ["/"] if fresh else root.readable(place.readable)
         writable = [place.folder, *(path for path in _DEVICES if os.path.exists(path))]
         landlock.restrict(place.protections.landlock_version, readable, writable)
     if Mechanism.SECCOMP in active:

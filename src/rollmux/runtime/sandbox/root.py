@@ -28,9 +28,9 @@ _OF_PROC = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
 def readable(extra: Sequence[str] = ()) -> list[str]:
-    """What of this machine a run may read: programs, libraries and this interpreter."""
+    """What of this machine a run may read: programs, libraries, this Python. Folders come before what is in them."""
     wanted = [f"/{name}" for name in ("usr", *_TOP)] + [sys.base_prefix, sys.prefix, *extra]
-    return [path for path in wanted if path != "/" and os.path.exists(path)]
+    return sorted(path for path in wanted if path != "/" and os.path.exists(path))
 
 
 def enter_fresh_root(extra: Sequence[str] = ()) -> list[str]:

@@ -202,7 +202,8 @@ class Zygote:
         setup, uid = self._setup, self._user(slot)
         folder = _empty_folder(self._folders, uid) if self._folders else setup.folder or root.SCRATCH
         environment = {"HOME": folder, **dict(setup.environment)}
-        return Place(environment, folder, uid, self._protections, self._covered, setup.folder is None)
+        own = setup.folder is None
+        return Place(environment, folder, uid, self._protections, setup.readable, self._covered, own)
 
     def _bury(self) -> None:
         """The dead, and what has lost its keeper: that was adopted here, where no namespace takes it along."""
