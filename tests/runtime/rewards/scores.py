@@ -44,10 +44,10 @@ def too_much() -> float:
     return -1e10
 
 
-def of_numpy(dtype: str) -> Any:
+def of_numpy(kind: str, value: Any) -> Any:
     import numpy  # noqa: PLC0415 - as a scoring function may
 
-    return getattr(numpy, dtype)(2)
+    return getattr(numpy, kind)(value)
 
 
 def not_a_number() -> float:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from time import monotonic
 
 import pytest
@@ -23,6 +24,7 @@ from rollmux.runtime.rewards import (
     Status,
 )
 from rollmux.runtime.rewards.budget import Budget
+from rollmux.runtime.rewards.functions import scored
 from rollmux.runtime.sandbox import Concern, Mechanism, Program, SandboxError
 from rollmux.runtime.sandbox.tree import descendants
 from tests.runtime.rewards.world import Pooled
@@ -50,9 +52,17 @@ def test_a_function_without_a_score_is_an_error(pooled: Pooled, name: str) -> No
     assert reward.detail
 
 
-@pytest.mark.parametrize("dtype", ["int64", "float32", "float64"])
-def test_a_number_of_numpy_s_is_a_number(pooled: Pooled, dtype: str) -> None:
-    assert pooled.score(function("of_numpy", dtype=dtype)).value == 2.0
+@pytest.mark.parametrize("kind", ["numpy.int64", "numpy.float32", "numpy.array", "torch.tensor", "decimal.Decimal"])
+def test_a_number_of_another_library_s_is_a_number(kind: str) -> None:
+    module, _, name = kind.partition(".")
+    made = getattr(import_module(module), name)
+    assert scored(made(2), 0.0, 0.0).value == 2.0
+
+
+@pytest.mark.parametrize("kind", ["bool_", "float64", "array"])
+def test_and_so_it_is_in_a_process_of_its_own(pooled: Pooled, kind: str) -> None:
+    assert pooled.score(function("of_numpy", kind=kind, value=True)).value == 1.0
+    assert pooled.score(function("of_numpy", kind="array", value=[1, 2])).status is Status.ERROR
 
 
 def test_a_task_that_can_not_be_asked_is_an_error_of_its_own(pooled: Pooled) -> None:

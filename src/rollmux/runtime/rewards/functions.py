@@ -7,8 +7,10 @@ import asyncio
 import inspect
 import json
 import socket
+from contextlib import suppress
+from decimal import Decimal
 from importlib import import_module
-from math import inf, nan
+from math import inf, isnan, nan
 from numbers import Real
 from typing import Any
 
@@ -72,15 +74,21 @@ async def _value(task: AsyncTask) -> object:
 
 
 def scored(value: object, cpu_s: float, wall_s: float) -> Reward:
-    """Numbers of other libraries are numbers too."""
-    try:
-        number = float(value) if isinstance(value, Real) else nan
-    except OverflowError:
-        number = inf
+    number = _number(value)
     if -MOST <= number <= MOST:
         return Reward(Status.SCORE, number, "", cpu_s, wall_s)
     told = f"{value!r} is no score: return a number from {-MOST:g} to {MOST:g}"
     return Reward(Status.ERROR, None, told, cpu_s, wall_s)
+
+
+def _number(value: Any) -> float:
+    """Those of other libraries are numbers too, and so are their arrays of one. What is none is not a number."""
+    with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # of many, and what is no array
+        value = value.item()
+    try:
+        return float(value) if isinstance(value, Real | Decimal) else nan
+    except OverflowError:
+        return inf
 
 
 def call(function: str, arguments: str) -> None:
@@ -89,7 +97,8 @@ def call(function: str, arguments: str) -> None:
     value: Any = getattr(import_module(module), name)(**json.loads(arguments))
     if inspect.iscoroutine(value):
         value = asyncio.run(value)
-    told = float(value) if isinstance(value, Real) else repr(value)[:200]
+    number = _number(value)
+    told = repr(value)[:200] if isnan(number) else number
     with socket.socket(fileno=_CHANNEL) as connection:
         connection.sendall(frames.packed({"score": told}))
 
