@@ -191,6 +191,7 @@ def pool_settings(rewards: Rewards, needs: Needs) -> PoolSettings:
         judge=JudgeSettings(partial(open_judge, folder), at_once=1, cap_s=wall_s) if asks_judge else None,
         function_modules=needs.modules,
         function_folders=needs.folders,
+        confine_functions=rewards.functions == "confined",
         allow=[Concern[name.upper()] for name in rewards.allowed],
     )
 

@@ -149,6 +149,7 @@ class Rewards:
     )
     lag: int = _number(16, 0, 10**6, "give tokens; 0 tells rewards as they come")
     cap_s: float = _number(30.0, 1e-3, 1e6, "give the processor seconds after which scoring an answer is given up")
+    functions: str = _choice("trusted", "trusted", "confined")  # what scoring functions may do: all, or what code may
     code_timeout: str = _choice("failure", "failure", "zero")  # what a program that was cut off is worth: nothing, or 0
     judge: str = _text("", "name a folder with the model that judges where a question asks for one")
     allow: str = _text("", "name what hostile code may do on a machine that can't prevent it, as in 'disk, network'")

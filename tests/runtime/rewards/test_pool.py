@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -63,6 +64,25 @@ def test_a_number_of_another_library_s_is_a_number(kind: str) -> None:
 def test_and_so_it_is_in_a_process_of_its_own(pooled: Pooled, kind: str) -> None:
     assert pooled.score(function("of_numpy", kind=kind, value=True)).value == 1.0
     assert pooled.score(function("of_numpy", kind="array", value=[1, 2])).status is Status.ERROR
+
+
+def test_a_function_that_runs_what_a_response_says_does_no_harm_where_it_is_confined(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("5")
+    planted = tmp_path / "planted"
+    texts = ["6 * 7", f"open({str(tmp_path / 'secret')!r}).read()", f"open({str(planted)!r}, 'w').write('x')"]
+
+    async def came_to(confined: bool) -> list[float | None]:
+        turns = {Kind.FUNCTION: 1, Kind.CODE: 1}
+        settings = PoolSettings(turns, function_modules=[SCORES], confine_functions=confined, allow=list(Concern))
+        async with RewardPool(settings) as pool:
+            if Concern.FILES in pool.protections.uncovered:
+                pytest.skip("nothing protects files here")
+            return [(await pool.score(function("runs", text=each))).score for each in texts]
+
+    assert asyncio.run(came_to(confined=True)) == [42, None, None]
+    assert not planted.exists()
+    assert asyncio.run(came_to(confined=False)) == [42, 5, 1]
+    assert planted.exists()
 
 
 def test_a_task_that_can_not_be_asked_is_an_error_of_its_own(pooled: Pooled) -> None:

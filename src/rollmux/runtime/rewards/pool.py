@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 from rollmux.checks import MAX_SECONDS, Checks
@@ -43,6 +44,7 @@ class PoolSettings:
     judge: JudgeSettings | None = None  # needed with turns for a judge
     function_modules: Sequence[str] = ()
     function_folders: Sequence[str] = ()  # where they are looked for too, last
+    confine_functions: bool = False  # they are given texts of strangers, and some run what these say
     allow: Collection[Concern] = ()
 
     def __post_init__(self) -> None:
@@ -205,16 +207,13 @@ def _outcome(work: asyncio.Task[Reward]) -> Reward:
 
 
 def _sandboxes(settings: PoolSettings) -> dict[Kind, Sandbox]:
-    """Hostile code and hostile answers are held; the caller's own functions are not, but they are watched."""
+    """Hostile code and hostile answers are held; the caller's own functions only if asked, but they are watched."""
+    path = [*(each for each in sys.path if each), *settings.function_folders]
+    functions = partial(Sandbox, warm=["rollmux.runtime.rewards.functions", *settings.function_modules], path=path)
     return {
         Kind.CODE: Sandbox(allow=settings.allow, warm=["rollmux.runtime.rewards.asserts.calls"]),
         Kind.MATHS: Sandbox(allow=settings.allow, warm=["rollmux.runtime.rewards.maths:warm"]),
-        Kind.FUNCTION: Sandbox(
-            allow=list(Concern),
-            without=list(Mechanism),
-            warm=["rollmux.runtime.rewards.functions", *settings.function_modules],
-            environment=dict(os.environ),
-            path=[*(each for each in sys.path if each), *settings.function_folders],
-            folder=os.getcwd(),
-        ),
+        Kind.FUNCTION: functions(allow=settings.allow, readable=path)
+        if settings.confine_functions
+        else functions(allow=list(Concern), without=list(Mechanism), environment=dict(os.environ), folder=os.getcwd()),
     }
