@@ -212,6 +212,21 @@ def test_what_is_no_object_of_its_own_is_told(content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "form"),
+    [(b"PAR1\x15\n\x04", "a Parquet file"), (b'[\n{"prompt": "1?"}\n]', "one list"), (b"\x1f\x8b\n", "a packed file")],
+)
+def test_a_file_without_lines_is_told_once_and_how_to_make_some(content: bytes, form: str) -> None:
+    with pytest.raises(InvalidSpec, match=rf"1 problem:\n  lines = '{form}'.*docs/questions\.md makes lines"):
+        read_questions(content, "mine")
+
+
+@pytest.mark.parametrize("row", [{"question": "1?", "answer": "1"}, {"prompt": "1?", "answer": {"target": 1}}])
+def test_a_row_of_another_data_set_is_told_how_to_become_a_line(row: Mapping[str, Any]) -> None:
+    ((_, remedy),) = problems(json.dumps(row).encode()).values()
+    assert "docs/questions.md makes lines of other data sets' rows" in remedy
+
+
+@pytest.mark.parametrize(
     ("answer", "gold"),
     [("0.5", "0.5"), ("0.00001", "0.00001"), ("1e-7", "0.0000001"), ("1e22", "1" + "0" * 22), ("7", "7"), ('"x"', "x")],
 )

@@ -44,6 +44,9 @@ _FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.M
 _FUTURE = re.compile(r"^from __future__ import .*", re.MULTILINE)
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _BOM = b"\xef\xbb\xbf"
+# What other files begin with.
+_NO_LINES = {b"PAR1": "a Parquet file", b"[": "one list", b"\x1f\x8b": "a packed file"}
+_CONVERT = "docs/questions.md makes lines of other data sets' rows"
 
 
 class _Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,9 +144,13 @@ def read_questions(content: bytes, subject: str, folder: str = "") -> list[Quest
 
     Functions may be in `folder`.
     """
-    problems: list[Problem] = []
-    found = []
-    for number, line in enumerate(content.splitlines(), 1):
+    problems = [
+        Problem("lines", form, "JSON objects, one a line", _CONVERT)
+        for begin, form in _NO_LINES.items()
+        if content.lstrip().startswith(begin)
+    ]
+    found: list[Question] = []
+    for number, line in enumerate([] if problems else content.splitlines(), 1):
         if line.strip() and len(problems) < MOST_PROBLEMS:
             try:
                 found.append(_question(line, f"line {number}", folder))
@@ -161,7 +168,8 @@ def _question(content: bytes, problem_name: str, folder: str) -> Question:
         line = msgspec.convert(read_object(content), _Line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         limit = f"an object with a prompt and one of {', '.join(SCORED_BY)}"
-        raise _wrong("question", content[:60].decode(errors="replace"), limit, str(error)) from None
+        remedy = f"{error}; {_CONVERT}" if isinstance(error, msgspec.ValidationError) else str(error)
+        raise _wrong("question", content[:60].decode(errors="replace"), limit, remedy) from None
     _require_one_way(line)
     said = (("user", line.prompt),) if isinstance(line.prompt, str) else tuple((t.role, t.content) for t in line.prompt)
     if not said or said[-1][0] != "user" or not said[-1][1]:
