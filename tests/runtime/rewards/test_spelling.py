@@ -96,6 +96,17 @@ RULES = {
         A wrong answer is B.; I choose C. :: B
         Answer: A; No, the answer is $\text{B}$. :: A | Answer: A; So the answer is A or B :: A""",
     ),
+    "a formula that is said to be the answer is": (
+        r"""Answer: 3\sqrt{2} :: 3\sqrt2 | The answer is \dfrac{1}{2}. :: 0.5 | **Answer:** (1, 2) :: (1,2)
+        Answer: 2\pi :: 2\pi | Answer: 2+3i :: 2+3i | Answer: x^2+1 :: 1+x^2 | Answer: 1,2,3 :: 3,2,1
+        Answer: 7; The final answer is: (-\infty, 3] :: (-\infty,3] | Answer: 3 or 4 :: 3, 4 | Answer: 3.5 :: 7/2
+        Answer: \begin{pmatrix} 1 \\ 2 \end{pmatrix} :: \begin{pmatrix}1\\2\end{pmatrix} | Answer: 1,234. :: 1234
+        The answer: so; #### \frac{14}{3} :: 14/3 | The answer is 18 men. :: 18 | Answer: $3$ and no more :: 3""",
+        r"""Answer: 3\sqrt{2} :: 3 | Answer: 2\pi :: 2 | Answer: 5! :: 5 | Answer: 2^{10} :: 2 | Answer: 2+3i :: 2
+        Answer: (1, 2) :: 2 | Answer: 3 or 4 :: 3 | Answer: 1,2,3 :: 3 | Answer: \frac{1}{2}x :: 0.5
+        Answer: 7/x :: 7 | Answer: 10^{-3} :: 10 | The answer: so; #### 3\sqrt{2} :: 3 | \boxed{2}; Answer: 3 :: 3
+        Answer: (-\infty, 3] :: 3 | The wrong answer is 2\pi :: 2\pi""",
+    ),
     "what stands in tags is said to be the answer": (
         r"""<answer>42</answer> :: 42 | <think>The answer is 9.</think><answer>42</answer> :: 42
         <answer>B</answer> :: B | <answer>\boxed{4}</answer> :: 4
@@ -168,7 +179,8 @@ def test_no_length_of_a_response_makes_reading_it_slow(part: str, end: str) -> N
     long = f"\\boxed{{{part * 1000}{end}"
     told = spelling.untagged(f"{part * 1000}<answer>{part * 1000}{end}</answer>{part * 1000}")
     assert "<answer>" not in told
-    text = spelling.spelled(spelling.with_choice_boxed(f"{part * 1000}{end}", "A"))
+    said = (f"{part * 1000}{end}", f"{'answer: ' * 1000}{part * 1000}{end}")
+    text, _ = (spelling.spelled(spelling.with_answer_boxed(each, gold)) for each, gold in zip(said, "A1", strict=True))
     for read in (
         spelling.without_unit,
         spelling.with_bases_told,

@@ -112,7 +112,7 @@ def same_answer(response: str, gold: str) -> tuple[bool | None, str]:
     from math_verify import parse, verify  # noqa: PLC0415 - half a second, wanted only where answers are compared
 
     response, gold_text = spelling.untagged(response), spelling.spelled(f"\\boxed{{{gold}}}")
-    text = spelling.spelled(spelling.with_choice_boxed(response, gold))
+    text = spelling.spelled(spelling.with_answer_boxed(response, gold))
     gold_words, words = spelling.words(gold_text), spelling.words(text)
     if gold_words and words:
         return _told(gold_words == words)

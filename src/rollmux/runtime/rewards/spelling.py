@@ -10,7 +10,9 @@ from unicodedata import normalize
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # Commands, subscripts, and what is named by its points: the AB of `|AB| =`.
-_NO_WORD = re.compile(r"\\[A-Za-z]+|_\{(?:\\\w+\{)?[^{}]*\}|(?<![A-Za-z])[A-Z]{2,}(?=[]})|\s]*=)")
+_NO_WORD = re.compile(
+    r"\\(?:begin|end)\{\w+\*?\}|\\[A-Za-z]+|_\{(?:\\\w+\{)?[^{}]*\}|(?<![A-Za-z])[A-Z]{2,}(?=[]})|\s]*=)"
+)
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _LETTERS = 3  # at least, of a word
 _TEXT = r"\\(?:text|mathrm|mbox)\w*\s*\{\s*"
@@ -43,10 +45,11 @@ _COUNTS = re.compile(
     re.IGNORECASE,
 )
 _ONE_LETTER = re.compile(rf"\s*(?:{_TEXT})?\(?[A-Z]\)?\s*\}}?\s*")
-_ANSWER = re.compile(r"(?<!wrong )(?<!incorrect )answer(?: is|[ *]*:)", re.IGNORECASE)
+_ANSWER = re.compile(r"(?<!wrong )(?<!incorrect )answer(?: is|[ *]*:)|####", re.IGNORECASE)
 # Alone on its line, and no list of letters goes on below.
 _CHOICE = re.compile(r"[\s:*$]*\(?([A-Z])\)?[.*$ ]*$(?!\s*(?:(?:or|and)\b|[*$]*\(?[A-Z]\)?[.*$ ]*$))", re.MULTILINE)
 _IN_BASE = re.compile(r"(?<![\w.])(\d{1,99})_(?:\{(\d{1,2})\}|(\d{1,2})(?!\d))")
+_AROUND_IT = " *:."  # a line's last words, where they are emphasised or end a sentence
 _SAYS = re.compile(r"[^\W_]")
 _NO_PROSE = re.compile(r"[\d$\\]")
 _DISPLAYED = re.compile(r"\$|\\[(\[]|\n|" + _BOX.pattern)
@@ -184,13 +187,28 @@ def untagged(response: str) -> str:
     return response.replace("<answer>", "\nAnswer: ").replace("</answer>", "\n")
 
 
-def with_choice_boxed(response: str, gold: str) -> str:
-    """Where the gold answer is a letter and no box is there, what the last `answer is` or `Answer:` names."""
-    if not _ONE_LETTER.fullmatch(gold) or _BOX.search(response):
-        return response
+def with_answer_boxed(response: str, gold: str) -> str:
+    """Where no box is there, what the last `answer is` or `Answer:` names: a letter, or a formula without dollars.
+
+    math-verify reads bare numbers alone, and so took 3 for `3\\sqrt{2}`, and for `3 or 4`.
+    """
+    named = None if _BOX.search(response) else (_choice if _ONE_LETTER.fullmatch(gold) else _last_formula)(response)
+    return f"{response}\n\\boxed{{{named}}}" if named else response
+
+
+def _choice(response: str) -> str | None:
     behind = [found.end() for found in _ANSWER.finditer(response)]
     named = _CHOICE.match(response, behind[-1]) if behind else None
-    return f"\\boxed{{{named[1]}}}" if named else response
+    return named and named[1]
+
+
+def _last_formula(response: str) -> str | None:
+    """On the last line: what else follows may take it back."""
+    line = response.rstrip().rpartition("\n")[2]
+    behind = [found.end() for found in _ANSWER.finditer(line)]
+    said = line[behind[-1] :].strip(_AROUND_IT) if behind else ""
+    is_formula = _SAYS.search(said) and not _DISPLAYED.search(said) and _halves(said + "}")[0] == said
+    return said if is_formula and not _has_words(said) else None
 
 
 def has_base(text: str) -> bool:
