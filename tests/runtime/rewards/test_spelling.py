@@ -88,12 +88,13 @@ RULES = {
         r"""The answer is (B). :: B | Answer: B :: B | The correct **answer: B** :: \text{(B)} | The answer is $B$. :: B
         With $x=2$ the answer is: (E). :: E | Answer: A; no. Answer: B :: B | **Answer:** (C) :: C
         The answer is not A. I think the answer is B :: B | Answer:; ; B :: B
-        Answer: A; No, the answer is $\text{B}$. :: B | The answer is B.; A is too large. :: B""",
+        Answer: A; No, the answer is $\text{B}$. :: B | The answer is B.; A is too large. :: B
+        The answer is \text{B}. :: \text{(B)} | Answer: \textbf{(C)} :: C""",
         r"""Answer: B or C :: B | Answer: A, B, C, D :: A | Answer: A, B, C, D :: D | The answer is not B :: B
         Answer: A / Answer: B :: A | The answer is A number :: A | The answer is B or C :: C | The answer is a :: A
         The answer is B? No, C :: B | The box is \boxed{A}. The answer is B :: B | The answer is (B). :: C
         Answer:; A; B; C; D :: A | Answer: A; (B) :: A | The answer is A; or B :: A
-        A wrong answer is B.; I choose C. :: B
+        A wrong answer is B.; I choose C. :: B | Answer: \text{A}; \text{B} :: A
         Answer: A; No, the answer is $\text{B}$. :: A | Answer: A; So the answer is A or B :: A""",
     ),
     "a formula that is said to be the answer is": (

@@ -47,7 +47,8 @@ _COUNTS = re.compile(
 _ONE_LETTER = re.compile(rf"\s*(?:{_TEXT})?\(?[A-Z]\)?\s*\}}?\s*")
 _ANSWER = re.compile(r"(?<!wrong )(?<!incorrect )answer(?: is|[ *]*:)|####", re.IGNORECASE)
 # Alone on its line, and no list of letters goes on below.
-_CHOICE = re.compile(r"[\s:*$]*\(?([A-Z])\)?[.*$ ]*$(?!\s*(?:(?:or|and)\b|[*$]*\(?[A-Z]\)?[.*$ ]*$))", re.MULTILINE)
+_LETTER = rf"[*$]*(?:{_TEXT})?\(?[A-Z]\)?\}}?[.*$ ]*$"
+_CHOICE = re.compile(rf"[\s:*$]*(?:{_TEXT})?\(?([A-Z])\)?\}}?[.*$ ]*$(?!\s*(?:(?:or|and)\b|{_LETTER}))", re.MULTILINE)
 _IN_BASE = re.compile(r"(?<![\w.])(\d{1,99})_(?:\{(\d{1,2})\}|(\d{1,2})(?!\d))")
 _AROUND_IT = " *:."  # a line's last words, where they are emphasised or end a sentence
 _SAYS = re.compile(r"[^\W_]")
