@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -32,6 +33,7 @@ from hypothesis import is_hypothesis_test, settings
 import rollmux.checks
 import rollmux.mux
 import rollmux.packer
+from tests.elsewhere import be_elsewhere
 
 gc.disable()
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -79,6 +81,12 @@ def pytest_collection() -> Generator[None, object, object]:
             import_module(module.name)
     with _untraced():
         return (yield)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is on a system that has less than Linux; what it starts is not."""
+    be_elsewhere(monkeypatch.delattr, partial(monkeypatch.setattr, raising=False))
 
 
 def pytest_collection_finish() -> None:

@@ -1,6 +1,5 @@
 """`rollmux sweep`: policies over many seeds and parameters, on all cores, with confidence intervals."""
 
-import os
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from itertools import product
@@ -23,6 +22,7 @@ from rollmux.sim.realised import BOUND
 from rollmux.sim.replay import Accounting, Fidelity
 from rollmux.sim.sweep import FIGURES, SPECIAL, Case, Figures, Interval, Summary, summaries
 from rollmux.sim.sweep import sweep as run_sweep
+from rollmux.system import cores
 
 NAMES = (*CONTENDERS, *SPECIAL)
 MAX_SEEDS = 100_000
@@ -76,7 +76,7 @@ def sweep(
     require_writable("--out", out)
     require_writable("--json", json_out)
     require_apart(out=out, json=json_out)
-    results = _run(cases, out, workers or len(os.sched_getaffinity(0)))
+    results = _run(cases, out, workers or cores())
     found = summaries(results)
     if json_out is not None:
         write_json(as_data(found), json_out)

@@ -6,7 +6,6 @@ Without a controller everything runs straight through, so that the same script r
 import atexit
 import logging
 import os
-import resource
 from collections.abc import Callable, Iterator
 from math import inf
 from operator import index
@@ -28,6 +27,7 @@ from rollmux.client.timings import Timings
 from rollmux.errors import RollmuxError
 from rollmux.mux.job import PhaseKind
 from rollmux.protocol.messages import Done, Leave, Profile
+from rollmux.system import peak_bytes
 
 log = logging.getLogger("rollmux")
 
@@ -300,11 +300,6 @@ def make_way(job: str, rank: int) -> None:
         if link is None or link.wire.closing.is_set():
             _LINGERING.remove(mux)
             atexit.unregister(mux._at_exit)
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _switches(profile: Profile) -> tuple[object, object]:

@@ -209,6 +209,21 @@ def test_a_kind_without_turns_is_refused_by_name(pooled: Pooled) -> None:
         asyncio.run(none())
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_without_linux_what_needs_the_sandbox_is_refused_by_name_and_the_rest_is_scored() -> None:
+    async def scored(turns: dict[Kind, int]) -> Reward:
+        async with RewardPool(PoolSettings(turns=turns)) as pool:
+            return await pool.score(AsyncTask(half))
+
+    async def half() -> float:
+        return 0.5
+
+    assert asyncio.run(scored({Kind.ASYNC: 1})).value == 0.5
+    for kind in (Kind.CODE, Kind.MATHS, Kind.FUNCTION):
+        with pytest.raises(SandboxError, match="only Linux has: score maths, code and functions there"):
+            asyncio.run(scored({Kind.ASYNC: 1, kind: 1}))
+
+
 def test_a_pool_shows_what_protects_its_machine(pooled: Pooled) -> None:
     assert pooled.pool.protections.active | set(pooled.pool.protections.missing) == set(Mechanism)
 

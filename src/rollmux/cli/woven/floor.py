@@ -5,7 +5,6 @@ controller, which may be what has failed.
 """
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -20,8 +19,6 @@ from rollmux.cli.remote import CallRefused, Remote, remote
 from rollmux.errors import RollmuxError
 from rollmux.mux.transitions import Job
 from rollmux.protocol.views import ClusterView, Health
-from rollmux.service.local.attempt_files import AttemptFiles
-from rollmux.service.local.kept import ask
 
 ROLLMUX = (sys.executable, "-c", "from rollmux.cli import app; app()")
 CLUSTER = """\
@@ -78,12 +75,16 @@ def _ready(folder: Path, process: subprocess.Popen[bytes]) -> Remote:
 
 
 def _end_jobs(folder: Path) -> None:
+    # Where nothing real is run, none of it is loaded: it needs a POSIX system.
+    from rollmux.service.local.attempt_files import AttemptFiles  # noqa: PLC0415
+    from rollmux.service.local.kept import ask  # noqa: PLC0415
+
     for started in AttemptFiles(folder).all_started():
         keeper = started.keeper.open()
         if keeper is not None:
             ask(keeper, signal.SIGUSR1)
-            select.select([keeper], [], [], END_S)
-            os.close(keeper)
+            keeper.wait(END_S)
+            keeper.close()
 
 
 def ended(cluster: ClusterView) -> bool:

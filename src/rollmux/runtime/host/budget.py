@@ -18,6 +18,7 @@ import msgspec
 
 from rollmux.runtime.host.errors import Busy, NameTaken, NoRoom, NotKept, Unfit, shown
 from rollmux.runtime.host.room import available_bytes
+from rollmux.system import since_boot_s
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 # Looking at the claims takes a millisecond; who has not had the folder after this long waits for a stopped process.
@@ -260,7 +261,7 @@ class Budget:
 
     def _is_over(self, name: str) -> bool:
         """Whether a dead process's state has survived it for long enough, from when that was first noticed."""
-        entry, now_s = self._read(name), time.clock_gettime(time.CLOCK_BOOTTIME)
+        entry, now_s = self._read(name), since_boot_s()
         if entry.place is not None and not Path(entry.place.folder).exists():
             return True
         if entry.dead_since_s is None and entry.survive_s > 0:

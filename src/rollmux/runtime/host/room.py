@@ -2,21 +2,22 @@
 
 from pathlib import Path
 
-MEMINFO = Path("/proc/meminfo")
+from rollmux.system import memory_bytes
+
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
+def available_bytes(cgroup: Path = CGROUP) -> int | None:
     """None where neither says."""
-    known = [each for each in (_of_machine(meminfo), _of_container(cgroup)) if each is not None]
+    known = [each for each in (_of_machine(), _of_container(cgroup)) if each is not None]
     return min(known, default=None)
 
 
-def _of_machine(meminfo: Path) -> int | None:
-    if not meminfo.exists():
+def _of_machine() -> int | None:
+    try:
+        return memory_bytes()[0]
+    except FileNotFoundError:
         return None
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def _of_container(cgroup: Path) -> int | None:

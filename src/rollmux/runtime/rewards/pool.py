@@ -24,10 +24,11 @@ from rollmux.runtime.rewards.maths import MathsScorer
 from rollmux.runtime.rewards.reward import Reward, Status
 from rollmux.runtime.rewards.tasks import KINDS, AsyncTask, CodeTask, FunctionTask, JudgeTask, Kind, MathsTask, Task
 from rollmux.runtime.sandbox import Concern, Mechanism, Protections, RunLimits, Sandbox, SandboxError
+from rollmux.system import cores
 
 _MOST_AUDITS = 100  # the oldest is dropped: audits only measure
 _TRIES = 3  # what broke off is asked again: a kill from outside says nothing of a response
-_CORES = len(os.sched_getaffinity(0))
+_CORES = cores()
 
 
 @dataclass(frozen=True, slots=True)

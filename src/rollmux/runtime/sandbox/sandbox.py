@@ -5,7 +5,6 @@ killed with all that it started; closing leaves no process behind.
 """
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from rollmux import system
 from rollmux.runtime.sandbox import frames
 from rollmux.runtime.sandbox.limits import Program, RunLimits
 from rollmux.runtime.sandbox.outcome import Cause, Ended
@@ -33,7 +33,7 @@ _ENVIRONMENT = {
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
 _BUSY_S = 0.002
-_SPARES = len(os.sched_getaffinity(0))
+_SPARES = system.cores()
 
 
 class _Killed(SandboxError):
@@ -91,6 +91,11 @@ class Sandbox:
 
     async def start(self) -> Self:
         """Starts the zygote, and refuses where this machine can't prevent what it should."""
+        if not system.IS_LINUX:
+            raise SandboxError(
+                "the sandbox is made of what only Linux has: score maths, code and functions there; judges and awaited "
+                "functions need none"
+            )
         self._closed = False
         try:
             await self._spawn()
