@@ -5,6 +5,7 @@ What tests with it can't show is that such a system means by its names what is m
 
 import mmap
 import os
+import resource
 import select
 import signal
 import socket
@@ -22,7 +23,7 @@ LACKING: dict[ModuleType, Sequence[str]] = {
     mmap: ("MAP_POPULATE",),
     time: ("CLOCK_BOOTTIME",),
 }
-_open = os.pidfd_open
+_open, _limits, _limit = os.pidfd_open, resource.getrlimit, resource.setrlimit
 
 
 class Queue:
@@ -58,6 +59,19 @@ def _event(pid: int, kind: int, how: int, what: int) -> int:
 QUEUES = {"kqueue": Queue, "kevent": _event, "KQ_FILTER_PROC": -5, "KQ_EV_ADD": 1, "KQ_NOTE_EXIT": 0x8000_0000}
 
 
+def getrlimit(kind: int) -> tuple[int, int]:
+    soft, hard = _limits(kind)
+    return soft, resource.RLIM_INFINITY if kind == resource.RLIMIT_NOFILE else hard
+
+
+def setrlimit(kind: int, limits: tuple[int, int]) -> None:
+    """Files may be allowed without end, and not be asked for without end."""
+    if kind == resource.RLIMIT_NOFILE and limits[0] == resource.RLIM_INFINITY:
+        raise ValueError("current limit exceeds maximum limit")
+    hard = _limits(kind)[1] if kind == resource.RLIMIT_NOFILE else limits[1]
+    _limit(kind, (min(limits[0], hard) if hard != resource.RLIM_INFINITY else limits[0], hard))
+
+
 def _give(module: ModuleType, name: str, value: object) -> None:
     setattr(module, name, value)
 
@@ -73,3 +87,5 @@ def be_elsewhere(
                 delete(module, name)
     for name, value in QUEUES.items():
         give(select, name, value)
+    for function in (getrlimit, setrlimit):
+        give(resource, function.__name__, function)

@@ -6,8 +6,6 @@ the fork server of `multiprocessing`. What that leaves open is closed here: a se
 forks whose server is gone, or stands still, when they are to end.
 """
 
-import os
-import select
 import signal
 import sys
 from collections.abc import Callable
@@ -19,6 +17,8 @@ from time import sleep
 from typing import Any
 
 import torch.multiprocessing as mp
+
+from rollmux.system import Watched
 
 # What takes long to import of what engines and learners are made of.
 _HEAVY = ("torch", "torch._dynamo")
@@ -37,26 +37,24 @@ class Fork:
         assert process.pid is not None
         self.pid, self.pipe, self._process = process.pid, pipe, process
         try:
-            self._handle: int | None = os.pidfd_open(self.pid)
+            self._watched: Watched | None = Watched(self.pid)
         except ProcessLookupError:
-            self._handle = None  # it is over already
+            self._watched = None  # it is over already
 
     def end(self, patience_s: float) -> None:
         """Nothing of it is at work once this returns; it has so long to end itself. Closes the pipe."""
         self.pipe.close()
-        handle, self._handle = self._handle, None
-        if handle is None:
+        watched, self._watched = self._watched, None
+        if watched is None:
             return
         try:
-            # By its own handle: the server may be gone or stand still, and then tells nothing of it.
-            ended = select.poll()
-            ended.register(handle, select.POLLIN)
-            if not ended.poll(patience_s * 1000):
+            # By itself: the server may be gone or stand still, and then tells nothing of it.
+            if not watched.wait(patience_s):
                 with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                ended.poll()
+                    watched.send(signal.SIGKILL)
+                watched.wait()
         finally:
-            os.close(handle)
+            watched.close()
         self._process.join(0.0)
 
 

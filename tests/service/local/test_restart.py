@@ -21,6 +21,7 @@ from rollmux.service.local.kept import ask, spawn, wait_ended
 from rollmux.service.local.launcher import VANISHED
 from rollmux.service.local.plans import plan_for
 from rollmux.service.local.process_tree import Process, boot_id, everything, look
+from rollmux.system import Watched
 from tests.service.local.launching import (
     STUBBORN_DAEMON,
     Those,
@@ -369,9 +370,9 @@ def test_a_keeper_that_is_told_to_end_from_outside_ends_the_attempt_and_says_so(
             assert await exits.next() == "it was told to end from outside (SIGTERM)"
             for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal, say: not meant for it
                 await launcher.start(shell(tmp_path, "sleep 60", number=2))
-                descriptor = os.pidfd_open(int(json.loads(_second(tmp_path).read_text())["keeper"][0]))
-                ask(descriptor, number)
-                os.close(descriptor)
+                keeper = Watched(int(json.loads(_second(tmp_path).read_text())["keeper"][0]))
+                ask(keeper, number)
+                keeper.close()
             await asyncio.sleep(0.1)
             assert len(exits.heard) == 1
             await launcher.stop("a", 2, 5.0)

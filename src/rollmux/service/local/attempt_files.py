@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rollmux import system
 from rollmux.service.local.attempt_log import tail
 from rollmux.service.local.durable import write
 from rollmux.service.local.process_tree import Identity
@@ -135,9 +136,10 @@ class AttemptFiles:
 
 
 def file_name(job_id: str) -> str:
-    """A name without any other meaning to a file system, and no other job's."""
+    """A name without any other meaning to a file system, and no other job's: some take large letters for small ones."""
     name = quote(job_id, safe="").replace(".", "%2E")
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 65]}~{sha256(job_id.encode()).hexdigest()}"
+    plain = len(name) <= _LONGEST and (system.IS_LINUX or name == name.lower())
+    return name if plain else f"{name[: _LONGEST - 65]}~{sha256(job_id.encode()).hexdigest()}"
 
 
 def _numbers(folder: Path, least: int = 0) -> set[int]:

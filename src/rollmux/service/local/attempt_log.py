@@ -25,7 +25,7 @@ class AttemptLog:
         self._bytes = 0
         with suppress(OSError):
             self._open()
-        self.pipe, self.end = os.pipe2(os.O_CLOEXEC)
+        self.pipe, self.end = os.pipe()
         os.set_blocking(self.pipe, False)
 
     def started(self) -> None:

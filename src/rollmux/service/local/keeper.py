@@ -1,12 +1,12 @@
 """A small process that keeps the processes of one attempt: starts them, hears them, reaps them, says how they ended.
 
 It outlives the controller, and no process of the attempt outlives it unseen: orphans become its children, so that once
-it has no child, nothing of the attempt runs. Only then it removes the memory that they shared, writes how the attempt
-has ended, and ends itself. SIGTERM asks all processes to end, SIGUSR1 ends them. It imports little: it has to be up at
-once, many times over.
+it has no child, nothing of the attempt runs. Where a system gives them to others, they are looked for by their session
+and the marker in their environment. Only then it removes the memory that they shared, writes how the attempt has ended,
+and ends itself. SIGTERM asks all processes to end, SIGUSR1 ends them. It imports little: it has to be up at once, many
+times over.
 """
 
-import ctypes
 import json
 import os
 import resource
@@ -15,19 +15,22 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from math import inf
 
 from rollmux.service.local import memory
 from rollmux.service.local.attempt_log import CHUNK, AttemptLog
 from rollmux.service.local.durable import reserve, write
-from rollmux.service.local.process_tree import boot_id, descendants, look, send, ticks
+from rollmux.service.local.kinship import adopt_orphans, hear_of_parents_end
+from rollmux.service.local.process_tree import Identity, Process, boot_id, descendants, leftovers, look, send, ticks
 from rollmux.service.local.rank import Plan, how_ended, pin, start_rank, why_not
+from rollmux.system import all_files
 
 # What is left of an attempt that failed or is over has so long to end by itself: nothing can come of it any more.
 LEFT_S = 1.0
 # What is being ended may start more meanwhile: so long until the next look, then twice as long, up to the last.
 ROUNDS_S = (0.02, 1.0)
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_libc = ctypes.CDLL(None, use_errno=True)
+# Nobody tells a process of the ends of those that are not its children.
+STRAYS_S = 0.2
 
 
 class Keeper:
@@ -35,6 +38,9 @@ class Keeper:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.failed = plan, ""
+        process = look(os.getpid())
+        assert process is not None
+        self.identity = Identity(process.pid, process.start, boot_id(), plan.marker)
         self._memory = memory.path_of(plan.marker, os.getpid())
         self._ranks: dict[int, int] = {}  # by the number of the process
         self._logs: dict[int, AttemptLog] = {}
@@ -46,14 +52,16 @@ class Keeper:
         self._asked_at = 0
         self._kill_at: float | None = None
         self._round_s = ROUNDS_S[0]
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._adopts = adopt_orphans()
+        self._has_strays = False
         self._wake = self._listen()
 
     def start(self) -> None:
         """All ranks, or none that lives on."""
         files = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))  # for the pipe and the log of each rank
+            # For the pipe and the log of each rank.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (all_files(files[1]), files[1]))
             if self.plan.cores:
                 pin(self.plan.cores)
             self.plan.env.update(memory.make(self._memory))
@@ -92,7 +100,8 @@ class Keeper:
 
     def _listen(self) -> int:
         """A descriptor that becomes readable with every signal."""
-        wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wake, woken = os.pipe()
+        os.set_blocking(woken, False)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         # Handlers, since what is ignored here would be ignored by the ranks too.
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
@@ -118,7 +127,8 @@ class Keeper:
                     return True
                 if pid in self._ranks:
                     self._ended(self._ranks.pop(pid), os.waitstatus_to_exitcode(status))
-        return False
+        self._has_strays = not self._adopts and bool(self._kept())
+        return self._has_strays
 
     def _ended(self, rank: int, code: int) -> None:
         log = self._logs[rank]
@@ -146,23 +156,33 @@ class Keeper:
         What is started later, by those that save their work, is theirs to end.
         """
         if self._ending:
-            for process in descendants(os.getpid()):
+            kept = self._kept()
+            parents = {process.pid for process in kept}
+            for process in kept:
                 known = (process.pid, process.start) in self._asked
-                if process.parent == os.getpid() and process.start <= self._asked_at and not known:
+                if process.parent not in parents and process.start <= self._asked_at and not known:
                     self._asked.add((process.pid, process.start))
                     send(process, signal.SIGTERM)
 
     def _signal(self, number: int) -> list[tuple[int, int]]:
         """Returns who was there: numbers and starts."""
-        found = descendants(os.getpid())
+        found = self._kept()
         for process in found:
             send(process, number)
         return [(process.pid, process.start) for process in found]
 
+    def _kept(self) -> list[Process]:
+        """All that lives below, and those of it that are orphans."""
+        below = descendants(os.getpid())
+        if self._adopts:
+            return below
+        return list(dict.fromkeys([*below, *leftovers([self.identity]).get(self.identity, [])]))
+
     def _wait_ms(self) -> int | None:
-        if self._kill_at is None:
+        look_s = STRAYS_S if self._has_strays else inf
+        left_s = min(look_s, inf if self._kill_at is None else self._kill_at - time.monotonic())
+        if left_s == inf:
             return None
-        left_s = self._kill_at - time.monotonic()
         return 0 if left_s <= 0 else int(left_s * 1e3) + 1
 
 
@@ -172,13 +192,10 @@ def main() -> None:
         plan = Plan(**json.load(file))
     _close(0)
     if plan.mortal:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+        hear_of_parents_end(signal.SIGUSR1)
     started, ended = f"{plan.record}.started", f"{plan.record}.ended"
     keeper = Keeper(plan)
-    process = look(os.getpid())
-    assert process is not None
-    identity = (process.pid, process.start, boot_id(), plan.marker)
-    write(started, {"job": plan.job, "attempt": plan.attempt, "keeper": identity})
+    write(started, {"job": plan.job, "attempt": plan.attempt, "keeper": keeper.identity})
     reserve(ended)
     # A controller that begins only now has seen the record; to one that had begun before, this keeper would be unknown.
     if os.getppid() != plan.controller:

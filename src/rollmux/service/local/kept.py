@@ -1,6 +1,6 @@
 """The controller's end of a keeper: how one is started, and how its end is noticed.
 
-Only descriptors are used once it runs: they mean this keeper for ever, as its number does not.
+It is `Watched` once it runs: that means this keeper for ever, as its number does not.
 """
 
 import asyncio
@@ -19,12 +19,16 @@ from typing import TypeVar
 
 import rollmux
 from rollmux.service.local import memory
-from rollmux.service.local.process_tree import Identity, leftovers, send
+from rollmux.service.local.process_tree import FOLDERS, Identity, leftovers, send
 from rollmux.service.local.rank import Plan
+from rollmux.system import Watched, without_name
 
 # Without site-packages and the variables of Python, which are the job's business: a keeper loads nothing of others.
 OPTIONS = ("-I", "-S", "-c")
-_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from rollmux.service.local.keeper import main; main()"
+_PROGRAM = (
+    "import sys; sys.path += sys.argv[1 : sys.argv.index('keeper')]; "
+    "from rollmux.service.local.keeper import main; main()"
+)
 # Between two looks for what is left of a keeper: at first, and at the longest, where something can't be ended.
 _ROUND_S, _LONGEST_ROUND_S = 0.02, 1.0
 T = TypeVar("T")
@@ -33,11 +37,11 @@ ROOT = str(Path(rollmux.__file__).parents[1])
 
 @dataclass(slots=True)
 class Kept:
-    """An attempt whose keeper is watched, or whose keeper is gone (without a `descriptor`) and what it kept is being
+    """An attempt whose keeper is watched, or whose keeper is gone (not `watched`) and what it kept is being
     ended. Nobody waits to hear of its end once that is `told`."""
 
     keeper: Identity
-    descriptor: int | None
+    watched: Watched | None
     told: bool = False
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -48,16 +52,16 @@ def own_env() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "PGPASS"))}
 
 
-def spawn(plan: Plan) -> tuple[int, int]:
-    """Descriptors of a new keeper, and of where it will say that all is up. Secrets come to it by memory alone."""
-    heard, said = os.pipe2(os.O_CLOEXEC)
-    told = os.memfd_create("plan")
+def spawn(plan: Plan) -> tuple[Watched, int]:
+    """A new keeper, and where it will say that all is up. Secrets come to it by a file that has no name."""
+    heard, said = os.pipe()
+    told = without_name("plan")
     complaints = os.open(f"{plan.record}.keeper", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         with open(told, "w", encoding="ascii", closefd=False) as file:
             json.dump(plan._asdict(), file)
         os.lseek(told, 0, os.SEEK_SET)
-        command = [sys.executable, *OPTIONS, _PROGRAM, ROOT, "keeper", plan.job, str(plan.attempt)]
+        command = [sys.executable, *OPTIONS, _PROGRAM, ROOT, *FOLDERS, "keeper", plan.job, str(plan.attempt)]
         process = subprocess.Popen(
             command, cwd="/", env=own_env(), stdin=told, stdout=said, stderr=complaints, start_new_session=True
         )
@@ -68,14 +72,14 @@ def spawn(plan: Plan) -> tuple[int, int]:
         for descriptor in (said, told, complaints):
             os.close(descriptor)
     try:
-        descriptor = os.pidfd_open(process.pid)
+        watched = Watched(process.pid)
     except OSError:
         process.send_signal(signal.SIGUSR1)  # with whatever it has started by now
         process.wait()
         os.close(heard)
         raise
     process.returncode = 0  # it is to outlive this object: `wait_ended` reaps it
-    return descriptor, heard
+    return watched, heard
 
 
 async def answer(heard: int, wait_s: float) -> str | None:
@@ -91,21 +95,20 @@ async def answer(heard: int, wait_s: float) -> str | None:
         os.close(heard)
 
 
-async def wait_ended(descriptor: int) -> None:
-    """Until this process has ended; the descriptor is of no use afterwards."""
+async def wait_ended(watched: Watched) -> None:
+    """Until this process has ended; it is not watched any more afterwards."""
     try:
-        await _readable(descriptor)
-        with suppress(ChildProcessError):  # started by an earlier life
-            os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
+        await _readable(watched.fileno())
+        watched.reap()
     finally:
-        os.close(descriptor)
+        watched.close()
 
 
-def ask(descriptor: int, number: signal.Signals) -> None:
+def ask(watched: Watched, number: signal.Signals) -> None:
     """A signal to a keeper, and that it should hear it, should somebody have halted it."""
     with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(descriptor, number)
-        signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+        watched.send(number)
+        watched.send(signal.SIGCONT)
 
 
 async def end_leftovers(keeper: Identity) -> None:

@@ -19,6 +19,7 @@ from rollmux.service.local.kept import Kept, answer, ask, beside, end_leftovers,
 from rollmux.service.local.plans import Bounds, plan_for
 from rollmux.service.local.process_tree import leftovers
 from rollmux.service.starts import Starts
+from rollmux.system import Watched
 
 log = logging.getLogger("rollmux.service")
 
@@ -59,7 +60,7 @@ class ProcessLauncher:
         away = [each for each in self.files.all_started() if not self._adopt(each) and not self._is_over(each.key)]
         silent = [each for each in away if self.files.ended(each.key) is None]
         look = self._followed(beside(lambda: self._end_vanished(silent)))
-        # No descriptor: the keeper is gone, and what it kept is still to be looked for.
+        # Not watched: the keeper is gone, and what it kept is still to be looked for.
         ends = [self._watch(each.key, Kept(each.keeper, None, self.files.told(each.key)), look) for each in away]
         await asyncio.wait([look, *ends], timeout=BEGIN_S)
         for each in away:
@@ -88,8 +89,8 @@ class ProcessLauncher:
         self.files.tell(key)
         for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGUSR1, KILL_S), (signal.SIGKILL, None)):
             if not kept.gone.is_set():
-                if kept.descriptor is not None:
-                    ask(kept.descriptor, number)
+                if kept.watched is not None:
+                    ask(kept.watched, number)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await kept.gone.wait()
@@ -118,23 +119,23 @@ class ProcessLauncher:
             # Beside the loop: many that start at once would hold up what others have to say. One by one: what one takes
             # for over is not to be what another has just begun.
             async with self._one_by_one:
-                descriptor, heard = await asyncio.to_thread(self._spawn, attempt, {*self._kept, *self._starting})
+                watched, heard = await asyncio.to_thread(self._spawn, attempt, {*self._kept, *self._starting})
         except OSError as error:
             raise LaunchFailed(f"job {key[0]!r} could not be started: {error}") from error
         failed = await answer(heard, START_S)
         started = self.files.started(key)
         if failed == "" and started is not None:
-            self._watch(key, Kept(started.keeper, descriptor))
+            self._watch(key, Kept(started.keeper, watched))
             return
         if failed is None:
-            ask(descriptor, signal.SIGKILL)
-        await wait_ended(descriptor)
+            ask(watched, signal.SIGKILL)
+        await wait_ended(watched)
         if started is not None:
             await self._end_leftovers(started)
         self.files.tell(key)
         raise LaunchFailed(f"job {key[0]!r}: {failed or f'its keeper has failed: {self.files.complaint(key)}'}")
 
-    def _spawn(self, attempt: Attempt, kept: set[Key]) -> tuple[int, int]:
+    def _spawn(self, attempt: Attempt, kept: set[Key]) -> tuple[Watched, int]:
         plan = plan_for(attempt, self.bounds, self.files)
         self.files.prune(kept)
         self.files.prepare(attempt.key)
@@ -142,10 +143,10 @@ class ProcessLauncher:
 
     def _adopt(self, started: Started) -> bool:
         """Whether it still runs: it is watched from now on."""
-        descriptor = started.keeper.open()
-        if descriptor is not None:
-            self._watch(started.key, Kept(started.keeper, descriptor, self.files.told(started.key)))
-        return descriptor is not None
+        watched = started.keeper.open()
+        if watched is not None:
+            self._watch(started.key, Kept(started.keeper, watched, self.files.told(started.key)))
+        return watched is not None
 
     def _is_over(self, key: Key) -> bool:
         """Whether nothing of it can be left, and nobody waits to hear so."""
@@ -173,9 +174,9 @@ class ProcessLauncher:
         try:
             if look is not None:
                 await asyncio.wait([look])
-            if kept.descriptor is not None:
-                await wait_ended(kept.descriptor)
-                kept.descriptor = None
+            if kept.watched is not None:
+                await wait_ended(kept.watched)
+                kept.watched = None
             await self._end_leftovers(Started(key, kept.keeper))
         finally:
             kept.gone.set()

@@ -3,7 +3,6 @@
 It dies with its keeper, whatever ends that: nothing of an attempt goes on unkept.
 """
 
-import ctypes
 import os
 import resource
 import signal
@@ -11,8 +10,7 @@ import subprocess
 from functools import partial
 from typing import NamedTuple
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+from rollmux.service.local.kinship import hear_of_parents_end
 
 
 class Plan(NamedTuple):
@@ -96,7 +94,7 @@ def how_ended(code: int) -> str:
     if code < 0:
         return f"was ended by {_name(-code)}"
     # Shells tell so of what they have run.
-    of_a_shell = f" ({_name(code - 128)} of what it ran)" if 128 < code <= 128 + signal.SIGRTMAX else ""
+    of_a_shell = f" ({_name(code - 128)} of what it ran)" if 128 < code < 128 + signal.NSIG else ""
     return f"ended with exit code {code}{of_a_shell}"
 
 
@@ -109,7 +107,7 @@ def _name(number: int) -> str:
 
 def _become_rank(keeper: int, memory_bytes: int | None, files: tuple[int, int]) -> None:
     """Between fork and exec, in the process that will be the rank."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    hear_of_parents_end(signal.SIGKILL)
     if os.getppid() != keeper:
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_NOFILE, files)

@@ -17,6 +17,7 @@ from rollmux.service.local.attempt_files import LEAST_LOG_BYTES, AttemptFiles
 from rollmux.service.local.kept import answer, ask, end_leftovers, own_env, spawn, wait_ended
 from rollmux.service.local.rank import Plan
 from rollmux.service.ray.wire import KEEPER, Part, RayPlan
+from rollmux.system import Watched
 
 START_S = 60.0
 KILL_S = 30.0
@@ -39,7 +40,7 @@ class Ranks:
     """Starts the ranks of one part once, and knows when they are gone."""
 
     def __init__(self) -> None:
-        self._descriptor: int | None = None
+        self._keeper: Watched | None = None
         self._gone = asyncio.Event()
         self._failed = ""
         self._watching: asyncio.Task[None] | None = None
@@ -54,14 +55,14 @@ class Ranks:
             files.prune({(plan.job, plan.attempt)})
             files.prepare((plan.job, plan.attempt))
             # In this thread, which lives as long as the actor: the keeper ends when the thread does that started it.
-            descriptor, heard = spawn(_plan(plan, part, folder, files))
+            keeper, heard = spawn(_plan(plan, part, folder, files))
         except OSError as error:
             return f"it could not be started: {error}"
         failed = await answer(heard, START_S)
         if failed is None:
-            ask(descriptor, signal.SIGKILL)
-        self._descriptor = descriptor
-        self._watching = asyncio.create_task(self._see_off(descriptor, files, (plan.job, plan.attempt)))
+            ask(keeper, signal.SIGKILL)
+        self._keeper = keeper
+        self._watching = asyncio.create_task(self._see_off(keeper, files, (plan.job, plan.attempt)))
         if failed == "":
             return ""
         await self._gone.wait()
@@ -75,14 +76,14 @@ class Ranks:
     async def stop(self, grace_s: float) -> None:
         """Returns when nothing of it runs any more."""
         for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGUSR1, KILL_S), (signal.SIGKILL, KILL_S)):
-            if self._descriptor is not None and not self._gone.is_set():
-                ask(self._descriptor, number)
+            if self._keeper is not None and not self._gone.is_set():
+                ask(self._keeper, number)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await self._gone.wait()
 
-    async def _see_off(self, descriptor: int, files: AttemptFiles, key: tuple[str, int]) -> None:
-        await wait_ended(descriptor)
+    async def _see_off(self, keeper: Watched, files: AttemptFiles, key: tuple[str, int]) -> None:
+        await wait_ended(keeper)
         failed, started = files.ended(key), files.started(key)
         if failed is None and started is not None:
             await end_leftovers(started.keeper)

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rollmux.service.local import memory
-from rollmux.service.local.process_tree import Process, descendants, everything, send
+from rollmux.service.local.process_tree import Process, descendants, environ, everything, send
 from rollmux.service.ray.wire import KEEPER, SUBMISSION
 
 # What Ray itself is about to end has so long.
@@ -44,11 +44,7 @@ def _left(swept: str) -> list[Process]:
 
 
 def _is_of(pid: int, swept: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read().split(b"\0")
-    except OSError:  # gone, or somebody else's
-        return False
+    variables = environ(pid).split(b"\0")
     return any(f"{name}={swept}".encode() in variables for name in (KEEPER, SUBMISSION))
 
 
