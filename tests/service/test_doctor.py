@@ -112,6 +112,19 @@ def test_before_the_first_start_nothing_fails(tmp_path: Path) -> None:
     assert "is free" in found["port"]["found"]
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_on_another_system_nothing_fails_and_nothing_of_linux_is_advised(place: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        _, found = looked("--folder", str(place), "--port", str(taken.getsockname()[1]))
+    assert [name for name, each in found.items() if each["level"] == "fail"] == ["port"]
+    assert "lsof" in found["port"]["advice"]
+    assert found["versions"]["level"] == "warn"
+    assert found["processes"]["level"] == "ok"
+    assert "/dev/shm" not in found
+
+
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
 def test_a_folder_that_is_open_to_others_fails(place: Path, mode: int) -> None:
     place.chmod(mode)

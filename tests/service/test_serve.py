@@ -37,6 +37,19 @@ from tests.service.serving import RULES, SMALL, Served, job, served
 from tests.service.test_app import SmallDisk
 
 
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("means", ["cores: 0-1", "memory_gb: 2"])
+def test_where_jobs_can_t_be_held_to_what_nodes_have_that_is_refused(tmp_path: Path, means: str) -> None:
+    node = "{name: n, gpus: 1, usd_per_gpu_hour: 1, hbm_gb: 1, host_memory_gb: 10}"
+    pool = f"{{node: {node}, nodes: [{{{means}}}]}}"
+    (tmp_path / "cluster.yaml").write_text(f"rollout: {pool}\ntrain: {pool.replace('0-1', '2-3')}\n")
+    words = ["serve", "--cluster", str(tmp_path / "cluster.yaml"), "--folder", str(tmp_path / "c"), "--port", "0"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
+    assert result.exit_code == 2
+    assert "which only Linux holds jobs to: leave them out, or serve on Linux" in result.output
+    assert not (tmp_path / "c" / "url").exists()
+
+
 def test_while_it_recovers_it_is_alive_and_not_ready_and_every_call_is_told_to_come_again(tmp_path: Path) -> None:
     go_on, port = threading.Event(), free_port()
 

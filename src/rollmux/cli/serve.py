@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rollmux import system
 from rollmux.cli import options
 from rollmux.cli.clusters import load_cluster_file
 from rollmux.cli.options import Folder, Port, folder_of
@@ -131,6 +132,9 @@ def _launcher(name: str, folder: Path, file: ClusterFile, ray_address: str) -> "
     from rollmux.service.local.launcher import ProcessLauncher  # noqa: PLC0415
 
     means = file.means
+    if not system.IS_LINUX and any(each.cores is not None or each.memory_bytes is not None for each in means.values()):
+        held = "cores and memory of nodes, which only Linux holds jobs to"
+        raise typer.BadParameter(f"the cluster file gives {held}: leave them out, or serve on Linux")
     return ProcessLauncher(
         folder,
         cores={node: each.cores for node, each in means.items() if each.cores is not None},

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollmux import __version__
+from rollmux import __version__, system
 from rollmux.service.checkup.finding import Finding, fail, ok, warn
 
 GIB = 2**30
@@ -30,7 +30,8 @@ def machine(host: str, port: int) -> Iterator[Finding]:
     yield clock()
     yield processes()
     yield memory()
-    yield shared_memory(Path("/dev/shm"))
+    if system.IS_LINUX:  # elsewhere files that are shared lie where all temporary ones do
+        yield shared_memory(Path("/dev/shm"))
     yield gpus()
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     if port:
@@ -39,8 +40,8 @@ def machine(host: str, port: int) -> Iterator[Finding]:
 
 def versions() -> Finding:
     found = f"rollmux {__version__}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
-    if sys.platform != "linux":
-        return fail("versions", found, "run the controller on Linux: it looks after processes as only Linux lets it")
+    if not system.IS_LINUX:
+        return warn("versions", found, "run a controller for others on Linux: one here is for trying things out")
     return ok("versions", found)
 
 
@@ -61,7 +62,7 @@ def clock() -> Finding:
 def processes() -> Finding:
     """A launched job is watched through a descriptor of its process, which is never of another one."""
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        system.Watched(os.getpid()).close()
     except (AttributeError, OSError) as error:
         return fail("processes", f"can't be watched: {error}", "use Linux 5.3 or newer, or a sandbox with pidfd_open")
     return ok("processes", "can be watched")
@@ -69,12 +70,11 @@ def processes() -> Finding:
 
 def memory() -> Finding:
     try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        available, of = system.memory_bytes()
     except OSError as error:
         return warn("memory", f"/proc/meminfo can't be read: {error.strerror}", "mount /proc")
-    sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in text.splitlines())}
     most, used = _group_bytes(Path("/sys/fs/cgroup"))
-    free, whole = min(sizes["MemAvailable"], max(0, most - used)), min(sizes["MemTotal"], most)
+    free, whole = min(available, max(0, most - used)), min(of, most)
     found = f"{free / GIB:.1f} GiB free of {whole / GIB:.1f} GiB"
     if free < LEAST_MEMORY_BYTES:
         return warn("memory", found, "free some: jobs that share a node keep their state in its memory between phases")
@@ -142,6 +142,7 @@ def listening(host: str, port: int) -> Finding:
         try:
             tried.bind((host, port))
         except OSError as error:
-            advice = "choose another with --port, or end what listens there: ss -ltnp"
+            tool = "ss -ltnp" if system.IS_LINUX else "lsof -nP -iTCP -sTCP:LISTEN"
+            advice = f"choose another with --port, or end what listens there: {tool}"
             return fail("port", f"{host}:{port}: {error.strerror}", advice)
     return ok("port", f"{host}:{port} is free")
