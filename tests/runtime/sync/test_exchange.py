@@ -158,6 +158,20 @@ def test_ranks_of_one_node_pass_pieces_by_shared_memory(tmp_path: Path) -> None:
         assert tally.delta > 0
 
 
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("scheme", ["tcp", "unix"])
+def test_weights_cross_on_a_system_that_has_less(scheme: str, tmp_path: Path) -> None:
+    one = Place("one", "node")
+    here = Side(Layout(1), (one,))
+    plan = make_plan(Exchange(TENSORS, here, here, 1024))
+    address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"unix://{tmp_path}/socket"
+    with world(plan, tmp_path, listen=lambda _: [address], delta=True) as made:
+        for version in (1, 2):
+            replicated(made, version, changed_by=0.02)
+            made.sync(version)
+            assert made.serve(whole(plan, version, changed_by=0.02))
+
+
 def test_who_reads_a_version_keeps_it_until_it_is_closed(tmp_path: Path) -> None:
     with world(small(), tmp_path) as made:
         replicated(made, 1)

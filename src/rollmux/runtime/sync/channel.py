@@ -7,6 +7,7 @@ import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -23,8 +24,8 @@ _SHOWN = 500
 class Carrier(Protocol):
     """How the bytes of pieces get across: with the frames, by shared memory, or by torch.distributed."""
 
-    def open_giver(self, link: socket.socket, file: int) -> None:
-        """Before the first piece; `file` holds all of them."""
+    def open_giver(self, link: socket.socket, path: Path) -> None:
+        """Before the first piece; the file there holds all of them."""
 
     def open_taker(self, link: socket.socket) -> None: ...
 
@@ -98,9 +99,9 @@ class Channel:
             fill(self._link, memoryview(raw))
         return raw
 
-    def open_giver(self, file: int) -> None:
+    def open_giver(self, path: Path) -> None:
         with _trouble():
-            self.carrier.open_giver(self._link, file)
+            self.carrier.open_giver(self._link, path)
 
     def open_taker(self) -> None:
         with _trouble():

@@ -19,6 +19,7 @@ from rollmux.runtime.host.errors import shown
 from rollmux.runtime.sync.errors import StillRead
 from rollmux.runtime.sync.layout import Slot, inside, shape_of
 from rollmux.runtime.sync.plan import Piece
+from rollmux.system import take_room
 
 DIGEST_BYTES = 16
 NO_DIGEST = bytes(DIGEST_BYTES)
@@ -64,7 +65,8 @@ class Generation:
             _make(self.path, sizes[0], b"")
             _make(ledger, sizes[1], head)
         self.file = os.open(self.path, os.O_RDWR)
-        self.bytes = np.frombuffer(mmap.mmap(self.file, sizes[0], mmap.MAP_SHARED | mmap.MAP_POPULATE), np.uint8)
+        at_once = getattr(mmap, "MAP_POPULATE", 0)  # else page tables are made by the first copies
+        self.bytes = np.frombuffer(mmap.mmap(self.file, sizes[0], mmap.MAP_SHARED | at_once), np.uint8)
         with ledger.open("r+b") as file:
             table = np.frombuffer(mmap.mmap(file.fileno(), sizes[1]), np.uint8)
         self._digests = table[len(head) :].reshape(pieces, DIGEST_BYTES)
@@ -149,7 +151,7 @@ def _make(path: Path, nbytes: int, head: bytes) -> None:
     """A file whose room is taken: a full disk is an error here, and no SIGBUS later."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.posix_fallocate(file, 0, nbytes)
+        take_room(file, nbytes)
         os.pwrite(file, head, 0)
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}: {shown(nbytes)} are wanted", str(path)) from error

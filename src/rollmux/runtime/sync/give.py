@@ -54,7 +54,7 @@ class Stock:
 
 def give(channel: Channel, pieces: Sequence[Piece], ready: Iterator[int], stock: Stock) -> Tally:
     """Gives these pieces in the order in which they are ready; returns when the taker has them all."""
-    channel.open_giver(stock.new.file)
+    channel.open_giver(stock.new.path)
     held = _held(channel, pieces)
     by_index = {piece.index: piece for piece in pieces}
     tally = Tally()

@@ -8,6 +8,7 @@ match, as with any use of torch.distributed: processes leave and join anew befor
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -51,7 +52,7 @@ class Distributed:
     taker: int
     device: torch.device
 
-    def open_giver(self, link: socket.socket, file: int) -> None: ...
+    def open_giver(self, link: socket.socket, path: Path) -> None: ...
 
     def open_taker(self, link: socket.socket) -> None: ...
 

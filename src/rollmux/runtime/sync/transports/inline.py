@@ -1,6 +1,7 @@
 """TCP: the bytes of a piece follow its header, from the giver's mapped memory straight into the taker's."""
 
 import socket
+from pathlib import Path
 
 from rollmux.runtime.sync.channel import Payload, fill, send_all
 
@@ -8,7 +9,7 @@ from rollmux.runtime.sync.channel import Payload, fill, send_all
 class Inline:
     """Keeps no state, so that one serves all connections."""
 
-    def open_giver(self, link: socket.socket, file: int) -> None: ...
+    def open_giver(self, link: socket.socket, path: Path) -> None: ...
 
     def open_taker(self, link: socket.socket) -> None: ...
 

@@ -7,6 +7,7 @@ that is over, makes a short read or a wrong digest, and never a signal.
 import os
 import socket
 import struct
+from pathlib import Path
 
 from rollmux.runtime.sync.channel import Payload, fill, send_all
 from rollmux.runtime.sync.errors import Broken
@@ -22,8 +23,8 @@ class Shared:
     def __init__(self) -> None:
         self._file = -1
 
-    def open_giver(self, link: socket.socket, file: int) -> None:
-        readable = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+    def open_giver(self, link: socket.socket, path: Path) -> None:
+        readable = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             socket.send_fds(link, [b"F"], [readable])
         finally:

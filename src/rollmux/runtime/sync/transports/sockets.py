@@ -14,8 +14,15 @@ from rollmux.runtime.sync.transports.shared import Shared
 
 _BACKLOG = 128
 # A host that vanished without a word is noticed after some 40 s, whether something was on its way to it or not.
-_GIVEN_UP_MS = 40_000
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 6))
+# Each as far as the system knows it by this name; one without the second gives up what is on its way in its own time.
+_OF_TCP = {
+    "TCP_NODELAY": 1,
+    "TCP_USER_TIMEOUT": 40_000,
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPALIVE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 6,
+}
 
 
 class Listener:
@@ -95,11 +102,10 @@ def _channel(link: socket.socket, patience_s: float) -> Channel:
     if link.family == socket.AF_UNIX:
         carrier = Shared()
     else:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GIVEN_UP_MS)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE:
-            link.setsockopt(socket.IPPROTO_TCP, option, value)
+        for name, value in _OF_TCP.items():
+            if hasattr(socket, name):
+                link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return Channel(link, carrier, patience_s)
 
 
