@@ -27,6 +27,32 @@ def test_what_was_written_is_in_use_until_it_is_given_back() -> None:
     assert not piece.tensor().any()
 
 
+@pytest.mark.parametrize("system", ["Linux", "another"])
+@pytest.mark.parametrize("part", ["all", "a part"])
+def test_what_is_emptied_is_given_back_and_zero_whatever_advice_is_worth(
+    system: str, part: str, request: pytest.FixtureRequest
+) -> None:
+    piece = Piece(SIZE)
+    whole = piece.tensor()
+    whole.fill_(1)
+    if system == "another":
+        request.getfixturevalue("elsewhere")
+    piece.empty(None if part == "all" else whole[:HUGE_BYTES])
+    left = 0 if part == "all" else SIZE - HUGE_BYTES
+    assert left <= piece.resident_bytes() <= -(-left // HUGE_BYTES) * HUGE_BYTES
+    assert int(whole.sum(dtype=torch.int64)) == left
+    whole.fill_(2)
+    assert SIZE <= piece.unreclaimable_bytes() < SIZE + HUGE_BYTES, "its neighbours are closed as before"
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_another_system_is_given_no_advice_by_linux_s_numbers() -> None:
+    piece = Piece(SIZE)
+    for advice in (MADV_FREE, mmap.MADV_DONTNEED):
+        with pytest.raises(OSError, match="not implemented"):
+            piece.advise(advice)
+
+
 def test_what_the_kernel_may_take_is_not_in_use_even_while_it_is_there() -> None:
     piece = Piece(SIZE)
     piece.tensor().fill_(1)

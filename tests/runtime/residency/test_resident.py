@@ -111,11 +111,13 @@ def test_after_offload_the_kernel_keeps_none_of_it(budget: Budget) -> None:
     assert resident.leaked_bytes == 0
 
 
-@pytest.mark.parametrize("kernel", ["does not know that", "takes none of it", "keeps no books"])
+@pytest.mark.parametrize("kernel", ["does not know that", "takes none of it", "keeps no books", "is not Linux"])
 def test_memory_that_the_kernel_will_not_take_is_given_back(
-    budget: Budget, monkeypatch: pytest.MonkeyPatch, kernel: str
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, kernel: str, request: pytest.FixtureRequest
 ) -> None:
-    if kernel == "does not know that":
+    if kernel == "is not Linux":
+        request.getfixturevalue("elsewhere")
+    elif kernel == "does not know that":
         monkeypatch.setattr(Piece, "advise", refusing(MADV_FREE))
     elif kernel == "takes none of it":
         monkeypatch.setattr(Piece, "unreclaimable_bytes", lambda piece: 1 << 40)

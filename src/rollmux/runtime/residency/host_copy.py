@@ -23,6 +23,7 @@ from rollmux.runtime.residency.errors import BadCopy
 from rollmux.runtime.residency.layout import BEGINNING_BYTES, CHUNK_BYTES, Layout
 from rollmux.runtime.residency.pages import HUGE_BYTES
 from rollmux.runtime.residency.record import Record
+from rollmux.system import take_room
 
 FORMAT = 5
 HEAD_BYTES = 4096  # a file may outlive its kernel: no matter how large pages are
@@ -187,7 +188,7 @@ def _taken(path: Path, size: int) -> mmap.mmap:
     """A new file with all of its memory."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.posix_fallocate(file, 0, size)
+        take_room(file, size)
         return _touched(mmap.mmap(file, size))
     except OSError as error:
         path.unlink()

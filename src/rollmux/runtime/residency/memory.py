@@ -3,7 +3,6 @@
 What `release` returns from is free: it has asked those who keep the books, not itself.
 """
 
-import mmap
 import os
 import sys
 import weakref
@@ -102,7 +101,7 @@ class CpuMemory:
         if self._zero or self._piece is None:
             return
         try:
-            self._piece.advise(mmap.MADV_DONTNEED, part)
+            self._piece.empty(part)
         except OSError:  # as for memory that is locked
             part.zero_()
 
@@ -166,7 +165,7 @@ def _give_back(piece: Piece) -> None:
     with suppress(OSError):
         shared = piece.shared_bytes()
     try:
-        piece.advise(mmap.MADV_DONTNEED)
+        piece.empty()
     except OSError as error:
         raise NotFreed(f"{shown(piece.nbytes)} can't be given back ({error.strerror}); do not lock them") from error
     left = piece.resident_bytes() or shared

@@ -10,15 +10,19 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from errno import ENOSYS
 from itertools import cycle
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from rollmux import system
+
 PAGE_BYTES = mmap.PAGESIZE  # of this kernel: on aarch64 it may be 4, 16 or 64 KiB
 HUGE_BYTES = 2 << 20
-MADV_FREE, MADV_HUGEPAGE, PROT_NONE = 8, 14, 0  # of Linux; Python 3.11 names only some
+MADV_FREE, MADV_HUGEPAGE = 8, 14  # of Linux; Python 3.11 names only some
+PROT_NONE, MAP_FIXED = 0, 0x10  # of Linux, macOS and the BSDs
 # Wishes only: where a place is taken, or too high for this processor, the kernel chooses another one.
 PLACES = cycle(range(1 << 40, 1 << 46, 1 << 36))
 SMAPS = Path("/proc/self/smaps")
@@ -36,16 +40,16 @@ class Piece:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self._length = nbytes, (2 - -nbytes // HUGE_BYTES) * HUGE_BYTES
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        found = _libc.mmap(next(PLACES), self._length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        if found == ctypes.c_void_p(-1).value:
-            raise MemoryError(f"no {self._length} bytes of address space are left ({_reason().strerror})")
+        try:
+            found = _mapped(next(PLACES), self._length)
+        except OSError as error:
+            raise MemoryError(f"no {self._length} bytes of address space are left ({error.strerror})") from error
         self._bytes = (ctypes.c_ubyte * self._length).from_address(found)
         gone = weakref.finalize(self._bytes, _libc.munmap, ctypes.c_void_p(found), ctypes.c_size_t(self._length))
         gone.atexit = False  # others may look at it to the end
         self.start, self.end = found, found + self._length
-        for at in (self.start, self.end - PAGE_BYTES):
-            _called(_libc.mprotect, at, PAGE_BYTES, PROT_NONE)
+        for at in (self.start, self.end - mmap.PAGESIZE):
+            _called(_libc.mprotect, at, mmap.PAGESIZE, PROT_NONE)
         with suppress(OSError):  # a kernel without them refuses it
             self.advise(MADV_HUGEPAGE)
 
@@ -55,15 +59,29 @@ class Piece:
         return torch.frombuffer(self._bytes, dtype=torch.uint8, offset=offset, count=self.nbytes)
 
     def advise(self, advice: int, part: Tensor | None = None) -> None:
-        """Of all of it, or of whole pages."""
+        """Of all of it, or of whole pages. Other systems mean something else by these numbers: they are given none."""
+        if not system.IS_LINUX:
+            raise OSError(ENOSYS, os.strerror(ENOSYS))
         at, nbytes = (self.start, self._length) if part is None else (part.data_ptr(), part.nbytes)
         _called(_libc.madvise, at, nbytes, advice)
 
+    def empty(self, part: Tensor | None = None) -> None:
+        """Gives back all of it, or whole pages: from now on they are zero.
+
+        Only Linux takes advice as a promise. Others may keep what was there: new pages are laid over the old ones.
+        """
+        if system.IS_LINUX:
+            self.advise(mmap.MADV_DONTNEED, part)
+        elif part is None:
+            _mapped(self.start + mmap.PAGESIZE, self._length - 2 * mmap.PAGESIZE, MAP_FIXED)
+        else:
+            _mapped(part.data_ptr(), part.nbytes, MAP_FIXED)
+
     def resident_bytes(self) -> int:
         """How much of it is in memory."""
-        pages = torch.zeros(self._length // PAGE_BYTES, dtype=torch.uint8)
+        pages = torch.zeros(self._length // mmap.PAGESIZE, dtype=torch.uint8)
         _called(_libc.mincore, self.start, self._length, ctypes.c_void_p(pages.data_ptr()))
-        return int(pages.bitwise_and_(1).sum()) * PAGE_BYTES
+        return int(pages.bitwise_and_(1).sum()) * mmap.PAGESIZE
 
     def unreclaimable_bytes(self) -> int:
         """How much of it is in memory, and not the kernel's to take."""
@@ -87,6 +105,15 @@ class Piece:
                 elif inside and word in signs:
                     told += int(rest[0]) * 1024 * signs[word]
         return told
+
+
+def _mapped(at: int, nbytes: int, flags: int = 0) -> int:
+    """New private memory, zero; here if that can be, and with MAP_FIXED in place of what was here."""
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, flags | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    found = _libc.mmap(at, nbytes, protection, flags, -1, 0)
+    if found == ctypes.c_void_p(-1).value:
+        raise _reason()
+    return int(found)
 
 
 def _called(function: Callable[..., int], at: int, nbytes: int, argument: object) -> None:
