@@ -4,10 +4,12 @@ PYTHON := $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 COMPILED := $(wildcard src/rollmux/*/*.c)
+# Those that this process may use, where there is a program that tells; else all of the machine's.
+CORES := $(shell nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)
 # Many tests wait for leases, processes and sockets rather than for a core.
-WORKERS := $(shell echo $$(( $$(nproc) + 1 )))
+WORKERS := $(shell echo $$(( $(CORES) + 1 )))
 # Two are done sooner than one, and take more of the processors.
-CHECKERS := $(shell nproc)
+CHECKERS := $(CORES)
 # Hundreds of processes are started here, each of which would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 BENCHMARKS := $(filter-out __init__ controllers harness populations,$(basename $(notdir $(wildcard benchmarks/*.py))))
