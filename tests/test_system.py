@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,14 @@ def test_the_most_memory_is_in_bytes_whatever_the_system_counts_in(monkeypatch: 
 def test_memory_is_told_of_the_whole_machine() -> None:
     free, whole = system.memory_bytes()
     assert 0 < free < whole == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(("found", "name"), [(["eth0", "lo"], "lo"), (["lo0", "en0"], "lo0")])
+def test_processes_of_one_machine_meet_at_its_loopback(
+    found: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(found, 1)))
+    assert system.loopback() == name
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from rollmux.errors import InvariantViolated, RollmuxError
 from rollmux.runtime.forks import Fork, begun
+from rollmux.system import loopback
 from rollmux.trainer.errors import ReplicasLost
 from rollmux.trainer.model import share
 from rollmux.trainer.sample import Sample
@@ -238,7 +239,7 @@ def _gradient(
 
 
 def _join(rank: int, replicas: int, store: Path) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=replicas, timeout=timedelta(seconds=PATIENCE_S)
     )

@@ -108,7 +108,9 @@ def test_stop_returns_when_all_is_gone_even_what_hides_and_takes_no_hint(tmp_pat
 
 
 def test_what_ends_itself_in_a_session_of_its_own_is_not_waited_for_any_longer(tmp_path: Path) -> None:
-    stray = """setsid sh -c 'trap "sleep 0.3; exit" TERM; echo $$ > stray; sleep 60 & wait' > /dev/null 2>&1 & sleep 60"""
+    stray = (
+        """setsid sh -c 'trap "sleep 0.3; exit" TERM; echo $$ > stray; sleep 60 & wait' > /dev/null 2>&1 & sleep 60"""
+    )
 
     async def story() -> None:
         async with launching(tmp_path) as (launcher, _):
