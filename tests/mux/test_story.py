@@ -3,8 +3,11 @@
 from dataclasses import replace
 
 from rollmux.mux import ClusterMachine, JobSpec, PhaseSpec, RollmuxPolicy, story
+from rollmux.mux import events as ev
+from rollmux.mux.cluster_state import Rules
 from rollmux.mux.hardware import PAPER_CLUSTER
 from rollmux.sim.cast import Cast
+from tests.mux.world import ROLLOUT, World, job
 
 JOB = JobSpec("a", PhaseSpec(30.0, 1), PhaseSpec(20.0, 1), slo=3.0, iterations=2)
 
@@ -47,3 +50,15 @@ def test_every_answer_names_the_line_that_it_answers() -> None:
 
 def test_nobody_has_a_story_before_they_come() -> None:
     assert story(played().log, "nobody") == []
+
+
+def test_signs_of_life_push_nothing_out_of_the_log() -> None:
+    world = World(rules=Rules(log_limit=20))
+    world.run(job("A"))
+    beat = ev.Heartbeat("A", world.begin("A", ROLLOUT).epoch)
+    before = story(world.machine.log, "A")
+    for _ in range(20):
+        seq = world.machine.state.ledger.seq
+        world.tell(ev.Heartbeats((beat,)), 1.0)
+        assert world.machine.state.ledger.seq == seq + 1
+    assert story(world.machine.log, "A") == before

@@ -152,5 +152,5 @@ def test_a_controller_removes_what_is_too_old_while_it_works(
     with served(tmp_path, journal=opened(url, 5)) as there:
         assert there.get("/healthz")["seq"] > 10
     with closing(opened(url)(tmp_path / FILE)) as journal:
-        machine = replayed(journal, lambda _: RollmuxPolicy())
-        assert machine.log[0].seq == journal.begins() + 1
+        _, entries = replayed(journal, lambda _: RollmuxPolicy())
+        assert next(entries).seq == journal.begins() + 1

@@ -1,7 +1,8 @@
 """`rollmux journal`: what a controller has written down, played again. A file is read only while nobody writes it."""
 
 import json
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,9 +33,10 @@ journal_app = typer.Typer(
 @journal_app.command()
 def verify(as_json: AsJson = False, folder: Folder = None, url: options.JournalUrl = "") -> None:
     """Play every record again and say whether each leads to what it led to."""
-    machine, begins = _played(folder, url)
+    with _history(folder, url) as (machine, entries, begins):
+        records = sum(1 for _ in entries)
     found = {
-        "records": machine.state.ledger.seq - begins,
+        "records": records,
         "begins_after": begins,
         "jobs_live": len(machine.state.jobs),
         "jobs_ended": len(machine.state.ended),
@@ -53,8 +55,8 @@ def story(
     url: options.JournalUrl = "",
 ) -> None:
     """Tell what happened to a job and why, from its submission on, as far as the history goes back."""
-    machine, begins = _played(folder, url)
-    lines = told(machine.log, job)
+    with _history(folder, url) as (_, entries, begins):
+        lines = told(entries, job)
     if not lines:
         since = f" since record {begins}, after which its history begins" if begins else ""
         raise typer.BadParameter(f"the journal knows no job {job!r}{since}")
@@ -68,12 +70,12 @@ def replay(
     url: options.JournalUrl = "",
 ) -> None:
     """Print every event and what it led to, as JSON lines."""
-    lines = [_line(entry) for entry in _played(folder, url)[0].log]
-    if as_json:
-        show(lines, as_json)
-        return
-    for line in lines:
-        typer.echo(json.dumps(line))
+    with _history(folder, url) as (_, entries, _):
+        if as_json:
+            show([_line(entry) for entry in entries], as_json)
+        else:
+            for entry in entries:
+                typer.echo(json.dumps(_line(entry)))
 
 
 @journal_app.command()
@@ -89,14 +91,17 @@ def _line(entry: Entry) -> dict[str, Any]:
     return {"seq": entry.seq, "at": entry.at, "event": encode(Event, entry.event), "commands": commands}
 
 
-def _played(folder: Path | None, url: str) -> tuple[ClusterMachine, int]:
-    """The machine after all of it, and the record after which the history begins."""
+@contextmanager
+def _history(folder: Path | None, url: str) -> Iterator[tuple[ClusterMachine, Iterator[Entry], int]]:
+    """A machine, the records that are played on it as they are read, and that after which the history begins."""
     from rollmux.service.journal.place import FILE, to_read  # noqa: PLC0415  other commands start faster without
     from rollmux.service.recovery import replayed  # noqa: PLC0415
 
     try:
         with closing(to_read(url, folder_of(folder) / FILE)) as journal:
-            played = replayed(journal, lambda name: CONTENDERS[name].make(CONTENDERS[name].max_group, 0))
-            return played, journal.begins()
+            machine, entries = replayed(journal, lambda name: CONTENDERS[name].make(CONTENDERS[name].max_group, 0))
+            yield machine, entries, journal.begins()
+    except BrokenPipeError:  # whoever reads what is told has read enough
+        raise
     except (RollmuxError, OSError) as error:
         raise typer.BadParameter(why_not(error)) from error

@@ -41,15 +41,18 @@ class Entry(NamedTuple):
 
 
 class ClusterMachine:
-    """Takes events, keeps the state and the log, gives commands."""
+    """Takes events, keeps the state and the log, gives commands.
 
-    __slots__ = ("_cause", "_check", "log", "mover", "state")
+    `cause` is the earlier event that the last one answers (0: none).
+    """
+
+    __slots__ = ("_check", "cause", "log", "mover", "state")
 
     def __init__(self, cluster: Cluster, policy: Policy, rules: Rules | None = None) -> None:
         self.state = ClusterState(cluster, policy, rules)
         self.mover = Mover(self.state)
         self.log: deque[Entry] = deque(maxlen=self.state.rules.log_limit)
-        self._cause = 0
+        self.cause = 0
         self._check = {Checks.NONE: None, Checks.JOB: self._check_job, Checks.ALL: self._check_all}[
             self.state.rules.checks
         ]
@@ -68,7 +71,7 @@ class ClusterMachine:
             raise IllegalEvent(f"time went back from {state.now} to {now}: use a monotonic clock")
         ledger = state.ledger
         ledger.seq += 1
-        self._cause = 0
+        self.cause = 0
         try:
             out = handler(self, now, event)
         except IllegalEvent:
@@ -81,7 +84,9 @@ class ClusterMachine:
         if self._check is not None:
             self._check(event)
         commands = tuple(out)
-        self.log.append(Entry(ledger.seq, now, event, commands, self._cause))
+        # Signs of life are of no story: in hours they would fill the log, and push all else out of it.
+        if commands or not isinstance(event, ev.Heartbeats):
+            self.log.append(Entry(ledger.seq, now, event, commands, self.cause))
         return commands
 
     def next_wake(self) -> float | None:
@@ -136,7 +141,7 @@ class ClusterMachine:
         if record is None or not record.is_current(event.attempt) or record.state in (Job.RUNNING, Job.STOPPING):
             return None
         record.move(JobOn.STARTED)
-        self._cause = record.launched_by
+        self.cause = record.launched_by
         assert record.placement is not None
         state = self.state
         member = state.groups[record.group_id].member(record.job.id)
@@ -176,7 +181,7 @@ class ClusterMachine:
         if record is None or not record.is_current(event.attempt):
             return None
         record.move(JobOn.FINISH)
-        self._cause = record.launched_by
+        self.cause = record.launched_by
         out: Commands = []
         self.mover.end(now, record, "finished", out)
         return out
@@ -186,7 +191,7 @@ class ClusterMachine:
         if record is None or not record.is_current(event.attempt):
             return None
         next_job(record.state, JobOn.RESTART if record.state is not Job.STOPPING else JobOn.GONE_END, event.job_id)
-        self._cause = record.launched_by
+        self.cause = record.launched_by
         out: Commands = []
         if record.state is Job.STOPPING:
             self._gone(now, record, out)
@@ -286,7 +291,7 @@ class ClusterMachine:
             return None
         if record.state is not Job.RUNNING:
             raise IllegalEvent(f"job {event.job_id} is {record.state.value}: it can't ask for a phase now")
-        self._cause = record.launched_by
+        self.cause = record.launched_by
         return self.state.weaves[record.group_id].handle(now, event)
 
     def _phase(self, now: float, event: ev.PhaseEvent) -> Commands | None:
@@ -302,7 +307,7 @@ class ClusterMachine:
             return None
         lane = weave.leases.get(event.epoch)
         if lane is not None:
-            self._cause = lane.granted_by
+            self.cause = lane.granted_by
         return weave.handle(now, event)
 
     def _heartbeats(self, now: float, event: ev.Heartbeats) -> Commands | None:

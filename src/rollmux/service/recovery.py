@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import image as images
-from rollmux.mux.cluster_machine import ClusterMachine
+from rollmux.mux.cluster_machine import ClusterMachine, Entry
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.codec import decode, encode
 from rollmux.mux.hardware import Cluster
@@ -58,12 +58,12 @@ def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) ->
     return Controller(machine, owned, history, forgotten), now
 
 
-def replayed(journal: Journal, policy_of: Callable[[str], Policy]) -> ClusterMachine:
-    """A machine that has gone through the history as far as it is kept, with every record of it in its log."""
+def replayed(journal: Journal, policy_of: Callable[[str], Policy]) -> tuple[ClusterMachine, Iterator[Entry]]:
+    """A machine as it was when the history begins, and every record of that, each played on it as it is read."""
     head = journal.head()
     if not head:
         raise JournalDamaged("the journal is empty: no controller has written to it")
-    rules = replace(_begun_with(Rules, head, "rules"), log_limit=10**9)
+    rules = replace(_begun_with(Rules, head, "rules"), log_limit=0)
     cluster, begins = _begun_with(Cluster, head, "cluster"), journal.begins()
     policy = policy_of(head["policy"])
     machine = ClusterMachine(cluster, policy, rules)
@@ -74,9 +74,12 @@ def replayed(journal: Journal, policy_of: Callable[[str], Policy]) -> ClusterMac
         _require_version(saved)
         state, _ = _parts(saved)
         machine = images.restore(state, cluster, policy, rules)
-    for record in journal.records(begins):
-        _again(machine, record)
-    return machine
+    return machine, (_entry(machine, record) for record in journal.records(begins))
+
+
+def _entry(machine: ClusterMachine, record: Record) -> Entry:
+    commands = _again(machine, record)
+    return Entry(record.seq, record.at, record.event, commands, machine.cause)
 
 
 def errands_after(controller: Controller) -> list[Errand]:
