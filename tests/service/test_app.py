@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from rollmux.cli.main import app as program
 from rollmux.mux.codec import decode
 from rollmux.protocol.history import BillView, HistoryView
 from rollmux.protocol.job_file import JOB_KEYS, NEEDED, PHASE_KEYS, TAIL_KEYS
-from rollmux.service import app
+from rollmux.service import app, views
 from rollmux.service.journal import SqliteJournal
 from rollmux.service.local.attempt_files import AttemptFiles
 from rollmux.service.rates import Rates
@@ -99,6 +101,32 @@ def test_who_looks_at_all_jobs_too_often_is_told_so_and_can_still_work(
         there.post("/v1/jobs", job("its"), token=alice)
         assert [there.call("GET", path, token=alice).status_code for _ in range(3)] == [200, 429, 429]
         assert there.call("GET", "/v1/jobs/its", token=alice).status_code == 200
+
+
+def test_looks_weigh_no_more_for_all_the_jobs_that_have_ended_and_show_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = views.MOST_ENDED + 3
+    with served(tmp_path) as there:
+        alice = token(there, "alice")
+        for number in range(count):
+            there.post(f"/v1/jobs/job-{number}/leave", {"attempt": there.attached(f"job-{number}")})
+        there.post("/v1/jobs", job("its"), token=alice)
+        ended = [f"job-{number}" for number in range(count)]
+        shown = there.get("/v1/cluster")
+        assert [each["job"] for each in shown["jobs"]] == [*ended[3:], "its"]
+        assert shown["ended"] == count
+        assert f'rollmux_jobs{{state="ended"}} {count}.0' in there.call("GET", "/metrics").text
+        said = CliRunner().invoke(program, ["status", "--url", there.service.url, "--token", there.admin]).output
+        assert "3 jobs have ended before these" in said
+        assert [each["job"] for each in there.get("/v1/cluster?ended=1")["jobs"]] == [ended[-1], "its"]
+        assert [each["job"] for each in there.get("/v1/bill?ended=0")["jobs"]] == ["its"]
+        assert [each["job"] for each in there.get("/v1/bill")["jobs"]] == [*ended, "its"]
+        monkeypatch.setattr("rollmux.service.app.JOBS_A_CALL", 0.25)  # 100 jobs take all that a caller has
+        for path in ("/v1/cluster?ended=0", "/v1/bill?ended=0", "/v1/history", "/metrics"):
+            assert there.call("GET", path, token=alice if path != "/metrics" else None).status_code == 200
+        bob = token(there, "bob")
+        assert [there.call("GET", "/v1/bill", token=bob).status_code for _ in range(3)] == [200, 429, 429]
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=NAMES)

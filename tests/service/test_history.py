@@ -5,7 +5,7 @@ The runs are those of the simulated world, with all its faults.
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isclose
 from typing import TypeVar
 
@@ -229,6 +229,27 @@ def test_a_bill_sets_what_a_job_cost_beside_its_price_alone() -> None:
     assert (ended.state, ended.how, ended.ended_s, ended.iterations_done) == ("ended", "finished", 50.0, 1)
     assert ended.usd == pytest.approx(alone * 49.0 / HOUR_S)
     assert ended.usd_per_hour == 0.0
+
+
+def test_what_jobs_have_come_to_that_are_not_shown_is_in_the_sums_beside_those_that_are() -> None:
+    controller = running(MemoryJournal())
+    one_iteration(controller, 5.0)
+    for at, name in ((60.0, "B"), (70.0, "C")):
+        controller.submit(at, "team", replace(JOB, job=replace(JOB.job, id=name)))
+        controller.tell(at + 1.0, ev.JobStarted(name, 1))
+        controller.tell(at + 5.0, ev.JobFinished(name, 1))
+    controller.tell(80.0, ev.JobFinished("A", 1))
+    controller.submit(90.0, "team", replace(JOB, job=replace(JOB.job, id="D")))
+    whole = at_once(seen.bill_view(controller, 100.0, "team"))
+    assert ([bill.job for bill in whole.jobs], whole.ended, whole.others_usd) == (["A", "B", "C", "D"], 3, 0.0)
+    for most, shown in ((0, "D"), (1, "AD"), (2, "ACD"), (3, "ABCD")):
+        bill = at_once(seen.bill_view(controller, 100.0, "team", most))
+        assert ("".join(each.job for each in bill.jobs), bill.ended) == (shown, 3)
+        assert sum(each.usd for each in bill.jobs) + bill.others_usd == pytest.approx(bill.usd)
+        alone = sum(each.alone_usd for each in bill.jobs) + bill.others_alone_usd
+        assert alone == pytest.approx(sum(each.alone_usd for each in whole.jobs))
+    others = at_once(seen.bill_view(controller, 100.0, "others", 0))
+    assert (others.jobs, others.ended, others.others_usd) == ((), 0, 0.0)
 
 
 def test_others_hear_when_nodes_are_held_but_not_by_whom() -> None:

@@ -421,6 +421,11 @@ def test_an_ended_job_leaves_its_bill(tmp_path: Path, eyes: Eyes) -> None:
         row = page.locator("#jobs details tbody tr").inner_text()
         assert re.match(r"brief\s+finished", row)
         assert "$" in row
+        for name in ("second", "third"):
+            hands.submit(name)
+            there.post(f"/v1/jobs/{name}/leave", {"attempt": hands.attempts[name]})
+        page.get_by_text("3 jobs have ended").wait_for(timeout=8_000)
+        assert page.locator("#jobs details tbody tr").count() == 3
         page.wait_for_timeout(1500)
         assert page.locator("#jobs details tbody tr").is_visible(), "it closed by itself"
 

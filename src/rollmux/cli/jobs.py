@@ -13,6 +13,7 @@ from rollmux.cli.options import AsJson, Folder, Token, Url
 from rollmux.cli.outputs import PIPED_WIDTH, console, show
 from rollmux.cli.refusals import refusals
 from rollmux.cli.remote import Remote, remote
+from rollmux.mux.transitions import Job
 from rollmux.protocol.job_file import job_data, read_job_file
 from rollmux.protocol.messages import Done
 from rollmux.protocol.views import ClusterView, JobView, LaneView, Quote, Text
@@ -56,7 +57,8 @@ def status(
         show(view, as_json, _table([view]), *_likely(view))
         return
     cluster = there.get(ClusterView, "/v1/cluster")
-    show(cluster, as_json, _table(cluster.jobs) if cluster.jobs else "No jobs.", _prices(cluster))
+    table = _table(cluster.jobs) if cluster.jobs else "No jobs."
+    show(cluster, as_json, *_earlier(cluster), table, _prices(cluster))
 
 
 def explain(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
@@ -65,7 +67,10 @@ def explain(job: JobName, as_json: AsJson = False, url: Url = "", token: Token =
 
 
 def story(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
-    """Tell what has happened to a job and why, event by event, since the controller started."""
+    """Tell what has happened to a job and why, of the controller's latest 100,000 events since it started.
+
+    What was before is in its journal: `rollmux journal story`.
+    """
     _lines(remote(url, token, folder).get(Text, f"{_path(job)}/story"), as_json)
 
 
@@ -129,6 +134,12 @@ def _quoted(found: Quote, job: str) -> str:
         price = f"${found.added_usd_per_hour:.2f} more per hour, alone it would cost ${found.alone_usd_per_hour:.2f}"
         head = f"Job {job} would get {where} in {found.group}: {price}; {pace}."
     return "\n".join([head, *found.lines])
+
+
+def _earlier(cluster: ClusterView) -> tuple[str, ...]:
+    """That there are jobs which the table does not show."""
+    more = cluster.ended - sum(job.state == Job.ENDED.value for job in cluster.jobs)
+    return (f"{more} jobs have ended before these: `rollmux status JOB`, `rollmux bill`.",) if more else ()
 
 
 def _prices(cluster: ClusterView) -> str:

@@ -33,10 +33,9 @@ def screen(
     rows = max(6, height - _OTHER_LINES) if height is not None else len(cluster.nodes) + len(cluster.jobs)
     lines_each = 1 if width >= WIDE or height is None else 2
     jobs = [job for job in cluster.jobs if job.state != Job.ENDED.value]
-    ended = len(cluster.jobs) - len(jobs)
     of_nodes = min(len(cluster.nodes), max(rows // 3, rows - len(jobs)))
     parts: list[RenderableType] = [
-        _head(url, _counts(cluster, jobs, ended)),
+        _head(url, _counts(cluster, jobs)),
         _prices(cluster),
         _use(history.pools if history is not None else ()),
         _nodes(cluster.nodes, of_nodes),
@@ -59,12 +58,12 @@ def _head(url: str, counts: str) -> Text:
     return Text.assemble(("RollMux", "bold"), f" at {url}: {counts}", no_wrap=True, overflow="ellipsis")
 
 
-def _counts(cluster: ClusterView, jobs: Sequence[JobView], ended: int) -> str:
+def _counts(cluster: ClusterView, jobs: Sequence[JobView]) -> str:
     waiting = sum(job.state == Job.QUEUED.value for job in jobs)
     busy = sum(bool(node.holders) for node in cluster.nodes)
     alarms = f", {len(cluster.alarms)} alarms" if cluster.alarms else ""
     return (
-        f"{len(jobs) - waiting} jobs have a place, {waiting} are in line, {ended} have ended; "
+        f"{len(jobs) - waiting} jobs have a place, {waiting} are in line, {cluster.ended} have ended; "
         f"{busy} of {len(cluster.nodes)} nodes at work{alarms}"
     )
 

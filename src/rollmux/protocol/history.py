@@ -130,7 +130,9 @@ class BillView:
     """The bills of the jobs that the caller may see. `usd` is the cluster's: all nodes, while jobs were pinned to them.
 
     It is the sum over all jobs, of those that are remembered no more (`forgotten_usd`) too. `since_s` is when the books
-    were begun: later than the first job only where an older version had no books.
+    were begun: later than the first job only where an older version had no books. Of the jobs that have ended and are
+    remembered there are `ended`; what those have come to that are not among `jobs` is in `others_usd` and
+    `others_alone_usd`.
     """
 
     now: float
@@ -140,6 +142,9 @@ class BillView:
     usd_per_hour: float
     forgotten_usd: float
     jobs: tuple[JobBill, ...]
+    ended: int = 0
+    others_usd: float = 0.0
+    others_alone_usd: float = 0.0
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

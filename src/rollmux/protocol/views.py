@@ -73,6 +73,7 @@ class ClusterView:
     usd_per_hour_fluid: float  # of the work that is done in it, at its pace, were no node ever idle
     alarms: tuple[str, ...] = ()
     broken: str = ""
+    ended: int = 0  # jobs that have ended and are remembered, of which `jobs` has the latest
 
 
 @dataclass(frozen=True, slots=True)

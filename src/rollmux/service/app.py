@@ -98,17 +98,19 @@ class App:
             return
         endpoint, path = found or (None, {})
         caller, answer, allowed, began = _NOBODY, None, False, time.perf_counter()
+        query = _query(scope)
         try:
             if endpoint is None:
                 raise Denied(404, f"there is no call {method} {scope['path']}")
-            caller = self._caller(scope, endpoint.route.who, endpoint.route.of_all, path.get("job", ""))
-            self._require_entitled(caller, endpoint.route.who, path)
+            route, ended = endpoint.route, endpoint.route.most_ended(query)
+            caller = self._caller(scope, route.who, self._looked_at(ended) if route.of_all else 0, path.get("job", ""))
+            self._require_entitled(caller, route.who, path)
             allowed = True
             body = await endpoint.body(receive)
-            answer = await endpoint.route.answer(Call(self.host, caller, path, _query(scope), body))
-            if endpoint.route.streams:
+            answer = await route.answer(Call(self.host, caller, path, query, body, ended))
+            if route.streams:
                 self._require_room(caller)
-            status, content = 200, b"" if endpoint.route.streams else _encode(answer)
+            status, content = 200, b"" if route.streams else _encode(answer)
         except Exception as error:  # noqa: BLE001  every call is answered, and what is not foreseen is logged
             status, refusal = _refusal(error)
             content = _encode(refusal)
@@ -149,22 +151,27 @@ class App:
         """For Prometheus, which knows no JSON; prices are nothing for strangers."""
         caller = _NOBODY
         try:
-            caller = self._caller(scope, OWNERS, of_all=True)
+            caller = self._caller(scope, OWNERS, self._looked_at())
             self._require_entitled(caller, OWNERS, {})
         except Denied as error:
             _note(scope, caller, error.status)
             await _send(send, error.status, _encode(Refusal(str(error))))
             return
         host = self.host
-        view = await host.look_through(lambda now: cluster_view(host.controller, now, None, host.broken))
+        view = await host.look_through(lambda now: cluster_view(host.controller, now, None, host.broken, 0))
         await _send(send, 200, self.metrics.text(view), (KIND_OF_FIGURES,))
 
-    def _caller(self, scope: Scope, who: frozenset[Role], of_all: bool, job: str = "") -> Caller:
+    def _looked_at(self, ended: int = 0) -> int:
+        """How many jobs an answer is of that has so many at most that have ended."""
+        state = self.host.controller.machine.state
+        return len(state.jobs) + min(ended, len(state.ended))
+
+    def _caller(self, scope: Scope, who: frozenset[Role], looked_at: int, job: str = "") -> Caller:
         """Who calls, unless they call too often."""
         if who is EVERYBODY:
             return _NOBODY
         caller, jobs = self._bearer(scope), self.host.controller.jobs
-        weight = 1.0 + of_all * len(jobs) / JOBS_A_CALL
+        weight = 1.0 + looked_at / JOBS_A_CALL
         if who is ALL and caller is not None and job in jobs and caller.sees in (None, jobs[job].tenant):
             weight = min(1.0, PROCESSES_A_CALL / jobs[job].submission.processes)
         if not (self.strangers.allow(_address(scope)) if caller is None else self.rates.allow(caller.name, weight)):

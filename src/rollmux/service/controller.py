@@ -205,6 +205,13 @@ class Controller:
             raise NoSuchJob(f"there is no job {job_id!r}")
         return live
 
+    def ended(self, tenant: str | None) -> list[str]:
+        """The jobs of this tenant (None: of all) that have ended and are remembered, the latest last."""
+        ended, jobs = self.machine.state.ended, self.jobs
+        return (
+            list(ended) if tenant is None else [each for each in ended if each in jobs and jobs[each].tenant == tenant]
+        )
+
     def names(self, tenant: str | None) -> Callable[[str], str]:
         """What this tenant (None: everybody) hears of a job's name."""
 

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from rollmux import __version__
 from rollmux.mux.job import PhaseKind
+from rollmux.mux.transitions import Job
 from rollmux.protocol.views import ClusterView, JobView
 from rollmux.service.host import Host
 from rollmux.service.tally import Tally
@@ -87,7 +88,9 @@ def _of_cluster(view: ClusterView) -> Iterator[Metric]:
     yield CounterMetricFamily("rollmux_records", "Records in the journal", view.seq)
     yield GaugeMetricFamily("rollmux_alarms", "Plans that broke a promise, and were not followed", len(view.alarms))
     jobs = GaugeMetricFamily("rollmux_jobs", "Jobs by state", labels=("state",))
-    for state, count in Counter(job.state for job in view.jobs).items():
+    states = Counter(job.state for job in view.jobs)
+    states[Job.ENDED.value] = view.ended
+    for state, count in states.items():
         jobs.add_metric((state,), count)
     yield jobs
     yield from _of_slos(view.jobs)

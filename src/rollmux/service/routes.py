@@ -24,6 +24,12 @@ from rollmux.service.tokens import PRIVATE_FILES, Caller, Role, write_private
 MOST_LINES = 10_000
 
 
+def number(query: Mapping[str, str], name: str, usual: int, most: int, least: int) -> int:
+    """What the query says of this, within bounds."""
+    text = query.get(name, "")
+    return max(least, min(int(text), most)) if text.isdecimal() and len(text) < 10 else usual
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call as a handler gets it: its caller is known and entitled, its body is of the type that is wanted."""
@@ -33,14 +39,14 @@ class Call:
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: Any
+    most_ended: int  # jobs that have ended, in its answer
 
     @property
     def job(self) -> str:
         return self.path["job"]
 
     def number(self, name: str, usual: int, most: int) -> int:
-        text = self.query.get(name, "")
-        return max(1, min(int(text), most)) if text.isdecimal() and len(text) < 10 else usual
+        return number(self.query, name, usual, most, least=1)
 
 
 Handler = Callable[[Call], Awaitable[Any]]
@@ -64,8 +70,13 @@ class Route:
     answer: Handler
     changes: bool = False  # worth a line in the audit log
     of_all: bool = False  # its answer takes the longer the more jobs there are
+    ended: int = 0  # and it has so many at most of those that have ended, where the query says no other number
     asks: tuple[tuple[str, str], ...] = ()  # whole numbers of its query, and what they say
     streams: bool = False  # it gives one after the other, as they come: the handler finds the Follower
+
+    def most_ended(self, query: Mapping[str, str]) -> int:
+        """How many jobs that have ended are to be in its answer, at most."""
+        return number(query, "ended", self.ended, seen.ALL_ENDED, 0) if self.ended else 0
 
     @property
     def parks(self) -> bool:
@@ -160,8 +171,8 @@ async def backup(call: Call) -> view.Backup:
 
 
 async def cluster(call: Call) -> view.ClusterView:
-    host = call.host
-    return await host.look_through(lambda now: views.cluster_view(host.controller, now, call.caller.sees, host.broken))
+    host, sees, most = call.host, call.caller.sees, call.most_ended
+    return await host.look_through(lambda now: views.cluster_view(host.controller, now, sees, host.broken, most))
 
 
 async def history(call: Call) -> past.HistoryView:
@@ -171,7 +182,8 @@ async def history(call: Call) -> past.HistoryView:
 
 
 async def bill(call: Call) -> past.BillView:
-    return await call.host.look_through(lambda now: seen.bill_view(call.host.controller, now, call.caller.sees))
+    controller, sees, most = call.host.controller, call.caller.sees, call.most_ended
+    return await call.host.look_through(lambda now: seen.bill_view(controller, now, sees, most))
 
 
 async def events(call: Call) -> Follower:
@@ -226,6 +238,7 @@ def _tenant(call: Call) -> str:
 
 _SINCE = ("since_s", "How many seconds to look back")
 _MOST = ("most", "The most phases to show")
+_ENDED = ("ended", "The most jobs to show that have ended, the latest")
 _LINES = ("lines", "The most lines to show")
 _AFTER = ("after", "The last record that was heard of; a browser says so in `Last-Event-ID`")
 
@@ -242,7 +255,18 @@ ROUTES = (
     Route("POST", "/v1/nodes/{node}/drain", ADMINS, None, msg.Done, "Put no more jobs on a node", drain, changes=True),
     Route("POST", "/v1/nodes/{node}/undrain", ADMINS, None, msg.Done, "Put jobs on it again", undrain, changes=True),
     Route("POST", "/v1/backup", ADMINS, None, view.Backup, "Copy journal and tokens", backup, changes=True),
-    Route("GET", "/v1/cluster", OWNERS, None, view.ClusterView, "Jobs, nodes and prices", cluster, of_all=True),
+    Route(
+        "GET",
+        "/v1/cluster",
+        OWNERS,
+        None,
+        view.ClusterView,
+        "Jobs, nodes and prices",
+        cluster,
+        of_all=True,
+        ended=views.MOST_ENDED,
+        asks=(_ENDED,),
+    ),
     Route(
         "GET",
         "/v1/history",
@@ -255,7 +279,16 @@ ROUTES = (
         asks=(_SINCE, _MOST),
     ),
     Route(
-        "GET", "/v1/bill", OWNERS, None, past.BillView, "What jobs have cost, and would have alone", bill, of_all=True
+        "GET",
+        "/v1/bill",
+        OWNERS,
+        None,
+        past.BillView,
+        "What jobs have cost, and would have alone",
+        bill,
+        of_all=True,
+        ended=seen.ALL_ENDED,
+        asks=(_ENDED,),
     ),
     Route(
         "GET",

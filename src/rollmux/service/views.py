@@ -21,21 +21,33 @@ from rollmux.service.history.lately import taken_lately
 from rollmux.service.live import Live
 from rollmux.service.steps import Steps
 
+# Of the jobs that have ended, so many are shown beside those that have not, where no other number is asked for: each
+# look takes longer by them, for as long as they are remembered.
+MOST_ENDED = 100
 
-def cluster_view(controller: Controller, now: float, tenant: str | None, broken: str = "") -> Steps[ClusterView]:
-    """The cluster as this tenant may see it (None: all of it). Names of others' jobs are not shown."""
+
+def cluster_view(
+    controller: Controller, now: float, tenant: str | None, broken: str = "", most_ended: int = MOST_ENDED
+) -> Steps[ClusterView]:
+    """The cluster as this tenant may see it (None: all of it). Names of others' jobs are not shown.
+
+    Of the jobs that have ended, the latest come first.
+    """
     state, seq = controller.machine.state, controller.machine.state.ledger.seq
     iteration_s, fluid_usd = yield from _paces(controller)
     usd_alone = sum(record.job.usd_per_hour(state.cluster) for record in state.jobs.values() if record.placement)
     yield
     nodes = yield from _nodes(controller, tenant)
-    jobs = []
-    for name, live in list(controller.jobs.items()):
-        if tenant in (None, live.tenant) and name in controller.jobs:
+    jobs, ended = [], controller.ended(tenant)
+    names = [*ended[max(0, len(ended) - most_ended) :], *state.jobs]
+    yield
+    for name in names:
+        live = controller.jobs.get(name)
+        if live is not None and tenant in (None, live.tenant):
             jobs.append(job_view(controller, now, name, tenant, iteration_s))
             yield
-    alarms = tuple(state.alarms) if tenant is None else ()
-    return ClusterView(now, seq, tuple(jobs), nodes, state.usd_per_hour(), usd_alone, fluid_usd, alarms, broken)
+    alarms, usd = tuple(state.alarms) if tenant is None else (), state.usd_per_hour()
+    return ClusterView(now, seq, tuple(jobs), nodes, usd, usd_alone, fluid_usd, alarms, broken, len(ended))
 
 
 def job_view(
@@ -163,7 +175,7 @@ def _first(controller: Controller, waits: Queue, tenant: str | None) -> str:
 
 
 def told(controller: Controller, job_id: str, tenant: str | None) -> Steps[tuple[str, ...]]:
-    """What has happened to a job since the controller started."""
+    """What has happened to a job, as far as the log goes back: it is bounded, and begins with the controller."""
     lines: list[str] = []
     for entry in list(controller.machine.log):
         lines += story((entry,), job_id, controller.names(tenant))

@@ -49,6 +49,10 @@ class Account(msgspec.Struct):
     def usd_per_hour(self) -> float:
         return sum(self.parts.values())
 
+    @property
+    def alone_usd(self) -> float:
+        return self.done * self.solo_s / HOUR_S * self.alone_usd_per_hour
+
     def usd_at(self, now: float) -> float:
         return self.usd + self.usd_per_hour * (now - self.counted_to) / HOUR_S
 

@@ -26,6 +26,8 @@ from rollmux.service.steps import Steps
 
 # Phases that one answer holds at most: they are made into bytes in one go, in some milliseconds.
 MOST_SHOWN = 4_000
+# More jobs than are remembered.
+ALL_ENDED = 10**9
 
 Names = Callable[[str], str]
 
@@ -53,7 +55,7 @@ def history_view(
     return HistoryView(now, seq, first, whole_from_s, (*over, *under_way), waits, used)
 
 
-def bill_view(controller: Controller, now: float, tenant: str | None) -> Steps[BillView]:
+def bill_view(controller: Controller, now: float, tenant: str | None, most_ended: int = ALL_ENDED) -> Steps[BillView]:
     """The bills of this tenant's jobs (None: of all)."""
     books, open_now = controller.history.books, controller.history.spans.open
     seq, price = controller.machine.state.ledger.seq, (books.usd_at(now), books.usd_per_hour, books.forgotten_usd)
@@ -61,13 +63,18 @@ def bill_view(controller: Controller, now: float, tenant: str | None) -> Steps[B
     for span in open_now.values():
         under_way.setdefault(span.job, []).append(span)
     yield
-    bills = []
+    ended, bills, others_usd, others_alone_usd = controller.ended(tenant), [], 0.0, 0.0
+    left_out = set(ended[: max(0, len(ended) - most_ended)])
+    yield
     for account in list(books.accounts.values()):
-        if _is_mine(controller, account.job, tenant):
+        if account.job in left_out:
+            others_usd += account.usd
+            others_alone_usd += account.alone_usd
+        elif _is_mine(controller, account.job, tenant):
             still = [span for span in under_way.get(account.job, ()) if span.epoch in open_now]
             bills.append(job_bill(controller, account, now, still))
-            yield
-    return BillView(now, seq, books.since, *price, tuple(bills))
+        yield
+    return BillView(now, seq, books.since, *price, tuple(bills), len(ended), others_usd, others_alone_usd)
 
 
 def job_bill(controller: Controller, account: Account, now: float, under_way: Iterable[Open]) -> JobBill:
@@ -75,7 +82,6 @@ def job_bill(controller: Controller, account: Account, now: float, under_way: It
     state, live = controller.machine.state, controller.jobs.get(account.job)
     if account.job in state.jobs:
         account = _as_of_now(controller, account)
-    alone_usd = account.done * account.solo_s / HOUR_S * account.alone_usd_per_hour
     return JobBill(
         account.job,
         live.tenant if live is not None else "",
@@ -87,7 +93,7 @@ def job_bill(controller: Controller, account: Account, now: float, under_way: It
         account.iterations,
         account.usd_at(now),
         account.usd_per_hour,
-        alone_usd,
+        account.alone_usd,
         account.alone_usd_per_hour,
         _held(controller, account, now, under_way),
         account.slowdown,

@@ -54,7 +54,7 @@ function tellLink() {
 let streaming = false;
 
 async function lookAnew(mine) {
-  const [cluster, bill, rest] = await Promise.all([get("v1/cluster"), get("v1/bill"), get("v1/history?since_s=1&most=1")]);
+  const [cluster, bill, rest] = await Promise.all([get("v1/cluster?ended=0"), get(`v1/bill?ended=${MOST_ENDED}`), get("v1/history?since_s=1&most=1")]);
   if (life !== mine) return;
   store.cluster = cluster;
   store.bill = bill;

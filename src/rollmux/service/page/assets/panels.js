@@ -1,5 +1,6 @@
 // Prices, the nodes' time, and the jobs.
 const MOST_JOBS = 200;
+const MOST_ENDED = 100;
 const USES = [["busy", "At work"], ["switch", "Moving state"], ["lost", "Held by the lost"], ["idle", "Idle, with jobs"], ["free", "Free"]];
 
 function bar(part, whole, kind) {
@@ -16,8 +17,8 @@ function drawCost() {
     make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: "wide" }, bar(value, most, kind)), make("td", { class: "number" }, usd(value))));
   const alone = view.usd_per_hour_alone, fluid = view.usd_per_hour_fluid, paid = view.usd_per_hour;
   const words = paid === 0 ? "No job is pinned to a node." : `${grouped(100 * (1 - paid / alone), 1)} % less an hour than alone, ${grouped(paid / fluid, 2)}× the fluid limit: the same work at the same pace on nodes that are never idle.`;
-  const spent = bill ? bill.jobs.reduce((sum, job) => sum + job.usd, 0) : 0;
-  const other = bill ? bill.jobs.reduce((sum, job) => sum + job.alone_usd, 0) : 0;
+  const spent = bill ? bill.jobs.reduce((sum, job) => sum + job.usd, bill.others_usd) : 0;
+  const other = bill ? bill.jobs.reduce((sum, job) => sum + job.alone_usd, bill.others_alone_usd) : 0;
   const whole = bill && bill.jobs.length ? `So far ${usd(spent)} for what would have cost ${usd(other)} alone.` : "";
   show(byId("cost").querySelector(".body"), make("table", { class: "bars" }, make("caption", { class: "unseen" }, "Dollars per hour"), make("tbody", {}, ...lines)),
     make("p", { class: "note" }, `${words} ${whole}`));
@@ -105,7 +106,7 @@ function drawJobs() {
     make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col", class: numbers.has(head) ? "number" : null }, head)))), make("tbody", {}, ...rows));
   const parts = [live.length ? make("div", { class: "scroll" }, table) : make("p", { class: "note" }, "No job runs or waits. rollmux submit, or a script that attaches itself, brings one.")];
   if (live.length > MOST_JOBS) parts.push(make("p", { class: "note" }, `${MOST_JOBS} of ${live.length} jobs, the nearest to their SLOs; rollmux status shows all.`));
-  if (over.length) parts.push(make("details", {}, make("summary", {}, counted(over.length, "job has ended", "jobs have ended")), endedTable(over)));
+  if (over.length) parts.push(make("details", {}, make("summary", {}, counted(store.bill.ended, "job has ended", "jobs have ended")), endedTable(over)));
   show(host, ...parts);
 }
 
@@ -125,7 +126,7 @@ function liveRow(job, bill) {
 }
 
 function endedTable(bills) {
-  const rows = bills.slice(0, 100).map((bill) => make("tr", {}, make("th", { scope: "row" }, bill.job), make("td", {}, bill.how), make("td", { class: "number" }, `${lasting(Math.max(0, now() - bill.ended_s))} ago`),
+  const rows = bills.map((bill) => make("tr", {}, make("th", { scope: "row" }, bill.job), make("td", {}, bill.how), make("td", { class: "number" }, `${lasting(Math.max(0, now() - bill.ended_s))} ago`),
     make("td", { class: "number" }, `${bill.iterations_done}`), make("td", { class: "number" }, slowdownOf(bill) === null ? "–" : `${grouped(slowdownOf(bill), 2)}× of ${grouped(bill.slo, 2)}×${bill.slowdown > bill.slo * 1.001 ? " ✕" : ""}`),
     make("td", { class: "number" }, usd(bill.usd)), make("td", { class: "number" }, usd(bill.alone_usd))));
   const heads = ["Job", "How", "When", "Iterations", "Slowdown of SLO", "Cost", "Alone"].map((head, place) => make("th", { scope: "col", class: place > 1 ? "number" : null }, head));

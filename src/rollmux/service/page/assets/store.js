@@ -109,6 +109,8 @@ function giveLooks() {
     if (!groups.has(job.group)) groups.set(job.group, new Set());
     groups.get(job.group).add(job.job);
   }
+  const shown = new Set([...groups.values()].flatMap((jobs) => [...jobs]));
+  for (const job of looks.keys()) if (!shown.has(job)) looks.delete(job); // a page may be open for months
   for (const jobs of groups.values()) {
     const used = [...jobs].map(lookOf).filter((look) => look !== null);
     for (const job of [...jobs].sort(natural)) {
