@@ -6,12 +6,14 @@ from typing import Any, cast
 
 from rollmux.mux import events as ev
 from rollmux.mux.hardware import Cluster
+from rollmux.mux.job import PhaseKind
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.service.controller import Controller
 from rollmux.service.host import Host
 from rollmux.service.journal import Image
 from rollmux.service.metrics import Metrics
 from rollmux.service.recovery import recover
+from rollmux.service.tally import Tally
 from rollmux.service.views import cluster_view
 from tests.service.memory_journal import MemoryJournal
 from tests.service.serving import PAIR, served
@@ -43,6 +45,24 @@ def test_a_job_that_has_lost_its_place_is_in_line_since_then() -> None:
     write(journal, controller)
     journal.keep(Image(controller.machine.state.ledger.seq, 7001.0, controller.image()))
     assert oldest_s(recover(journal, STANDING, RollmuxPolicy(), RULES)[0], 7011.0) == 10.0
+
+
+def test_of_a_job_that_is_gone_no_wait_is_remembered_though_nobody_has_looked() -> None:
+    controller, _ = recover(MemoryJournal(), STANDING, RollmuxPolicy(), RULES)
+    tally = Tally(lambda *_: None)
+    controller.noted = tally.note
+    for pool in ("rollout", "train"):
+        controller.tell(1.0, ev.NodeJoined(f"{pool}-0", pool))
+    for name in "AB":
+        job = replace(JOB.job, id=name, slo=5.0)
+        controller.submit(1.0, "team", replace(JOB, job=job))
+        controller.tell(1.0, ev.JobStarted(name, 1))
+        controller.tell(1.0, ev.PhaseRequested(name, 1, PhaseKind.ROLLOUT, 0))
+    assert tally.waits["B"] == {PhaseKind.ROLLOUT: 1.0}
+    controller.cancel(5.0, "B")
+    controller.tick(1000.0)  # nobody has said that its processes are gone
+    assert list(controller.machine.state.ended) == ["B"]
+    assert "B" not in tally.waits
 
 
 def test_what_a_start_finds_is_counted(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ class Metrics:
         """Called by the registry, whenever somebody looks."""
         host, tally = self.host, self._tally
         state = host.controller.machine.state
-        tally.forget_others(state.jobs)
         info = GaugeMetricFamily("rollmux_info", "What runs", labels=("version", "policy"))
         info.add_metric((__version__, state.policy.name), 1)
         yield info
