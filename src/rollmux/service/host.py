@@ -238,6 +238,9 @@ class Host:
             if self.broken:
                 return
             batch, errands, woken = self.controller.take()
+            if batch.records and self._to_replay_s > self._most_to_replay_s and not self._copying:
+                self._to_replay_s = 0.0
+                self._begin_image()
             self._written, self._waiting = self._waiting, []
             self._crowded = len(self._written) > 1
             if batch != Batch():
@@ -260,9 +263,6 @@ class Host:
             self._wake(woken)
             for errand in errands:
                 self._spawn(self.errands.run(errand))
-            if self._to_replay_s > self._most_to_replay_s and self._is_durable and not self._copying:
-                self._to_replay_s = 0.0
-                self._begin_image()
 
     def _fail(self, where: str, bug: BaseException) -> None:
         self._break(
@@ -283,7 +283,8 @@ class Host:
                 _settle(news)
 
     def _begin_image(self) -> None:
-        """Of what is durable now. Without one nothing is lost but time: the next may succeed."""
+        """Of what is about to be written, for where calls come fast there is always something that is not yet durable.
+        Without one nothing is lost but time: the next may succeed."""
         machine = self.controller.machine
         try:
             copy = Forked(lambda: packed(self.controller.image()))
@@ -297,6 +298,7 @@ class Host:
         """Only the last step, which takes a moment, is in line with the writes, and each portion of what is too old."""
         try:
             kept = Packed(seq, at, await copy.result())
+            await self.call(float)  # what it holds is to be durable first
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._disk, self.journal.keep, kept)
             while await loop.run_in_executor(self._disk, self.journal.trim):
