@@ -1,19 +1,22 @@
 """What comes before a call is whole is bounded: whoever sends it may be a stranger."""
 
+import gc
 import resource
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import pytest
 
 from rollmux.cli.remote import NoController, Remote
 from rollmux.protocol.views import Health
 from rollmux.service import heads, serve
-from rollmux.service.heads import MOST_HEAD_BYTES, most_connections
+from rollmux.service.heads import MOST_HEAD_BYTES, BoundedHttp, most_connections
 from tests.service.serving import Served, served
 
 WHOLE = b"GET /healthz HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"
@@ -94,6 +97,21 @@ def test_who_sends_the_rest_of_a_call_after_its_answer_and_then_nothing_is_not_w
             heard += caller.recv(65536)
         caller.sendall(b"{}")
         assert caller.recv(65536) == b""
+
+
+def test_who_breaks_off_amid_an_answer_leaves_nothing_behind(there: Served) -> None:
+    there.get("/healthz")  # by a connection that stays
+    known = WeakSet(each for each in gc.get_objects() if isinstance(each, BoundedHttp))
+    for _ in range(20):
+        with closing(connected(there)) as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset instead of an end
+            caller.sendall(BEGUN + b"content-length: 100\r\n\r\nx")
+            time.sleep(0.001)  # so that some are amid their answer
+    until = time.monotonic() + 20
+    while left := [each for each in gc.get_objects() if isinstance(each, BoundedHttp) and each not in known]:
+        assert time.monotonic() < until, f"{len(left)} connections are remembered"
+        left.clear()
+        there.get("/healthz")
 
 
 def test_a_head_that_comes_bit_by_bit_in_time_is_read(there: Served) -> None:

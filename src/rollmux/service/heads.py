@@ -62,6 +62,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn does so only where the other end has closed in good order
 
     def data_received(self, data: bytes) -> None:
         self._came += len(data)
