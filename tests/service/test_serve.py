@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -271,6 +272,17 @@ def test_log_lines_for_people_have_the_same_fields(tmp_path: Path) -> None:
         assert there.call("POST", "/v1/jobs", job("a")).status_code == 200
         assert there.url in there.end()
         assert 'rollmux.audit INFO call who="admin" from="127.0.0.1" call="POST /v1/jobs"' in there.log.read_text()
+
+
+def test_who_speaks_no_http_fills_no_log(tmp_path: Path) -> None:
+    with running(tmp_path / "c") as there:
+        at = urlsplit(there.url)
+        for _ in range(3):
+            with socket.create_connection((at.hostname or "", at.port or 0), timeout=10) as stranger:
+                stranger.sendall(b"\x16\x03\x01 a probe that speaks TLS\r\n\r\n")
+                assert stranger.recv(1000).startswith(b"HTTP/1.1 400")
+        there.end()
+        assert "Invalid HTTP" not in there.log.read_text()
 
 
 PRINTS_URL = """

@@ -15,6 +15,7 @@ def configure(as_json: bool) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of every stranger who speaks no HTTP
 
 
 class JsonLines(logging.Formatter):
