@@ -573,3 +573,17 @@ def test_a_script_without_a_log_shows_why_it_waits_and_one_with_a_log_says_it_th
     assert quiet.count(said) == 1
     assert own.startswith(f"own: {said}")
     assert own.count(said) == 1
+
+
+def test_a_job_that_goes_on_for_long_remembers_the_latest_of_its_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollmux.client.link.MOST_OVER", 6)
+    world = World()
+    with world.connect(job_data("A", iterations=10)) as mux:
+        script(mux, 10)
+        assert mux._link is not None
+        given = [
+            message.epoch for _, verb, message in world.heard if verb == "report" and message.said is Said.FINISHED
+        ]
+        over = mux._link.over
+        assert len(over) <= 6
+        assert over == set(sorted(given)[-len(over) :])

@@ -93,7 +93,7 @@ class Heart(Thread):
             stints = [(stint, stint.lease.epoch) for stint in link.stints.values() if stint.lease is not None]
             fenced = {each.epoch for each in orders.held if each.state == "fenced"}
             left = fenced - {epoch for _, epoch in stints}  # who is under it says itself when it has left
-            link.over |= left
+            link.never_again(*left)
         for stint, epoch in stints:
             now = held.get(epoch)
             if now is not None and now.state != "fenced":

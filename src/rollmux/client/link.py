@@ -36,6 +36,8 @@ FINISHED = "finished"
 FIRST_WAIT_S = 1.0
 # State that is being moved off is waited for so long before the controller is asked again.
 MOVING_S = 1.0
+# Leases that are remembered to be over: a job may go on for months.
+MOST_OVER = 1000
 
 
 def job_path(job: str) -> str:
@@ -68,7 +70,7 @@ class Link:
         self.next = dict.fromkeys(PhaseKind, attached.synced)  # the first iteration that is not committed
         self.stints: dict[PhaseKind, Stint] = {}  # who has the kind: in line for a lease, under it, or on its way out
         self.unwanted: dict[tuple[PhaseKind, int], float] = {}  # asked for, and from then on nobody waits any more
-        self.over: set[int] = set()  # leases whose end was said or heard: never taken again
+        self.over: set[int] = set()  # the latest leases whose end was said or heard: never taken again
         self.finished: set[int] = set()  # leases that we are done with, and don't know to be committed
         self.parked: dict[PhaseKind, tuple[int, State]] = {}  # state that may stay on the nodes, and since which lease
         self.moving: set[PhaseKind] = set()  # whose state is just being moved off
@@ -98,6 +100,12 @@ class Link:
         """To be said again and again, until it is known to count: a new controller has not heard it."""
         with self.lock:
             return tuple(sorted(self.finished))
+
+    def never_again(self, *epochs: int) -> None:
+        """Their end was said or heard. Under the lock; of very old leases, which have low numbers, no word comes."""
+        self.over.update(epochs)
+        if len(self.over) > MOST_OVER:
+            self.over = set(sorted(self.over)[MOST_OVER // 2 :])
 
     # -- what is said of leases --------------------------------------------------------------------------------------
 
@@ -174,7 +182,7 @@ class Link:
     def fail(self, epoch: int, reason: str, patience_s: float = 0.0) -> None:
         """Gives a lease up. That may be heard late, or never: it is not taken again in any case."""
         with self.lock:
-            self.over.add(epoch)
+            self.never_again(epoch)
         self.report(Said.FAILED, epoch, reason, patience_s)
 
     def outcome(self, kind: PhaseKind, iteration: int, heard: Heard) -> Turn:
@@ -231,7 +239,7 @@ class Link:
         with self.lock:
             if not self.is_unwanted(held):
                 return
-            self.over.add(held.epoch)
+            self.never_again(held.epoch)
         self.leave_behind_nothing(held.kind, held.epoch, Said.FAILED, "nobody waited for its turn any more")
 
     def is_unwanted(self, held: Held) -> bool:
@@ -252,7 +260,7 @@ class Link:
         Where that takes long it is said another time: the listening thread comes again, and so does who asks.
         """
         with self.lock:
-            self.over.add(epoch)
+            self.never_again(epoch)
         self.take_off(kind)
         if self.has_left(kind):
             self.report(said, epoch, reason)

@@ -261,7 +261,7 @@ class Stint:
         link, epoch = self.link, lease.epoch
         with link.lock:
             link.finished.add(epoch)
-            link.over.add(epoch)
+            link.never_again(epoch)
         try:
             heard = self._report_finished(epoch)
             if lease.keep and not heard.holds:  # it is not let stay, and must say that it has left
