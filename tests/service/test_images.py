@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,7 +117,7 @@ def test_images_are_made_while_calls_come_so_fast_that_there_is_always_something
             calls.append(asyncio.ensure_future(host.call(lambda at: controller.submit(at, "team", submission))))
 
         journal.seq = lambda: controller.machine.state.ledger.seq
-        journal.call = partial(loop.call_soon_threadsafe, submit)
+        journal.call = lambda number: loop.call_soon_threadsafe(submit, number)
         submit(BusyDisk.calls)
         while journal.calls:
             await calls[-1]

@@ -4,11 +4,10 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from rollmux.runtime.rewards import Kind, PoolSettings, RewardPool
@@ -102,7 +101,8 @@ def test_a_parquet_file_becomes_a_file_of_questions(
     pooled: Pooled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([GSM8K, GSM8K]), "train.parquet")
+    rows = import_module("pyarrow").Table.from_pylist([GSM8K, GSM8K])
+    import_module("pyarrow.parquet").write_table(rows, "train.parquet")
     exec(compile(block("pyarrow"), "make.py", "exec"), {})
     question, _ = read_questions(Path("questions.jsonl").read_bytes(), "made")
     assert values(pooled, question, "So it is\n#### 1072", "48 + 1024 = 1,072", "#### 72") == [1, 1, 0]

@@ -147,7 +147,7 @@ def test_what_is_no_array_or_a_larger_one_is_not_written_as_one() -> None:
     class Sly(np.float64):
         pass
 
-    masked: Any = np.ma.array([1, 2], mask=[0, 1])
+    masked: Any = np.ma.array([1, 2], mask=[False, True])
     others = [np.array([None]), np.array([b"x"]), np.datetime64("2024-01-01"), np.zeros(2, "i4,f8"), np.longdouble(1)]
     for value in (3, 0.5, object(), np, np.float64, Sly(3), masked, *others, np.zeros(4)):
         assert arrays.written(value, 3) is None
