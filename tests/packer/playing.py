@@ -53,7 +53,7 @@ class Setting:
     adapts: bool = False  # whether the factors follow what was seen
 
     def batcher(self, state: dict[str, Any] | None = None) -> TailBatcher:
-        keep = (lambda rewards: sum(rewards) > 0.0) if self.refused else None
+        keep = (lambda responses: any(each.reward for each in responses)) if self.refused else None
         known_long = KnownLong(0.3) if self.knows_long else None
         if state is None:
             return TailBatcher(self.batching, keep, self.eta(), known_long)

@@ -23,6 +23,7 @@ from rollmux.packer import (
     PromptDrawn,
     Race,
     Request,
+    Response,
     ResponseAborted,
     ResponseFailed,
     ResponseGenerated,
@@ -35,7 +36,10 @@ from rollmux.packer import (
 from rollmux.packer.round import Keep
 
 TWO_OF_THREE = Batching(2, 2, 1.5, 1.5, retries=1)
-SOME_REWARD: Keep = any
+
+
+def some_reward(responses: tuple[Response, ...]) -> bool:
+    return any(each.reward for each in responses)
 
 
 def prompt(identity: int, epoch: int = 0) -> Prompt:
@@ -114,7 +118,7 @@ def test_where_rewards_decide_the_same_events_have_other_winners() -> None:
 
 
 def test_where_generation_decides_a_filter_lets_the_others_run_until_the_places_are_sure() -> None:
-    batcher = started(replace(TWO_OF_THREE, race=Race.GENERATED), SOME_REWARD)
+    batcher = started(replace(TWO_OF_THREE, race=Race.GENERATED), some_reward)
     generate(batcher, 0, 0, 1)
     assert aborted(generate(batcher, 1, 0, 1)) == [request(1, 2)]
     generate(batcher, 2, 0, 1)
@@ -127,7 +131,7 @@ def test_where_generation_decides_a_filter_lets_the_others_run_until_the_places_
 
 
 def test_where_generation_decides_a_failed_reward_gives_the_place_back_to_the_race() -> None:
-    batcher = started(replace(TWO_OF_THREE, race=Race.GENERATED), SOME_REWARD)
+    batcher = started(replace(TWO_OF_THREE, race=Race.GENERATED), some_reward)
     generate(batcher, 0, 0, 1)
     generate(batcher, 1, 0, 1)
     (relaunched,) = batcher.handle(ResponseFailed(request(0, 1), "sandbox"))
@@ -151,7 +155,7 @@ def test_where_generation_decides_a_response_without_a_reward_is_generated_no_mo
 
 
 def test_a_reserve_takes_the_place_of_a_failed_reward_at_once() -> None:
-    batcher = started(Batching(1, 1, 2.0, 1.0, Race.GENERATED), SOME_REWARD)
+    batcher = started(Batching(1, 1, 2.0, 1.0, Race.GENERATED), some_reward)
     generate(batcher, 0, 0)
     assert finish(batcher, 1, 0) == []
     commands = batcher.handle(ResponseFailed(request(0), "sandbox"))
@@ -208,7 +212,7 @@ def test_a_prompt_that_fails_too_often_is_given_up_and_replaced_only_where_it_is
 
 
 def test_a_refused_prompt_is_neither_trained_nor_queued() -> None:
-    batcher = started(keep=SOME_REWARD)
+    batcher = started(keep=some_reward)
     assert not any(isinstance(command, Draw) for command in finish(batcher, 0, 0, 1, of=0.0))
     assert finish(batcher, 1, 0, 1, of=0.0)[-1] == Draw(1, "")
     batcher.handle(PromptDrawn(prompt(3)))
@@ -219,9 +223,24 @@ def test_a_refused_prompt_is_neither_trained_nor_queued() -> None:
     assert batcher.accounts() == {0: Account(drawn=4, trained=2, filtered=2)}
 
 
+def test_a_filter_is_given_the_very_responses_that_would_be_trained() -> None:
+    asked: list[tuple[Response, ...]] = []
+
+    def keep(responses: tuple[Response, ...]) -> bool:
+        asked.append(responses)
+        return all(each.tokens < 50 for each in responses)
+
+    batcher = started(keep=keep)
+    generate(batcher, 0, 2, tokens=60)
+    assert aborted(reward(batcher, 0, 2)) == []
+    finish(batcher, 0, 0)
+    assert asked == [(Response(request(0, 0), 10, 1.0), Response(request(0, 2), 60, 1.0))]
+    assert batcher.state()["round"]["runs"][0]["outcome"] == "filtered"
+
+
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_where_nothing_is_worth_training_a_round_filters_so_many_and_then_takes_what_comes(most: int) -> None:
-    batcher = started(replace(TWO_OF_THREE, most_filtered=most), keep=SOME_REWARD)
+    batcher = started(replace(TWO_OF_THREE, most_filtered=most), keep=some_reward)
     drawn, batch = 3, None
     for identity in range(2 * most + 2):
         for command in finish(batcher, identity, 0, 1, of=0.0):
@@ -230,7 +249,7 @@ def test_where_nothing_is_worth_training_a_round_filters_so_many_and_then_takes_
                 drawn += command.count
             elif isinstance(command, RoundComplete):
                 batch = command.batch
-        batcher = TailBatcher.from_state(replace(TWO_OF_THREE, most_filtered=most), batcher.state(), SOME_REWARD)
+        batcher = TailBatcher.from_state(replace(TWO_OF_THREE, most_filtered=most), batcher.state(), some_reward)
         assert (batch is not None) == (identity == 2 * most + 1)
     assert batch is not None
     assert len(batch.filtered) == 2 * most

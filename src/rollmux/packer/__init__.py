@@ -34,6 +34,7 @@ from rollmux.packer.ledger import Account
 from rollmux.packer.length_bias import Bias, BiasReport, LengthBias, LengthSummary
 from rollmux.packer.parallelism import ParallelismPlanner, PlannerSettings
 from rollmux.packer.prompt import Prompt, Request, Response
+from rollmux.packer.round import Keep
 from rollmux.packer.round_time import DecodeRates, RoundLoad
 from rollmux.packer.stream import RolloutSnapshot, StreamPolicy, StreamSettings
 from rollmux.packer.tail_batcher import TailBatcher
@@ -59,6 +60,7 @@ __all__ = [
     "GradientShare",
     "JudgeBudget",
     "JudgeModel",
+    "Keep",
     "KnownLong",
     "Launch",
     "LengthBias",

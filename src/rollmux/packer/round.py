@@ -13,10 +13,10 @@ from typing import Any
 from rollmux.packer.batching import Race
 from rollmux.packer.commands import Abort, Command, RoundKind
 from rollmux.packer.ledger import Outcome
-from rollmux.packer.prompt import Prompt
+from rollmux.packer.prompt import Prompt, Response
 from rollmux.packer.run import Run, Stand
 
-Keep = Callable[[tuple[float, ...]], bool]
+Keep = Callable[[tuple[Response, ...]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,7 @@ class Round:
     def _is_worth_it(self, lane: Lane, run: Run) -> bool:
         """A lane that has filtered very many takes what comes: else a round of a solved task would never end."""
         keep = self.terms.keep
-        if keep is None or not lane.may_filter:
-            return True
-        return keep(tuple(reward for _, reward in sorted(run.rewards.items())))
+        return keep is None or not lane.may_filter or keep(run.responses())
 
     def _seat(self, run: Run) -> None:
         lane = self.lanes[run.domain]

@@ -25,7 +25,7 @@ from rollmux.packer.run import Run, Stand
 class TailBatcher:
     """Takes events, runs the rounds, gives commands.
 
-    `keep` says from its rewards whether a prompt is worth training. `eta` and `known_long` learn: give each batcher
+    `keep` says from its responses whether a prompt is worth training. `eta` and `known_long` learn: give each batcher
     its own.
     """
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rollmux.checks import Checks
-from rollmux.packer import StreamPolicy, StreamSettings, TailBatcher
+from rollmux.packer import Keep, Response, StreamPolicy, StreamSettings, TailBatcher
 from rollmux.runtime.engine import Engine, Limits
 from rollmux.runtime.engine.beside import EngineBeside
 from rollmux.runtime.engine.slots import slots
@@ -202,10 +202,11 @@ def objective(settings: said.Objective, responses: int) -> Objective:
     return replace(own, **changed)
 
 
-def _keep(job: said.JobFile) -> Callable[[tuple[float, ...]], bool] | None:
+def _keep(job: said.JobFile) -> Keep | None:
     """Which prompts are worth training, by their rewards: with DAPO those that have something to tell apart."""
     return _differ if job.objective.algorithm == "dapo" else None
 
 
-def _differ(rewards: tuple[float, ...]) -> bool:
+def _differ(responses: tuple[Response, ...]) -> bool:
+    rewards = [each.reward for each in responses]
     return min(rewards) < max(rewards)
