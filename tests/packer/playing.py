@@ -18,6 +18,7 @@ from rollmux.packer import (
     Batching,
     Command,
     DataEnded,
+    DataResumed,
     Draw,
     EtaPolicy,
     Event,
@@ -46,6 +47,7 @@ class Setting:
     seed: int = 0
     data: int = 7  # prompts of each domain in an epoch
     epochs: int = 3
+    resumes: int = 0  # so often a domain's data go on for one more epoch once they have ended
     fails: float = 0.0  # of generations, and of rewards
     refused: float = 0.0  # rewards that are zero: prompts with nothing else are filtered, if anything is
     slow_source: int = 0
@@ -104,15 +106,27 @@ class Player:
         self.drawn = dict.fromkeys(self.setting.domains, 0)
         self.source_at = dict.fromkeys(self.setting.domains, 0)
         self.ended: set[str] = set()
+        self.over: set[str] = set()  # those of them of which it was told
+        self.resumes = self.setting.resumes
+        self.epochs = dict.fromkeys(self.setting.domains, self.setting.epochs)
 
     def play(self) -> "Player":
-        while len(self.batches) < self.rounds and not (self.batches and self.batches[-1].is_last):
+        while len(self.batches) < self.rounds and not (self.batches and self.batches[-1].is_last and not self.resumes):
             complete = len(self.batches)
+            if self.over and self.resumes:
+                self.resume(min(self.over))
             self.tell([RoundStarted()])
             while len(self.batches) == complete:
                 assert self.heap, "nothing is under way, and the round is not complete: it hangs"
                 self.advance()
         return self
+
+    def resume(self, domain: str) -> None:
+        self.resumes -= 1
+        self.epochs[domain] += 1
+        self.over.remove(domain)
+        self.ended.remove(domain)
+        self.tell([DataResumed(domain)])
 
     def advance(self) -> None:
         """What happens next, with all that happens at the same time."""
@@ -132,6 +146,7 @@ class Player:
         self.between(self)
         commands = self.batcher.handle(*events)
         self.told.append((tuple(events), commands))
+        self.over |= {event.domain for event in events if isinstance(event, DataEnded)}
         for event in sorted(events, key=repr):
             if isinstance(event, ResponseGenerated):
                 self.reward(event.request)
@@ -156,7 +171,7 @@ class Player:
 
     def draw(self, domain: str) -> None:
         setting, number = self.setting, self.drawn[domain]
-        if number >= setting.data * setting.epochs:
+        if number >= setting.data * self.epochs[domain]:
             if domain not in self.ended:
                 self.ended.add(domain)
                 self.later(max(0, self.source_at[domain] - self.now), DataEnded(domain))
@@ -228,6 +243,7 @@ def settings_of_jobs(batching: st.SearchStrategy[Batching] | None = None, **fixe
         "seed": st.integers(0, 10**6),
         "data": st.integers(1, 25),
         "epochs": st.integers(1, 3),
+        "resumes": st.sampled_from((0, 0, 0, 2)),
         "fails": st.sampled_from((0.0, 0.0, 0.1, 0.5)),
         "refused": st.sampled_from((0.0, 0.0, 0.3, 0.7)),
         "slow_source": st.sampled_from((0, 0, 3)),

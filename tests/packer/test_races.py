@@ -16,8 +16,10 @@ from rollmux.packer import (
     Batching,
     Command,
     DataEnded,
+    DataResumed,
     Draw,
     Event,
+    Keep,
     Launch,
     Prompt,
     PromptDrawn,
@@ -33,7 +35,6 @@ from rollmux.packer import (
     RoundStarted,
     TailBatcher,
 )
-from rollmux.packer.round import Keep
 
 TWO_OF_THREE = Batching(2, 2, 1.5, 1.5, retries=1)
 
@@ -439,6 +440,31 @@ def test_data_that_end_between_rounds_are_not_asked_for_again() -> None:
         commands = batcher.handle(ResponseRewarded(request(2, sample, 2), 1.0))
     batch = batch_of(commands)
     assert (batch.kind, len(batch.prompts), batch.is_last) == (RoundKind.LONG, 1, True)
+
+
+def test_a_job_that_is_ordered_to_run_for_longer_draws_on_where_its_data_had_ended() -> None:
+    batcher = started()
+    finish(batcher, 0, 0, 1)
+    batch_of(finish(batcher, 1, 0, 1))
+    batcher.handle(DataEnded())
+    batcher = TailBatcher.from_state(TWO_OF_THREE, batcher.state())
+    assert batcher.next_kind is RoundKind.LONG
+    assert batcher.handle(RoundStarted(), DataResumed()) == (Draw(3, ""),)
+    launched = batcher.handle(*(PromptDrawn(prompt(identity, epoch=1)) for identity in range(3)))
+    assert len(launched) == 9
+    assert batcher.queued == 1
+
+
+def test_only_data_that_have_ended_go_on() -> None:
+    batcher = started()
+    with pytest.raises(IllegalEvent, match="the data of domain '' have not ended"):
+        batcher.handle(DataResumed())
+    batcher.handle(DataEnded())
+    with pytest.raises(IllegalEvent, match="is told twice"):
+        batcher.handle(DataResumed(), DataResumed())
+    with pytest.raises(IllegalEvent, match="the data of domain 'code' have not ended"):
+        batcher.handle(DataResumed("code"))
+    assert batcher.handle(DataResumed()) == ()
 
 
 def test_requests_and_prompts_have_an_order_whatever_their_ids_are() -> None:

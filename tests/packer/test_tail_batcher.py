@@ -64,7 +64,7 @@ def test_to_the_end_of_the_data_every_prompt_is_trained_filtered_or_failed_exact
         )
     )
     assert ends == Counter(drawn(player))
-    assert len(ends) == setting.data * setting.epochs * len(setting.domains)
+    assert len(ends) == setting.data * (setting.epochs * len(setting.domains) + setting.resumes)
     assert player.batcher.queued == 0
 
 
@@ -90,7 +90,7 @@ def test_the_accounts_of_each_epoch_say_what_the_batches_say(setting: Setting) -
 
 
 @PLAYS
-@given(settings_of_jobs(data=60, epochs=1))
+@given(settings_of_jobs(data=60, epochs=1, resumes=0))
 def test_while_there_are_data_every_batch_meets_its_quotas_with_exactly_the_responses_wanted(setting: Setting) -> None:
     player = Player(setting, rounds=12)
     player.play()
@@ -152,7 +152,7 @@ def test_nobody_is_deferred_longer_than_the_bound_however_many_each_round_defers
 
 
 @PLAYS
-@given(settings_of_jobs(data=40))
+@given(settings_of_jobs(data=40, resumes=0))
 def test_between_rounds_it_is_known_how_the_next_one_starts(setting: Setting) -> None:
     player = Player(setting)
     for rounds in range(1, 10):
@@ -165,7 +165,7 @@ def test_between_rounds_it_is_known_how_the_next_one_starts(setting: Setting) ->
 
 
 @PLAYS
-@given(settings_of_jobs(batchings(races=(Race.NONE,)), fails=0.0, refused=0.0))
+@given(settings_of_jobs(batchings(races=(Race.NONE,)), fails=0.0, refused=0.0, resumes=0))
 def test_without_a_race_of_responses_what_is_trained_is_the_data(setting: Setting) -> None:
     player = Player(setting).play()
     trained = [each for batch in player.batches for each in batch.prompts]

@@ -19,6 +19,7 @@ from rollmux.packer.commands import (
 from rollmux.packer.eta import AdaptiveEta, EtaPolicy, Factors, FixedEta
 from rollmux.packer.events import (
     DataEnded,
+    DataResumed,
     Event,
     PromptDrawn,
     ResponseAborted,
@@ -50,6 +51,7 @@ __all__ = [
     "BiasReport",
     "Command",
     "DataEnded",
+    "DataResumed",
     "DecodeRates",
     "Draw",
     "EtaPolicy",
