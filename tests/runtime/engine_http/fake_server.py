@@ -364,6 +364,16 @@ class _Handler(BaseHTTPRequestHandler):
             "sglang:num_retracted_requests_total 7\n"
         )
 
+    def _loads(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        machine = self.server_state.machine
+        waiting = len(machine.queue)
+        load = {"dp_rank": 0, "num_running_reqs": len(machine.running), "num_waiting_reqs": waiting}
+        return 200, {"loads": [load], "dp_rank_count": 1}
+
+    def _workers(self, query: dict[str, str], body: Json) -> tuple[int, Json | str]:
+        """A router's: it is one for itself."""
+        return 200, {"workers": [{"id": "0", "url": self.server_state.url, "is_healthy": True}], "total": 1}
+
     # Generation.
 
     def _generate(self, body: Json, sglang: bool) -> None:
@@ -383,6 +393,9 @@ class _Handler(BaseHTTPRequestHandler):
         if too_long and not sglang:
             self._answer(400, {"error": {"message": "The input is longer than the model's context length."}})
             return
+        if sglang and not body.get("stream"):
+            self._generate_whole(body)
+            return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
@@ -396,6 +409,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._chunk(b"")
         finally:
             state.machine.end(stream.name)
+
+    def _generate_whole(self, body: Json) -> None:
+        """In one answer. SGLang looks every few seconds whether it is awaited still."""
+        state = self.server_state
+        stream = FakeStream(state.machine, self, body, True, True, state.token_s, state.stopping, state.context - 2)
+        try:
+            for event in stream.events():
+                answer = event
+                if self.gone():
+                    raise Hangup
+        finally:
+            state.machine.end(stream.name)
+        self._answer(200, answer)
 
     def _event(self, event: Json | str) -> None:
         text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
@@ -455,4 +481,6 @@ ROUTES = {
     "/get_model_info": _Handler._version,  # deprecated: it warns of each such call
     "/get_server_info": _Handler._server_info,
     "/abort_request": _Handler._abort_request,
+    "/v1/loads": _Handler._loads,
+    "/workers": _Handler._workers,
 }

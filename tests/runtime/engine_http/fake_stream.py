@@ -5,6 +5,7 @@ from random import getrandbits
 from threading import Event
 from time import sleep
 from typing import Any, Protocol
+from uuid import uuid4
 
 from tests.runtime.engine_http.fake_machine import Machine, draw
 
@@ -42,13 +43,14 @@ class FakeStream:
         self._machine, self._line, self._sglang = machine, line, sglang
         self._cumulative, self._token_s, self._stopping = cumulative, token_s, stopping
         options = body["sampling_params"] if sglang else body
-        self.name: str = body["rid" if sglang else "request_id"]
+        # Without a name, a seed or tokens to stop at SGLang makes do.
+        self.name: str = body.get("rid", uuid4().hex) if sglang else body["request_id"]
         self._prompt = tuple(body["input_ids" if sglang else "prompt"])
         if self._machine.faults.truncates_prompt:
             self._prompt = self._prompt[1:]
         self._most: int = min(options["max_new_tokens" if sglang else "max_tokens"], context - len(self._prompt))
-        self._stops = frozenset(options["stop_token_ids"])
-        self._seed: int = options["sampling_seed" if sglang else "seed"]
+        self._stops = frozenset(options["stop_token_ids"] or ())
+        self._seed: int = options.get("sampling_seed", getrandbits(64)) if sglang else options["seed"]
         if not sglang and self._seed == -1:  # none
             self._seed = getrandbits(64)
         self._greedy = options["temperature"] == 0
