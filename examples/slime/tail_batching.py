@@ -1,0 +1,311 @@
+"""slime's rollout by tail batching, and the data source that keeps the prompts that wait for a long round.
+
+Invariants: what a rollout returns was drawn whole, in that rollout; each prompt that is drawn is returned once, also by
+a job that was stopped and goes on from a checkpoint; when a rollout returns, the servers are idle.
+"""
+
+import asyncio
+import copy
+import uuid
+from argparse import Namespace
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from slime.rollout import sglang_rollout
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.data_source import RolloutDataSource
+from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter
+from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.utils.async_utils import run
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+from rollmux.packer import (
+    Abort,
+    Batch,
+    Batching,
+    DataEnded,
+    DataResumed,
+    Draw,
+    Event,
+    Launch,
+    Prompt,
+    PromptDrawn,
+    Race,
+    Request,
+    Response,
+    ResponseFailed,
+    ResponseGenerated,
+    ResponseRewarded,
+    RoundComplete,
+    RoundKind,
+    RoundStarted,
+    TailBatcher,
+)
+
+Drawn = Any  # a response: a Sample, or a list of them where --custom-generate-function-path splits it
+
+MOST_FAILURES = 10  # in a rollout, for each response that is trained: more are no accident
+LOST = (Sample.Status.ABORTED, Sample.Status.FAILED)
+
+
+def batching(args: Namespace) -> Batching:
+    """slime's own arguments, and `tail_batching` of the file that --custom-config-path names."""
+    settings: dict[str, Any] = {"eta_responses": 1.0} | (getattr(args, "tail_batching", None) or {})
+    race = Race(settings.pop("race", Race.REWARDED.value))
+    eta_prompts = args.over_sampling_batch_size / args.rollout_batch_size
+    return Batching(args.rollout_batch_size, args.n_samples_per_prompt, eta_prompts, race=race, **settings)
+
+
+class Source(RolloutDataSource):  # type: ignore[misc]  # slime has no types
+    """slime's data source, and with it the batcher and the prompts that it has put off: they are saved together."""
+
+    def __init__(self, args: Namespace) -> None:
+        super().__init__(args)
+        if args.partial_rollout:
+            raise ValueError("--partial-rollout trains what older weights have drawn: leave it out")
+        path = args.dynamic_sampling_filter_path
+        self._filter = None if path is None else load_function(path)
+        self._keep = None if path is None else self._is_worth_it
+        self._batching = batching(args)
+        self.batcher = TailBatcher(self._batching, self._keep)
+        self.answers: dict[Request, Drawn] = {}  # of the rollout under way, as far as it is generated
+        self.refused: list[list[Drawn]] = []  # by the filter
+        self.reasons = MetricGatherer()
+        self._firsts: dict[Prompt, Sample] = {}  # of prompts that are not at their end, as the data gave them
+        self._has_ended = False  # what there is to draw, for the batcher
+        self._wanted = 0  # prompts, from the present rollout to the last
+        self._places = {id(sample): place for place, sample in enumerate(self.dataset.origin_samples)}
+
+    def begin(self, rollout_id: int) -> list[Event]:
+        """A rollout starts, and nothing of the last one is left. The data go on where the job was to end before."""
+        self.answers, self.refused, self.reasons = {}, [], MetricGatherer()
+        batch, epochs = self.args.rollout_batch_size, self.args.num_epoch
+        rollouts = len(self) // batch * epochs if self.args.num_rollout is None else self.args.num_rollout
+        self._wanted = batch * (rollouts - rollout_id)
+        return [*(self.resume() if self._waiting < self._wanted else ()), RoundStarted()]
+
+    def resume(self) -> list[Event]:
+        """There are data, whatever was said: one more may be wanted."""
+        had_ended, self._has_ended = self._has_ended, False
+        return [DataResumed()] if had_ended else []
+
+    def draw(self, count: int, drawn: list[Event]) -> None:
+        """The next prompts of the data, beside those drawn, but no more than the rollouts to come will train."""
+        for _ in range(count):
+            if self._has_ended:
+                return
+            if self._filter is None and self._waiting + len(drawn) >= self._wanted:  # a filter may want any number
+                self._has_ended = True
+                drawn.append(DataEnded())
+                return
+            ((first, *_),) = self.get_samples(1)
+            prompt = Prompt(self.epoch_id, self._places[id(self.dataset.samples[self.sample_offset - 1])])
+            self._firsts[prompt] = first
+            drawn.append(PromptDrawn(prompt))
+
+    @property
+    def _waiting(self) -> int:
+        """Prompts that the batcher knows of and that are not at their end."""
+        return sum(each.waiting for each in self.batcher.accounts().values())
+
+    def sample(self, request: Request) -> Sample:
+        """A fresh one to be generated, with an index that no other one of the job has."""
+        sample = copy.deepcopy(self._firsts[request.prompt])
+        if request.sample < self.args.n_samples_per_prompt:
+            sample.index += request.sample
+        else:  # more than the group has: launched beyond what is wanted, or once more after a failure
+            sample.index = self.sample_index
+            self.sample_index += 1
+        sample.session_id = str(uuid.uuid4())
+        return sample
+
+    def end(self, batch: Batch) -> list[list[Drawn]]:
+        """The groups of a batch; what is at its end is forgotten."""
+        groups = [[self.answers[each.request] for each in trained.responses] for trained in batch.prompts]
+        trained, failed = ([each.prompt for each in ended] for ended in (batch.prompts, batch.failed_prompts))
+        for prompt in (*trained, *failed, *batch.filtered):
+            del self._firsts[prompt]
+        return groups
+
+    def save(self, rollout_id: int) -> None:
+        waiting = [[each.epoch, each.id, first.group_index, first.index] for each, first in self._firsts.items()]
+        self.metadata["tail_batching"] = {
+            "batcher": self.batcher.state(),
+            "waiting": waiting,
+            "has_ended": self._has_ended,
+        }
+        super().save(rollout_id)
+
+    def load(self, rollout_id: int | None = None) -> None:
+        super().load(rollout_id)
+        saved = self.metadata.get("tail_batching")
+        if saved is None:  # the job begins, or has been without tail batching so far
+            return
+        self.batcher = TailBatcher.from_state(self._batching, saved["batcher"], self._keep)
+        self._has_ended = saved["has_ended"]
+        for epoch, place, group_index, index in saved["waiting"]:
+            first = self._firsts[Prompt(epoch, place)] = copy.deepcopy(self.dataset.origin_samples[place])
+            first.group_index, first.index = group_index, index
+
+    def _is_worth_it(self, responses: tuple[Response, ...]) -> bool:
+        group = [self.answers[each.request] for each in responses]
+        found = call_dynamic_filter(self._filter, self.args, group)
+        if not found.keep:
+            self.reasons.on_dynamic_filter_drop(reason=found.reason)
+            self.refused.append(group)
+        return bool(found.keep)
+
+
+class Rollout:
+    """The batcher says what is wanted, slime's engines generate it, and its rewards score it."""
+
+    def __init__(self, args: Namespace, source: Source) -> None:
+        self._args, self._source = args, source
+        self._state = sglang_rollout.GenerateState(args)
+        self._unscored = copy.copy(args)
+        self._unscored.group_rm = True  # slime then leaves the reward to us, who tell the end of generation first
+        self._tasks: dict[Request, asyncio.Task[Any]] = {}
+        self._wanted: dict[asyncio.Task[Any], tuple[tuple[Request, ...], Callable[[Any], list[Event]]]] = {}
+        self._batch: Batch | None = None
+        self._failures = 0
+
+    async def run(self, rollout_id: int) -> Batch:
+        self._tell(*self._source.begin(rollout_id))
+        while self._batch is None:
+            done, self._state.pendings = await asyncio.wait(self._state.pendings, return_when=asyncio.FIRST_COMPLETED)
+            over = [(*self._wanted.pop(task), task) for task in done if task in self._wanted]
+            over.sort(key=lambda each: each[0])  # as the batcher does with what happens at the same time
+            self._happened([event for _, then, task in over for event in then(task.result())])
+        return self._batch
+
+    def _happened(self, events: list[Event]) -> None:
+        """slime wants whole batches: a prompt that is given up is replaced though no more was to be drawn."""
+        fails = any(isinstance(event, ResponseFailed) for event in events)
+        self._tell(*(self._source.resume() if fails else ()), *events)
+
+    def _tell(self, *events: Event) -> None:
+        while events:
+            follows: list[Event] = []
+            for command in self._source.batcher.handle(*events):
+                match command:
+                    case Draw(count=count):
+                        self._source.draw(count, follows)
+                    case Launch(request=request):
+                        self._launch(request)
+                    case Abort(requests=requests):
+                        self._abort(requests)
+                    case RoundComplete(batch=batch):
+                        self._batch = batch
+            events = tuple(follows)
+
+    def _launch(self, request: Request) -> None:
+        args, settings = self._args, self._state.sampling_params.copy()
+        if getattr(args, "sglang_enable_deterministic_inference", False):
+            settings["sampling_seed"] = args.rollout_seed + request.sample
+        generation = sglang_rollout.generate_and_rm(self._unscored, self._source.sample(request), settings)
+        self._start((request,), generation, partial(self._generated, request))
+
+    def _abort(self, requests: tuple[Request, ...]) -> None:
+        """As slime does it: who hangs up is not generated for any more."""
+        for request in requests:
+            self._source.answers.pop(request, None)
+            task = self._tasks.get(request)
+            if task is not None and self._wanted.pop(task, None) is not None:
+                task.cancel()
+
+    def _start(
+        self, requests: tuple[Request, ...], work: Coroutine[Any, Any, Any], then: Callable[[Any], list[Event]]
+    ) -> None:
+        task = asyncio.create_task(work)
+        self._state.pendings.add(task)
+        self._wanted[task] = requests, then
+        self._tasks |= dict.fromkeys(requests, task)
+
+    def _generated(self, request: Request, drawn: Drawn) -> list[Event]:
+        samples = drawn if isinstance(drawn, list) else [drawn]
+        tokens = sum(each.response_length for each in samples)
+        for each in samples:
+            if each.status in LOST:
+                return [self._failed(request, f"the response was {each.status.value}", tokens)]
+        self._source.answers[request] = drawn
+        if not self._args.group_rm:
+            self._score((request,))
+        else:
+            group = [each for each in self._source.answers if each.prompt == request.prompt]
+            if len(group) == self._args.n_samples_per_prompt:
+                self._score(tuple(group))
+        return [ResponseGenerated(request, tokens)]
+
+    def _score(self, requests: tuple[Request, ...]) -> None:
+        self._start(requests, self._rewards(requests), lambda _: list(map(self._rewarded, requests)))
+
+    async def _rewards(self, requests: tuple[Request, ...]) -> None:
+        group = [self._source.answers[each] for each in requests]
+        drawn = group if self._args.group_rm else group[0]
+        if not isinstance(drawn, list):
+            drawn.reward = await async_rm(self._args, drawn) if drawn.reward is None else drawn.reward
+            return
+        unscored = [each for each in drawn if self._args.group_rm or each.reward is None]
+        for each, reward in zip(unscored, await batched_async_rm(self._args, unscored), strict=True):
+            each.reward = reward
+
+    def _rewarded(self, request: Request) -> Event:
+        drawn = self._source.answers[request]
+        sample = drawn[0] if isinstance(drawn, list) else drawn
+        if sample.reward is None:
+            del self._source.answers[request]
+            return self._failed(request, "there was no reward")
+        return ResponseRewarded(request, float(sample.get_reward_value(self._args)))
+
+    def _failed(self, request: Request, why: str, tokens: int = 0) -> Event:
+        self._failures += 1
+        if self._failures > MOST_FAILURES * self._args.rollout_batch_size * self._args.n_samples_per_prompt:
+            raise RuntimeError(f"{MOST_FAILURES} times as many failures as responses in one rollout, the last: {why}")
+        return ResponseFailed(request, why, tokens)
+
+
+async def _rollout(args: Namespace, rollout_id: int, source: Source) -> RolloutFnTrainOutput:
+    try:
+        batch = await Rollout(args, source).run(rollout_id)
+    finally:
+        await sglang_rollout.abort(args, rollout_id)
+        sglang_rollout.GenerateState(args).reset()
+    groups = source.end(batch)
+    if len(groups) < args.rollout_batch_size:  # slime would weigh the rewards of all groups as those of one
+        raise ValueError(
+            f"rollout {rollout_id} has {len(groups)} prompts: it comes after the last one that was ordered"
+        )
+    if args.rollout_sample_filter_path is not None:
+        load_function(args.rollout_sample_filter_path)(args, groups)
+    if args.rollout_all_samples_process_path is not None:
+        load_function(args.rollout_all_samples_process_path)(args, [*groups, *source.refused], source.get_samples)
+    return RolloutFnTrainOutput(samples=groups, metrics=source.reasons.collect() | metrics(batch, source))
+
+
+def metrics(batch: Batch, source: Source) -> dict[str, float]:
+    """What slime's tracker hears of a round."""
+    counts = {
+        "long": batch.kind is RoundKind.LONG,
+        "deferred": len(batch.deferred),
+        "waiting": source.batcher.queued,
+        "filtered": len(batch.filtered),
+        "aborted": batch.aborted,
+        "failed": batch.failed,
+        "wasted_tokens": batch.wasted_tokens,
+    }
+    return {f"rollout/tail_batching/{name}": float(count) for name, count in counts.items()}
+
+
+def generate_rollout(
+    args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """For --rollout-function-path. An evaluation is slime's own."""
+    if evaluation:
+        return sglang_rollout.generate_rollout(args, rollout_id, data_source, evaluation=True)
+    if not isinstance(data_source, Source):
+        raise TypeError(
+            f"a data source that keeps no rounds, {data_source!r}: give --data-source-path {__name__}.Source"
+        )
+    return run(_rollout(args, rollout_id, data_source))
