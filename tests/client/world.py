@@ -21,7 +21,7 @@ from rollmux.mux import Checks, ClusterMachine, Rules, Timing, finite
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.codec import decode, encode
-from rollmux.mux.hardware import GB, NodeType
+from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.protocol.job_file import read_job
@@ -41,7 +41,9 @@ from rollmux.protocol.messages import (
 )
 from rollmux.service.controller import Controller, NoSuchJob, Refused
 
-CLUSTER = finite(NodeType("cheap", 8, 1.85, 96 * GB, 1000 * GB), NodeType("dear", 8, 5.28, 80 * GB, 1000 * GB))
+DEAR = NodeType("dear", 8, 5.28, 80 * GB, 1000 * GB)
+CLUSTER = finite(NodeType("cheap", 8, 1.85, 96 * GB, 1000 * GB), DEAR)
+SHARED = Cluster(Pool("shared", DEAR, on_demand=False), Pool("shared", DEAR, on_demand=False))
 POLL_S = 0.002
 PARKED_S = 0.02  # after so long who is parked looks again, though nobody else has called
 FOREVER_S = 20.0
@@ -62,9 +64,12 @@ Fate = Callable[[str, Any], str]
 class World:
     """A cluster of a few machines, its controller, and the way to it."""
 
-    def __init__(self, rollout: int = 1, train: int = 1, lease_s: float = 2.0, drain_s: float = 2.0) -> None:
+    def __init__(
+        self, rollout: int = 1, train: int = 1, lease_s: float = 2.0, drain_s: float = 2.0, shared: int = 0
+    ) -> None:
+        """`shared` nodes serve both phases, in place of the others."""
         rules = Rules(Timing(lease_s, drain_s), compaction=False, checks=Checks.ALL)
-        self.machine = ClusterMachine(CLUSTER, RollmuxPolicy(), rules)
+        self.machine = ClusterMachine(SHARED if shared else CLUSTER, RollmuxPolicy(), rules)
         self.controller = Controller(self.machine)
         self.lock = Condition()  # notified when somebody has called
         self.lives = 0  # of the controller: a new one knows nothing of who was parked
@@ -72,7 +77,7 @@ class World:
         self.fate: Fate = lambda verb, message: ""
         self.heard: list[tuple[str, str, Any]] = []  # job, verb and message of all that has arrived
         self._began = monotonic()
-        for pool, count in (("rollout", rollout), ("train", train)):
+        for pool, count in [("shared", shared)] if shared else [("rollout", rollout), ("train", train)]:
             for i in range(count):
                 self.controller.tell(0.0, ev.NodeJoined(f"{pool}-{i}", pool))
 
