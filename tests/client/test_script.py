@@ -31,9 +31,9 @@ ROLLOUT, TRAIN, SYNC = PhaseKind
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("URL", "TOKEN", "JOB", "ATTEMPT", "RANK", "PROCESSES"):
+    for name in ("URL", "TOKEN", "JOB", "ATTEMPT", "RANK", "PROCESSES", "RANKS_PER_PROCESS"):
         monkeypatch.delenv(f"ROLLMUX_{name}", raising=False)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -129,30 +129,82 @@ def test_ranks_are_found_where_torchrun_leaves_them(monkeypatch: pytest.MonkeyPa
         rollmux.connect()
 
 
-def test_processes_that_one_of_the_controllers_has_started_are_not_taken_for_that_one(
+def told(monkeypatch: pytest.MonkeyPatch, **numbers: int | None) -> None:
+    """What the controller's launcher and torchrun say, each under its name."""
+    for name, number in numbers.items():
+        if number is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, str(number))
+
+
+@pytest.mark.parametrize(
+    ("said", "rank"),
+    [
+        ({"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}, 2),  # dealt out as torchrun likes
+        ({"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}, 3),  # in a world of its own torchrun's
+        ({"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}, 3),  # with one GPU to see
+        ({"LOCAL_RANK": 1}, 3),
+    ],
+)
+def test_a_rank_below_a_process_of_the_controllers_is_one_of_the_jobs(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, int], rank: int
+) -> None:
+    world = World()
+    with world.lock:
+        world.submit(job_data("a", command=["torchrun", "job.py"], processes=2, ranks_per_process=2))
+    told(monkeypatch, ROLLMUX_RANK=1, ROLLMUX_PROCESSES=2, ROLLMUX_RANKS_PER_PROCESS=2, **said)
+    world.connect("a", attempt=1)._at_exit()
+    (attach,) = [message for _, _, message in world.heard if isinstance(message, Attach)]
+    assert (attach.rank, attach.processes) == (rank, 4)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"LOCAL_RANK": 2, "LOCAL_WORLD_SIZE": 4}, "ranks below this process = 4: must be 2, as the job says"),
+        ({"LOCAL_RANK": 0, "LOCAL_SIZE": 1}, "ranks below this process = 1: must be 2, as the job says"),
+        ({"LOCAL_RANK": 2}, "LOCAL_RANK = 2: must be from 0 to 1 where each process of the controller's starts 2"),
+        ({}, "LOCAL_RANK = None: must be from 0 to 1"),
+    ],
+)
+def test_as_many_ranks_as_the_job_says_are_below_each_process(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, int], why: str
+) -> None:
+    told(monkeypatch, ROLLMUX_RANK=1, ROLLMUX_PROCESSES=2, ROLLMUX_RANKS_PER_PROCESS=2, **said)
+    with pytest.raises(InvalidSpec, match=why):
+        rollmux.connect()
+    with rollmux.connect(rank=3):  # it knows better
+        pass
+
+
+def test_several_below_one_process_of_a_job_that_says_nothing_of_them_are_not_taken_for_that_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
     with world.lock:
         world.submit(job_data("a", command=["torchrun", "job.py"], processes=2))
-    given = {"ROLLMUX_RANK": "1", "ROLLMUX_PROCESSES": "2", "RANK": "4", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+    told(monkeypatch, ROLLMUX_RANK=1, ROLLMUX_PROCESSES=2, RANK=4, WORLD_SIZE=8, LOCAL_RANK=0)
     world.connect("a", attempt=1)._at_exit()  # the first of its own
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(InvalidSpec, match=r"LOCAL_RANK = 1: must be 0 where .* 2 of the 8 processes; let it start all"):
-        world.connect("a", attempt=1)
-    monkeypatch.setenv("WORLD_SIZE", "2")  # as who starts all of them sets it for torch
+    why = r"LOCAL_RANK = 1: must be 0 where each of the 2 .*; say in the job's file .*`ranks_per_process`"
+    small = {"ROLLMUX_RANK": 0, "RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    for said in ({"LOCAL_RANK": 1}, {"LOCAL_RANK": 0, "RANK": 5, "LOCAL_WORLD_SIZE": 4}, small):
+        told(monkeypatch, **said)
+        with pytest.raises(InvalidSpec, match=why):
+            world.connect("a", attempt=1)
+    told(monkeypatch, ROLLMUX_RANK=1, LOCAL_RANK=1, LOCAL_WORLD_SIZE=None)  # said by who starts all, for torch
     world.connect("a", attempt=1)._at_exit()
 
 
 def test_a_job_of_a_file_is_submitted_without_what_a_launcher_would_start(tmp_path: Path) -> None:
     world, path = World(), tmp_path / "job.yaml"
     path.write_text(
-        "name: filed\nslo: 4\nrollout: {nodes: 1, duration_s: 5}\ntrain: {nodes: 1, duration_s: 5}\ncommand: [python]\n"
+        "name: filed\nslo: 4\nrollout: {nodes: 1, duration_s: 5}\ntrain: {nodes: 1, duration_s: 5}\n"
+        "command: [torchrun]\nprocesses: 2\nranks_per_process: 8\n"
     )
-    with world.connect(str(path)):
-        assert world.controller.jobs["filed"].submission.command == ()
+    with world.connect(str(path), processes=16):
+        submission = world.controller.jobs["filed"].submission
+        assert (submission.command, submission.ranks) == ((), 16)
 
 
 def test_a_job_that_can_not_be_taken_is_refused_with_all_reasons() -> None:

@@ -81,7 +81,8 @@ def submissions(draw: st.DrawFn) -> Submission:
     env = draw(st.dictionaries(env_names, texts, max_size=3))
     command = tuple(draw(st.lists(texts, max_size=3)))
     processes = 1 if spares else draw(st.integers(1, MAX_PROCESSES))
-    return Submission(job, command, tuple(sorted(env.items())), draw(texts), processes)
+    each = 1 if spares else draw(st.just(1) | st.integers(1, MAX_PROCESSES // processes))
+    return Submission(job, command, tuple(sorted(env.items())), draw(texts), processes, each)
 
 
 @given(submissions())
@@ -233,10 +234,27 @@ def test_all_problems_of_a_job_are_said_at_once_in_the_words_of_the_file() -> No
         ("processes", MAX_PROCESSES + 1),
         ("processes", 1.0),
         ("processes", True),
+        ("ranks_per_process", 0),
+        ("ranks_per_process", MAX_PROCESSES + 1),
     ],
 )
 def test_nothing_is_taken_that_no_process_can_be_given(key: str, value: Any) -> None:
     assert list(problems({**JOB, key: value})) == [f"job.{key}"]
+
+
+def test_all_ranks_together_are_no_more_than_a_job_may_have() -> None:
+    most = read_job({**JOB, "processes": 2, "ranks_per_process": MAX_PROCESSES // 2})
+    assert most.ranks == MAX_PROCESSES
+    found = problems({**JOB, "processes": 3, "ranks_per_process": MAX_PROCESSES // 2})
+    assert list(found) == ["job.ranks_per_process"]
+    assert "a whole number from 1 to 1365" in found["job.ranks_per_process"]
+
+
+def test_no_rank_is_started_for_a_spare_node() -> None:
+    spare = {**JOB, "rollout_spares": 1}
+    assert read_job(spare).job.rollout_spares == 1
+    for several in ("processes", "ranks_per_process"):
+        assert list(problems({**spare, several: 2})) == ["job.rollout_spares"]
 
 
 odd = st.one_of(

@@ -32,11 +32,12 @@ train:
     with commanded(tmp_path / "controller", cluster) as there:
         (tmp_path / "look.py").write_text(LOOK)
         cores = {CORES[0], CORES[1]}
-        for name, processes in (("a", 2), ("b", 1)):
-            there.submit(name, [sys.executable, "look.py"], processes=processes)
+        for name, processes, each in (("a", 2, 1), ("b", 1, 1), ("c", 1, 4)):
+            there.submit(name, [sys.executable, "look.py"], processes=processes, ranks_per_process=each)
             assert there.until_ended(name) == "finished"
         assert there.printed("a") == [f"[0] {cores} 0,1 1000000000", f"[1] {cores} GPU-5 1000000000"]
         assert there.printed("b") == [f"{cores} 0,1,GPU-5 2000000000"]
+        assert there.printed("c") == [f"{cores} 0,1,GPU-5 500000000"]
 
 
 def test_processes_see_all_of_the_machine_where_the_file_says_nothing(tmp_path: Path) -> None:

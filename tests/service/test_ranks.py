@@ -36,13 +36,19 @@ class Alone:
     """One job of several ranks without a launcher, and a controller that can be started anew."""
 
     def __init__(
-        self, processes: int = 2, lease_s: float = 15.0, nodes: int = 1, command: tuple[str, ...] = (), **more: Any
+        self,
+        processes: int = 2,
+        lease_s: float = 15.0,
+        nodes: int = 1,
+        command: tuple[str, ...] = (),
+        each: int = 1,
+        **more: Any,
     ) -> None:
         self.rules = Rules(timing=Timing(lease_s, 10.0), checks=Checks.ALL)
         self.journal, self.now = MemoryJournal(), 0.0
         self.controller = self._recovered()
         spec = JobSpec("a", PhaseSpec(20.0, nodes), PHASE, 8.0, **{"iterations": 2, "max_attempts": 3, **more})
-        self.controller.submit(0.0, "team", Submission(spec, command, processes=processes))
+        self.controller.submit(0.0, "team", Submission(spec, command, (), "", processes // each, each))
         for node, record in list(self.controller.machine.state.book.nodes.items()):
             self.controller.tell(0.0, ev.NodeJoined(node, record.pool))
         if command:
@@ -102,6 +108,28 @@ def test_a_job_has_finished_when_its_last_rank_has_left() -> None:
         assert job.state() is Job.RUNNING
     job.leave(1)
     assert job.ended == "finished"
+
+
+def test_a_phase_is_done_when_all_ranks_below_all_processes_are_also_for_a_new_controller() -> None:
+    job = Alone(4, command=("torchrun",), each=2)
+    job.attach()
+    epoch = job.ask(0).epoch
+    for rank in (0, 2):
+        job.say(Said.FINISHED, epoch, rank)
+    job.restart()
+    for rank in (3, 0, 2):
+        job.say(Said.FINISHED, epoch, rank)
+        assert job.controller.machine.state.jobs["a"].progress.rolled == 0
+    job.say(Said.FINISHED, epoch, 1)
+    assert job.controller.machine.state.jobs["a"].progress.rolled == 1
+    with pytest.raises(IllegalEvent, match="rank 4"):
+        job.leave(4)
+
+
+def test_an_older_client_that_knows_of_no_ranks_below_its_process_is_refused() -> None:
+    job = Alone(4, command=("torchrun",), each=2)
+    with pytest.raises(IllegalEvent, match="job a was submitted with 4 processes, this one says 2"):
+        job.controller.processes.attach(0.0, "a", Attach("old", 1, 2))
 
 
 def test_who_leaves_without_a_rank_speaks_for_all_as_older_clients_do() -> None:

@@ -22,7 +22,7 @@ from rollmux.protocol.messages import Attach, Attached, Done
 # Whoever waits asks no more often.
 LEAST_WAIT_S = 0.1
 # What a launcher needs to know. Who connects by itself is the job already: nothing is to be launched.
-_LAUNCHED = ("command", "env", "folder")
+_LAUNCHED = ("command", "env", "folder", "ranks_per_process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,26 +88,58 @@ def _place(
     processes: int | None,
 ) -> Place:
     """What was said, and for the rest the environment."""
-    if rank is None and processes is None:
-        _require_ranks_of_the_launcher()
+    each = _number("ROLLMUX_RANKS_PER_PROCESS") or 1
+    if rank is None:
+        number = _number("ROLLMUX_RANK")
+        rank = _number("RANK") or 0 if number is None else number * each + _below(number, each)
+    if processes is None:
+        started = _number("ROLLMUX_PROCESSES")
+        processes = _number("WORLD_SIZE") or 1 if started is None else started * each
     named = job if isinstance(job, str) and not _is_file(job) else None
     return Place(
         url if url is not None else os.environ.get("ROLLMUX_URL", ""),
         (token if token is not None else os.environ.get("ROLLMUX_TOKEN", "")).strip(),
         named if named is not None else os.environ.get("ROLLMUX_JOB", ""),
         attempt if attempt is not None else _number("ROLLMUX_ATTEMPT"),
-        rank if rank is not None else _number("ROLLMUX_RANK", "RANK") or 0,
-        processes if processes is not None else _number("ROLLMUX_PROCESSES", "WORLD_SIZE") or 1,
+        rank,
+        processes,
     )
 
 
-def _require_ranks_of_the_launcher() -> None:
-    """Several below one that the controller has started would each be that one, and take its place from the others."""
-    started, world, place = (_number(name) for name in ("ROLLMUX_PROCESSES", "WORLD_SIZE", "LOCAL_RANK"))
-    if started and world and place and started < world:
-        limit = f"0 where the controller has started {started} of the {world} processes"
+def _below(number: int, each: int) -> int:
+    """Which of the ranks this is that one of the controller's processes has started, torchrun say.
+
+    Two that were the same would take its place from each other.
+    """
+    place, there = _local_rank(), _number("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+    if each == 1:
+        _require_alone(number, place)
+        return 0
+    if there not in (None, each):
+        remedy = "make ranks_per_process in the job's file and torchrun's --nproc-per-node the same"
+        raise InvalidSpec(
+            "environment", (Problem("ranks below this process", there, f"{each}, as the job says", remedy),)
+        )
+    if place is None or place >= each:
+        limit = f"from 0 to {each - 1} where each process of the controller's starts {each} ranks"
+        remedy = "let torchrun start them, or another that says so, or use connect(rank=..., processes=...)"
+        raise InvalidSpec("environment", (Problem("LOCAL_RANK", place, limit, remedy),))
+    return place
+
+
+def _local_rank() -> int | None:
+    """As whoever has started several here counts them. LOCAL_RANK may be 0 for all, where each sees one GPU alone."""
+    rank, there = _number("RANK"), _number("LOCAL_WORLD_SIZE")
+    return rank % there if rank is not None and there else _number("LOCAL_RANK")
+
+
+def _require_alone(number: int, place: int | None) -> None:
+    """Where a job says nothing of ranks each process of the controller's is one, and the first below it may be it."""
+    started, world, rank = (_number(name) for name in ("ROLLMUX_PROCESSES", "WORLD_SIZE", "RANK"))
+    if started and world and place and (started < world or rank not in (None, number)):
+        limit = f"0 where each of the {started} that the controller has started is one process of the job"
         remedy = (
-            "let it start all of them, without torchrun (`processes` in the job's file), or connect in the first alone"
+            "say in the job's file how many each of them starts (`ranks_per_process`), or connect in the first alone"
         )
         raise InvalidSpec("environment", (Problem("LOCAL_RANK", place, limit, remedy),))
 

@@ -25,7 +25,7 @@ _MEMORY = {"resident_gb": "resident_bytes", "transient_gb": "transient_bytes"}
 IN_GB = {field: gb for gb, field in _MEMORY.items()}
 PHASE_KEYS = tuple(IN_GB.get(f.name, f.name) for f in fields(PhaseSpec))
 TAIL_KEYS = tuple(f.name for f in fields(Tail))
-RUN_KEYS = ("command", "env", "folder", "processes")
+RUN_KEYS = ("command", "env", "folder", "processes", "ranks_per_process")
 JOB_KEYS = ("name", *(f.name for f in fields(JobSpec) if f.name != "id"), *RUN_KEYS)
 NEEDED = ("name", "rollout", "train", "slo")
 # Stands for what a tail does not say: that it is missing is a problem of its own, and hides no other.
@@ -34,13 +34,22 @@ _TAIL = {"requests": 1, "requests_per_node": 1, "bulk_s": 0.0}
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job, and what its launcher starts: nothing where it is started by other means and attaches."""
+    """A job, and what its launcher starts: nothing where it is started by other means and attaches.
+
+    Each of `processes` starts `ranks_per_process` ranks (torchrun does), or is a rank itself where that is 1.
+    """
 
     job: JobSpec
     command: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     folder: str = ""
     processes: int = 1
+    ranks_per_process: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """How many share the job's leases: a phase is done when all of them are."""
+        return self.processes * self.ranks_per_process
 
 
 def read_job_file(path: str | Path) -> Submission:
@@ -72,6 +81,8 @@ def job_data(submission: Submission) -> dict[str, Any]:
         data["tail"] = _said(job.tail)
     data |= {"command": list(submission.command), "env": dict(submission.env)}
     data |= {"folder": submission.folder, "processes": submission.processes}
+    if submission.ranks_per_process != 1:
+        data["ranks_per_process"] = submission.ranks_per_process
     return data
 
 
@@ -107,10 +118,11 @@ class _Read:
             *path, name = problem.path.split(".")
             said = IN_GB.get(name, "name" if name == "id" else name)
             self.problems.append(Problem(".".join([*path, said]), problem.value, problem.limit, problem.remedy))
-        if not self.problems and job.rollout_spares and run["processes"] > 1:
+        submission = None if self.problems else Submission(job, **run)
+        if submission is not None and job.rollout_spares and submission.ranks > 1:
             limit = "0 where a job has several processes"  # nobody starts one more for each spare node
             self.problems.append(Problem("job.rollout_spares", job.rollout_spares, limit, "leave out one of the two"))
-        return None if self.problems else Submission(job, **run)
+        return submission
 
     def _part(self, path: str, value: object, known: tuple[str, ...], needed: tuple[str, ...]) -> dict[str, Any] | None:
         """The keys of a part, or None where there is none."""
@@ -160,10 +172,12 @@ class _Read:
         if not pairs or not all("=" not in name and name for name in env):
             limit = f"up to {MAX_ENTRIES} names with text values of up to {MAX_TEXT} characters"
             checks.report("env", env, limit, "write {NAME: 'value'}, and what is longer into a file")
-        folder, processes = found.get("folder", ""), found.get("processes", 1)
+        folder, processes, each = found.get("folder", ""), found.get("processes", 1), found.get("ranks_per_process", 1)
         if not _texts([folder]):
             checks.report("folder", folder, "the path of a folder", "name the folder to start the command in")
-        checks.whole("processes", processes, 1, MAX_PROCESSES, "say how many processes share the job's leases")
+        known = checks.whole("processes", processes, 1, MAX_PROCESSES, "say how many processes share the job's leases")
+        most = MAX_PROCESSES // processes if known else MAX_PROCESSES  # of all together
+        checks.whole("ranks_per_process", each, 1, most, "say how many ranks each of the processes starts")
         if self.problems:
             return {}
         return {
@@ -171,6 +185,7 @@ class _Read:
             "env": tuple(sorted(env.items())),
             "folder": folder,
             "processes": processes,
+            "ranks_per_process": each,
         }
 
 

@@ -173,7 +173,7 @@ class App:
         caller, jobs = self._bearer(scope), self.host.controller.jobs
         weight = 1.0 + looked_at / JOBS_A_CALL
         if who is ALL and caller is not None and job in jobs and caller.sees in (None, jobs[job].tenant):
-            weight = min(1.0, PROCESSES_A_CALL / jobs[job].submission.processes)
+            weight = min(1.0, PROCESSES_A_CALL / jobs[job].submission.ranks)
         if not (self.strangers.allow(_address(scope)) if caller is None else self.rates.allow(caller.name, weight)):
             raise Denied(TOO_MANY, "too many calls: wait a second")
         if caller is None:

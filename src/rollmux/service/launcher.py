@@ -19,7 +19,7 @@ class LaunchFailed(RollmuxError):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What is to be started: one process for each of `submission.processes`, with its rank in `ROLLMUX_RANK`.
+    """What is to be started: one process for each of `submission.processes`, with its number in `ROLLMUX_RANK`.
 
     `env` is what the job needs to find the controller; it comes beside what its owner wants.
     """
@@ -32,6 +32,19 @@ class Attempt:
     @property
     def key(self) -> tuple[str, int]:
         return self.submission.job.id, self.number
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What all of its processes find in their environment of the attempt."""
+        submission, where = self.submission, self.placement
+        return {
+            **dict(submission.env),
+            **self.env,
+            "ROLLMUX_ROLLOUT_NODES": ",".join(where.rollout),
+            "ROLLMUX_TRAIN_NODES": ",".join(where.train),
+            "ROLLMUX_PROCESSES": str(submission.processes),
+            "ROLLMUX_RANKS_PER_PROCESS": str(submission.ranks_per_process),
+        }
 
 
 def home_of(rank: int, processes: int, placement: Placement) -> str:

@@ -38,7 +38,7 @@ class Live:
         self.heard.pop(rank, None)
         self.heard[rank] = now
         since = self._since(now)
-        are_all = len(self.heard) == self.submission.processes
+        are_all = len(self.heard) == self.submission.ranks
         return now - (next(iter(self.heard.values())) if are_all else since) <= lease_s
 
     def silent_for(self, now: float) -> float:
@@ -67,7 +67,7 @@ class Live:
 
     @property
     def ranks(self) -> set[int]:
-        return set(range(self.submission.processes))
+        return set(range(self.submission.ranks))
 
     def is_another(self, call: Attach, progress: Progress) -> bool:
         """Whether this is another life of the script than the one that the attempt began with.
@@ -100,8 +100,8 @@ class Live:
         raise IllegalEvent(f"{known}: {helps}")
 
     def require_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.submission.processes:
-            count = self.submission.processes
+        if not 0 <= rank < self.submission.ranks:
+            count = self.submission.ranks
             raise IllegalEvent(f"rank {rank} of a job that was submitted with {count} processes: ranks count from 0")
 
     def is_done(self, rank: int, epoch: int) -> bool:

@@ -14,11 +14,13 @@ from rollmux.service.routes import EVERYBODY, OWNERS, Route
 
 # What a job's launcher needs: beside the job itself in its file.
 _WORDS = {"type": "array", "items": {"type": "string"}, "maxItems": job_file.MAX_ENTRIES}
+_COUNT = {"type": "integer", "minimum": 1, "maximum": job_file.MAX_PROCESSES, "default": 1}
 _RUN: dict[str, Any] = {
     "command": {**_WORDS, "default": []},
     "env": {"type": "object", "additionalProperties": {"type": "string"}, "default": {}},
     "folder": {"type": "string", "default": ""},
-    "processes": {"type": "integer", "minimum": 1, "maximum": job_file.MAX_PROCESSES, "default": 1},
+    "processes": _COUNT,
+    "ranks_per_process": _COUNT,
 }
 
 _ERRORS = {

@@ -68,8 +68,8 @@ class Processes:
         """A process is there. A job without a launcher starts with it; one that comes back has failed before."""
         live, record = self._controller.live(job_id), self._state.jobs.get(job_id)
         live.require_rank(call.rank)
-        if call.processes != live.submission.processes:
-            count = live.submission.processes
+        if call.processes != live.submission.ranks:
+            count = live.submission.ranks
             raise IllegalEvent(f"job {job_id} was submitted with {count} processes, this one says {call.processes}")
         if record is None:
             how = self._state.ended.get(job_id, "over")
@@ -270,14 +270,14 @@ class Processes:
             if said is Said.FAILED and lane is not None and epoch not in live.given_up:
                 live.given_up[epoch] = f"process {rank} of the job has given it up: {reason[:MOST_REASON]}"
                 self._controller.order(job_id)
-            if lane is None or (len(heard) >= live.submission.processes and _is_said(lane, heard) and not parked):
+            if lane is None or (len(heard) >= live.submission.ranks and _is_said(lane, heard) and not parked):
                 counts = next(each for each in _BY_ALL if each in heard.values())
                 if counts is Said.OFFLOADED and lane is not None and lane.state is Phase.PAUSING:
                     counts = Said.FINISHED  # all were done before they could pause
                 if counts is not Said.FINISHED or not _may_lie_there(lane):
                     self._controller.tell(now, _BY_ALL[counts](job_id, epoch))
                 live.said[epoch] = {} if counts is not Said.SHRUNK else _gone(heard)
-                if live.submission.processes > 1:
+                if live.submission.ranks > 1:
                     self._controller.woken.add(job_id)  # who was done before waits to hear whether it counts
         for epoch in [each for each in live.said if not live.said[each] or self._state.lane(job_id, each) is None]:
             del live.said[epoch]

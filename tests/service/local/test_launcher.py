@@ -318,7 +318,11 @@ def test_a_process_gets_its_environment_and_no_word_for_another(
         devices = {"r0": ["0", "1"], "r1": ["1", "2"], "t0": ["GPU-x"], "other": ["9"]}
         async with launching(tmp_path, devices=devices, cores={"t0": [core]}) as (launcher, exits):
             command = f"{sys.executable} -c '{program.replace('CORE', str(core))}'; cat"
-            await launcher.start(shell(tmp_path, command, env=(("HERS", "ü = ä"), ("ROLLMUX_JOB", "b")), processes=2))
+            await launcher.start(
+                shell(
+                    tmp_path, command, env=(("HERS", "ü = ä"), ("ROLLMUX_JOB", "b")), processes=2, ranks_per_process=3
+                )
+            )
             assert await exits.next() == ""
             return await launcher.log("a", 2)
 
@@ -332,6 +336,7 @@ def test_a_process_gets_its_environment_and_no_word_for_another(
             "ROLLMUX_JOB": "a",
             "ROLLMUX_RANK": str(rank),
             "ROLLMUX_PROCESSES": "2",
+            "ROLLMUX_RANKS_PER_PROCESS": "3",
             "ROLLMUX_ROLLOUT_NODES": "r0,r1",
             "ROLLMUX_TRAIN_NODES": "t0",
         }

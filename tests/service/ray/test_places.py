@@ -92,6 +92,7 @@ def test_a_part_has_what_the_jobs_nodes_on_its_machine_have() -> None:
         Part("y", {2: "r1"}, (2,), {2: ("1",)}, 200),
     )
     assert places.parts(place, 1, at) == (Part("x", {0: "r0"}, (0, 1, 3), {0: ("0",)}, 150),)
+    assert places.parts(place, 1, at, ranks_per_process=2) == (Part("x", {0: "r0"}, (0, 1, 3), {0: ("0",)}, 75),)
 
 
 def test_a_plan_goes_through_the_environment() -> None:

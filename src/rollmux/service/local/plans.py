@@ -59,12 +59,9 @@ def plan_for(attempt: Attempt, bounds: Bounds, files: AttemptFiles) -> Plan:
 
 
 def _env(attempt: Attempt) -> dict[str, str]:
-    env = own_env() | dict(attempt.submission.env) | dict(attempt.env)
+    env = own_env() | attempt.told
     # A controller that was started by its path, in no shell of its environment, has jobs that look for `python` there.
     env["PATH"] = os.pathsep.join((env.get("PATH") or os.defpath, str(Path(sys.executable).parent)))
-    env["ROLLMUX_PROCESSES"] = str(attempt.submission.processes)
-    env["ROLLMUX_ROLLOUT_NODES"] = ",".join(attempt.placement.rollout)
-    env["ROLLMUX_TRAIN_NODES"] = ",".join(attempt.placement.train)
     return env
 
 
@@ -81,7 +78,7 @@ def _memory(attempt: Attempt, bounds: Bounds) -> int | None:
     limits = [] if bounds.memory_bytes is None else [bounds.memory_bytes]
     if bounds.node_memory_bytes is not None:
         shared = sum(bounds.node_memory_bytes.get(node, 0) for node in attempt.placement.all_nodes)
-        limits.append(shared // attempt.submission.processes)
+        limits.append(shared // attempt.submission.ranks)
     return min(limits, default=None)
 
 

@@ -197,7 +197,7 @@ class RayLauncher:
         if not submission.command:
             raise LaunchFailed(f"job {key[0]!r} has no command: say what to start")
         at = await self._where(attempt)
-        parts = self.places.parts(attempt.placement, submission.processes, at)
+        parts = self.places.parts(attempt.placement, submission.processes, at, submission.ranks_per_process)
         machine_of = {rank: part.ray_node for part in parts for rank in part.ranks}
         intent = self.intents.new(key, at, tuple(machine_of[rank] for rank in range(submission.processes)))
         wish = wish_of(attempt, intent.id, self._logs, parts, self.grace_s)

@@ -41,15 +41,17 @@ class Places:
         self.at |= found
         return found
 
-    def parts(self, placement: Placement, processes: int, at: Mapping[str, str]) -> tuple[Part, ...]:
-        """The ranks of a job. A part has the cores and the memory of all of the job's nodes on its machine."""
+    def parts(
+        self, placement: Placement, processes: int, at: Mapping[str, str], ranks_per_process: int = 1
+    ) -> tuple[Part, ...]:
+        """The processes of a job. A part has the cores and the memory of all of the job's nodes on its machine."""
         homes = {rank: home_of(rank, processes, placement) for rank in range(processes)}
         parts = []
         for machine in dict.fromkeys(at[node] for node in homes.values()):
             means = {n: self.means.get(n, Means()) for n in placement.all_nodes if at[n] == machine}
             ranks = {rank: node for rank, node in homes.items() if node in means}
             seen = {rank: [means[n] for n in seen_by(rank, processes, placement) if n in means] for rank in ranks}
-            parts.append(_part(machine, ranks, list(means.values()), seen))
+            parts.append(_part(machine, ranks, list(means.values()), seen, ranks_per_process))
         return tuple(parts)
 
     def _name(self, node: str) -> RayName:
@@ -72,13 +74,15 @@ def _take(name: RayName, ray_node: str, free: dict[str, dict[str, float]]) -> st
     return ray_node
 
 
-def _part(machine: str, ranks: dict[int, str], has: Sequence[Means], seen: Mapping[int, Sequence[Means]]) -> Part:
+def _part(
+    machine: str, ranks: dict[int, str], has: Sequence[Means], seen: Mapping[int, Sequence[Means]], each: int
+) -> Part:
     return Part(
         machine,
         ranks,
         tuple(dict.fromkeys(core for means in has for core in means.cores or ())),
         {rank: _devices(each) for rank, each in seen.items() if any(means.devices is not None for means in each)},
-        None if any(means.memory_bytes is None for means in has) else _memory(has) // len(ranks),
+        None if any(means.memory_bytes is None for means in has) else _memory(has) // (len(ranks) * each),
     )
 
 

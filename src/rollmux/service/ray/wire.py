@@ -85,9 +85,8 @@ def as_env(plan: RayPlan) -> dict[str, str]:
 
 def wish_of(attempt: Attempt, name: str, logs: str, parts: tuple[Part, ...], grace_s: float) -> Wish:
     """What Ray is asked for, or LaunchFailed where that is more than it can be told."""
-    submission, placement = attempt.submission, attempt.placement
+    submission = attempt.submission
     unpacked = "://" in submission.folder
-    nodes = {"ROLLMUX_ROLLOUT_NODES": ",".join(placement.rollout), "ROLLMUX_TRAIN_NODES": ",".join(placement.train)}
     plan = RayPlan(
         id=name,
         logs=logs,
@@ -95,7 +94,7 @@ def wish_of(attempt: Attempt, name: str, logs: str, parts: tuple[Part, ...], gra
         attempt=attempt.number,
         command=submission.command,
         folder="" if unpacked else submission.folder,
-        env=dict(submission.env) | dict(attempt.env) | nodes | {"ROLLMUX_PROCESSES": str(submission.processes)},
+        env=attempt.told,
         processes=submission.processes,
         log_bytes=LOG_BYTES,
         grace_s=grace_s,
