@@ -1,5 +1,6 @@
 """`torchrun` as a job's command: the ranks below all of its processes are one attempt, and share its leases."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import rollmux
+from rollmux.service.local.attempt_log import AttemptLog
 from tests.service.commanded import Commanded, commanded
 from tests.service.running import clean_env
 
@@ -156,3 +158,21 @@ def test_the_script_runs_unchanged_by_hand_without_a_controller_and_beside_one(t
         subprocess.run(command.split(), cwd=tmp_path, env=env, check=True, timeout=120)
         assert there.view("by-hand")["reason"] == "finished"
     require_phases_of_all(tmp_path, 0, {"0", "1"})
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import os; raise ValueError(os.environ['TORCHELASTIC_RESTART_COUNT'])", "ValueError: 1"),
+        ("import os; os.kill(os.getpid(), 9)", "traceback : Signal 9 (SIGKILL) received by PID "),
+    ],
+)
+def test_why_a_rank_has_failed_is_told_and_not_what_torchrun_advises(tmp_path: Path, script: str, said: str) -> None:
+    (tmp_path / "rank.py").write_text(script)
+    command = STANDALONE.removeprefix("exec ").format(python=sys.executable, options=RESTART, script="", steps="")
+    log = AttemptLog(str(tmp_path / "log"), 2**16)
+    assert subprocess.call(command.split(), cwd=tmp_path, env=clean_env(), stdout=log.end, stderr=log.end) == 1
+    log.started()
+    log.drain()
+    os.close(log.pipe)
+    assert log.last_words().startswith(said)

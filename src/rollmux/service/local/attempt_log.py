@@ -6,13 +6,16 @@ output, and never the job: it does not wait, and hears no error. Loaded by every
 
 import os
 from contextlib import suppress
+from itertools import dropwhile
 
 CHUNK = 2**16
 # As much as the largest pipe holds: what comes after was not printed by who has ended.
 _LAST_CHUNKS = 2**20 // CHUNK
-_LAST_BYTES = 4096
+_LAST_BYTES = 8192
 _LAST_WORDS = 300
 _LINE = 4096
+# Where a rank fails torchrun says so, in lines that name files of its own, and ends with this where it knows no more.
+_RANK_FAILED, _OF_TORCHRUN, _NOTHING_KNOWN = "] failed (exitcode: ", "torch/distributed/", "To enable traceback see"
 
 
 class AttemptLog:
@@ -51,9 +54,13 @@ class AttemptLog:
                 return
 
     def last_words(self) -> str:
-        """The last line that says something."""
+        """The last line that says something; where torchrun has nothing to tell of a rank, that rank's own."""
         lines = [plain(line).strip() for line in self._last.decode(errors="replace").splitlines()]
-        last = next((line for line in reversed(lines) if any(map(str.isalnum, line))), "")
+        lines = [line for line in reversed(lines) if any(map(str.isalnum, line))]
+        last = next(iter(lines), "")
+        if _NOTHING_KNOWN in last:
+            before = dropwhile(lambda line: _RANK_FAILED not in line, lines)
+            last = next((line for line in before if _OF_TORCHRUN not in line), last)
         return last if len(last) <= _LAST_WORDS else f"{last[: _LAST_WORDS - 1]}…"
 
     def _write(self, printed: bytes) -> None:
