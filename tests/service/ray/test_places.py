@@ -109,6 +109,12 @@ def carried(wish: Wish) -> int:
     return len(f"--serialized-runtime-env-context={json.dumps({'env_vars': dict(wish.env)})}")
 
 
+def test_ranks_below_each_process_find_how_many_they_are(tmp_path: Path) -> None:
+    attempt = shell(tmp_path, "true", processes=2, ranks_per_process=8, env=(("ROLLMUX_PROCESSES", "9"),))
+    env = from_env(wish_of(attempt, "id", "logs", (), 5.0).env).env
+    assert (env["ROLLMUX_PROCESSES"], env["ROLLMUX_RANKS_PER_PROCESS"]) == ("2", "8")
+
+
 def test_an_attempt_on_very_many_nodes_is_not_too_long_for_ray(tmp_path: Path) -> None:
     place = Placement(tuple(f"rollout-{i}" for i in range(800)), tuple(f"train-{i}" for i in range(224)))
     nodes = place.all_nodes
