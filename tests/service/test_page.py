@@ -427,7 +427,7 @@ def test_an_ended_job_leaves_its_bill(tmp_path: Path, eyes: Eyes) -> None:
         page.get_by_text("3 jobs have ended").wait_for(timeout=8_000)
         assert page.locator("#jobs details tbody tr").count() == 3
         page.wait_for_timeout(1500)
-        assert page.locator("#jobs details tbody tr").is_visible(), "it closed by itself"
+        assert page.locator("#jobs details tbody tr").first.is_visible(), "it closed by itself"
 
 
 def test_the_page_opens_however_many_calls_a_look_weighs(
