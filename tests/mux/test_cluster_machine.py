@@ -1,6 +1,6 @@
 """The whole machine, case by case: the lives of jobs and every transition of the table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import nan
 from typing import Any
@@ -127,6 +127,31 @@ def test_what_grows_has_a_limit() -> None:
     assert len(world.machine.log) == 5
     assert list(world.machine.state.ended) == ["job3", "job4", "job5"]
     assert list(world.machine.state.decisions) == ["job4", "job5"]
+
+
+class Looked(dict[str, None]):
+    """Counts how many are looked at."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for each in super().__iter__():
+            self.count += 1
+            yield each
+
+
+def test_who_is_forgotten_is_found_without_a_look_at_all_that_are_remembered() -> None:
+    world, known = World(rules=Rules(ended_limit=50)), Looked()
+    world.tell(ev.JobSubmitted(job("goes-on")))
+    known["goes-on"] = None
+    for i in range(60):
+        world.tell(ev.JobSubmitted(job(f"job{i}")))
+        world.tell(ev.JobCancelled(f"job{i}"))
+        known[f"job{i}"] = None
+        for name in world.machine.state.forgotten(known):
+            del known[name]
+    assert known.keys() == {"goes-on", *(f"job{i}" for i in range(10, 60))}
+    assert known.count == 2 * 10
 
 
 # -- every transition ------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from math import inf
 
 from rollmux.errors import InvariantViolated
@@ -314,6 +316,14 @@ class ClusterState:
         if len(self.ended) > self.rules.ended_limit:
             del self.ended[next(iter(self.ended))]
         return homes
+
+    def forgotten(self, known: Collection[str]) -> list[str]:
+        """Those of these jobs that are remembered here no more, where all that are remembered are known.
+
+        They are among the first, where jobs stand in the order in which they came: hardly any other is looked at.
+        """
+        count = len(known) - len(self.jobs) - len(self.ended)
+        return list(islice((each for each in known if each not in self.jobs and each not in self.ended), max(0, count)))
 
     def requeue(self, record: JobRecord, on: JobOn) -> None:
         """A job needs another place."""

@@ -223,11 +223,9 @@ class Controller:
 
     def _forget_the_oldest(self) -> None:
         """What the machine remembers no more of jobs that are over, nobody does."""
-        state = self.machine.state
-        if len(self.jobs) > len(state.jobs) + len(state.ended):
-            for job_id in [each for each in self.jobs if each not in state.jobs and each not in state.ended]:
-                del self.jobs[job_id]
-                self.forgotten[job_id] = None
+        for job_id in self.machine.state.forgotten(self.jobs):
+            del self.jobs[job_id]
+            self.forgotten[job_id] = None
 
 
 def _unheard(now: float, event: ev.Event, commands: Sequence[cmd.Command]) -> None:

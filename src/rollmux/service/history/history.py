@@ -324,10 +324,8 @@ class History:
 
     def _forget_the_oldest(self) -> None:
         """Jobs that the machine remembers no more."""
-        state, accounts = self.state, self.books.accounts
-        if len(accounts) > len(state.jobs) + len(state.ended):
-            for job_id in [each for each in accounts if each not in state.jobs and each not in state.ended]:
-                self.books.forget(job_id)
+        for job_id in self.state.forgotten(self.books.accounts):
+            self.books.forget(job_id)
 
     def _see_nodes(self, now: float, names: Iterable[str]) -> None:
         for name in names:
