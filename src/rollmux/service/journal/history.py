@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 # Images that a restart may need.
 KEPT_IMAGES = 2
-# Records that are kept to be read: some 300 MB, and half a minute to play again.
+# Records that are kept to be read: half a minute to play again, and some 300 MB with 100 jobs. Where phases are long
+# most of them are signs of life, four a second, of 2.5 KB each with 1,000 jobs.
 KEEP_RECORDS = 1_000_000
 # Older images lie at least so far apart, as a part of the records that are kept.
 PARTS = 8
