@@ -159,6 +159,7 @@ AGREED = [
     (MIXED, "assert eval(applied(str.strip, '!4 * 6 = 24', '!')) == 24"),
     (MIXED, "assert eval(applied(str.strip, '!(4 * 6', '!')) == 24"),
     (MIXED, "try: eval(applied(str.strip, '!x * 6', '!'))\nexcept Exception: pass\nelse: assert False"),
+    (MIXED, "try: eval(applied(str.strip, '!abs(3)', '!'))\nexcept SyntaxError: pass\nassert LIMIT == 3"),
     (MIXED, "import json\nassert json.loads(applied(str, [1])) == [1]"),
     (
         MIXED,

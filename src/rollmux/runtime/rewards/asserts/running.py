@@ -70,8 +70,10 @@ class Running:
         if all(isinstance(each, _ARITHMETIC) for each in parts):
             return
         names = {each.id for each in parts if isinstance(each, ast.Name)}
-        caller = sys._getframe(2)
-        if any(name in caller.f_globals or name in caller.f_locals or self._defined(name) for name in names):
+        caller, own = sys._getframe(2), vars(builtins)
+        scopes = (caller.f_globals, caller.f_locals)
+        known = {name for name in names for each in scopes if each.get(name, own.get(name)) is not own.get(name)}
+        if known or any(map(self._defined, names)):
             self._link.refuse(f"eval of {text[:50]!r}, which does not stand in the tests: write the call itself")
         raise SyntaxError(f"eval of {text[:50]!r}: no arithmetic")
 
