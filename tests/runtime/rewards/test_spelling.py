@@ -89,6 +89,7 @@ RULES = {
         With $x=2$ the answer is: (E). :: E | Answer: A; no. Answer: B :: B | **Answer:** (C) :: C
         The answer is not A. I think the answer is B :: B | Answer:; ; B :: B
         Answer: A; No, the answer is $\text{B}$. :: B | The answer is B.; A is too large. :: B
+        The answer is B.; #### Notes; A is too large. :: B
         The answer is \text{B}. :: \text{(B)} | Answer: \textbf{(C)} :: C""",
         r"""Answer: B or C :: B | Answer: A, B, C, D :: A | Answer: A, B, C, D :: D | The answer is not B :: B
         Answer: A / Answer: B :: A | The answer is A number :: A | The answer is B or C :: C | The answer is a :: A

@@ -45,7 +45,8 @@ _COUNTS = re.compile(
     re.IGNORECASE,
 )
 _ONE_LETTER = re.compile(rf"\s*(?:{_TEXT})?\(?[A-Z]\)?\s*\}}?\s*")
-_ANSWER = re.compile(r"(?<!wrong )(?<!incorrect )answer(?: is|[ *]*:)|####", re.IGNORECASE)
+_ANSWER = re.compile(r"(?<!wrong )(?<!incorrect )answer(?: is|[ *]*:)", re.IGNORECASE)
+_ANSWER_OR_HASHES = re.compile(f"{_ANSWER.pattern}|####", re.IGNORECASE)  # as in GSM8K
 # Alone on its line, and no list of letters goes on below.
 _LETTER = rf"[*$]*(?:{_TEXT})?\(?[A-Z]\)?\}}?[.*$ ]*$"
 _CHOICE = re.compile(rf"[\s:*$]*(?:{_TEXT})?\(?([A-Z])\)?\}}?[.*$ ]*$(?!\s*(?:(?:or|and)\b|{_LETTER}))", re.MULTILINE)
@@ -206,7 +207,7 @@ def _choice(response: str) -> str | None:
 def _last_formula(response: str) -> str | None:
     """On the last line: what else follows may take it back."""
     line = response.rstrip().rpartition("\n")[2]
-    behind = [found.end() for found in _ANSWER.finditer(line)]
+    behind = [found.end() for found in _ANSWER_OR_HASHES.finditer(line)]
     said = line[behind[-1] :].strip(_AROUND_IT) if behind else ""
     is_formula = _SAYS.search(said) and not _DISPLAYED.search(said) and _halves(said + "}")[0] == said
     return said if is_formula and not _has_words(said) else None
