@@ -70,6 +70,11 @@ SAME = [
         ("$AB=\\boxed{3}$, total = \\boxed{7}", "7"),
     ),
     *(("\\boxed{\\frac 1 2/3}", "1/6"), ("$x y z$", "xyz"), ("\\boxed{z \\cdot y \\cdot x}", "xyz")),
+    *(("\\boxed{72}", "The answer is 72."), ("\\boxed{2\\pi}", "As $r=1$, it is so.\nAnswer: 2\\pi")),
+    *(
+        ("\\boxed{72}", "48 + 24 = <<48+24=72>>72\n#### 72"),
+        ("\\boxed{7}", "As $\\boxed{3}$ is prime, it is $\\boxed{7}$."),
+    ),
     *(("\\boxed{3}\\text{ or }\\boxed{7}", "3, 7"), ("A \\boxed{\\{1\\}} and then \\boxed{\\{1, 2\\}}.", "\\{1, 2\\}")),
 ]
 OTHER = [
@@ -96,6 +101,7 @@ OTHER = [
         ("\\boxed{\\{D\\,CBA\\}}", "ABCD"),
     ),
     *(("$AB=\\boxed{3}$ and $CD=\\boxed{7}$", "7"), ("\\boxed{7}, but AB is \\boxed{3}", "7")),
+    *(("\\boxed{48}", "48 + 24 = 72\n#### 72"), ("\\boxed{3}", "As $\\boxed{3}$ is prime, it is $\\boxed{7}$.")),
     *(("\\boxed{7}, so \\boxed{3}", "7"), ("\\boxed{3}, \\boxed{7}", "7"), ("\\boxed{3} or \\boxed{7}", "7")),
 ]
 

@@ -189,7 +189,7 @@ def untagged(response: str) -> str:
     return response.replace("<answer>", "\nAnswer: ").replace("</answer>", "\n")
 
 
-def with_answer_boxed(response: str, gold: str) -> str:
+def with_answer_boxed(response: str, gold: str = "") -> str:
     """Where no box is there, what the last `answer is` or `Answer:` names: a letter, or a formula without dollars.
 
     math-verify reads bare numbers alone, and so took 3 for `3\\sqrt{2}`, and for `3 or 4`.
