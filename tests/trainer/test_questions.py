@@ -428,6 +428,17 @@ def test_right_and_wrong_responses_to_questions_of_each_sort(folder: str, tmp_pa
     assert [each.value for each in rewards] == [1, 1, 1, 4, 0, 0, 0, 2]
 
 
+@pytest.mark.parametrize("functions", ["trusted", "confined"])
+def test_a_job_may_confine_the_functions_that_score_its_questions(functions: str, folder: str, tmp_path: Path) -> None:
+    """What one may do is told by the environment: confined, it is not that of whoever trains."""
+    (tmp_path / "mine_held.py").write_text(
+        "import os\n\ndef f(response):\n    return 'PYTEST_CURRENT_TEST' in os.environ\n"
+    )
+    task = Questions(written(tmp_path / "mine.jsonl", {"function": "mine_held:f"}), "", Pretrained(folder))
+    (reward,) = scored(task, ["so"], functions=functions)
+    assert reward.value == (functions == "trusted")
+
+
 def test_a_judge_from_a_folder_says_how_likely_it_gives_each_answer(folder: str, tmp_path: Path) -> None:
     path = written(tmp_path / "mine.jsonl", ONE_OF_EACH["judge"], {"judge": JUDGED, "fields": {"tone": "x" * 4000}})
     task = Questions(path, "", Pretrained(folder))
