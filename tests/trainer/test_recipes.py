@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pickle
 import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -43,9 +44,9 @@ OF_TABLE: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
     ),
     "HumanEval": ({"prompt": OF, "entry_point": "double", "test": CHECK}, DOUBLE, NONE),
     "KodCode": ({"question": "Double.", "test": PYTEST, "style": "instruct"}, DOUBLE, NONE),
-    "verifiable": (
+    "Open R1's": (
         {
-            "prompt": "Square.",
+            "problem_statement": "Square.",
             "verification_info": {
                 "language": "python",
                 "test_cases": [{"fn_name": None, "input": "3\n", "output": "9\n", "type": "stdin_stdout"}],
@@ -57,6 +58,8 @@ OF_TABLE: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
 }
 APPS: list[tuple[Mapping[str, Any], str, str, str]] = [
     ({"inputs": ["3\n", ["4", "5"]], "outputs": ["9\n", ["16"]]}, "", SQUARE, SAME),
+    ({"fn_name": None, "inputs": ["3\n"], "outputs": ["9"]}, "", SQUARE, SAME),
+    ({"fn_name": "double", "inputs": ["3", '"a"'], "outputs": ["6", '["aa"]']}, "", DOUBLE, NONE),
     ({"fn_name": "double", "inputs": [[3], ["a"]], "outputs": [[6], ["aa"]]}, "", DOUBLE, NONE),
     (
         {"fn_name": "double", "inputs": [[[1, 2]]], "outputs": [[1, 2, 1, 2]]},
@@ -101,20 +104,24 @@ def test_a_parquet_file_becomes_a_file_of_questions(
     pooled: Pooled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = import_module("pyarrow").Table.from_pylist([GSM8K, GSM8K])
-    import_module("pyarrow.parquet").write_table(rows, "train.parquet")
-    exec(compile(block("pyarrow"), "make.py", "exec"), {})
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist([GSM8K, GSM8K]), "train.parquet")
+    exec(compile(block("pyarrow"), "lines.py", "exec"), {})
     question, _ = read_questions(Path("questions.jsonl").read_bytes(), "made")
     assert values(pooled, question, "So it is\n#### 1072", "48 + 1024 = 1,072", "#### 72") == [1, 1, 0]
 
 
-@pytest.mark.parametrize(("tests", "starter", "right", "wrong"), APPS, ids=["reads", "a function", "a class"])
+@pytest.mark.parametrize(
+    ("tests", "starter", "right", "wrong"),
+    APPS,
+    ids=["reads", "names no function", "in verl's form", "a function", "a class"],
+)
 def test_tests_in_a_text_become_cases_or_asserts(
     tests: Mapping[str, Any], starter: str, right: str, wrong: str, pooled: Pooled
 ) -> None:
     row = {"question": "Do it.", "input_output": json.dumps(tests), "starter_code": starter}
     names: dict[str, Any] = {"json": json, "row": row}
-    exec(compile(block("fn_name"), "make.py", "exec"), names)
+    exec(compile(block("fn_name"), "lines.py", "exec"), names)
     assert values(pooled, of_line(names["line"]), right, wrong) == [1, 0]
 
 
@@ -152,12 +159,47 @@ def test_scores_of_a_function_in_verl_s_form(score: str, tmp_path: Path) -> None
     assert (one, other) in ((1, -1), (1, 0))
 
 
+TASKSET = """
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    answer: str
+
+class Sum(vf.Task[Data]):
+    @vf.reward(weight=2.0)
+    async def right(self, trace) -> float:
+        return float(vf.extract_boxed_answer(trace.last_reply) == self.data.answer)
+
+    @vf.reward
+    async def short(self, task, trace) -> float:
+        return float(len(trace.last_reply) < 10)
+
+class MyTaskset(vf.Taskset[Sum]):
+    def load(self):
+        for number in (2, 3):
+            yield Sum(Data(prompt=f"What is {number} + {number}?", answer=str(2 * number)), self.config.task)
+"""
+
+
+def test_scores_of_a_taskset_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verifiers")
+    (tmp_path / "scores.py").write_text(block("verifiers"))
+    (tmp_path / "my_tasks.py").write_text(TASKSET)
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(block("verifiers"), "scores.py", "exec"), names)
+    line, _ = names["LINES"]
+    assert line["prompt"] == "What is 2 + 2?"
+    assert by_function(tmp_path, line, "\\boxed{4}", "It is \\boxed{4}.", "\\boxed{5}") == [3, 2, 1]
+
+
 def test_scores_of_reasoning_gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("reasoning_gym")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scores.py").write_text(block("extract_answer"))
-    exec(compile(block("make.py").replace("500", "2"), "make.py", "exec"), {})
+    exec(compile(block("lines.py").replace("500", "2"), "lines.py", "exec"), {})
     _, line = map(json.loads, Path("questions.jsonl").read_text().splitlines())
-    right = line["arguments"]["entry"]["answer"]
+    entry, _ = pickle.loads(bytes.fromhex(line["arguments"]["known"]))
+    right = entry["answer"]
     responses = [f"<answer>{right}</answer>", f"<answer>{int(right) + 1}</answer>", right]
     assert by_function(tmp_path, line, *responses) == [1, 0, 0]
