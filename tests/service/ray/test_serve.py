@@ -31,6 +31,19 @@ with rollmux.connect() as mux:
                 time.sleep(0.3)
                 print(json.dumps([kind, step, began, time.monotonic()]), flush=True)
 """
+# The loop is in an actor, as veRL's is and SkyRL's.
+IN_AN_ACTOR = f"""
+import json, os, ray
+
+@ray.remote(num_cpus=0)
+class Runner:
+    def run(self):
+        exec({WORKS!r})
+
+told = {{"env_vars": {{name: value for name, value in os.environ.items() if name.startswith("ROLLMUX_")}}}}
+ray.init(**TELLS, log_to_driver=False)
+ray.get(Runner.remote().run.remote())
+"""
 
 
 def works(folder: Path, steps: int) -> list[str]:
@@ -63,6 +76,16 @@ def test_two_jobs_weave_by_leases_while_their_controller_is_killed_and_comes_bac
         for kind in ("rollout", "train"):
             spans = sorted((began, ended) for name in "ab" for of, _, began, ended in phases(there, name) if of == kind)
             assert all(before[1] <= after[0] for before, after in pairwise(spans)), spans
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tells", ["{}", "{'runtime_env': told}"], ids=["tells_nothing", "tells_of_the_controller"])
+def test_a_loop_in_an_actor_has_the_jobs_leases(cluster: RealRay, tmp_path: Path, tells: str) -> None:
+    (tmp_path / "driver.py").write_text(IN_AN_ACTOR.replace("TELLS", tells).replace("STEPS", "2"))
+    with commanded(tmp_path / "controller", PAIR, "--launcher", "ray", "--ray-address", cluster.url) as there:
+        there.submit("a", [sys.executable, "driver.py"], iterations=2, max_attempts=1)
+        assert there.until_ended("a") == "finished"
+        assert there.view("a")["synced"] == 2
 
 
 @pytest.mark.slow

@@ -5,8 +5,10 @@ among the node's own, where the dashboard finds them.
 """
 
 import asyncio
+import json
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -99,7 +101,10 @@ def _logs() -> Path:
 
 def _plan(plan: RayPlan, part: Part, folder: str, files: AttemptFiles) -> Plan:
     env = {name: value for name, value in own_env().items() if name not in _OF_RAY}
-    env |= {"RAY_ADDRESS": ray.get_runtime_context().gcs_address} | plan.env  # so that a rank may use Ray itself
+    env |= {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # so that a rank may use Ray itself
+    if plan.processes == 1:
+        env |= _for_actors(plan.env)
+    env |= plan.env
     key = plan.job, plan.attempt
     return Plan(
         job=plan.job,
@@ -119,3 +124,13 @@ def _plan(plan: RayPlan, part: Part, folder: str, files: AttemptFiles) -> Plan:
         mortal=True,
         devices={str(rank): list(seen) for rank, seen in part.devices.items()},
     )
+
+
+def _for_actors(env: Mapping[str, str]) -> dict[str, str]:
+    """What has the actors of a rank that calls `ray.init()` know the controller, as Ray tells jobs of its own.
+
+    They have their nodes' environment, and a loop may be in one of them. A rank that tells them so itself may.
+    """
+    controller = {name: value for name, value in env.items() if name.startswith("ROLLMUX_")}
+    config = {"runtime_env": {"env_vars": controller | {"ROLLMUX_RANK": "0"}}, "metadata": {}}
+    return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(config), "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
