@@ -98,6 +98,7 @@ def main(name: str, seed: int, *more: str) -> None:
         "trainer.logger": "[file]",
         "trainer.default_local_dir": folder / "checkpoints",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "+ray_kwargs.ray_init.address": "local",
         "ray_kwargs.ray_init.num_cpus": 16,
         "+ray_kwargs.ray_init.num_gpus": 2,
         "+ray_kwargs.ray_init.include_dashboard": False,
