@@ -42,7 +42,7 @@ def is_preparation(command: str) -> bool:
 
 def make_targets(text: str) -> set[str]:
     """The targets of every `make` that a text shows as code."""
-    calls: list[str] = re.findall(r"(?:^\$ |`)make\b([^`\n#;&|]*)", text, re.M)
+    calls: list[str] = re.findall(r"(?:^\$ |`)make(?![\w.])([^`\n#;&|]*)", text, re.M)
     words = [word for call in calls for word in call.split()]
     return {word for word in words if not word.startswith("-") and "=" not in word}
 
@@ -178,5 +178,5 @@ $ cdrom
 
 
 def test_make_targets_are_found_in_code_and_not_in_prose() -> None:
-    text = "First make sure, then `make demo`:\n$ make -j2 PYTHON=python3 lint test  # both\n"
+    text = "First make sure, then `make demo`; `make.py` is none:\n$ make -j2 PYTHON=python3 lint test  # both\n"
     assert make_targets(text) == {"demo", "lint", "test"}
