@@ -365,7 +365,7 @@ def test_hooks_and_phases_with_unknown_names_are_refused() -> None:
     with rollmux.connect() as mux:
         with pytest.raises(ValueError, match="there is no runtime hook 'paus'"):
             mux.runtime_hook("paus")
-        with pytest.raises(ValueError, match="evaluate"):
+        with pytest.raises(ValueError, match="there is no phase 'evaluate': there are rollout, train, sync"):
             mux.phase("evaluate")
 
 

@@ -70,7 +70,11 @@ class Mux:
 
         `state` is what the phase needs on its nodes: an object, or several, that may have `load()` and `offload()`.
         """
-        known = PhaseKind(kind)
+        try:
+            known = PhaseKind(kind)
+        except ValueError:
+            kinds = ", ".join(each.value for each in PhaseKind)
+            raise ValueError(f"there is no phase {kind!r}: there are {kinds}") from None
         self._syncs |= known is PhaseKind.SYNC
         return Phase(self, known, as_state(state), iteration)
 
