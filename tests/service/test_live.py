@@ -112,6 +112,18 @@ def test_a_cancelled_job_ends_with_its_processes(there: Served, tmp_path: Path) 
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_of_a_job_that_somebody_else_starts_no_log_is_promised_and_its_end_is_told(there: Served) -> None:
+    there.post("/v1/jobs", job("mine"))
+    assert (
+        said("logs", "mine")
+        == "Nothing of job mine is kept: it has printed nothing, or somebody else has started it.\n"
+    )
+    assert data("logs", "mine")["lines"] == []
+    assert "Job mine: " in said("cancel", "mine")
+    until_ended("mine")
+    assert said("cancel", "mine") == "Job mine: ended, cancelled.\n"
+
+
 def test_a_drained_node_takes_no_jobs_until_it_is_undrained(there: Served, tmp_path: Path) -> None:
     said("drain", "rollout-0")
     assert "would get no place now" in said("submit", written(tmp_path, "waits"), "--dry-run")

@@ -82,14 +82,19 @@ def logs(
     token: Token = "",
     folder: Folder = None,
 ) -> None:
-    """Show what a job has printed."""
-    _lines(remote(url, token, folder).get(Text, f"{_path(job)}/log", lines=lines), as_json)
+    """Show what a job has printed that the controller started."""
+    printed = remote(url, token, folder).get(Text, f"{_path(job)}/log", lines=lines)
+    if printed.lines or as_json:
+        _lines(printed, as_json)
+    else:  # beside the output, which programs may read
+        typer.echo(f"Nothing of job {job} is kept: it has printed nothing, or somebody else has started it.", err=True)
 
 
 def cancel(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """End a job."""
-    done = remote(url, token, folder).post(Done, f"{_path(job)}/cancel")
-    show({"job": job, **asdict(done)}, as_json, f"Job {job} ends.")
+    there = remote(url, token, folder)
+    done = there.post(Done, f"{_path(job)}/cancel")
+    show({"job": job, **asdict(done)}, as_json, _placed(_job(there, job)))
 
 
 def drain(node: NodeName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
