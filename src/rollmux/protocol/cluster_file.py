@@ -14,7 +14,7 @@ from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.validation import cluster_problems
 from rollmux.protocol.node_means import Means, check_means, read_means
-from rollmux.protocol.plain_yaml import read_plain
+from rollmux.protocol.plain_yaml import CLUSTER, read_plain
 
 ROLES = ("rollout", "train")
 SHARED = "shared"
@@ -81,7 +81,7 @@ def read_cluster_file(path: str | Path) -> ClusterFile:
     path = Path(path)
     subject = f"cluster file {str(path)!r}"
     read = _Read()
-    cluster = read.cluster(read_plain(path, subject))
+    cluster = read.cluster(read_plain(path, subject, CLUSTER))
     if read.problems:
         raise InvalidSpec(subject, tuple(read.problems.values()))
     means = {f"{pool}-{i}": each for pool, nodes in read.means.items() for i, each in enumerate(nodes)}

@@ -13,7 +13,7 @@ from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import GB
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.mux.validation import MAX_DURATION_S, job_problems
-from rollmux.protocol.plain_yaml import read_plain
+from rollmux.protocol.plain_yaml import TO_SUBMIT, read_plain
 
 MAX_TEXT = 4096
 MAX_ENTRIES = 256
@@ -56,7 +56,7 @@ def read_job_file(path: str | Path) -> Submission:
     """The job of a YAML file, or InvalidSpec with all that is wrong. Its folder is that of the file, if not said."""
     path = Path(path)
     subject = f"job file {str(path)!r}"
-    content = read_plain(path, subject)
+    content = read_plain(path, subject, TO_SUBMIT)
     # An address is for a launcher that unpacks what is there.
     if isinstance(content, dict) and isinstance(folder := content.get("folder", ""), str) and "://" not in folder:
         content = {**content, "folder": str(path.parent.resolve() / folder)}

@@ -1,12 +1,25 @@
-"""YAML files as plain data. No key may be there twice: YAML would keep the last one in silence."""
+"""YAML files as plain data. No key may be there twice: YAML would keep the last one in silence.
+
+A file that is of another kind than its reader wants is named: each of its keys would be a problem, and none the cause.
+"""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rollmux.errors import InvalidSpec, Problem
+
+TO_SUBMIT, TO_TRAIN, CLUSTER = "rollmux submit", "rollmux train", "--cluster"
+
+# Keys that only files for this have: its own, or those of a part.
+_SIGNS = {
+    TO_SUBMIT: {"slo", "command"},
+    TO_TRAIN: {"task", "objective", "warmup", "optimiser"},
+    CLUSTER: {"rollout.node", "train.node", "shared.node"},
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -28,8 +41,25 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_plain(path: Path, subject: str) -> object:
-    """What the file holds, or InvalidSpec about this subject."""
+def read_plain(path: Path, subject: str, wanted: str = "") -> object:
+    """What the file holds, or InvalidSpec about this subject, also where it is for something else than is wanted."""
+    content = _loaded(path, subject)
+    meant = _meant(content)
+    if wanted and meant and wanted not in meant:
+        problem = Problem("content", f"a file for `{meant[0]}`", f"one for `{wanted}`", f"give it to `{meant[0]}`")
+        raise InvalidSpec(subject, (problem,))
+    return content
+
+
+def _meant(content: object) -> list[str]:
+    if not isinstance(content, Mapping):
+        return []
+    parts = [(key, part) for key, part in content.items() if isinstance(part, Mapping)]
+    keys = set(content) | {f"{key}.{inner}" for key, part in parts for inner in part}
+    return [what for what, signs in _SIGNS.items() if signs & keys]
+
+
+def _loaded(path: Path, subject: str) -> object:
     with path.open(encoding="utf-8-sig") as file:
         try:
             # A subclass of the safe loader. ValueError: dates and numbers that YAML takes for such, and bad UTF-8.

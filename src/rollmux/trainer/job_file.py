@@ -12,7 +12,7 @@ from typing import Any
 from rollmux.checks import Checks, one_of
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.packer import batching_problems
-from rollmux.protocol.plain_yaml import read_plain
+from rollmux.protocol.plain_yaml import TO_TRAIN, read_plain
 from rollmux.runtime.sandbox import Concern
 from rollmux.trainer.settings import LEAST_CLIP, Batching, Bounds, JobFile, Objective
 
@@ -25,7 +25,7 @@ def read_job_file(path: str | Path) -> JobFile:
     """The job of a YAML file, or InvalidSpec with all that is wrong."""
     path = Path(path)
     subject = f"job file {str(path)!r}"
-    return read_job(read_plain(path, subject), subject)
+    return read_job(read_plain(path, subject, TO_TRAIN), subject)
 
 
 def read_job(content: object, subject: str = "job") -> JobFile:
