@@ -296,7 +296,7 @@ def test_a_quote_refuses_what_the_submission_would_in_the_same_words(there: Serv
 def test_a_quote_of_what_has_been_submitted_promises_no_second_place(there: Served) -> None:
     alice = token(there, "alice")
     quote = there.post("/v1/quote", job("mine"), token=alice)
-    assert (quote["admitted"], quote["rollout_nodes"]) == (False, [])
+    assert (quote["admitted"], quote["submitted"], quote["rollout_nodes"]) == (False, True, [])
     assert quote["lines"] == ["It has been submitted already: the same again changes nothing."]
 
 

@@ -91,6 +91,9 @@ def test_a_dry_run_shows_the_place_and_the_price_and_submits_nothing(there: Serv
     assert "would take 0.2 s, its SLO allows 0.6 s" in asked
     assert data("submit", file, "--dry-run")["added_usd_per_hour"] == pytest.approx(7.13)
     assert data("status")["jobs"] == []
+    said("submit", file)
+    again = said("submit", file, "--dry-run")
+    assert again == "Job asks has been submitted already, and would get no second place: `rollmux status asks`.\n"
 
 
 def test_a_script_that_fails_is_tried_again_and_its_owner_sees_why(there: Served, tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def _placed(view: JobView) -> str:
 
 
 def _quoted(found: Quote, job: str) -> str:
+    if found.submitted:
+        return f"Job {job} has been submitted already, and would get no second place: `rollmux status {job}`."
     head = f"Job {job} would get no place now."
     if found.admitted:
         where = ", ".join(found.rollout_nodes + found.train_nodes)

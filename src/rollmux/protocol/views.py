@@ -96,6 +96,7 @@ class Quote:
     iteration_s: float | None
     limit_s: float
     lines: tuple[str, ...]
+    submitted: bool = False  # it has been already, and gets no second place
 
 
 class Standing(Enum):

@@ -109,7 +109,8 @@ def quote(controller: Controller, now: float, submission: Submission, owner: str
     job = submission.job.resolve(state.cluster)
     alone_usd = job.usd_per_hour(state.cluster)
     if known is not None:
-        return _no_place(job, alone_usd, "It has been submitted already: the same again changes nothing.")
+        none = _no_place(job, alone_usd, "It has been submitted already: the same again changes nothing.")
+        return replace(none, submitted=True)
     waiting = [state.jobs[job_id].job for job_id in state.backlog]
     queue = sorted([*waiting, job], key=lambda each: -each.priority)
     cycle = run_cycle(state.snapshot(), queue, lambda: state.remaining(now), state.policy)
