@@ -55,14 +55,14 @@ def test_chunks_are_read_between_two_looks_at_the_record(budget: Budget, monkeyp
     resident = Resident({"w": torch.ones(8)}, name="a", budget=budget, memory=Watched())
     resident.offload()
     read = record.version_at
-    monkeypatch.setattr(host_copy, "barrier", lambda: order.append("barrier"))
 
-    def looked(area: memoryview, stamp: int) -> int:
+    def look(data: memoryview, stamp: int) -> int:
         order.append("record")
-        return read(area, stamp)
+        return read(data, stamp)
 
-    monkeypatch.setattr(record, "version_at", looked)
+    monkeypatch.setattr(host_copy, "barrier", lambda: order.append("barrier"))
+    monkeypatch.setattr(record, "version_at", look)
     order.clear()
     resident.load()
-    look = ["barrier", "record", "barrier"]
-    assert [step for step, _ in groupby(order)] == [*look, "chunks", *look]
+    looked = ["barrier", "record", "barrier"]
+    assert [step for step, _ in groupby(order)] == [*looked, "chunks", *looked]
