@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rollmux.mux
+from rollmux.mux.totals import total
 
 # Of these, as of sums, products and quotients of two numbers, IEEE 754 or Python says every bit.
 EXACT = {"ceil", "floor", "fsum", "gcd", "inf", "isfinite", "isinf", "isnan", "isqrt", "lcm", "sqrt", "trunc"}
@@ -22,6 +23,8 @@ def inexact(source: str) -> Iterator[str]:
                 yield from {each.name for each in names} & {"cmath", "math", "statistics"}
             case ast.ImportFrom(module="cmath" | "statistics" as module):
                 yield module
+            case ast.Name(id="sum"):  # floats are summed otherwise from Python 3.12 on
+                yield "sum"
             case ast.BinOp(left=left, op=ast.Pow(), right=right) if not (_is_whole(left) and _is_whole(right)):
                 yield ast.unparse(node)
 
@@ -37,7 +40,13 @@ def test_decisions_are_made_of_numbers_that_are_the_same_on_every_machine() -> N
 
 
 @pytest.mark.parametrize(
-    "source", ["from math import inf, exp", "import math", "import statistics", "x ** 0.5", "x ** y"]
+    "source", ["from math import inf, exp", "import math", "import statistics", "x ** 0.5", "x ** y", "sum(x)"]
 )
 def test_what_rounds_as_the_machine_does_is_found(source: str) -> None:
     assert list(inexact(source))
+
+
+def test_a_total_rounds_each_of_its_sums_on_every_python() -> None:
+    assert total([1e16, 1.0, -1e16]) == 0.0
+    assert total(number > 1 for number in (1, 2, 3)) == 2
+    assert total([]) == 0

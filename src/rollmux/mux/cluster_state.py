@@ -25,6 +25,7 @@ from rollmux.mux.plan import Decision, Plan, check_plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.seat import Lane, Seat
 from rollmux.mux.snapshot import Snapshot
+from rollmux.mux.totals import total
 from rollmux.mux.transitions import Job, JobOn
 from rollmux.mux.validation import require_cluster
 from rollmux.mux.weave import Ledger, Timing, Weave
@@ -142,7 +143,7 @@ class ClusterState:
 
     def usd_per_hour(self) -> float:
         """The present price of all nodes that belong to groups."""
-        return sum(group.usd_per_hour(self.cluster) for group in self.groups.values())
+        return total(group.usd_per_hour(self.cluster) for group in self.groups.values())
 
     def change(self, group: Group) -> None:
         """A group has other measurements or limits than before."""

@@ -15,6 +15,7 @@ from rollmux.mux.group import Group
 from rollmux.mux.moves import Movable, Moves
 from rollmux.mux.plan import Plan, check_plan, strategy_of
 from rollmux.mux.snapshot import Snapshot
+from rollmux.mux.totals import total
 from rollmux.mux.transitions import Job
 
 
@@ -108,5 +109,5 @@ class Exchanger:
         new = tuple((pool, node) for pool, idle in snapshot.idle.items() for node in idle if node in nodes)
         cluster = snapshot.cluster
         usd = after.usd_per_hour(cluster) - before.usd_per_hour(cluster)
-        rollout = sum(pool == cluster.rollout.name for pool, _ in new)
+        rollout = total(pool == cluster.rollout.name for pool, _ in new)
         return Plan(name, strategy_of(rollout, len(new) - rollout), after, new, usd)

@@ -18,6 +18,7 @@ from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.snapshot import Snapshot
+from rollmux.mux.totals import total
 from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour, steady_worth_usd, worth_usd
 
 # So many sets of jobs are tried in a look, those that could gain the most first. Half of all that pay are among the
@@ -101,9 +102,9 @@ def _promising(
     found = []
     for number, crew in enumerate(_crews(near, snapshot, able)):
         apart = len({home[name] for name in crew}) == len(crew)
-        most = sum([alone[name] for name in crew]) if apart else _freed_usd(crew, snapshot, able, forecaster)
+        most = total([alone[name] for name in crew]) if apart else _freed_usd(crew, snapshot, able, forecaster)
         hours = min(horizon_s, max([remaining_s[name] for name in crew])) / 3600
-        gain = (most + sum([worth[name] for name in crew])) * hours - sum([cost[name] for name in crew])
+        gain = (most + total([worth[name] for name in crew])) * hours - total([cost[name] for name in crew])
         if gain > 0:
             found.append((-gain, number, crew))
     return [(-gain, crew) for gain, _, crew in sorted(found)]
@@ -143,7 +144,7 @@ def _tried(
         return None  # the others of a crew may have stayed, and these are at their ends
     after = lifted(snapshot, [(able[name].group_id, name) for name in crew])
     budget = _freed_usd(crew, snapshot, able, forecaster) - (cost + gain_usd) / hours
-    to_gain = sum(most_worth_usd_per_hour(leaver.job, cluster) for leaver in leavers)
+    to_gain = total(most_worth_usd_per_hour(leaver.job, cluster) for leaver in leavers)
     plans: list[Plan] = []
     for leaver in leavers:
         to_gain -= most_worth_usd_per_hour(leaver.job, cluster)
@@ -159,7 +160,7 @@ def _tried(
     if len(movers) < len(crew):  # some may as well stay
         return _tried(movers, snapshot, able, policy, horizon_s, gain_usd) if movers else None
     changed = {able[name].group_id for name in crew} | {plan.group.id for plan in plans}
-    saved = sum(
+    saved = total(
         _burden(snapshot.groups.get(group_id), cluster, forecaster)
         - _burden(after.groups.get(group_id), cluster, forecaster)
         for group_id in sorted(changed)
@@ -193,7 +194,7 @@ def _hours(leavers: Sequence[Movable], horizon_s: float) -> float:
 
 def _cost_usd(leavers: Sequence[Movable], cluster: Cluster) -> float:
     """What the work is worth that is not done meanwhile: others go on using the nodes."""
-    return sum(most_worth_usd_per_hour(leaver.job, cluster) * leaver.lost_s / 3600 for leaver in leavers)
+    return total(most_worth_usd_per_hour(leaver.job, cluster) * leaver.lost_s / 3600 for leaver in leavers)
 
 
 def _freed_usd(crew: Iterable[str], snapshot: Snapshot, able: Mapping[str, Candidate], forecaster: Forecaster) -> float:

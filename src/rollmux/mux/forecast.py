@@ -17,6 +17,7 @@ from rollmux.mux.order import Order
 from rollmux.mux.placed import Member
 from rollmux.mux.play import MAX_TURNS, JobPlay, Played, play, varied_play
 from rollmux.mux.quick_play import is_plain, quick_play
+from rollmux.mux.totals import total
 from rollmux.mux.urgent_play import TRIAL_TURNS
 
 # Nine in ten plays that are asked for again were made among the last five hundred.
@@ -65,7 +66,7 @@ def _likely_s(group: Group, taken: Mapping[str, Sequence[Taken]]) -> tuple[float
         jobs, times_ms = [], []
         for index, job in zip(part.indexes, part.jobs, strict=True):
             mine = taken[group.members[index].job.id]
-            jobs.append(job._replace(sync_ms=to_ms(sum(each.sync_s for each in mine) / len(mine))))
+            jobs.append(job._replace(sync_ms=to_ms(total(each.sync_s for each in mine) / len(mine))))
             times_ms.append([(_held_ms(each.rollout_s), _held_ms(each.train_s)) for each in mine])
         paces = varied_play(tuple(jobs), group.order, times_ms)
         for index, pace_s in zip(part.indexes, paces, strict=True):
@@ -214,8 +215,8 @@ def closed_form(jobs: tuple[JobPlay, ...], order: Order) -> Played | None:
     if not apart:
         return None
     cycle_ms = max(
-        sum(job.rollout_ms for job in jobs),
-        sum(job.train_ms for job in jobs),
+        total(job.rollout_ms for job in jobs),
+        total(job.train_ms for job in jobs),
         max(job.rollout_ms + job.train_ms for job in jobs),
     )
     return Played((cycle_ms / 1000,) * len(jobs), exact=True)

@@ -12,6 +12,7 @@ from rollmux.mux.kept import kept
 from rollmux.mux.linked import Part, grown, linked_parts, with_aims
 from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, UNUSED, Member, NodeUse, Tenant
+from rollmux.mux.totals import total
 
 # What is remembered of a group that follows from its places, phases and limits alone.
 _OF_PLACES = {"parts", "uses", "_before", "_tried", "_worth"}
@@ -176,10 +177,10 @@ class Group:
     def free_shares(self) -> tuple[float, float]:
         """The nodes' worth of time that no SLO needs, in rollout and in training nodes."""
         uses = self.uses
-        rollout = sum([1 - uses[n].share for n in self.rollout_nodes])
+        rollout = total([1 - uses[n].share for n in self.rollout_nodes])
         if self.roams:  # who roams needs time of some of its nodes, and of none for certain
-            rollout -= sum([m.share(ROLLOUT) * m.job.rollout.nodes for m in self.members if m.roams])
-        return rollout, sum([1 - uses[n].share for n in self.train_nodes])
+            rollout -= total([m.share(ROLLOUT) * m.job.rollout.nodes for m in self.members if m.roams])
+        return rollout, total([1 - uses[n].share for n in self.train_nodes])
 
     @kept
     def rollout_rows(self) -> tuple[NodeRow, ...]:

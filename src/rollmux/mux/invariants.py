@@ -15,6 +15,7 @@ from rollmux.mux.node_book import NodeState
 from rollmux.mux.order import StrictTurns, UrgentTurns, urgency
 from rollmux.mux.plan import memory_problem
 from rollmux.mux.seat import Lane, Seat
+from rollmux.mux.totals import total
 from rollmux.mux.transitions import HOLDING, Job, Phase
 from rollmux.mux.weave import Weave
 
@@ -42,7 +43,7 @@ def check_weave(weave: Weave) -> None:
     """What must hold inside one running group."""
     for seat in weave.seats.values():
         check_seat(weave, seat)
-    holding = sum(lane.holding for seat in weave.seats.values() for lane in seat.lanes.values())
+    holding = total(lane.holding for seat in weave.seats.values() for lane in seat.lanes.values())
     _hold(holding == len(weave.leases), "I7", f"{holding} phases hold {len(weave.leases)} leases")
     for node, holder in weave.turns.holders.items():
         knows = holder is None or (node in holder.held and weave.seats.get(holder.seat.job.id) is holder.seat)
@@ -148,7 +149,7 @@ def _nodes_add_up(state: ClusterState) -> None:
         registered = book.rented[name] * gpus
         parts = [counts[name, part] * gpus for part in ("free", "granted", "draining", "failed")]
         _hold(
-            sum(parts) == registered == counts[name, "all"] * gpus, "I2", f"pool {name}: {parts} of {registered} GPUs"
+            total(parts) == registered == counts[name, "all"] * gpus, "I2", f"pool {name}: {parts} of {registered} GPUs"
         )
         idle = [n for n, r in book.nodes.items() if r.pool == name and r.group_id is None and not r.cordoned]
         if not pool.on_demand:
@@ -171,7 +172,7 @@ def _standing(state: ClusterState, node: str) -> str:
 def _groups_are_apart(state: ClusterState) -> None:
     """I1 and I2, between groups: a node belongs to the one group whose jobs are pinned to it."""
     owners = {node: group.id for group in state.groups.values() for node in group.nodes}
-    pinned = sum(len(group.nodes) for group in state.groups.values())
+    pinned = total(len(group.nodes) for group in state.groups.values())
     _hold(len(owners) == pinned, "I1", "two groups share a node")
     recorded = {node: record.group_id for node, record in state.book.nodes.items() if record.group_id is not None}
     _hold(owners == recorded, "I2", f"groups own {owners}, the register says {recorded}")

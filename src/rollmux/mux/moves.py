@@ -17,6 +17,7 @@ from rollmux.mux.placed import ROLLOUT, TRAIN, Member
 from rollmux.mux.plan import USD_ROUNDING, Plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.snapshot import Snapshot
+from rollmux.mux.totals import total
 from rollmux.mux.worth import (
     WORTH,
     burden_usd_per_hour,
@@ -72,13 +73,13 @@ def compaction(
     cluster = snapshot.cluster
     for leavers in _leavers(group, movable):
         freed = _freed_usd_per_hour(group, leavers, cluster, policy.forecaster)
-        cost = sum([_move_usd(movable[m.job.id], snapshot) for m in leavers])
+        cost = total([_move_usd(movable[m.job.id], snapshot) for m in leavers])
         hours = min(horizon_s, max([movable[m.job.id].remaining_s for m in leavers])) / 3600
         if hours <= 0:
             continue
         # What the new places may add in all, if this is to gain more than what is known already.
         budget = freed - (cost + gain_usd) / hours
-        if budget <= -sum([most_worth_usd_per_hour(m.job, cluster) for m in leavers]):
+        if budget <= -total([most_worth_usd_per_hour(m.job, cluster) for m in leavers]):
             continue
         found = _elsewhere(group, [movable[m.job.id] for m in leavers], snapshot, policy, budget)
         if found is None:
@@ -147,7 +148,7 @@ def _elsewhere(
     snapshot = snapshot.without_newcomers(group.id)
     plans: list[Plan] = []
     burden = 0.0
-    to_gain = sum([most_worth_usd_per_hour(leaver.job, cluster) for leaver in leavers])  # at most
+    to_gain = total([most_worth_usd_per_hour(leaver.job, cluster) for leaver in leavers])  # at most
     for number, leaver in enumerate(leavers, 1):
         rest = leavers[number - 1 :]
         if below_usd < inf and -_most_gained_usd(rest, snapshot, policy.forecaster) >= below_usd - burden:

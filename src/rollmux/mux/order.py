@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from rollmux.mux.totals import total
+
 
 class Order(Enum):
     """How a group serves the phases that wait."""
@@ -190,7 +192,7 @@ class Turns(Generic[C]):
             return any(node in successor.nodes for node in freed)
         if successor.wants < len(successor.nodes):
             free = [node for node in successor.nodes if self.holders[node] is None or node in freed]
-            return sum(self.next_at(node) is successor for node in free) >= successor.wants
+            return total(self.next_at(node) is successor for node in free) >= successor.wants
         some = False
         for node in successor.nodes:
             holder = self.holders[node]

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.order import Order
+from rollmux.mux.totals import total
 
 ROLLOUT, TRAIN = PhaseKind.ROLLOUT, PhaseKind.TRAIN
 
@@ -165,7 +166,7 @@ class NodeUse(NamedTuple):
             tenants, spare = (*self.tenants, new), min(self.spare, new.spare)
         else:
             others = [t.losing(lost) if (lost := t.waits_for(new)) else t for t in self.tenants]
-            tenants = (*others, new.losing(sum([new.waits_for(t) for t in self.tenants])))
+            tenants = (*others, new.losing(total([new.waits_for(t) for t in self.tenants])))
             spare = min([t.spare for t in tenants])
         return NodeUse(
             tenants,

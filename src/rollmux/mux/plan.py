@@ -10,6 +10,7 @@ from rollmux.mux.group import Group, node_type_of
 from rollmux.mux.job import JobSpec
 from rollmux.mux.placed import ROLLOUT, TRAIN, Member, Placement
 from rollmux.mux.snapshot import NewNode, Snapshot
+from rollmux.mux.totals import total
 
 # Prices are sums of products: two ways to add them up may differ in the last bits.
 USD_ROUNDING = 1e-6
@@ -193,7 +194,7 @@ def _check_nodes(plan: Plan, before: Group, snapshot: Snapshot) -> None:
     for pool in cluster.pools:
         idle = snapshot.idle.get(pool.name, ())
         new = [node for name, node in plan.new_nodes if name == pool.name or name not in names]
-        fresh = sum(node not in idle for node in new)
+        fresh = total(node not in idle for node in new)
         given = snapshot.offer(pool, len(idle) + fresh) if fresh else idle
         if given is None or any(node not in given for node in new):
             raise InvariantViolated("I2", f"{plan.job_id} would add {new}, which pool {pool.name} can't give")

@@ -10,6 +10,7 @@ from operator import sub
 from typing import NamedTuple
 
 from rollmux.mux.order import Claim, Order, Pause, Turns, next_due, turns_for
+from rollmux.mux.totals import total
 
 # A group whose phases lock onto each other repeats within a few turns of its slowest job. One that drifts
 # (no shared bottleneck) may take very long: after this many turns the mean of the second half is taken.
@@ -336,7 +337,7 @@ class _VariedPlay(_Play):
         for job in range(len(self.jobs)):
             self._go_on(job)
         most = VARIED_MOST * VARIED_TURNS * len(self.jobs)
-        while min(map(len, done)) < VARIED_TURNS and sum(map(len, done)) < most:
+        while min(map(len, done)) < VARIED_TURNS and total(map(len, done)) < most:
             self.now = now = heap[0][0]
             while heap and heap[0][0] == now:
                 _, job, kind = heappop(heap)

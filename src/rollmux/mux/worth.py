@@ -13,6 +13,7 @@ from rollmux.mux.job import JobSpec, PhaseKind
 from rollmux.mux.placed import ROLLOUT, TRAIN
 from rollmux.mux.plan import Plan
 from rollmux.mux.snapshot import Snapshot
+from rollmux.mux.totals import total
 
 # What work costs, over the price of the nodes' time that it really uses: as much as on well filled nodes.
 WORTH = 1.2
@@ -67,7 +68,7 @@ def idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> Mapping[
             for node in nodes:
                 idle[node] -= done_usd
         if group.roams:
-            idle.update(dict.fromkeys(group.rollout_nodes, sum([idle[node] for node in group.rollout_nodes])))
+            idle.update(dict.fromkeys(group.rollout_nodes, total([idle[node] for node in group.rollout_nodes])))
         known = group.__dict__["_idle_usd"] = cluster, idle
     return known[1]
 
@@ -79,7 +80,7 @@ def most_idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> tup
         of = idle_usd(group, cluster, forecaster).__getitem__
         rollout = [*map(of, group.rollout_nodes)]
         most, train = max(rollout), max(map(of, group.train_nodes))
-        known = group.__dict__["_most_idle"] = cluster, (most, train, most if group.roams else sum(rollout))
+        known = group.__dict__["_most_idle"] = cluster, (most, train, most if group.roams else total(rollout))
     return known[1]
 
 
