@@ -19,9 +19,10 @@ from tests.client.world import Crowd, Floor
 from tests.service.serving import CHEAP, DEAR, PAIR, RULES, Served, job, served
 
 SOURCE = Path(rollmux.__file__).parent
-# Who may look at the wall clock: tokens run out at a date, records, pictures and answers say of when they are, and the
-# checks of a machine look at the clock itself.
+# Who may look at the wall clock: tokens run out at a date, records, pictures and answers say of when they are, the
+# checks of a machine look at the clock itself, and systems without /proc tell by it when a process was started.
 MAY = {
+    "service/local/by_psutil.py": "time.time()",
     "service/serve.py": "Tokens(",
     "service/journal/written.py": "wall_s, rows =",
     "service/routes.py": "view.Health(",
