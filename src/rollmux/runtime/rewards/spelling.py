@@ -51,7 +51,7 @@ _ANSWER_OR_HASHES = re.compile(f"{_ANSWER.pattern}|####", re.IGNORECASE)  # as i
 _LETTER = rf"[*$]*(?:{_TEXT})?\(?[A-Z]\)?\}}?[.*$ ]*$"
 _CHOICE = re.compile(rf"[\s:*$]*(?:{_TEXT})?\(?([A-Z])\)?\}}?[.*$ ]*$(?!\s*(?:(?:or|and)\b|{_LETTER}))", re.MULTILINE)
 _IN_BASE = re.compile(r"(?<![\w.])(\d{1,99})_(?:\{(\d{1,2})\}|(\d{1,2})(?!\d))")
-_AROUND_IT = " *:."  # a line's last words, where they are emphasised or end a sentence
+_EMPHASIS = " *:"  # around a line's last words; a point behind them ends the sentence, one ahead is a decimal one
 _SAYS = re.compile(r"[^\W_]")
 _NO_PROSE = re.compile(r"[\d$\\]")
 _DISPLAYED = re.compile(r"\$|\\[(\[]|\n|" + _BOX.pattern)
@@ -208,7 +208,7 @@ def _last_formula(response: str) -> str | None:
     """On the last line: what else follows may take it back."""
     line = response.rstrip().rpartition("\n")[2]
     behind = [found.end() for found in _ANSWER_OR_HASHES.finditer(line)]
-    said = line[behind[-1] :].strip(_AROUND_IT) if behind else ""
+    said = line[behind[-1] :].lstrip(_EMPHASIS).rstrip(f"{_EMPHASIS}.") if behind else ""
     is_formula = _SAYS.search(said) and not _DISPLAYED.search(said) and _halves(said + "}")[0] == said
     return said if is_formula and not _has_words(said) else None
 
