@@ -52,6 +52,12 @@ _LETTER = rf"[*$]*(?:{_TEXT})?\(?[A-Z]\)?\}}?[.*$ ]*$"
 _CHOICE = re.compile(rf"[\s:*$]*(?:{_TEXT})?\(?([A-Z])\)?\}}?[.*$ ]*$(?!\s*(?:(?:or|and)\b|{_LETTER}))", re.MULTILINE)
 _IN_BASE = re.compile(r"(?<![\w.])(\d{1,99})_(?:\{(\d{1,2})\}|(\d{1,2})(?!\d))")
 _EMPHASIS = " *:"  # around a line's last words; a point behind them ends the sentence, one ahead is a decimal one
+# Ahead of what stands there: which of the choices it is.
+_LISTED = re.compile(r"^\([A-H]\)\s+(?=\(?[-−]?(?:[.√\d]|\\[dt]?frac|\\sqrt))")
+# Units that math-verify drops where it looks for numbers, and takes for factors in a box.
+_MEASURED = re.compile(
+    r"[-−]?[\d.,/]*\d\s+(?:°\s?[CF]|[ckm]?m(?:\^\{?[23]\}?|[²³])|(?:[ckm]?m|mi|ft|k?g|m?L)/(?:s|h|hr|min))"
+)
 _SAYS = re.compile(r"[^\W_]")
 _NO_PROSE = re.compile(r"[\d$\\]")
 _DISPLAYED = re.compile(r"\$|\\[(\[]|\n|" + _BOX.pattern)
@@ -194,7 +200,9 @@ def with_answer_boxed(response: str, gold: str = "") -> str:
 
     math-verify reads bare numbers alone, and so took 3 for `3\\sqrt{2}`, and for `3 or 4`.
     """
-    named = None if _BOX.search(response) else (_choice if _ONE_LETTER.fullmatch(gold) else _last_formula)(response)
+    if _BOX.search(response):
+        return response
+    named = _choice(response) if _ONE_LETTER.fullmatch(gold) else _last_formula(response, gold)
     return f"{response}\n\\boxed{{{named}}}" if named else response
 
 
@@ -204,13 +212,15 @@ def _choice(response: str) -> str | None:
     return named and named[1]
 
 
-def _last_formula(response: str) -> str | None:
+def _last_formula(response: str, gold: str) -> str | None:
     """On the last line: what else follows may take it back."""
     line = response.rstrip().rpartition("\n")[2]
     behind = [found.end() for found in _ANSWER_OR_HASHES.finditer(line)]
     said = line[behind[-1] :].lstrip(_EMPHASIS).rstrip(f"{_EMPHASIS}.") if behind else ""
+    said = _LISTED.sub("", said)
     is_formula = _SAYS.search(said) and not _DISPLAYED.search(said) and _halves(said + "}")[0] == said
-    return said if is_formula and not _has_words(said) else None
+    is_number = _MEASURED.fullmatch(said) and not any(map(str.isalpha, gold))
+    return said if is_formula and not (is_number or _has_words(said)) else None
 
 
 def has_base(text: str) -> bool:
