@@ -105,13 +105,15 @@ RULES = {
         Answer: \begin{pmatrix} 1 \\ 2 \end{pmatrix} :: \begin{pmatrix}1\\2\end{pmatrix} | Answer: 1,234. :: 1234
         The answer: so; #### \frac{14}{3} :: 14/3 | The answer is 18 men. :: 18 | Answer: $3$ and no more :: 3
         Answer: .5 :: 1/2 | **Answer:** .25. :: 0.25
-        The answer is (A) 5 :: 5 | Answer: (B) \frac12 :: \frac12 | Answer: (C) -3\sqrt{2}. :: -3\sqrt2
-        Answer: 5 m/s :: 5 | Answer: 5 m/s :: 5 m/s | Answer: 20 °C :: 20 | Answer: 1,200 cm^2 :: 1200""",
-        r"""Answer: 3\sqrt{2} :: 3 | Answer: 2\pi :: 2 | Answer: 5! :: 5 | Answer: 2^{10} :: 2 | Answer: 2+3i :: 2
+        The answer is 42! :: 42 | **Answer: 2.5!** :: 5/2 | Answer: 5! = 120! :: 120 | Answer: 5! :: 5!
+        Answer: n! :: n! | The answer is (A) 5 :: 5 | Answer: (B) \frac12 :: \frac12
+        Answer: (C) -3\sqrt{2}. :: -3\sqrt2 | Answer: 5 m/s :: 5 | Answer: 5 m/s :: 5 m/s | Answer: 20 °C :: 20
+        Answer: 1,200 cm^2 :: 1200""",
+        r"""Answer: 3\sqrt{2} :: 3 | Answer: 2\pi :: 2 | Answer: n! :: n | Answer: 2^{10} :: 2 | Answer: 2+3i :: 2
         Answer: (1, 2) :: 2 | Answer: 3 or 4 :: 3 | Answer: 1,2,3 :: 3 | Answer: \frac{1}{2}x :: 0.5
         Answer: 7/x :: 7 | Answer: 10^{-3} :: 10 | The answer: so; #### 3\sqrt{2} :: 3 | \boxed{2}; Answer: 3 :: 3
         Answer: (-\infty, 3] :: 3 | The wrong answer is 2\pi :: 2\pi
-        Answer: .5 :: 5 | Answer: (A) 5 :: A | Answer: (A) 5 :: 6
+        Answer: .5 :: 5 | The answer is 42! :: 41 | Answer: 5! :: 5!! | Answer: (A) 5 :: A | Answer: (A) 5 :: 6
         Answer: 5 x/y :: 5 | Answer: 2\pi m^2 :: 2 | Answer: 5 x^2 :: 5""",
     ),
     "what stands in tags is said to be the answer": (

@@ -54,6 +54,7 @@ _IN_BASE = re.compile(r"(?<![\w.])(\d{1,99})_(?:\{(\d{1,2})\}|(\d{1,2})(?!\d))")
 _EMPHASIS = " *:"  # around a line's last words; a point behind them ends the sentence, one ahead is a decimal one
 # Ahead of what stands there: which of the choices it is.
 _LISTED = re.compile(r"^\([A-H]\)\s+(?=\(?[-−]?(?:[.√\d]|\\[dt]?frac|\\sqrt))")
+_PLEASED = re.compile(r"(?<=\d)\s*!+$")
 # Units that math-verify drops where it looks for numbers, and takes for factors in a box.
 _MEASURED = re.compile(
     r"[-−]?[\d.,/]*\d\s+(?:°\s?[CF]|[ckm]?m(?:\^\{?[23]\}?|[²³])|(?:[ckm]?m|mi|ft|k?g|m?L)/(?:s|h|hr|min))"
@@ -213,11 +214,11 @@ def _choice(response: str) -> str | None:
 
 
 def _last_formula(response: str, gold: str) -> str | None:
-    """On the last line: what else follows may take it back."""
+    """On the last line: what else follows may take it back. `42!` is 42 from who is pleased, unless gold has a `!`."""
     line = response.rstrip().rpartition("\n")[2]
     behind = [found.end() for found in _ANSWER_OR_HASHES.finditer(line)]
     said = line[behind[-1] :].lstrip(_EMPHASIS).rstrip(f"{_EMPHASIS}.") if behind else ""
-    said = _LISTED.sub("", said)
+    said = _LISTED.sub("", said if "!" in gold else _PLEASED.sub("", said))
     is_formula = _SAYS.search(said) and not _DISPLAYED.search(said) and _halves(said + "}")[0] == said
     is_number = _MEASURED.fullmatch(said) and not any(map(str.isalpha, gold))
     return said if is_formula and not (is_number or _has_words(said)) else None
