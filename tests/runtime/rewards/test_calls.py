@@ -448,6 +448,7 @@ class Net:
         "assert doubled(np.float32(1.5)) == 3 and doubled(np.array([1j])) == 2j and doubled(np.int8(4)).dtype == 'i1'",
         "assert isinstance(all_of(2), np.ndarray) and all_of(2).dtype == np.float64 and all_of(4)[1:3].shape == (2,)",
         "a = np.ones(3); clear(a); assert a.sum() == 0",
+        "a = np.array([1, np.nan]); a.setflags(write=False); doubled(a); assert a[0] == 1",
         "ones, made = parted(2); assert ones.sum() == 2 and made['none'].shape == (0, 2) and made['none'].dtype == int",
         "n = Net(); n.grow(); assert (n.weights == 1).all(); n.weights[0][1] = 5; assert n.weights[0, 1] == 5",
         "n = Net(); n.weights[0, 0] = 5; n.weights += 1; n.grow(); assert n.weights.tolist() == [[7, 2], [2, 2]]",

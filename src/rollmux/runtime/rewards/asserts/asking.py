@@ -170,8 +170,8 @@ class Link:
             if type(old) in MUTABLE and type(new) is type(old):
                 old.clear()
                 (old.update if hasattr(old, "update") else old.extend)(new)
-            elif arrays.is_array(old) and arrays.is_array(new) and old.shape == new.shape:
-                old[...] = new
+            elif arrays.is_array(old) and arrays.is_array(new) and old.shape == new.shape and old.flags.writeable:
+                old[...] = new  # what holds NaN comes back unchanged, too: it is equal to nothing
 
     def _error(self, kind: Any, arguments: Any, of: Any) -> BaseException:
         if type(kind) is not type or not issubclass(kind, Exception | Exited) or type(arguments) is not tuple:
