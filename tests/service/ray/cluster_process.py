@@ -1,6 +1,8 @@
 """A real Ray cluster of several nodes on this machine, in a process of its own: told by lines of JSON what to do.
 
 It lives on loopback addresses; not on 127.0.0.1, which Ray would replace by the machine's own. It ends with its input.
+Another cluster may be on this machine, of whoever else works there: ports are free ones, and the folder is its own. Ray
+notes there which is its newest cluster, and starts the programs of jobs on that one.
 """
 
 import json
@@ -16,8 +18,6 @@ from typing import Any
 from ray.cluster_utils import Cluster
 
 STORE_BYTES = 80 * 2**20
-# Ray notes its newest cluster there wherever `temp_dir` is, and where no cluster has ever been it fails.
-RAYS_OWN = Path("/tmp/ray")
 
 
 def free_port() -> int:
@@ -31,7 +31,8 @@ def main() -> None:
     os.dup2(2, 1)  # what Ray prints is not an answer
     net = sys.argv[1]
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets have to be short
-    RAYS_OWN.mkdir(exist_ok=True)
+    os.environ["RAY_TMPDIR"] = folder
+    (Path(folder) / "ray").mkdir()  # where no cluster has ever been Ray fails to note one
     common: dict[str, Any] = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
     cluster = Cluster(
         initialize_head=True,
@@ -40,8 +41,8 @@ def main() -> None:
             "node_ip_address": f"{net}.2",
             "include_dashboard": True,
             "dashboard_host": "127.0.0.1",
-            "dashboard_port": free_port(),  # another cluster may have the usual one
-            "temp_dir": folder,
+            "dashboard_port": free_port(),
+            "dashboard_agent_listen_port": free_port(),  # without it no job can be submitted
         },
     )
     nodes: dict[str, Any] = {}
