@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
@@ -58,6 +59,11 @@ def test_a_number_of_another_library_s_is_a_number(kind: str) -> None:
     module, _, name = kind.partition(".")
     made = getattr(import_module(module), name)
     assert scored(made(2), 0.0, 0.0).value == 2.0
+
+
+@pytest.mark.parametrize("text", ["NaN", "sNaN", "Infinity", "1e400"])
+def test_a_decimal_that_is_no_number_or_too_large_is_an_error(text: str) -> None:
+    assert scored(Decimal(text), 0.0, 0.0).status is Status.ERROR
 
 
 @pytest.mark.parametrize("kind", ["bool_", "float64", "array"])

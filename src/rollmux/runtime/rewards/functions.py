@@ -89,6 +89,8 @@ def _number(value: Any) -> float:
         return float(value) if isinstance(value, Real | Decimal) else nan
     except OverflowError:
         return inf
+    except ValueError:  # of decimals' NaN that signals
+        return nan
 
 
 def call(function: str, arguments: str) -> None:
