@@ -6,6 +6,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from rich.console import Console
 
+from rollmux.cli.jobs import earlier
 from rollmux.cli.top import Watcher
 from rollmux.cli.top_screen import screen
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView
@@ -154,3 +156,13 @@ def test_a_large_cluster_fits_on_the_screen_and_says_what_it_leaves_out(height: 
     assert "other, about" in text
     assert "-25%" in text
     assert "job-1 " in text, "names are whole"
+
+
+def test_jobs_that_have_ended_are_counted_where_an_older_controller_does_not() -> None:
+    cluster = ClusterView(1.0, 1, (a_job(0), *[replace(a_job(i), state="ended") for i in (1, 2)]), (), 1.0, 2.0, 0.5)
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(screen("http://x", cluster, None, "", 160))
+    assert "2 have ended" in captured.get()
+    assert earlier(cluster) == ()
+    assert earlier(replace(cluster, ended=5))[0].startswith("3 jobs have ended before these")

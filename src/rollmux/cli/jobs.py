@@ -58,7 +58,7 @@ def status(
         return
     cluster = there.get(ClusterView, "/v1/cluster")
     table = _table(cluster.jobs) if cluster.jobs else "No jobs."
-    show(cluster, as_json, *_earlier(cluster), table, _prices(cluster))
+    show(cluster, as_json, *earlier(cluster), table, _prices(cluster))
 
 
 def explain(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
@@ -143,10 +143,10 @@ def _quoted(found: Quote, job: str) -> str:
     return "\n".join([head, *found.lines])
 
 
-def _earlier(cluster: ClusterView) -> tuple[str, ...]:
-    """That there are jobs which the table does not show."""
+def earlier(cluster: ClusterView) -> tuple[str, ...]:
+    """That there are jobs which the table does not show. A controller of before tells of all, and no number."""
     more = cluster.ended - sum(job.state == Job.ENDED.value for job in cluster.jobs)
-    return (f"{more} jobs have ended before these: `rollmux status JOB`, `rollmux bill`.",) if more else ()
+    return (f"{more} jobs have ended before these: `rollmux status JOB`, `rollmux bill`.",) if more > 0 else ()
 
 
 def _prices(cluster: ClusterView) -> str:

@@ -61,9 +61,10 @@ def _head(url: str, counts: str) -> Text:
 def _counts(cluster: ClusterView, jobs: Sequence[JobView]) -> str:
     waiting = sum(job.state == Job.QUEUED.value for job in jobs)
     busy = sum(bool(node.holders) for node in cluster.nodes)
+    ended = max(cluster.ended, len(cluster.jobs) - len(jobs))  # a controller of before tells of all, and no number
     alarms = f", {len(cluster.alarms)} alarms" if cluster.alarms else ""
     return (
-        f"{len(jobs) - waiting} jobs have a place, {waiting} are in line, {cluster.ended} have ended; "
+        f"{len(jobs) - waiting} jobs have a place, {waiting} are in line, {ended} have ended; "
         f"{busy} of {len(cluster.nodes)} nodes at work{alarms}"
     )
 
