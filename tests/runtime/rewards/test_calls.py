@@ -461,6 +461,43 @@ def test_numpys_arrays_and_numbers_are_values(tests: str) -> None:
     assert status == in_python(NUMPY, tests), why
 
 
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert (f() == np.array([1, 2])).all()",
+        "assert np.allclose(f(), [1, 2]) and np.allclose([1, 2], f())",
+        "assert np.allclose(f(), np.array([5]))",
+        "assert np.allclose(f(), 5) and np.allclose(5.5, f())",
+        "assert (f() == 5).all() and (f() == np.int8(5)).all() and (np.array(5) == f()).all()",
+        "assert not np.any(np.array([1, 2]) != f())",
+        "assert np.all(np.abs(f() - np.array([1, 2])) < 1e-6)",
+        "assert (f()[:] == np.array([1, 2])).all()",
+    ],
+)
+def test_an_array_without_items_is_not_equal_to_one_with_some(tests: str) -> None:
+    source = "import numpy as np\ndef f(): return np.empty((0, 1))"
+    assert in_python(source, f"import numpy as np\n{tests}") == PASSED, "as numpy has it"
+    assert ended(source, f"import numpy as np\n{tests}")[0] == FAILED
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "assert (none() == np.array([])).all() and np.allclose(none(), []) and np.array_equal(none(), [])",
+        "np.testing.assert_array_equal(none(), []); np.testing.assert_allclose(none(), np.zeros(0))",
+        "assert none().shape == (0,) and none().sum() == 0 and (none() * 2 + none()).tolist() == []",
+        "assert doubled(none()).size == 0 and np.concatenate([none(), [1]]).tolist() == [1]",
+        "assert (np.concatenate([none(), [1.0]]) == np.array([1.0])).all() and isinstance(none(), np.ndarray)",
+        "a = none(); a += 1; clear(a); assert len(a) == 0 and np.append(a, 3).tolist() == [3]",
+    ],
+)
+def test_an_array_without_items_may_be_the_right_answer(tests: str) -> None:
+    tests = f"import numpy as np\n{tests}"
+    source = NUMPY + "def none(): return numpy.zeros(0)\n"
+    assert in_python(source, tests) == PASSED
+    assert ended(source, tests) == (PASSED, "")
+
+
 def test_arrays_are_values_where_the_tests_do_not_load_numpy() -> None:
     assert ended(NUMPY, "assert (all_of(3) == [0, 1, 2]).all()") == (PASSED, "")
     assert ended(NUMPY, "assert (all_of(3) == [0, 1, 3]).all()")[0] == FAILED

@@ -4,6 +4,7 @@ Invariant: reading makes truth values, numbers and texts alone, and as many as w
 """
 
 import sys
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +23,8 @@ class NoArray(ValueError):
 
 
 def is_array(value: Any) -> bool:
-    return type(value) is getattr(sys.modules.get("numpy"), "ndarray", None)
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) in (vars(numpy).get("ndarray"), _empty())
 
 
 def written(value: Any, most: float) -> dict[str, Any] | None:
@@ -47,3 +49,39 @@ def read(parts: list[Any]) -> Any:
             made = made if _TOLD_AS[kind] == kind else made.view(kind)
             return made[0] if shape is None else made.reshape(shape)
     raise NoArray("no type, shape and items of an array")
+
+
+def compared(value: Any) -> Any:
+    """For tests: with some right values an array of none would make one of none, of which all and nothing holds."""
+    return value.view(_empty()) if is_array(value) and not value.size else value
+
+
+@cache
+def _empty() -> Any:
+    numpy: Any = import_module("numpy")
+
+    def weighs(each: Any, ufunc: Any) -> bool:
+        """Whether it is a right value: of some items, or a number where it is asked what is equal."""
+        if not isinstance(each, int | float | str | list | numpy.generic | numpy.ndarray):
+            return False
+        value = numpy.asarray(each)
+        if value.ndim:
+            return bool(value.size)
+        is_endless = value.dtype.kind == "f" and numpy.isinf(value)  # by which numpy's own functions look for it
+        return ufunc in (numpy.equal, numpy.not_equal) and not is_endless
+
+    class Empty(numpy.ndarray):  # type: ignore[misc]
+        """An array that makes nothing of itself and of right values, whatever numpy's rules of shapes are."""
+
+        def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **named: Any) -> Any:
+            are_none = any(isinstance(each, numpy.ndarray) and not each.size for each in given)
+            if are_none and any(weighs(each, ufunc) for each in given):
+                raise ValueError("an array without items is not to be weighed with what has some")
+            if "out" in named:
+                named["out"] = plain(named["out"])
+            return getattr(ufunc, method)(*plain(given), **named)
+
+    def plain(values: Any) -> Any:
+        return tuple(each.view(numpy.ndarray) if isinstance(each, Empty) else each for each in values)
+
+    return Empty

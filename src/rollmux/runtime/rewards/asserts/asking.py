@@ -142,7 +142,7 @@ class Link:
             case "kept", [int(number)]:
                 return Remote(Held(self, number, name))
             case "numpy", _:
-                return arrays.read(parts)
+                return arrays.compared(arrays.read(parts))
             case "type", [str(kind)]:
                 return TYPES[kind]
             case "error", [int(), str(), str(), list()]:
