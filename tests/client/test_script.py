@@ -196,6 +196,17 @@ def test_several_below_one_process_of_a_job_that_says_nothing_of_them_are_not_ta
     world.connect("a", attempt=1)._at_exit()
 
 
+def test_processes_of_a_job_may_have_a_world_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that train, say, which number themselves for torch."""
+    world = World()
+    with world.lock:
+        world.submit(job_data("a", command=["python", "job.py"], processes=4))
+    told(monkeypatch, ROLLMUX_RANK=3, ROLLMUX_PROCESSES=4, RANK=1, WORLD_SIZE=2, LOCAL_RANK=1)
+    world.connect("a", attempt=1)._at_exit()
+    (attach,) = [message for _, _, message in world.heard if isinstance(message, Attach)]
+    assert (attach.rank, attach.processes) == (3, 4)
+
+
 def test_a_job_of_a_file_is_submitted_without_what_a_launcher_would_start(tmp_path: Path) -> None:
     world, path = World(), tmp_path / "job.yaml"
     path.write_text(

@@ -136,7 +136,9 @@ def _local_rank() -> int | None:
 def _require_alone(number: int, place: int | None) -> None:
     """Where a job says nothing of ranks each process of the controller's is one, and the first below it may be it."""
     started, world, rank = (_number(name) for name in ("ROLLMUX_PROCESSES", "WORLD_SIZE", "RANK"))
-    if started and world and place and (started < world or rank not in (None, number)):
+    # Who says no LOCAL_WORLD_SIZE is no torchrun: some of the job's processes may have a world of their own.
+    is_another = _number("LOCAL_WORLD_SIZE") is not None and rank not in (None, number)
+    if started and world and place and (started < world or is_another):
         limit = f"0 where each of the {started} that the controller has started is one process of the job"
         remedy = (
             "say in the job's file how many each of them starts (`ranks_per_process`), or connect in the first alone"
