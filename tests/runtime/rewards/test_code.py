@@ -173,7 +173,8 @@ def test_an_answer_that_tests_run_runs_nothing(pooled: Pooled) -> None:
     asserts = "assert eval(make24(4, 6, 1, 1)) == 24"
     assert by_asserts(pooled, source.format("4 * 6 + 1 - 1"), asserts).value == 1.0
     ends = f"__import__('os')._exit({PASSED})"
-    assert by_asserts(pooled, source.format(ends), asserts).value == 0.0
+    for answer in (ends, "id(24)", "print"):  # Python's own names, which are names of the tests, too
+        assert by_asserts(pooled, source.format(answer), asserts).value == 0.0
     twice = f"def make24(number): return {ends!r} if number == 5 else repr({ends!r})"
     both = "answers = [eval(make24(number)) for number in (4, 5)]\nassert answers == [24, 24]"
     assert by_asserts(pooled, twice, both).value == 0.0
