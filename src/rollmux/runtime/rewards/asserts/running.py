@@ -69,11 +69,10 @@ class Running:
         parts = list(ast.walk(ast.parse(text.strip(), mode="eval")))
         if all(isinstance(each, _ARITHMETIC) for each in parts):
             return
-        names = {each.id for each in parts if isinstance(each, ast.Name)}
-        caller, own = sys._getframe(2), vars(builtins)
-        scopes = (caller.f_globals, caller.f_locals)
-        known = {name for name in names for each in scopes if each.get(name, own.get(name)) is not own.get(name)}
-        if known or any(map(self._defined, names)):
+        # Python's own names say nothing of the tests, and are among theirs.
+        names = {each.id for each in parts if isinstance(each, ast.Name)} - vars(builtins).keys()
+        caller = sys._getframe(2)
+        if any(name in caller.f_globals or name in caller.f_locals or self._defined(name) for name in names):
             self._link.refuse(f"eval of {text[:50]!r}, which does not stand in the tests: write the call itself")
         raise SyntaxError(f"eval of {text[:50]!r}: no arithmetic")
 
