@@ -161,15 +161,24 @@ def test_the_script_runs_unchanged_by_hand_without_a_controller_and_beside_one(t
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("options", "script", "said"),
     [
-        ("import os; raise ValueError(os.environ['TORCHELASTIC_RESTART_COUNT'])", "ValueError: 1"),
-        ("import os; os.kill(os.getpid(), 9)", "traceback : Signal 9 (SIGKILL) received by PID "),
+        ("", "raise ValueError('no such file')", "ValueError: no such file"),
+        ("", "import os; os.kill(os.getpid(), 9)", "traceback : Signal 9 (SIGKILL) received by PID "),
+        pytest.param(
+            RESTART,
+            "import os; raise ValueError(os.environ['TORCHELASTIC_RESTART_COUNT'])",
+            "ValueError: 1",
+            marks=pytest.mark.slow,
+        ),
     ],
+    ids=["raises", "is_killed", "is_started_again"],
 )
-def test_why_a_rank_has_failed_is_told_and_not_what_torchrun_advises(tmp_path: Path, script: str, said: str) -> None:
+def test_why_a_rank_has_failed_is_told_and_not_what_torchrun_advises(
+    tmp_path: Path, options: str, script: str, said: str
+) -> None:
     (tmp_path / "rank.py").write_text(script)
-    command = STANDALONE.removeprefix("exec ").format(python=sys.executable, options=RESTART, script="", steps="")
+    command = STANDALONE.removeprefix("exec ").format(python=sys.executable, options=options, script="", steps="")
     log = AttemptLog(str(tmp_path / "log"), 2**16)
     assert subprocess.call(command.split(), cwd=tmp_path, env=clean_env(), stdout=log.end, stderr=log.end) == 1
     log.started()
