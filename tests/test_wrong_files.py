@@ -19,7 +19,13 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 FILES = {
     "rollmux submit": ("job.yaml", "four_lines/one.yaml", "slime/job.yaml", "spanning/job.yaml"),
-    "rollmux train": ("train/arithmetic.yaml", "train/questions.yaml", "train/smollm2.yaml", "spanning/train.yaml"),
+    "rollmux train": (
+        "train/arithmetic.yaml",
+        "train/guessing.yaml",
+        "train/questions.yaml",
+        "train/smollm2.yaml",
+        "spanning/train.yaml",
+    ),
     "--cluster": ("cluster.yaml", "cluster-slices.yaml", "attach/cluster.yaml", "slime/cluster.yaml"),
 }
 

@@ -37,8 +37,8 @@ class Scored(Arithmetic):
         self.__dict__.update(plain.__dict__)
         self._by = by
 
-    def asked(self, number: int, response: str) -> FunctionTask:
-        return FunctionTask(f"{__name__}:{self._by.__name__}", super().asked(number, response).arguments)
+    def asked(self, number: int, *said: str) -> FunctionTask:
+        return FunctionTask(f"{__name__}:{self._by.__name__}", super().asked(number, *said).arguments)
 
 
 def alive(pids: Sequence[int]) -> list[int]:

@@ -152,7 +152,7 @@ def test_closing_stops_what_is_under_way_and_may_be_repeated(gates: Gates) -> No
 def test_a_scorer_that_was_never_asked_has_started_nothing(gates: Gates) -> None:
     with pooled(gates, lag=1) as scorer:
         assert scorer.collect(wait=True) == []
-        assert scorer._beside is None
+        assert scorer._started is None
 
 
 def test_a_pool_that_can_t_start_is_told_to_whoever_waits() -> None:

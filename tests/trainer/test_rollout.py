@@ -210,7 +210,7 @@ class Judge:
 def judged(rule: Reward) -> tuple[Rollout, Judge]:
     made, judge = parts(tiny()), Judge(rule)
     was = made.rollout
-    return Rollout(was.engines, was.batcher, was.data, made.task, Direct(judge), tiny().sampling, seed=0), judge
+    return Rollout(was.engines, was.batcher, was.data, made.task, Direct(judge), tiny().sampling, 48, seed=0), judge
 
 
 def test_a_response_that_can_t_be_rewarded_is_launched_again_and_never_trained_as_a_zero() -> None:

@@ -109,7 +109,7 @@ def test_the_engines_go_on_while_rewards_are_worked_out() -> None:
 
     pool = RewardPool(PoolSettings(turns={Kind.ASYNC: 16}, async_cap_s=20.0))
     was, scorer = made.rollout, Pooled(pool, asked, lag=0)
-    rollout = Rollout(was.engines, was.batcher, was.data, made.task, scorer, tiny().sampling, seed=0)
+    rollout = Rollout(was.engines, was.batcher, was.data, made.task, scorer, tiny().sampling, 48, seed=0)
     with closing(rollout):
         rolled = rollout.round(unheard)
     assert {each.reward for each in rolled.samples} == {1.0}

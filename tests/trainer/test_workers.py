@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from rollmux.errors import InvariantViolated
 from rollmux.packer import Prompt, Request
-from rollmux.runtime.engine import Ended, FinishReason, Generated, GenerationRequest, Grown
+from rollmux.runtime.engine import Ended, FinishReason, GenerationRequest
 from rollmux.trainer.parts import Parts
 from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.safe_points import SafePoints
 from rollmux.trainer.seats import Seats
 from rollmux.trainer.token_clock import TokenClock
+from rollmux.trainer.turns import Drawn, Over, Response
 from rollmux.trainer.workers import Workers
 from tests.thorough import examples, some
 from tests.trainer.jobs import tiny
@@ -238,15 +239,11 @@ def request(sample: int) -> Request:
     return Request(1, Prompt(0, "p"), sample)
 
 
-def grown(name: str, first: int) -> Grown:
-    return Grown(name, first, Generated((5,), (-1.0,), (0,)))
+def ended(name: str, tokens: int) -> Over:
+    return Over(name, Response(mask=(True,) * tokens))
 
 
-def ended(name: str, tokens: int) -> Ended:
-    return Ended(name, FinishReason.STOP, Generated((5,) * tokens, (-1.0,) * tokens, (0,) * tokens))
-
-
-def samples(told: list[tuple[Request, Ended]] | None) -> list[int]:
+def samples(told: list[tuple[Request, Over]] | None) -> list[int]:
     assert told is not None
     return [request.sample for request, _ in told]
 
@@ -256,18 +253,18 @@ def test_who_is_ahead_waits_for_who_could_end_before_it() -> None:
     for sample, name in enumerate("abc"):
         clock.begin(name, request(sample))
     assert clock.hear(ended("a", 3))
-    assert not clock.hear(grown("b", 0))
+    assert not clock.hear(Drawn("b", 1))
     assert clock.tick() is None
     clock.hear(ended("c", 2))
     assert samples(clock.tick()) == []
     assert clock.tick() is None  # b could end with its second token as well
-    clock.hear(grown("b", 1))
+    clock.hear(Drawn("b", 2))
     assert samples(clock.tick()) == [2]
     assert clock.tick() is None
     clock.begin("d", request(3))  # at the second tick
     clock.hear(ended("b", 3))
     assert clock.tick() is None
-    clock.hear(grown("d", 0))
+    clock.hear(Drawn("d", 1))
     assert samples(clock.tick()) == [0, 1]
     assert clock.running == 1
     clock.hear(ended("d", 1))
@@ -280,7 +277,7 @@ def test_who_fails_without_a_token_is_told_at_the_next_tick() -> None:
     clock = TokenClock()
     clock.begin("a", request(0))
     clock.begin("b", request(1))
-    clock.hear(Ended("b", FinishReason.FAILED, Generated(), "not a number"))
+    clock.hear(Over("b", Response(), "engine", "not a number"))
     clock.hear(ended("a", 2))
     assert [samples(clock.tick()) for _ in range(2)] == [[1], [0]]
 
@@ -290,7 +287,7 @@ def test_what_was_drawn_ahead_of_the_clock_does_not_count_for_the_aborted() -> N
     for sample, name in enumerate("abc"):
         clock.begin(name, request(sample))
     for place in range(4):
-        clock.hear(grown("b", place))
+        clock.hear(Drawn("b", place + 1))
     clock.hear(ended("c", 9))
     clock.hear(ended("a", 2))
     assert [samples(clock.tick()) for _ in range(2)] == [[], [0]]

@@ -114,7 +114,7 @@ class _Read:
             self.problems.append(Problem(f"job.{problem.path}", problem.value, problem.limit, problem.remedy))
 
     def _check_model(self, checks: Checks, job: JobFile) -> None:
-        if job.task.name != "arithmetic" and not job.model.path:
+        if job.task.name in ("counting", "questions") and not job.model.path:
             checks.report("model.path", "", "a folder with a model that can talk", "see examples/train/smollm2.yaml")
         if job.model.hidden % job.model.heads:
             checks.report(

@@ -28,7 +28,7 @@ METRICS, TIMES = "metrics.jsonl", "times.jsonl"
 def record(step: int, rolled: Rolled, update: Stats, accounts: Mapping[int, Account], queued: int) -> dict[str, Any]:
     """What one step came to."""
     batch, samples = rolled.batch, rolled.samples
-    lengths = [len(sample.tokens) for sample in samples]
+    lengths = [sample.drawn for sample in samples]
     return {
         "step": step,
         "kind": batch.kind.value,
@@ -37,6 +37,7 @@ def record(step: int, rolled: Rolled, update: Stats, accounts: Mapping[int, Acco
         "responses": len(samples),
         "length_mean": fmean(lengths),
         "length_max": max(lengths),
+        "turns_mean": fmean(sample.turns for sample in samples),
         "generated_tokens": rolled.generated_tokens,
         "wasted_tokens": rolled.generated_tokens - sum(lengths),
         "aborted": batch.aborted,

@@ -70,7 +70,8 @@ class Parts:
         data = Data(len(task), job.seed, position)
         engines = [self._engine(number) for number in range(job.rollout.workers)]
         scorer = self._scorer(rewards)
-        made = Rollout(engines, batcher, data, task, scorer, job.sampling, job.seed, self._early(), lengths)
+        most = job.rollout.max_length
+        made = Rollout(engines, batcher, data, task, scorer, job.sampling, most, job.seed, self._early(), lengths)
         if self._leased:
             made.suspend()
         return made
@@ -89,7 +90,7 @@ class Parts:
     def _scorer(self, state: dict[str, Any]) -> Scorer:
         rewards = self._job.rewards
         if rewards.scorer == "direct" and isinstance(self.task, MadeTask):
-            return Direct(self.task.reward)
+            return Direct(self.task.reward, self.task.reply)
         return open_pooled(rewards, self.task, state)
 
     def _engine(self, number: int) -> Engine:

@@ -1,4 +1,4 @@
-"""Rewards by a `RewardPool`: in processes beside the rollout, while the engines go on.
+"""Rewards and replies by a `RewardPool`: in processes beside the rollout, while the engines go on.
 
 The pool lives in an event loop in a thread of its own, from the first response on. Each response is a future there.
 
@@ -7,7 +7,7 @@ is a matter of the tick in which its response ended, never of how long the rewar
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,13 +20,24 @@ from rollmux.errors import InvalidSpec, Problem
 from rollmux.packer import Request
 from rollmux.packer.timeouts import TimeoutPolicy, TimeoutSettings
 from rollmux.runtime.judge.opening import open_judge
-from rollmux.runtime.rewards import CodeTask, JudgeSettings, Kind, PoolSettings, Reward, RewardPool, Status
+from rollmux.runtime.rewards import (
+    CodeTask,
+    FunctionTask,
+    JudgeSettings,
+    Kind,
+    PoolSettings,
+    Reply,
+    Reward,
+    RewardPool,
+    Status,
+)
 from rollmux.runtime.rewards import Task as Asked
 from rollmux.runtime.sandbox import Concern
 from rollmux.trainer.scoring import Scored
 from rollmux.trainer.settings import Rewards
 from rollmux.trainer.tasks import Needs, Task
 
+T = TypeVar("T")
 Result = TypeVar("Result")
 
 
@@ -47,34 +58,59 @@ class _Waiting:
 
 
 class Pooled:
-    """Scores what `asked` makes of a response's prompt and text.
+    """Scores what `asked` makes of a prompt's number and what was said to it, and replies what `told` asks for.
 
     Rewards are told `lag` ticks after their responses came, in their order, and waited for if need be; with 0 they are
     told as they come. Programs that were cut off by a limit of time have no reward, or, with `late_is_zero`, none left.
     """
 
     def __init__(
-        self, pool: RewardPool, asked: Callable[[int, str], Asked], lag: int, late_is_zero: bool = False
+        self,
+        pool: RewardPool,
+        asked: Callable[..., Asked],
+        lag: int,
+        late_is_zero: bool = False,
+        told: Callable[..., FunctionTask | None] = lambda *said: None,
     ) -> None:
-        self._pool, self._asked, self._lag, self._late_is_zero = pool, asked, lag, late_is_zero
-        self._beside: _Beside | None = None
+        self._pool, self._asked, self._lag, self._late_is_zero, self._told = pool, asked, lag, late_is_zero, told
+        self._started: _Beside | None = None
         self._waiting: dict[Request, _Waiting] = {}
+        self._talking: dict[Request, Future[Reply]] = {}
         self._tick = 0
 
     @property
     def pending(self) -> int:
         return len(self._waiting)
 
-    def submit(self, request: Request, response: str) -> None:
-        if self._beside is None:
-            self._beside = _Beside(self._pool)
-        asked = self._asked(int(request.prompt.id), response)
+    @property
+    def _beside(self) -> "_Beside":
+        if self._started is None:
+            self._started = _Beside(self._pool)
+        return self._started
+
+    def ask(self, request: Request, *said: str) -> Reply | None:
+        """A pool that can't start raises in `replies`."""
+        told = self._told(int(request.prompt.id), *said)
+        if told is None:
+            return Reply()
+        self._talking[request] = self._beside.reply(told)
+        return None
+
+    def replies(self, wait_s: float) -> list[tuple[Request, Reply]]:
+        wait(self._talking.values(), wait_s, FIRST_COMPLETED)
+        there = [request for request, each in self._talking.items() if each.done()]
+        return [(request, self._talking.pop(request).result()) for request in there]
+
+    def submit(self, request: Request, *said: str) -> None:
+        asked = self._asked(int(request.prompt.id), *said)
         self._waiting[request] = _Waiting(self._tick + 1 + self._lag, asked, self._beside.score(asked))
 
     def cancel(self, requests: Iterable[Request]) -> None:
         for request in requests:
             if found := self._waiting.pop(request, None):
                 found.reward.cancel()
+            if reply := self._talking.pop(request, None):
+                reply.cancel()
 
     def collect(self, wait: bool) -> list[Scored]:
         """A pool that can't start raises here, for no reward will ever come."""
@@ -102,13 +138,13 @@ class Pooled:
     def state(self) -> dict[str, Any]:
         """The limits of time that code has earned."""
         timeouts = self._pool.timeouts
-        return timeouts.state() if self._beside is None else self._beside.do(_state(timeouts))
+        return timeouts.state() if self._started is None else self._started.do(_state(timeouts))
 
     def close(self) -> None:
-        self.cancel(list(self._waiting))
-        if self._beside is not None:
-            self._beside.close()
-            self._beside = None
+        self.cancel([*self._waiting, *self._talking])
+        if self._started is not None:
+            self._started.close()
+            self._started = None
 
 
 async def _state(timeouts: TimeoutPolicy) -> dict[str, Any]:
@@ -131,7 +167,11 @@ class _Beside:
 
     def score(self, asked: Asked) -> Future[Reward]:
         """Cancelling it kills what it has started."""
-        return asyncio.run_coroutine_threadsafe(self._score(asked), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._asked(self._pool.score, asked), self._loop)
+
+    def reply(self, told: FunctionTask) -> Future[Reply]:
+        """Likewise."""
+        return asyncio.run_coroutine_threadsafe(self._asked(self._pool.reply, told), self._loop)
 
     def do(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -150,11 +190,11 @@ class _Beside:
         finally:
             self._started.set()
 
-    async def _score(self, asked: Asked) -> Reward:
+    async def _asked(self, ask: Callable[[T], Awaitable[Result]], what: T) -> Result:
         await self._started.wait()
         if self._refusal is not None:
             raise self._refusal
-        return await self._pool.score(asked)
+        return await ask(what)
 
     async def _end(self) -> None:
         """A start that is under way is broken off, and cleans up behind itself."""
@@ -170,7 +210,7 @@ def open_pooled(rewards: Rewards, task: Task, state: dict[str, Any]) -> Pooled:
     settings = TimeoutSettings(prior_after=GROUP_RUNS)
     timeouts = TimeoutPolicy.from_state(settings, state) if state else TimeoutPolicy(settings)
     pool = RewardPool(pool_settings(rewards, task.needs), timeouts)
-    return Pooled(pool, task.asked, rewards.lag, rewards.code_timeout == "zero")
+    return Pooled(pool, task.asked, rewards.lag, rewards.code_timeout == "zero", task.told)
 
 
 def pool_settings(rewards: Rewards, needs: Needs) -> PoolSettings:

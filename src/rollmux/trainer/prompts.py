@@ -30,9 +30,13 @@ def looked_through(job: JobFile, task: Task, model: Any) -> str:
         checks.report("task.name", job.task.name, "a task whose prompts have tokens", remedy)
     _check_length(checks, job, task, lengths, model.config.max_position_embeddings)
     token, known = max(highest), model.config.vocab_size
+    own = f"it has {known}: give it the tokenizer that is its own"
     if token >= known:
         limit = f"a model of more than {token} tokens, which {_named(task, highest.index(token))} has"
-        checks.report("model.path", job.model.path, limit, f"it has {known}: give it the tokenizer that is its own")
+        checks.report("model.path", job.model.path, limit, own)
+    elif task.needs.talks and task.tokenizer.vocabulary > known:
+        limit = f"a model of the {task.tokenizer.vocabulary} tokens that replies may have"
+        checks.report("model.path", job.model.path, limit, own)
     checks.require()
     return digest.hexdigest()
 

@@ -28,7 +28,7 @@ from rollmux.packer import (
     TailBatcher,
     TrainedPrompt,
 )
-from rollmux.runtime.engine import Ended, Engine, FinishReason, Generated, GenerationRequest
+from rollmux.runtime.engine import Engine, GenerationRequest
 from rollmux.runtime.rewards import Status
 from rollmux.trainer.data import Data
 from rollmux.trainer.early import Early, UnderWay
@@ -40,17 +40,17 @@ from rollmux.trainer.seeds import response_seed
 from rollmux.trainer.settings import Sampling
 from rollmux.trainer.tasks import Task
 from rollmux.trainer.token_clock import TokenClock
+from rollmux.trainer.turns import Over, Response, Turns
 from rollmux.trainer.workers import Workers
 
 Progress = Callable[[int, int], None]
 
 MOST_FAILURES = 10  # in a round, for each response that it began with: more are no accident
-ENGINE = "engine"
 
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """What a round came to. `lengths` are those of all responses that ended by themselves, trained or not."""
+    """What a round came to. `lengths` are those of all responses that ended by themselves, as they were drawn."""
 
     batch: Batch
     samples: tuple[Sample, ...]
@@ -64,16 +64,17 @@ class Rollout:
 
     def __init__(
         self, engines: Sequence[Engine], batcher: TailBatcher, data: Data, task: Task, scorer: Scorer,
-        sampling: Sampling, seed: int, early: Early | None = None, lengths: Sequence[int] = (),
+        sampling: Sampling, max_length: int, seed: int, early: Early | None = None, lengths: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.batcher, self.data = batcher, data
         self._workers, self._points = Workers(engines), SafePoints()
+        self._turns = Turns(self._workers, scorer, task.tokenizer, sampling.max_turns, max_length)
         self._task, self.scorer, self._sampling, self._seed = task, scorer, sampling, seed
         self._early, self.lengths = early, tuple(lengths)  # those of the last round
         self._before: frozenset[int] | None = None  # who worked before training got some of them
         self._clock = TokenClock()
-        self.ended: dict[Request, Generated] = {}
-        self._over = 0  # responses that the engines have told the end of
+        self.ended: dict[Request, Response] = {}
+        self._over = 0  # responses whose end was heard
         self._generated_tokens = 0
         self._failures = Counter[str]()
         self._most_failures = 0
@@ -142,29 +143,29 @@ class Rollout:
     def _sweep(self) -> None:
         """One step of every engine, then tick by tick the ends and the rewards that come of it."""
         has_told = self._step()
-        while (over := self._clock.tick()) is not None:
-            self._tell(*(self._ended(request, ended) for request, ended in over))
+        while (ends := self._clock.tick()) is not None:
+            self._tell(*(self._ended(request, over) for request, over in ends))
             self._reward(wait=False)
         if self._complete:
             return
         if self._clock.is_empty and self.scorer.pending:
             self._reward(wait=True)
-        elif self._workers.is_idle and not has_told and not self._step():
+        elif self._turns.is_idle and not has_told and not self._step():
             raise RolloutStuck("nothing is generated or scored, and the round is not complete: an engine lost requests")
 
     def _step(self) -> bool:
-        """Whether the engines had anything to tell."""
-        events = self._workers.step()
-        self._over += sum(map(self._clock.hear, events))
-        return bool(events)
+        """Whether anything was heard."""
+        heard = self._turns.step()
+        self._over += sum(map(self._clock.hear, heard))
+        return bool(heard)
 
-    def _ended(self, request: Request, ended: Ended) -> Event:
-        tokens = len(ended.response.tokens)
+    def _ended(self, request: Request, over: Over) -> Event:
+        response, tokens = over.response, over.response.drawn
         self._generated_tokens += tokens
-        if ended.reason is FinishReason.FAILED:
-            return self._failed(request, ENGINE, ended.why, tokens)
-        self.ended[request] = ended.response
-        self.scorer.submit(request, self._task.tokenizer.decode(ended.response.tokens))
+        if over.failed:
+            return self._failed(request, over.failed, over.why, tokens)
+        self.ended[request] = response
+        self.scorer.submit(request, *response.said)
         return ResponseGenerated(request, tokens)
 
     def _reward(self, wait: bool) -> None:
@@ -208,12 +209,12 @@ class Rollout:
         return []
 
     def _launch(self, request: Request) -> None:
-        self._workers.launch(self._request(request))
+        self._turns.launch(request, self._request(request))
         self._clock.begin(_name(request), request)
 
     def _abort(self, requests: Collection[Request]) -> list[Event]:
         """How far they had come is known at once: what an engine was ahead does not count."""
-        self._workers.cancel([_name(request) for request in requests])
+        self._turns.cancel([_name(request) for request in requests])
         self.scorer.cancel(requests)
         aborted: list[Event] = []
         for request in requests:
@@ -254,8 +255,9 @@ class Rollout:
 
     def _under_way(self) -> list[UnderWay]:
         return [
-            UnderWay(name, self._workers.of(name), len(self._request(request).prompt), tokens)
-            for name, request, tokens in self._clock.under_way()
+            UnderWay(name, worker, self._turns.given(name), tokens)
+            for name, tokens in self._clock.under_way()
+            if (worker := self._workers.of(name)) is not None
         ]
 
     def _take_back(self) -> None:
@@ -278,14 +280,23 @@ class Rollout:
             for trained in sorted(batch.prompts, key=lambda each: each.prompt.order)
             for sample in self._samples(trained)
         ]
-        self.lengths = tuple(sorted(len(each.tokens) for each in self.ended.values()))
+        self.lengths = tuple(sorted(each.drawn for each in self.ended.values()))
         return Rolled(batch, tuple(samples), self.lengths, self._generated_tokens, dict(sorted(self._failures.items())))
 
     def _samples(self, trained: TrainedPrompt) -> list[Sample]:
         prompt, group = self._task.tokenizer.encode(self._task.prompt(int(trained.prompt.id))), str(trained.prompt)
         drawn = [(self.ended[response.request], response.reward) for response in trained.responses]
         return [
-            Sample(prompt, each.tokens, _single(each.logprobs), each.versions, reward, group) for each, reward in drawn
+            Sample(
+                prompt,
+                each.tokens,
+                _single(each.logprobs),
+                each.versions,
+                reward,
+                group,
+                () if all(each.mask) else each.mask,
+            )
+            for each, reward in drawn
         ]
 
 

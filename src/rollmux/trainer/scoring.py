@@ -1,15 +1,16 @@
-"""Rewards as responses end: what is submitted comes back once, as a score or with the reason why there is none.
+"""Rewards as responses end, and replies as their turns do: what is submitted comes back once, as a score or with the
+reason why there is none.
 
 `Direct` asks the task here and now; its order is that of submission, so a run with it repeats itself exactly. Processes
 beside the rollout are asked by `pooled.Pooled`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rollmux.packer import Request
-from rollmux.runtime.rewards import Reward, Status
+from rollmux.runtime.rewards import Reply, Reward, Status
 from rollmux.runtime.rewards.functions import scored
 
 
@@ -22,16 +23,22 @@ class Scored:
 
 
 class Scorer(Protocol):
-    """Whoever gives rewards."""
+    """Whoever gives rewards and replies. What was `said` is the model's, and between its turns what it was told."""
 
     @property
     def pending(self) -> int:
         """Submitted, neither collected nor cancelled."""
 
-    def submit(self, request: Request, response: str) -> None: ...
+    def ask(self, request: Request, *said: str) -> Reply | None:
+        """What the response is told behind these turns; None where that is to come by `replies`."""
+
+    def replies(self, wait_s: float) -> list[tuple[Request, Reply]]:
+        """Those that have come; if none has, the first within so long."""
+
+    def submit(self, request: Request, *said: str) -> None: ...
 
     def cancel(self, requests: Iterable[Request]) -> None:
-        """These need no score any more. Those that are not there are no mistake."""
+        """These need neither score nor reply any more. Those that are not there are no mistake."""
 
     def collect(self, wait: bool) -> list[Scored]:
         """What is to be told in this tick; if nothing is and one may wait, what is to be told next."""
@@ -44,18 +51,27 @@ class Scorer(Protocol):
 
 
 class Direct:
-    """Scores in this process, when asked for."""
+    """Scores in this process, when asked for, and replies at once."""
 
-    def __init__(self, reward: Callable[[int, str], float]) -> None:
-        self._reward = reward
-        self._waiting: dict[Request, str] = {}
+    def __init__(self, reward: Callable[..., float], reply: Callable[..., str | None] = lambda *said: None) -> None:
+        self._reward, self._reply = reward, reply
+        self._waiting: dict[Request, Sequence[str]] = {}
 
     @property
     def pending(self) -> int:
         return len(self._waiting)
 
-    def submit(self, request: Request, response: str) -> None:
-        self._waiting[request] = response
+    def ask(self, request: Request, *said: str) -> Reply:
+        try:
+            return Reply(self._reply(int(request.prompt.id), *said))
+        except Exception as error:  # noqa: BLE001 - a task's code may raise anything; that is no end
+            return Reply(None, f"{type(error).__name__}: {error}")
+
+    def replies(self, wait_s: float) -> list[tuple[Request, Reply]]:
+        return []
+
+    def submit(self, request: Request, *said: str) -> None:
+        self._waiting[request] = said
 
     def cancel(self, requests: Iterable[Request]) -> None:
         for request in requests:
@@ -63,7 +79,7 @@ class Direct:
 
     def collect(self, wait: bool) -> list[Scored]:
         waiting, self._waiting = self._waiting, {}
-        return [Scored(request, self._scored(request, response)) for request, response in waiting.items()]
+        return [Scored(request, self._scored(request, *said)) for request, said in waiting.items()]
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -71,8 +87,8 @@ class Direct:
     def close(self) -> None:
         self._waiting.clear()
 
-    def _scored(self, request: Request, response: str) -> Reward:
+    def _scored(self, request: Request, *said: str) -> Reward:
         try:
-            return scored(self._reward(int(request.prompt.id), response), 0.0, 0.0)
+            return scored(self._reward(int(request.prompt.id), *said), 0.0, 0.0)
         except Exception as error:  # noqa: BLE001 - a task's code may raise anything; that is no zero
             return Reward(Status.ERROR, None, f"{type(error).__name__}: {error}")

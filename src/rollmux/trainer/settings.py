@@ -61,16 +61,17 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is learnt. The numbers shape the operands of `arithmetic`, and in `counting` where to begin and how far.
+    """What is learnt. The numbers shape the operands of `arithmetic`, and in `counting` where to begin and how far;
+    in `guessing` they are from 1 to `largest` at most.
 
     `questions` are those in the file at `path`, below a system text if there is one (docs/questions.md).
     """
 
-    name: str = _choice("arithmetic", "arithmetic", "counting", "questions")
+    name: str = _choice("arithmetic", "arithmetic", "counting", "guessing", "questions")
     path: str = _text("", "name the file with the questions")
     system: str = _prose("", "say what the model is told before each question")
     prompts: int = _number(1000, 1, 10**7, "give the prompts of an epoch")
-    largest: int = _number(9, 2, 10**6, "give the largest first factor, or first number")
+    largest: int = _number(9, 2, 10**6, "give the largest first factor, first number, or number to guess")
     median: float = _number(
         3.0,
         1.0,
@@ -79,7 +80,9 @@ class Task:
     )
     spread: float = _number(0.8, 0.0, 3.0, "give the spread of its logarithm: 0.8 is a long tail")
     longest: int = _number(24, 1, 10**4, "give the largest second factor, or the most numbers")
-    careless: float = _number(0.8, 0.0, 1.0, "give the share of the warm-up's answers that stop too early")
+    careless: float = _number(
+        0.8, 0.0, 1.0, "give the share of the warm-up's answers that stop too early, or guess wildly"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,8 @@ class Sampling:
 
     temperature: float = _number(1.0, 1e-3, 100.0, "1 is the model's own")
     top_p: float = _number(1.0, 1e-6, 1.0, "1 allows all tokens")
-    max_tokens: int = _number(200, 1, 10**6, "give the longest response that is let run")
+    max_tokens: int = _number(200, 1, 10**6, "give the longest response that is let run, all of its turns together")
+    max_turns: int = _number(10, 1, 10**4, "give the most turns of a response, where its task answers them")
 
 
 @dataclass(frozen=True, slots=True)

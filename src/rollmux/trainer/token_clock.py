@@ -1,4 +1,4 @@
-"""Who ends before whom in a round, counted in tokens: a response ends as many ticks after its launch as it has tokens.
+"""Who ends before whom in a round, counted in tokens: a response ends as many ticks after its launch as it has drawn.
 
 Engines draw one token of each response at a time, but one that waits for room or moves to another engine falls behind.
 Whoever is ahead waits here, so what follows from an end does not depend on who runs what.
@@ -8,7 +8,7 @@ Invariant: ends come in the order of their ticks, those of one tick together, an
 from dataclasses import dataclass
 
 from rollmux.packer import Request
-from rollmux.runtime.engine import Ended, Event
+from rollmux.trainer.turns import Heard, Over
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class _Run:
     request: Request
     begun: int
     tokens: int = 0
-    ended: Ended | None = None
+    ended: Over | None = None
 
     @property
     def at(self) -> int:
@@ -37,28 +37,28 @@ class TokenClock:
 
     @property
     def running(self) -> int:
-        """Those whose end no engine has told."""
+        """Those whose end was not heard."""
         return sum(run.ended is None for run in self._runs.values())
 
-    def under_way(self) -> list[tuple[str, Request, int]]:
-        """Those whose end is not told, by name, and the tokens that each has by now; no engine may have told it."""
-        return [(name, run.request, self._now - run.begun) for name, run in self._runs.items() if run.ended is None]
+    def under_way(self) -> list[tuple[str, int]]:
+        """Those whose end is not told, by name, and the tokens that each has drawn by now."""
+        return [(name, self._now - run.begun) for name, run in self._runs.items() if run.ended is None]
 
     def begin(self, name: str, request: Request) -> None:
         self._runs[name] = _Run(request, self._now)
 
-    def hear(self, event: Event) -> bool:
-        """What an engine tells; whether a response is over by it. What was aborted is nobody's any more."""
+    def hear(self, event: Heard) -> bool:
+        """Whether a response is over by it. What was aborted is nobody's any more."""
         run = self._runs.get(event.id)
         if run is None:
             return False
-        if isinstance(event, Ended):
-            run.tokens, run.ended = len(event.response.tokens), event
+        if isinstance(event, Over):
+            run.tokens, run.ended = event.response.drawn, event
             return True
-        run.tokens = event.first + len(event.gained.tokens)
+        run.tokens = event.tokens
         return False
 
-    def tick(self) -> list[tuple[Request, Ended]] | None:
+    def tick(self) -> list[tuple[Request, Over]] | None:
         """Goes on by one tick, and gives those who end with it. None while somebody has not come so far."""
         waits = any(run.at <= self._now for run in self._runs.values() if run.ended is None)
         if waits or not self._runs:

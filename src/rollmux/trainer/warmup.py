@@ -21,7 +21,7 @@ RAMP = 20  # steps until the learning rate is whole
 FALL = 0.7  # the last part of the steps, in which it falls to nothing: most of what is learnt is learnt there
 IGNORED = -100
 
-Shown = tuple[tuple[int, ...], tuple[int, ...]]  # a prompt and its solution
+Shown = tuple[tuple[int, ...], tuple[int, ...]]  # tokens, and which of them are imitated: the others are IGNORED
 
 
 def warm_up(model: Any, task: Task, settings: Warmup, seed: int, told: Callable[[int, float], None]) -> None:
@@ -36,7 +36,7 @@ def warm_up(model: Any, task: Task, settings: Warmup, seed: int, told: Callable[
             group["lr"] = settings.rate * min(1.0, (step + 1) / RAMP, (settings.steps - step) / (settings.steps * FALL))
         shown = [_shown(task, random) for _ in range(settings.batch)]
         optimiser.zero_grad()
-        loss = _backward(model, sorted(shown, key=lambda each: sum(map(len, each))))
+        loss = _backward(model, sorted(shown, key=lambda each: len(each[0])))
         masters.take_gradients()
         torch.nn.utils.clip_grad_norm_(masters.stepped, 1.0)
         optimiser.step()
@@ -46,13 +46,25 @@ def warm_up(model: Any, task: Task, settings: Warmup, seed: int, told: Callable[
 
 
 def _shown(task: MadeTask, random: Random) -> Shown:
-    encode, number = task.tokenizer.encode, random.randrange(len(task))
-    return encode(task.prompt(number)), encode(task.shown(number, random))
+    """A whole response, with what the task says to it."""
+    tokenizer, number = task.tokenizer, random.randrange(len(task))
+    tokens = tokenizer.encode(task.prompt(number))
+    labels = (IGNORED,) * len(tokens)
+    said: tuple[str, ...] = ()
+    reply: str | None = ""
+    while reply is not None:
+        turn = task.shown(number, random, *said)
+        drawn = tokenizer.encode(turn)
+        reply = task.reply(number, *said, turn)
+        told = () if reply is None else tokenizer.told(reply, drawn[-1])
+        tokens, labels = tokens + drawn + told, labels + drawn + (IGNORED,) * len(told)
+        said = (*said, turn, reply or "")
+    return tokens, labels
 
 
 def _backward(model: Any, shown: Sequence[Shown]) -> float:
     """The gradient of the mean over all tokens of the solutions."""
-    tokens = sum(len(solution) for _, solution in shown)
+    tokens = sum(label != IGNORED for _, labels in shown for label in labels)
     loss = 0.0
     for start in range(0, len(shown), CHUNK):
         ids, labels = (each.to(model.device) for each in _padded(shown[start : start + CHUNK]))
@@ -65,11 +77,10 @@ def _backward(model: Any, shown: Sequence[Shown]) -> float:
 
 def _padded(shown: Sequence[Shown]) -> tuple[Tensor, Tensor]:
     """Rows of equal length. What is padded stands behind what is computed, which does not see it."""
-    width = max(len(prompt) + len(solution) for prompt, solution in shown)
+    width = max(len(tokens) for tokens, _ in shown)
     ids = torch.zeros(len(shown), width, dtype=torch.long)
     labels = torch.full_like(ids, IGNORED)
-    for row, (prompt, solution) in enumerate(shown):
-        end = len(prompt) + len(solution)
-        ids[row, :end] = torch.tensor(prompt + solution)
-        labels[row, len(prompt) : end] = torch.tensor(solution)
+    for row, (tokens, imitated) in enumerate(shown):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        labels[row, : len(tokens)] = torch.tensor(imitated)
     return ids, labels

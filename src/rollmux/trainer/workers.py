@@ -32,9 +32,10 @@ class Workers:
         """The numbers of those who work now."""
         return frozenset(number for number, engine in enumerate(self.engines) if engine in self._there)
 
-    def of(self, name: str) -> int:
-        """The number of whoever has this request."""
-        return self.engines.index(self._with[name])
+    def of(self, name: str) -> int | None:
+        """The number of whoever has this request; None where nobody has it."""
+        engine = self._with.get(name)
+        return None if engine is None else self.engines.index(engine)
 
     def launch(self, request: GenerationRequest) -> None:
         """On the engine with the least to do. Which one it is changes no token."""

@@ -2,7 +2,7 @@
 
 from rollmux.runtime.rewards.judging import Judge, JudgeSettings
 from rollmux.runtime.rewards.pool import PoolSettings, RewardPool, Scoring
-from rollmux.runtime.rewards.reward import NotScored, Reward, Status
+from rollmux.runtime.rewards.reward import NotScored, Reply, Reward, Status
 from rollmux.runtime.rewards.tasks import (
     KINDS,
     AsyncTask,
@@ -28,6 +28,7 @@ __all__ = [
     "MathsTask",
     "NotScored",
     "PoolSettings",
+    "Reply",
     "Reward",
     "RewardPool",
     "Scoring",

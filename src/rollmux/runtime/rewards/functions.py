@@ -1,6 +1,7 @@
-"""Scores by a function of the caller's, in a forked process that is trusted but can be killed with all that it started.
+"""Scores and replies by functions of the caller's, in forked processes that are trusted but can be killed with all that
+they started.
 
-Invariant: a function that hangs costs its cap and nothing else; only a finite number is a score.
+Invariant: a function that hangs costs its cap and nothing else; only a finite number is a score, only a text a reply.
 """
 
 import asyncio
@@ -14,35 +15,45 @@ from math import inf, isnan, nan
 from numbers import Real
 from typing import Any
 
-from rollmux.runtime.rewards.reward import MOST, Reward, Status
+from rollmux.runtime.rewards.reward import MOST, Reply, Reward, Status
 from rollmux.runtime.rewards.tasks import AsyncTask, FunctionTask
 from rollmux.runtime.sandbox import Ended, Program, RunLimits, Sandbox, frames
 
 _CHANNEL = 3
-_CALL = "from rollmux.runtime.rewards.functions import call\ncall({function!r}, {arguments!r})"
+_CALL = "from rollmux.runtime.rewards.functions import call\ncall({function!r}, {arguments!r}, {wants!r})"
+_SCORE, _REPLY = "score", "reply"
+MOST_REPLY = 2**14  # characters: written as JSON they fit into a socket, which is read when the process has ended
 _LEFT = set["asyncio.Future[object]"]()  # what is under way, and what has not heeded that nobody waits for it any more
 
 
-class FunctionScorer:
+class Functions:
     """Each call in a fork of a process in which the functions' modules are loaded."""
 
     def __init__(self, sandbox: Sandbox, limits: RunLimits) -> None:
         self._sandbox, self._limits = sandbox, limits
 
     async def score(self, task: FunctionTask) -> Reward:
-        source = _CALL.format(function=task.function, arguments=json.dumps(dict(task.arguments)))
+        ended, told = await self._called(task, _SCORE)
+        return _unscored(ended) if told is None else scored(told[_SCORE], ended.cpu_s, ended.wall_s)
+
+    async def reply(self, task: FunctionTask) -> Reply:
+        ended, told = await self._called(task, _REPLY)
+        return Reply(None, _unscored(ended).detail) if told is None else Reply(told[_REPLY], told["trouble"])
+
+    async def _called(self, task: FunctionTask, wants: str) -> tuple[Ended, dict[str, Any] | None]:
+        """What was told, if anything was."""
+        source = _CALL.format(function=task.function, arguments=json.dumps(dict(task.arguments)), wants=wants)
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
             ended = await self._sandbox.run(Program(source), self._limits, theirs)
             ended.require_not_killed()
             if not ended.succeeded:
-                return _unscored(ended)
+                return ended, None
             try:
-                told, _ = await frames.receive_soon(ours, 0)
+                return ended, (await frames.receive_soon(ours, 0))[0]
             except frames.BrokenFrame:
-                return _unscored(ended)
-        return scored(told["score"], ended.cpu_s, ended.wall_s)
+                return ended, None
 
 
 async def score_here(task: AsyncTask, cap_s: float) -> Reward:
@@ -93,16 +104,33 @@ def _number(value: Any) -> float:
         return nan
 
 
-def call(function: str, arguments: str) -> None:
+def call(function: str, arguments: str, wants: str) -> None:
     """In the process that can be killed: the result goes over a socket of its own, whatever is printed."""
     module, _, name = function.partition(":")
     value: Any = getattr(import_module(module), name)(**json.loads(arguments))
     if inspect.iscoroutine(value):
         value = asyncio.run(value)
-    number = _number(value)
-    told = repr(value)[:200] if isnan(number) else number
     with socket.socket(fileno=_CHANNEL) as connection:
-        connection.sendall(frames.packed({"score": told}))
+        connection.sendall(frames.packed(_TOLD[wants](value)))
+
+
+def _told_score(value: Any) -> dict[str, Any]:
+    number = _number(value)
+    return {_SCORE: repr(value)[:200] if isnan(number) else number}
+
+
+def _told_reply(value: Any) -> dict[str, Any]:
+    trouble = ""
+    if value is not None and not isinstance(value, str):
+        trouble = f"{value!r:.200} is no reply: return a text, or None where the response is over"
+    elif value and len(value) > MOST_REPLY:
+        trouble = f"a reply of {len(value)} characters: return at most {MOST_REPLY}"
+    elif value and any(0xD800 <= ord(each) < 0xE000 for each in value):
+        trouble = "a reply with half a character: decode what it is made of with errors='replace'"
+    return {_REPLY: None if trouble else value, "trouble": trouble}
+
+
+_TOLD = {_SCORE: _told_score, _REPLY: _told_reply}
 
 
 def _unscored(ended: Ended) -> Reward:

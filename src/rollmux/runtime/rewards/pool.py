@@ -1,4 +1,4 @@
-"""Scores responses side by side, so many of each kind at once.
+"""Scores responses side by side, so many of each kind at once, and answers those that may go on.
 
 Invariant: every submitted task ends in exactly one `Reward`. A task that hangs costs its own cap; its kind's other
 turns and all other kinds go on. After `close` no process of the pool is left.
@@ -8,27 +8,30 @@ import asyncio
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from rollmux.checks import MAX_SECONDS, Checks
 from rollmux.packer.timeouts import TimeoutPolicy
 from rollmux.runtime.rewards.budget import Budget
 from rollmux.runtime.rewards.code import Audit, CodeScorer
-from rollmux.runtime.rewards.functions import FunctionScorer, score_here
+from rollmux.runtime.rewards.functions import Functions, score_here
 from rollmux.runtime.rewards.judging import JudgeScorer, JudgeSettings
 from rollmux.runtime.rewards.maths import MathsScorer
-from rollmux.runtime.rewards.reward import Reward, Status
+from rollmux.runtime.rewards.reward import Reply, Reward, Status
 from rollmux.runtime.rewards.tasks import KINDS, AsyncTask, CodeTask, FunctionTask, JudgeTask, Kind, MathsTask, Task
 from rollmux.runtime.sandbox import Concern, Mechanism, Protections, RunLimits, Sandbox, SandboxError
 from rollmux.system import cores
 
 _MOST_AUDITS = 100  # the oldest is dropped: audits only measure
 _TRIES = 3  # what broke off is asked again: a kill from outside says nothing of a response
+_CALLED_OFF = "called off"
 _CORES = cores()
+
+Told = TypeVar("Told", Reward, Reply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +73,7 @@ class Scoring:
 
     async def reward(self) -> Reward:
         """Whoever stops waiting cancels the scoring too."""
-        try:
-            await asyncio.wait([self._work])
-        except asyncio.CancelledError:
-            self._work.cancel()
-            raise
+        await _end_of(self._work)
         return _outcome(self._work)
 
 
@@ -86,7 +85,7 @@ class RewardPool:
         self.timeouts = timeouts or TimeoutPolicy()
         self.outcomes: Counter[tuple[Kind, Status]] = Counter()
         self._budgets: dict[Kind, Budget] = {}
-        self._running: set[asyncio.Task[Reward]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
         self._sandboxes: dict[Kind, Sandbox] = {}
         self._stack = AsyncExitStack()
         self._is_open = self._is_taken = False  # it is taken from before it is open until all of it is closed
@@ -122,7 +121,7 @@ class RewardPool:
         if Kind.MATHS in self._budgets:
             self._maths = MathsScorer(self._sandboxes[Kind.MATHS], settings.maths)
         if Kind.FUNCTION in self._budgets:
-            self._function = FunctionScorer(self._sandboxes[Kind.FUNCTION], settings.function)
+            self._functions = Functions(self._sandboxes[Kind.FUNCTION], settings.function)
         self._is_open = True
         return self
 
@@ -144,34 +143,47 @@ class RewardPool:
         await self.close()
 
     def submit(self, task: Task) -> Scoring:
-        if not self._is_open:
-            raise SandboxError("the pool is not started, or closed: score within `async with`")
         kind = KINDS[type(task)]
-        if kind not in self._budgets:
-            raise SandboxError(f"{kind.value} has no turns in this pool: give it some in PoolSettings.turns")
-        work = asyncio.create_task(self._reward(kind, task))
-        self._running.add(work)
+        work = self._begin(kind, lambda: self._scored(task), lambda why: Reward(Status.ERROR, None, why))
         work.add_done_callback(lambda done: self._count(kind, done))
         return Scoring(work)
 
     def _count(self, kind: Kind, work: asyncio.Task[Reward]) -> None:
-        self._running.discard(work)
         self.outcomes[kind, _outcome(work).status] += 1
 
     async def score(self, task: Task) -> Reward:
         return await self.submit(task).reward()
 
-    async def _reward(self, kind: Kind, task: Task) -> Reward:
+    async def reply(self, task: FunctionTask) -> Reply:
+        """What the function says to a response. Whoever stops waiting ends what it has started."""
+        work = self._begin(Kind.FUNCTION, lambda: self._functions.reply(task), lambda why: Reply(None, why))
+        await _end_of(work)
+        return Reply(None, _CALLED_OFF) if work.cancelled() else work.result()
+
+    def _begin(
+        self, kind: Kind, ask: Callable[[], Awaitable[Told]], untold: Callable[[str], Told]
+    ) -> asyncio.Task[Told]:
+        """Asks in its turn. `untold`: of whatever can't be asked."""
+        if not self._is_open:
+            raise SandboxError("the pool is not started, or closed: score within `async with`")
+        if kind not in self._budgets:
+            raise SandboxError(f"{kind.value} has no turns in this pool: give it some in PoolSettings.turns")
+        work = asyncio.create_task(self._told(self._budgets[kind], ask, untold))
+        self._running.add(work)
+        work.add_done_callback(self._running.discard)
+        return work
+
+    async def _told(self, budget: Budget, ask: Callable[[], Awaitable[Told]], untold: Callable[[str], Told]) -> Told:
         broke = ""
-        async with self._budgets[kind]:
+        async with budget:
             for _ in range(_TRIES):
                 try:
-                    return await self._scored(task)
+                    return await ask()
                 except (SandboxError, OSError) as error:
                     broke = str(error)
-                except Exception as error:  # noqa: BLE001 - a task that can't be asked at all has one reward too
-                    return Reward(Status.ERROR, None, f"{type(error).__name__}: {error}")
-        return Reward(Status.ERROR, None, broke)
+                except Exception as error:  # noqa: BLE001 - a task that can't be asked at all has one outcome too
+                    return untold(f"{type(error).__name__}: {error}")
+        return untold(broke)
 
     async def _scored(self, task: Task) -> Reward:
         match task:
@@ -180,7 +192,7 @@ class RewardPool:
             case CodeTask():
                 return await self._code.score(task)
             case FunctionTask():
-                return await self._function.score(task)
+                return await self._functions.score(task)
             case AsyncTask():
                 return await score_here(task, self.settings.async_cap_s)
             case JudgeTask():
@@ -202,9 +214,18 @@ class RewardPool:
                 self._audits_wait.clear()
 
 
+async def _end_of(work: asyncio.Task[Any]) -> None:
+    """Whoever stops waiting cancels it."""
+    try:
+        await asyncio.wait([work])
+    except asyncio.CancelledError:
+        work.cancel()
+        raise
+
+
 def _outcome(work: asyncio.Task[Reward]) -> Reward:
     """Of work that is done. What is cancelled before its first step never runs at all."""
-    return Reward(Status.CANCELLED, None, "called off") if work.cancelled() else work.result()
+    return Reward(Status.CANCELLED, None, _CALLED_OFF) if work.cancelled() else work.result()
 
 
 def _sandboxes(settings: PoolSettings) -> dict[Kind, Sandbox]:

@@ -1,4 +1,4 @@
-"""What a response is worth, or why that is not known.
+"""What a response is worth, or what it is answered, or why that is not known.
 
 Invariant: only an outcome that is a score has one. Whatever was aborted, cut off or broken is never a zero.
 """
@@ -44,3 +44,11 @@ class Reward:
             told = f"{self.status.value} ({self.detail or 'no detail'})"
             raise NotScored(f"{told} is no score: drop the response, or requeue its prompt; don't train on a zero")
         return self.score
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What is said to a response that may go on; nothing, where it is over. `trouble`: why that is not known."""
+
+    text: str | None = None
+    trouble: str = ""

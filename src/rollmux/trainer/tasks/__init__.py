@@ -5,11 +5,23 @@ from pathlib import Path
 from rollmux.trainer.settings import Task as TaskSettings
 from rollmux.trainer.tasks.arithmetic import Arithmetic
 from rollmux.trainer.tasks.counting import Counting
+from rollmux.trainer.tasks.guessing import Guessing
 from rollmux.trainer.tasks.pretrained import Pretrained
 from rollmux.trainer.tasks.questions import Questions
 from rollmux.trainer.tasks.task import MadeTask, Needs, Task, Tokenizer
 
-__all__ = ["Arithmetic", "Counting", "MadeTask", "Needs", "Pretrained", "Questions", "Task", "Tokenizer", "build_task"]
+__all__ = [
+    "Arithmetic",
+    "Counting",
+    "Guessing",
+    "MadeTask",
+    "Needs",
+    "Pretrained",
+    "Questions",
+    "Task",
+    "Tokenizer",
+    "build_task",
+]
 
 
 def build_task(settings: TaskSettings, seed: int, model: str = "") -> Task:
@@ -20,5 +32,7 @@ def build_task(settings: TaskSettings, seed: int, model: str = "") -> Task:
             return Questions(Path(settings.path), settings.system, Pretrained(model))
         case "counting":
             return Counting(seed, *shape, Pretrained(model))
+        case "guessing":
+            return Guessing(seed, settings.prompts, settings.largest, settings.careless)
         case _:
             return Arithmetic(seed, *shape, settings.careless)

@@ -14,13 +14,13 @@ from random import Random
 from rollmux.runtime.rewards import FunctionTask, Kind
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.tasks.characters import Characters
-from rollmux.trainer.tasks.task import Needs
+from rollmux.trainer.tasks.task import Needs, OneTurn
 
 ALPHABET = "0123456789*=:,;"
 BETWEEN, END = ",", ";"
 
 
-class Arithmetic:
+class Arithmetic(OneTurn):
     """`count` prompts: first factors up to `largest`, second ones lognormal around `median` and up to `longest`.
 
     `careless`: the share of the answers shown in the warm-up that stop too early. A model that has learnt that
@@ -46,18 +46,18 @@ class Arithmetic:
         one, other = self._factors[number]
         return f"{one}*{other}="
 
-    def shown(self, number: int, random: Random) -> str:
+    def shown(self, number: int, random: Random, *said: str) -> str:
         """An answer as the warm-up shows them: some break off before they are at their end."""
         steps = _steps(*self._factors[number])
         is_careless = random.random() < self._careless
         return _written(steps[: random.randrange(len(steps))] if is_careless else steps)
 
-    def reward(self, number: int, response: str) -> float:
-        return worth(*self._factors[number], response)
+    def reward(self, number: int, *said: str) -> float:
+        return worth(*self._factors[number], said[-1])
 
-    def asked(self, number: int, response: str) -> FunctionTask:
+    def asked(self, number: int, *said: str) -> FunctionTask:
         one, other = self._factors[number]
-        return FunctionTask(f"{__name__}:{worth.__name__}", {"one": one, "other": other, "response": response})
+        return FunctionTask(f"{__name__}:{worth.__name__}", {"one": one, "other": other, "response": said[-1]})
 
 
 def worth(one: int, other: int, response: str) -> float:

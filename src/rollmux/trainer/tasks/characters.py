@@ -1,4 +1,4 @@
-"""A tokenizer for models from scratch: each character is a token, and one of them ends a response."""
+"""A tokenizer for models from scratch: each character is a token, and one of them ends a turn."""
 
 
 class Characters:
@@ -15,3 +15,6 @@ class Characters:
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         return "".join(self._characters[token] for token in tokens)
+
+    def told(self, text: str, last: int) -> tuple[int, ...]:
+        return self.encode(text)

@@ -13,14 +13,14 @@ from random import Random
 from rollmux.runtime.rewards import FunctionTask, Kind
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.tasks.pretrained import Pretrained, without_end
-from rollmux.trainer.tasks.task import Needs
+from rollmux.trainer.tasks.task import Needs, OneTurn
 
 SYSTEM = "You count."
 EXAMPLE = (4, 7)
 BETWEEN = ", "
 
 
-class Counting:
+class Counting(OneTurn):
     """`count` prompts: from a number up to `largest`, on for 2 to `longest` numbers, lognormal around `median`."""
 
     needs, digest = Needs([Kind.FUNCTION], [__name__]), ""
@@ -44,15 +44,15 @@ class Counting:
         example = ("system", SYSTEM), ("user", question), ("assistant", answer)
         return self.tokenizer.talk([*example, ("user", _question(*self._ranges[number]))])
 
-    def shown(self, number: int, random: Random) -> str:
+    def shown(self, number: int, random: Random, *said: str) -> str:
         return BETWEEN.join(_numbers(*self._ranges[number])) + self.tokenizer.ends[0]
 
-    def reward(self, number: int, response: str) -> float:
-        return worth(*self._ranges[number], self.tokenizer.ends, response)
+    def reward(self, number: int, *said: str) -> float:
+        return worth(*self._ranges[number], self.tokenizer.ends, said[-1])
 
-    def asked(self, number: int, response: str) -> FunctionTask:
+    def asked(self, number: int, *said: str) -> FunctionTask:
         first, last = self._ranges[number]
-        arguments = {"first": first, "last": last, "ends": list(self.tokenizer.ends), "response": response}
+        arguments = {"first": first, "last": last, "ends": list(self.tokenizer.ends), "response": said[-1]}
         return FunctionTask(f"{__name__}:{worth.__name__}", arguments)
 
 

@@ -70,6 +70,11 @@ class Pretrained:
     def decode(self, tokens: tuple[int, ...]) -> str:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
+    def told(self, text: str, last: int) -> tuple[int, ...]:
+        """As the chat template writes it, but for the end of the turn before, where that was drawn."""
+        tokens = tuple(self._tokenizer(self._between(text), add_special_tokens=False)["input_ids"])
+        return tokens[1:] if tokens[:1] == (last,) else tokens
+
     def save(self, folder: Path) -> None:
         """Beside a model, which it then is whole with."""
         try:
@@ -78,6 +83,20 @@ class Pretrained:
             if type(error) is Exception:  # what tokenizers makes of an OSError
                 raise OSError(str(error)) from error
             raise
+
+    def _between(self, text: str) -> str:
+        """What stands between two answers where the user says this: of a conversation as short as can be, for what was
+        said before is no matter.
+        """
+        if self._tokenizer.chat_template is None:
+            return text
+        written = self.talk([("user", ASKED), ("assistant", ANSWERED), ("user", text)])
+        _, known, between = written.partition(ANSWERED)
+        if not known:
+            raise NotTaught(
+                "the model's chat template does not write what was answered: ask for one turn, or take another"
+            )
+        return between
 
     def talk(self, said: Sequence[tuple[str, str]]) -> str:
         """A conversation of roles and what they say, up to where the next turn begins.

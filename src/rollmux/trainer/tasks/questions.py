@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from hashlib import sha256
 from importlib.machinery import PathFinder
+from itertools import cycle
 from pathlib import Path
 from string import Formatter
 from textwrap import dedent
@@ -34,7 +35,7 @@ MOST_PROBLEMS = 10  # of a file: who reads more mends one and looks again
 YES_OR_NO: Mapping[str, float] = {"yes": 1.0, "no": 0.0}
 SCORED_BY = ("answer", "cases", "asserts", "function", "judge")
 BESIDE: Mapping[str, Sequence[str]] = {
-    "arguments": ("function",),
+    "arguments": ("function", "reply"),
     **dict.fromkeys(("fields", "answers"), ("judge",)),
     **dict.fromkeys(("group", "prelude"), ("cases", "asserts")),
 }
@@ -70,18 +71,36 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     prelude: str | None = None
     function: str | None = None
     arguments: dict[str, Any] | None = None
+    reply: str | None = None
     judge: str | None = None
     fields: dict[str, str] | None = None
     answers: dict[str, float] | None = None
 
 
+Messages = list[dict[str, str]]  # of a whole conversation, as chat models have them
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, and what makes of a response that which a pool scores."""
+    """What is asked, and what makes of what was said to it that which a pool scores, or answers.
+
+    Scored is the last turn; functions are given the whole conversation too where there is a `reply` in it.
+    """
 
     line: str  # its name
     said: tuple[tuple[str, str], ...]  # roles and what they say
-    asked: Callable[[str], Asked]
+    scored: Callable[[str, Messages], Asked]
+    replied: Callable[[Messages], FunctionTask] | None
+
+    def asked(self, *said: str) -> Asked:
+        return self.scored(said[-1], self._messages(said))
+
+    def told(self, *said: str) -> FunctionTask | None:
+        return None if self.replied is None else self.replied(self._messages(said))
+
+    def _messages(self, said: Sequence[str]) -> Messages:
+        turns = [*self.said, *zip(cycle(("assistant", "user")), said, strict=False)]
+        return [{"role": role, "content": content} for role, content in turns]
 
 
 class Questions:
@@ -95,9 +114,12 @@ class Questions:
             each if each.said[0][0] == "system" else replace(each, said=(*before, *each.said))
             for each in read_questions(content, str(path), folder)
         ]
-        samples = [each.asked("") for each in self._questions]
+        replies = [told for each in self._questions if (told := each.told("")) is not None]
+        if replies:
+            tokenizer.told("Go on.", tokenizer.end_tokens[0])  # whose template may know no such turns
+        samples = [*(each.asked("") for each in self._questions), *replies]
         modules = sorted({_module(each) for each in samples if isinstance(each, FunctionTask)})
-        self.needs = Needs({KINDS[type(each)] for each in samples}, modules, (folder,))
+        self.needs = Needs({KINDS[type(each)] for each in samples}, modules, (folder,), talks=bool(replies))
         self.digest = sha256(b"".join([content, *_beside(modules, path.parent)])).hexdigest()
 
     def __len__(self) -> int:
@@ -112,8 +134,16 @@ class Questions:
     def named(self, number: int) -> str:
         return f"{self._questions[number].line} of the questions"
 
-    def asked(self, number: int, response: str) -> Asked:
-        return self._questions[number].asked(without_end(response, self.tokenizer.ends))
+    def asked(self, number: int, *said: str) -> Asked:
+        return self._questions[number].asked(*self._without_ends(said))
+
+    def told(self, number: int, *said: str) -> FunctionTask | None:
+        return self._questions[number].told(*self._without_ends(said))
+
+    def _without_ends(self, said: Sequence[str]) -> list[str]:
+        """Of the model's turns: who answers may end with what it likes."""
+        ends = self.tokenizer.ends
+        return [text if place % 2 else without_end(text, ends) for place, text in enumerate(said)]
 
 
 def _content(path: Path) -> bytes:
@@ -174,12 +204,14 @@ def _question(content: bytes, problem_name: str, folder: str) -> Question:
     said = (("user", line.prompt),) if isinstance(line.prompt, str) else tuple((t.role, t.content) for t in line.prompt)
     if not said or said[-1][0] != "user" or not said[-1][1]:
         raise _wrong("prompt", line.prompt, "a text, or turns of which the last is the user's", "ask something")
-    asked = _asked(line, said[-1][1], problem_name)
-    _require_askable(asked(""), folder)
-    return Question(problem_name, said, asked)
+    question = Question(problem_name, said, _scored(line, said[-1][1], problem_name), _replied(line))
+    _require_askable(question.asked(""), folder, "function")
+    if (told := question.told("")) is not None:
+        _require_askable(told, folder, "reply")
+    return question
 
 
-def _require_askable(task: Asked, folder: str) -> None:
+def _require_askable(task: Asked, folder: str, path: str) -> None:
     """As far as it can be seen without running anything; what a task refuses by itself it has refused by now."""
     match task:
         case CodeTask(asserts=asserts) if asserts:
@@ -189,7 +221,7 @@ def _require_askable(task: Asked, folder: str) -> None:
             module = _module(task)
             if not _MODULE.fullmatch(module) or not _is_there(module, folder):
                 remedy = f"put {module.replace('.', '/')}.py beside the file"
-                raise _wrong("function", function, "a module that can be found", remedy)
+                raise _wrong(path, function, "a module that can be found", remedy)
         case JudgeTask(template=template):
             if "response" not in {name for _, name, _, _ in Formatter().parse(template)}:
                 raise _wrong("judge", template, "a text with {response}", "show the judge what it judges")
@@ -225,32 +257,48 @@ def _require_one_way(line: _Line) -> None:
     if len(ways) != 1:
         raise _wrong("question", ways or None, f"one of {', '.join(SCORED_BY)}", "say how a response is scored")
     for name, owners in BESIDE.items():
-        if getattr(line, name) is not None and ways[0] not in owners:
+        is_beside = ways[0] in owners or ("reply" in owners and line.reply is not None)
+        if getattr(line, name) is not None and not is_beside:
             raise _wrong(name, getattr(line, name), f"beside {' or '.join(owners)}", "leave it out")
 
 
-def _asked(line: _Line, prompt: str, name: str) -> Callable[[str], Asked]:
+def _replied(line: _Line) -> Callable[[Messages], FunctionTask] | None:
+    if line.reply is None:
+        return None
+    function, arguments = line.reply, line.arguments or {}
+    if "messages" in arguments:
+        raise _wrong("arguments", sorted(arguments), "without 'messages'", "those are the conversation's: rename yours")
+    return lambda messages: FunctionTask(function, {**arguments, "messages": messages})
+
+
+def _scored(line: _Line, prompt: str, name: str) -> Callable[[str, Messages], Asked]:
     if line.answer is not None:
         # As people write it: 1e-05 is read as something else by those who compare.
         gold = format(Decimal(repr(line.answer)), "f") if isinstance(line.answer, float) else str(line.answer)
         if not gold.strip():
             raise _wrong("answer", gold, "the answer", "write what is right")
-        return lambda response: MathsTask(response, gold)
+        return lambda response, messages: MathsTask(response, gold)
     if line.function is not None:
         function, arguments = line.function, line.arguments or {}
         if "response" in arguments:
             raise _wrong("arguments", sorted(arguments), "without 'response'", "that one is the model's: rename yours")
-        return lambda response: FunctionTask(function, {**arguments, "response": response})
+        if line.reply is None:
+            return lambda response, messages: FunctionTask(function, {**arguments, "response": response})
+        return lambda response, messages: FunctionTask(
+            function, {**arguments, "response": response, "messages": messages}
+        )
     if line.judge is not None:
         template, answers = line.judge, YES_OR_NO if line.answers is None else line.answers
         if taken := sorted({"prompt", "response"} & set(line.fields or ())):
             raise _wrong("fields", taken, "other names", "these two are the question's: rename yours")
         fields = {"prompt": prompt, **(line.fields or {})}
-        return lambda response: JudgeTask(template, {**fields, "response": response}, answers)
+        return lambda response, messages: JudgeTask(template, {**fields, "response": response}, answers)
     cases = tuple(Case(each.stdin, each.expected) for each in line.cases or ())
     asserts, group, prelude = line.asserts or "", line.group, line.prelude or ""
     _statements("prelude", prelude, lambda source: compile(source, "prelude", "exec"))
-    return lambda response: CodeTask(name, Program(preceded(program_in(response), prelude)), cases, asserts, group)
+    return lambda response, messages: CodeTask(
+        name, Program(preceded(program_in(response), prelude)), cases, asserts, group
+    )
 
 
 def program_in(response: str) -> str:

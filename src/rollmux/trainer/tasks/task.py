@@ -1,7 +1,8 @@
-"""The seam of a task: prompts by number, and what a response to one of them is worth.
+"""The seam of a task: prompts by number, what a response to one of them is worth, and what it is told in between.
 
-Invariant: a reward depends on the prompt's number and the response alone. A task that can't tell raises, and the
-response is failed, never zero.
+A response is one turn of the model's or several: what is `said` are its turns, with what it was told between them.
+Invariant: a reward or a reply depends on the prompt's number and what was said alone. A task that can't tell raises,
+and the response is failed, never zero.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, runtime_checkable
 
-from rollmux.runtime.rewards import Kind
+from rollmux.runtime.rewards import FunctionTask, Kind
 from rollmux.runtime.rewards import Task as Asked
 
 
@@ -21,23 +22,35 @@ class Tokenizer(Protocol):
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        """One of these ends a response, and is its last token."""
+        """One of these ends a turn, and is its last token."""
 
     def encode(self, text: str) -> tuple[int, ...]: ...
 
     def decode(self, tokens: tuple[int, ...]) -> str: ...
 
+    def told(self, text: str, last: int) -> tuple[int, ...]:
+        """What stands behind a turn with this last token, up to where the next one begins, if its answer is this."""
+
+
+class OneTurn:
+    """Of a task that says nothing to a response."""
+
+    def told(self, number: int, *said: str) -> None: ...
+
+    def reply(self, number: int, *said: str) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a pool needs to score a task's responses.
+    """What a pool needs to score and to answer a task's responses.
 
-    `modules` hold the functions that score; they load without torch, and `folders` are where they are looked for too.
+    `modules` hold the functions for it; they load without torch, and `folders` are where they are looked for too.
     """
 
     kinds: Collection[Kind]
     modules: Sequence[str] = ()
     folders: Sequence[str] = ()
+    talks: bool = False  # some responses are answered
 
 
 class Task(Protocol):
@@ -53,22 +66,28 @@ class Task(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """For what `asked` gives."""
+        """For what `asked` and `told` give."""
 
     @property
     def digest(self) -> str:
         """Of what decides prompts and rewards beside the settings; empty where nothing does."""
 
-    def asked(self, number: int, response: str) -> Asked:
+    def asked(self, number: int, *said: str) -> Asked:
         """What a reward pool is asked for this response's reward."""
+
+    def told(self, number: int, *said: str) -> FunctionTask | None:
+        """What a pool is asked for the reply to the last turn; None where the response is over."""
 
 
 @runtime_checkable
 class MadeTask(Task, Protocol):
     """One that makes up its prompts, and so knows what is right."""
 
-    def shown(self, number: int, random: Random) -> str:
-        """An answer for the warm-up to imitate, good or not so good."""
+    def shown(self, number: int, random: Random, *said: str) -> str:
+        """The next turn for the warm-up to imitate, good or not so good."""
 
-    def reward(self, number: int, response: str) -> float:
-        """What a pool would say, here and now."""
+    def reply(self, number: int, *said: str) -> str | None:
+        """What is told next; None where the response is over."""
+
+    def reward(self, number: int, *said: str) -> float:
+        """What it is worth. Both are what a pool would say, here and now."""

@@ -108,9 +108,10 @@ class GradientSum:
                 checks.report(f"{place}", highest, f"a token below {vocabulary}", "take the tokenizer of this model")
         checks.require()
         for sample in samples:
-            if self.version is not None and set(sample.versions) != {self.version}:
+            versions = {sample.versions[place] for place in sample.places}
+            if self.version is not None and versions != {self.version}:
                 raise WrongVersion(
-                    f"a sample of group {sample.group!r} was drawn by weights {sorted(set(sample.versions))}, and this "
+                    f"a sample of group {sample.group!r} was drawn by weights {sorted(versions)}, and this "
                     f"update is of {self.version}: end the run, or leave out what other weights have drawn"
                 )
 
@@ -173,7 +174,7 @@ class GradientSum:
 
 
 def _entry(sample: Sample) -> Entry:
-    return Entry(sample.group, sample.reward, len(sample.tokens))
+    return Entry(sample.group, sample.reward, sample.drawn)
 
 
 def _stats(whole: Whole, gradient: Accumulator, measured: Measured) -> Stats:

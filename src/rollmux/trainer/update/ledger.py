@@ -20,7 +20,7 @@ class Entry:
 
     group: str
     reward: float
-    tokens: int
+    tokens: int  # drawn
 
 
 @dataclass(frozen=True, slots=True)

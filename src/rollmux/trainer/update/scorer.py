@@ -1,7 +1,7 @@
 """The log-probabilities of responses under the model as it is, with their graph.
 
 Invariant: what a sample scores does not depend on the samples beside it. Rows are padded on the right, which a causal
-model cannot see, and the head is computed for response tokens only. Samples that share a row share its prompt: their
+model cannot see, and the head is computed for drawn tokens only. Samples that share a row share its prompt: their
 responses stand behind it one after the other, each in the places that it would have alone, and see no other.
 """
 
@@ -29,7 +29,7 @@ Rows = Sequence[Sequence[Sample]]  # samples of a row have the same prompt
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Of each response token of a micro-batch: its log-probability now and when drawn, and whose it is."""
+    """Of each drawn token of a micro-batch: its log-probability now and when drawn, and whose it is."""
 
     now: Tensor
     drawn: Tensor
@@ -57,10 +57,11 @@ class Scorer:
     def __call__(self, rows: Rows) -> Scored:
         samples = [sample for row in rows for sample in row]
         self._require_fixed_places(samples)
-        lengths = torch.tensor([len(sample.tokens) for sample in samples])
+        lengths = torch.tensor([sample.drawn for sample in samples])
         hidden = _hidden(self._body, rows, self.device, self._head.weight.dtype)
         now = _logprobs(self._head(hidden), self._tokens(samples))
-        drawn = torch.tensor([value for sample in samples for value in sample.logprobs], dtype=now.dtype)
+        values = [sample.logprobs[place] for sample in samples for place in sample.places]
+        drawn = torch.tensor(values, dtype=now.dtype)
         owner = torch.repeat_interleave(torch.arange(len(samples)), lengths)
         return Scored(now, drawn.to(self.device), owner.to(self.device), lengths.to(self.device))
 
@@ -73,11 +74,12 @@ class Scorer:
             )
 
     def _tokens(self, samples: Sequence[Sample]) -> Tensor:
-        return torch.tensor([token for sample in samples for token in sample.tokens], device=self.device)
+        tokens = [sample.tokens[place] for sample in samples for place in sample.places]
+        return torch.tensor(tokens, device=self.device)
 
 
 def _hidden(body: nn.Module, rows: Rows, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Where each response token is foretold, in the order of rows and samples."""
+    """Where each drawn token is foretold, in the order of rows and samples."""
     starts = [_starts(row) for row in rows]
     width = max(each[-1] for each in starts)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
@@ -88,7 +90,7 @@ def _hidden(body: nn.Module, rows: Rows, device: torch.device, dtype: torch.dtyp
         for sample, start in zip(row, starts[number], strict=False):
             count = len(sample.tokens) - 1  # nothing follows the last token
             ids[number, start : start + count] = torch.tensor(sample.tokens[:-1], dtype=torch.long)
-            chosen += [number * width + place for place in (prompt - 1, *range(start, start + count))]
+            chosen += [number * width + (start + place if place else prompt) - 1 for place in sample.places]
     shape: dict[str, Tensor] = {}
     if any(len(row) > 1 for row in rows):
         places, mask = _apart(rows, starts, width, dtype)

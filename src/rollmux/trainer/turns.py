@@ -1,0 +1,178 @@
+"""Responses, turn by turn: what the model says, and what it is told between two turns.
+
+A turn is a request of its own to the engines, behind all that came before it. So they know nothing of dialogues, and
+whoever drives this hears of whole responses alone.
+Invariants: what a response comes to depends neither on how long a reply takes nor on who draws what; before a reply is
+there nobody hears of the turn's last token, for it may be the response's last.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from rollmux.packer import Request
+from rollmux.runtime.engine import Ended, Event, FinishReason, GenerationRequest, Grown
+from rollmux.runtime.rewards import Reply
+from rollmux.trainer.scoring import Scorer
+from rollmux.trainer.seeds import derived
+from rollmux.trainer.tasks import Tokenizer
+from rollmux.trainer.workers import Workers
+
+ENGINE, REPLY = "engine", "reply"
+PATIENCE_S = 0.05  # for a reply, where nothing else is to be done: whoever shares the workers waits as long
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """`said` are texts: the model's, and between them what it was told. `tokens` are those of all of them.
+
+    `mask` says which tokens the model drew. The others have 0 for log-probability and version.
+    """
+
+    said: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+    mask: tuple[bool, ...] = ()
+
+    @property
+    def drawn(self) -> int:
+        """How many tokens the model drew."""
+        return sum(self.mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Of a response under way so many tokens are drawn."""
+
+    id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A whole response is. `failed` names what did, and nothing where nothing did; `why` says how."""
+
+    id: str
+    response: Response
+    failed: str = ""
+    why: str = ""
+
+
+Heard = Drawn | Over
+
+
+@dataclass(slots=True)
+class _Talk:
+    """A response under way. Its first request says what holds for all of it."""
+
+    request: Request
+    first: GenerationRequest
+    so_far: Response = field(default_factory=Response)
+    drawn: int = 0  # in all turns that are over
+
+    @property
+    def turns(self) -> int:
+        return (len(self.so_far.said) + 1) // 2
+
+
+class Turns:
+    """Has workers draw turns, and a scorer answer them. A response has `max_turns` at most, and with its prompt at most
+    `max_length` tokens.
+    """
+
+    def __init__(self, workers: Workers, scorer: Scorer, tokenizer: Tokenizer, max_turns: int, max_length: int) -> None:
+        self._workers, self._scorer, self._tokenizer = workers, scorer, tokenizer
+        self._max_turns, self._max_length = max_turns, max_length
+        self._talks: dict[str, _Talk] = {}
+        self._asked: dict[Request, str] = {}  # whose reply is to come
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is drawn, and no reply awaited."""
+        return self._workers.is_idle and not self._asked
+
+    def given(self, name: str) -> int:
+        """The tokens that the model sees and has not drawn: the prompt's, and what it was told."""
+        talk = self._talks[name]
+        return len(talk.first.prompt) + len(talk.so_far.tokens) - talk.drawn
+
+    def launch(self, request: Request, first: GenerationRequest) -> None:
+        """The first turn of a response."""
+        self._talks[first.id] = _Talk(request, first)
+        self._workers.launch(first)
+
+    def cancel(self, names: Collection[str]) -> None:
+        """They come to no end, and ask nobody any more."""
+        self._workers.cancel(names)
+        for name in names:
+            talk = self._talks.pop(name, None)
+            if talk is not None and talk.request in self._asked:
+                del self._asked[talk.request]
+                self._scorer.cancel([talk.request])
+
+    def step(self) -> list[Heard]:
+        """One step of every engine, and the replies that have come."""
+        heard = [each for event in self._workers.step() for each in self._hear(event)]
+        if self._asked:
+            waits = self._workers.is_idle and not heard
+            for request, reply in self._scorer.replies(PATIENCE_S if waits else 0.0):
+                heard.append(self._go_on(self._asked.pop(request), reply))
+        return heard
+
+    def _hear(self, event: Event) -> list[Heard]:
+        talk = self._talks.get(event.id)
+        if talk is None:
+            return [Drawn(event.id, 0)]  # of one that was cancelled: the engines had something to tell
+        if isinstance(event, Grown):
+            return [Drawn(event.id, talk.drawn + event.first + len(event.gained.tokens))]
+        return [self._turn_is_over(talk, event)]
+
+    def _turn_is_over(self, talk: _Talk, ended: Ended) -> Heard:
+        name, turn = ended.id, ended.response
+        talk.drawn += len(turn.tokens)
+        text = self._tokenizer.decode(turn.tokens)
+        talk.so_far = _more(talk.so_far, text, turn.tokens, turn.logprobs, turn.versions, is_drawn=True)
+        if ended.reason is FinishReason.FAILED:
+            return self._over(name, ENGINE, ended.why)
+        if ended.reason is not FinishReason.STOP or talk.turns == self._max_turns:
+            return self._over(name)
+        reply = self._scorer.ask(talk.request, *talk.so_far.said)
+        if reply is not None:
+            return self._go_on(name, reply)
+        self._asked[talk.request] = name
+        return Drawn(name, talk.drawn - 1)
+
+    def _go_on(self, name: str, reply: Reply) -> Heard:
+        talk = self._talks[name]
+        if reply.text is None:
+            return self._over(name, REPLY if reply.trouble else "", reply.trouble)
+        told = self._tokenizer.told(reply.text, talk.so_far.tokens[-1])
+        prompt = talk.first.prompt + talk.so_far.tokens + told
+        room = min(talk.first.max_tokens - talk.drawn, self._max_length - len(prompt))
+        if room < 1:
+            return self._over(name)
+        nothing = (0,) * len(told)
+        talk.so_far = _more(talk.so_far, reply.text, told, tuple(map(float, nothing)), nothing, is_drawn=False)
+        seed = derived(talk.first.seed, "turn", talk.turns)
+        self._workers.launch(replace(talk.first, prompt=prompt, max_tokens=room, seed=seed))
+        return Drawn(name, talk.drawn)
+
+    def _over(self, name: str, failed: str = "", why: str = "") -> Over:
+        return Over(name, self._talks.pop(name).so_far, failed, why)
+
+
+def _more(
+    so_far: Response,
+    text: str,
+    tokens: tuple[int, ...],
+    logprobs: tuple[float, ...],
+    versions: tuple[int, ...],
+    is_drawn: bool,
+) -> Response:
+    return Response(
+        (*so_far.said, text),
+        so_far.tokens + tokens,
+        so_far.logprobs + logprobs,
+        so_far.versions + versions,
+        so_far.mask + (is_drawn,) * len(tokens),
+    )

@@ -1,0 +1,43 @@
+"""What functions say to responses."""
+
+import os
+import sys
+import time
+
+
+def told(said: str) -> str | None:
+    return None if said == "bye" else f"{said}!"
+
+
+async def told_soon(said: str) -> str:
+    return f"{said}, soon"
+
+
+def prints(said: str) -> str:
+    sys.stdout.write("noise\n")
+    return said
+
+
+def number(said: str) -> int:
+    return 3
+
+
+def long(characters: int, of: str) -> str:
+    return of * characters
+
+
+def half() -> str:
+    return "\ud800"
+
+
+def raises(said: str) -> str:
+    raise ValueError(f"not {said}")
+
+
+def hangs(said: str) -> str:
+    time.sleep(1000)
+    return said
+
+
+def exits(said: str) -> str:
+    os._exit(0)

@@ -1,0 +1,117 @@
+"""Replies of functions: a text, or nothing; and what is no reply is told as such, whatever a function does."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rollmux.runtime.rewards import FunctionTask, Kind, PoolSettings, Reply, RewardPool
+from rollmux.runtime.rewards.functions import MOST_REPLY
+from rollmux.runtime.sandbox import RunLimits, SandboxError
+from rollmux.runtime.sandbox.tree import descendants
+from tests.runtime.rewards.world import SETTINGS, Pooled
+from tests.waiting import until
+
+MODULE = "tests.runtime.rewards.replies"
+
+
+@pytest.fixture(scope="module")
+def pooled() -> Iterator[Pooled]:
+    with Pooled() as made:
+        yield made
+
+
+def asked(name: str, **arguments: Any) -> FunctionTask:
+    return FunctionTask(f"{MODULE}:{name}", arguments)
+
+
+@pytest.mark.parametrize(
+    ("task", "reply"),
+    [
+        (asked("told", said="so"), Reply("so!")),
+        (asked("told", said=""), Reply("!")),
+        (asked("told", said="bye"), Reply()),
+        (asked("told_soon", said="well"), Reply("well, soon")),
+        (asked("prints", said="é\n"), Reply("é\n")),
+        (asked("long", characters=MOST_REPLY, of="a"), Reply("a" * MOST_REPLY)),
+        (asked("long", characters=MOST_REPLY, of="\U0001f600"), Reply("\U0001f600" * MOST_REPLY)),
+    ],
+    ids=[
+        "a text",
+        "behind nothing",
+        "no more",
+        "a coroutine",
+        "of one that prints",
+        "a long one",
+        "of wide characters",
+    ],
+)
+def test_a_text_or_nothing_is_a_reply(task: FunctionTask, reply: Reply, pooled: Pooled) -> None:
+    assert pooled.do(pooled.pool.reply(task)) == reply
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        (asked("number", said="so"), "3 is no reply: return a text, or None"),
+        (asked("long", characters=MOST_REPLY + 1, of="a"), f"a reply of {MOST_REPLY + 1} characters: return at most"),
+        (asked("half"), "half a character"),
+        (asked("raises", said="so"), "ValueError: not so"),
+        (asked("nowhere", said="so"), "AttributeError"),
+        (asked("exits", said="so"), ""),
+        (FunctionTask("no_such_module_at_all:f", {}), "ModuleNotFoundError"),
+        (FunctionTask(f"{MODULE}:told", {"said": object()}), "TypeError"),
+    ],
+    ids=["a number", "too long", "half a character", "raises", "no such", "exits", "no module", "no JSON"],
+)
+def test_what_is_no_reply_is_told_and_ends_nothing(task: FunctionTask, told: str, pooled: Pooled) -> None:
+    reply = pooled.do(pooled.pool.reply(task))
+    assert reply.text is None
+    assert reply.trouble
+    assert told in reply.trouble
+
+
+def test_one_that_hangs_costs_its_cap() -> None:
+    async def story() -> tuple[Reply, Reply]:
+        settings = replace(SETTINGS, function=RunLimits(cpu_s=1.0, wall_s=0.5, address_bytes=None))
+        async with RewardPool(settings) as pool:
+            return await asyncio.gather(pool.reply(asked("hangs", said="")), pool.reply(asked("told", said="so")))
+
+    hung, other = asyncio.run(story())
+    assert hung.text is None
+    assert hung.trouble
+    assert other == Reply("so!")
+
+
+def test_who_stops_waiting_or_closes_ends_what_was_asked() -> None:
+    before = set(descendants(os.getpid()))
+
+    async def story() -> Reply:
+        async with RewardPool(SETTINGS) as pool:
+            idle = len(descendants(os.getpid()))
+            waiting = asyncio.create_task(pool.reply(asked("hangs", said="")))
+            await asyncio.to_thread(until, lambda: len(descendants(os.getpid())) > idle)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await asyncio.to_thread(until, lambda: len(descendants(os.getpid())) == idle)
+            left = asyncio.create_task(pool.reply(asked("hangs", said="")))
+            await asyncio.sleep(0.05)
+        return await left
+
+    assert asyncio.run(story()) == Reply(None, "called off")
+    assert set(descendants(os.getpid())) <= before
+
+
+def test_a_pool_without_turns_for_functions_says_so() -> None:
+    async def story() -> None:
+        async with RewardPool(PoolSettings(turns={Kind.ASYNC: 1})) as pool:
+            with pytest.raises(SandboxError, match="function has no turns"):
+                await pool.reply(asked("told", said=""))
+        with pytest.raises(SandboxError, match="not started, or closed"):
+            await pool.reply(asked("told", said=""))
+
+    asyncio.run(story())

@@ -1,0 +1,215 @@
+"""Questions that go on: what their functions are given, what a model is told, and that their jobs run."""
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from rollmux.errors import InvalidSpec
+from rollmux.runtime.rewards import FunctionTask, JudgeTask, Kind, MathsTask, Reply
+from rollmux.trainer.errors import CheckpointRefused, NotTaught
+from rollmux.trainer.job import train
+from rollmux.trainer.metrics import METRICS
+from rollmux.trainer.pooled import open_pooled
+from rollmux.trainer.settings import Rewards
+from rollmux.trainer.tasks import Pretrained, Questions
+from rollmux.trainer.tasks.questions import read_questions
+from tests.trainer.jobs import alone
+from tests.trainer.talking import BEGIN, END, TEMPLATE, talking
+from tests.trainer.test_pooled import request
+from tests.trainer.test_questions import EXAMPLES, job, lines, problems, written
+from tests.trainer.test_recipes import block
+
+HINT = "questions_scores:hint"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return talking(tmp_path_factory.mktemp("talking"))
+
+
+def messages(*said: str, system: str = "") -> list[dict[str, str]]:
+    roles = ["user", "assistant"] * len(said)
+    return [
+        *([{"role": "system", "content": system}] if system else []),
+        *({"role": role, "content": text} for role, text in zip(roles, ("How many?", *said), strict=False)),
+    ]
+
+
+def test_a_reply_is_asked_with_the_whole_conversation_and_the_line_s_arguments(folder: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "mine.jsonl", {"answer": 1, "reply": "json:dumps", "arguments": {"secret": 5}})
+    task = Questions(path, "Count.", Pretrained(folder))
+    said = (f"6{END}", "No.", f"7{END}")
+    wanted = {"secret": 5, "messages": messages("6", "No.", "7", system="Count.")}
+    assert task.told(0, *said) == FunctionTask("json:dumps", wanted)
+    assert task.asked(0, *said) == MathsTask("7", "1")
+    assert task.needs.talks
+    assert set(task.needs.kinds) == {Kind.MATHS, Kind.FUNCTION}
+    assert list(task.needs.modules) == ["json"]
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        (
+            {"function": "json:loads", "arguments": {"a": 1}},
+            FunctionTask("json:loads", {"a": 1, "response": "7", "messages": messages("6", "No.", "7")}),
+        ),
+        (
+            {"judge": "{prompt} {response}"},
+            JudgeTask("{prompt} {response}", {"prompt": "How many?", "response": "7"}, {"yes": 1.0, "no": 0.0}),
+        ),
+    ],
+)
+def test_the_last_turn_is_scored_and_functions_see_all(line: Mapping[str, Any], asked: object) -> None:
+    (question,) = read_questions(lines({"reply": "json:dumps", **line}), "mine")
+    assert question.asked("6", "No.", "7") == asked
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"answer": 1, "reply": "nowhere_at_all:f"}, "reply"),
+        ({"answer": 1, "reply": "hint"}, "function_task.function"),
+        ({"answer": 1, "reply": HINT, "arguments": {"messages": 1}}, "arguments"),
+        ({"function": "json:loads", "reply": HINT, "arguments": {"response": 1}}, "arguments"),
+        ({"answer": 1, "arguments": {"a": 1}}, "arguments"),
+        ({"reply": HINT}, "question"),
+        ({"answer": 1, "reply": 7}, "question"),
+    ],
+)
+def test_what_is_wrong_with_a_reply_is_told(line: Mapping[str, Any], told: str) -> None:
+    assert list(problems(lines({"answer": 1}, line))) == [f"line 2: {told}"]
+
+
+# -- what the model is told --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", ["", "Count."])
+def test_what_is_told_is_what_the_chat_template_writes_between_two_answers(system: str, folder: str) -> None:
+    tokenizer = Pretrained(folder)
+    before = [("system", system)] if system else []
+    said = [*before, ("user", "1?"), ("assistant", "2"), ("user", "3?")]
+    whole = tokenizer.encode(tokenizer.talk(said))
+    first = tokenizer.encode(tokenizer.talk(said[:-2]))
+    turn = tokenizer.encode(f"2{END}")
+    assert first + turn + tokenizer.told("3?", turn[-1]) == whole
+
+
+def test_a_turn_that_ended_with_another_token_is_ended_as_the_template_does(folder: str) -> None:
+    tokenizer = Pretrained(folder)
+    other = tokenizer.encode(BEGIN)[0]
+    assert tokenizer.decode(tokenizer.told("3?", other)) == f"{END}\n{BEGIN}user\n3?{END}\n{BEGIN}assistant\n"
+
+
+def test_a_text_that_looks_like_the_template_s_own_is_still_told(folder: str) -> None:
+    tokenizer = Pretrained(folder)
+    end = tokenizer.end_tokens[0]
+    for text in ("Seven.", "How many?Seven.", "", " "):
+        assert tokenizer.decode(tokenizer.told(text, end)) == f"\n{BEGIN}user\n{text}{END}\n{BEGIN}assistant\n"
+
+
+def test_a_model_without_a_template_is_told_a_reply_as_it_stands(tmp_path: Path) -> None:
+    tokenizer = Pretrained(talking(tmp_path, template=None))
+    assert tokenizer.decode(tokenizer.told("It is 4. ", 1)) == "It is 4. "
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (TEMPLATE.replace("{{ message['content'] }}", "{{ message['content'] | upper }}"), "does not write what was"),
+        (TEMPLATE + "{% if messages|length > 2 %}{{ raise_exception('one turn') }}{% endif %}", "one turn"),
+    ],
+)
+def test_a_template_that_knows_no_such_turns_is_refused_at_the_start(template: str, told: str, tmp_path: Path) -> None:
+    tokenizer = Pretrained(talking(tmp_path / "model", template=template))
+    path = written(tmp_path / "mine.jsonl", {"answer": 1})
+    Questions(path, "", tokenizer)
+    with pytest.raises(NotTaught, match=told):
+        Questions(written(path, {"answer": 1, "reply": "json:dumps"}), "", tokenizer)
+
+
+def test_a_model_without_all_tokens_of_its_tokenizer_can_be_told_nothing(tmp_path: Path) -> None:
+    """A reply may have any of them."""
+    model = talking(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens(["<one more>"])
+    tokenizer.save_pretrained(model)
+    path = written(tmp_path / "mine.jsonl", {"answer": 1})
+    settings = {"batching": {"prompts": 1, "responses": 2}, "steps": 1, "sampling": {"max_tokens": 4}}
+    train(job(model, path, **settings), tmp_path / "run", alone())
+    written(path, {"answer": 1, "reply": "json:dumps"})
+    with pytest.raises(
+        InvalidSpec, match=r"job\.model\.path .* must be a model of the 99 tokens that replies may have"
+    ):
+        train(job(model, path, **settings), tmp_path / "other", alone())
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_questions_are_answered_trains_turns(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def on(messages, most):\n"
+        "    return 'On.' if len(messages) < 2 * most else None\n"
+        "def turns(response, messages, most):\n"
+        "    assert messages[-1]['content'] == response\n"
+        "    return sum(each['role'] == 'assistant' for each in messages)\n"
+    )
+    line = {"function": "mine:turns", "reply": "mine:on", "arguments": {"most": 3}}
+    path = written(tmp_path / "mine.jsonl", line)
+    settings = job(
+        folder,
+        path,
+        steps=2,
+        batching={"prompts": 1, "responses": 8, "mode": "sync"},
+        sampling={"max_tokens": 900},
+        rollout={"running": 32, "room_tokens": 32768, "max_length": 1500},
+    )
+    train(settings, tmp_path / "run", alone())
+    steps = [json.loads(each) for each in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    assert max(each["turns_mean"] for each in steps) > 1.5
+    assert steps[0]["turns_mean"] == steps[0]["reward"]
+    (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# otherwise\n")
+    with pytest.raises(CheckpointRefused, match="path's content"):
+        train(settings, tmp_path / "run", alone(), resume=True)
+
+
+def test_the_example_s_hints_are_of_the_word() -> None:
+    module = _module("questions_scores", EXAMPLES)
+    assert module.hint(messages("mouse")) is None
+    assert module.hint(messages("cat")) == "That has 3 letters. Another one, of five."
+    assert module.hint(messages("cat", "Again.", "a", "Again.", "is")) is None
+    assert module.of_five("mouse.", messages("cat", "Again.", "mouse.")) == 0.5
+
+
+def test_the_document_s_calculator_answers(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(block("calculator"))
+    line = json.loads(next(each for each in _document_lines() if '"reply"' in each))
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{json.dumps(line)}\n" * 2)
+    task = Questions(path, "", Pretrained(folder))
+    with closing(open_pooled(Rewards(scorer="pool"), task, {})) as scorer:
+        scorer.ask(request(0), "Let me see: <calc>1234 * 5678</calc>")
+        scorer.ask(request(1), "It is 7.")
+        found = [*scorer.replies(60.0), *scorer.replies(60.0)]  # both, or one after the other
+        told = {each.prompt.id: reply for each, reply in found}
+        assert told == {0: Reply(f"It is {line['answer']}."), 1: Reply()}
+
+
+def _document_lines() -> list[str]:
+    return (Path(__file__).parents[2] / "docs" / "questions.md").read_text(encoding="utf-8").splitlines()
+
+
+def _module(name: str, folder: Path) -> Any:
+    sys.path.insert(0, str(folder))
+    try:
+        return import_module(name)
+    finally:
+        sys.path.remove(str(folder))
