@@ -206,6 +206,9 @@ class Played:
     def launch(self, request: GenerationRequest) -> None:
         self.asked.append(request)
 
+    def forget(self, names: Any) -> None:
+        """Nothing rests here."""
+
     def cancel(self, names: Any) -> None:
         self.events += [Ended(name, FinishReason.CANCELLED, Generated()) for name in names]
 

@@ -68,7 +68,8 @@ class Rollout:
     ) -> None:  # fmt: skip
         self.batcher, self.data = batcher, data
         self._workers, self._points = Workers(engines), SafePoints()
-        self._turns = Turns(self._workers, scorer, task.tokenizer, sampling.max_turns, max_length)
+        most_turns = sampling.max_turns if task.needs.talks else 1
+        self._turns = Turns(self._workers, scorer, task.tokenizer, most_turns, max_length)
         self._task, self.scorer, self._sampling, self._seed = task, scorer, sampling, seed
         self._early, self.lengths = early, tuple(lengths)  # those of the last round
         self._before: frozenset[int] | None = None  # who worked before training got some of them

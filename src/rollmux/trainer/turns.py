@@ -98,6 +98,7 @@ class Turns:
 
     def launch(self, request: Request, first: GenerationRequest) -> None:
         """The first turn of a response."""
+        first = replace(first, rests=self._max_turns > 1)
         self._talks[first.id] = _Talk(request, first)
         self._workers.launch(first)
 
@@ -153,11 +154,12 @@ class Turns:
             return self._over(name)
         nothing = (0,) * len(told)
         talk.so_far = _more(talk.so_far, reply.text, told, tuple(map(float, nothing)), nothing, is_drawn=False)
-        seed = derived(talk.first.seed, "turn", talk.turns)
-        self._workers.launch(replace(talk.first, prompt=prompt, max_tokens=room, seed=seed))
+        seed, rests = derived(talk.first.seed, "turn", talk.turns), talk.turns + 1 < self._max_turns
+        self._workers.launch(replace(talk.first, prompt=prompt, max_tokens=room, seed=seed, rests=rests))
         return Drawn(name, talk.drawn)
 
     def _over(self, name: str, failed: str = "", why: str = "") -> Over:
+        self._workers.forget([name])
         return Over(name, self._talks.pop(name).so_far, failed, why)
 
 

@@ -17,6 +17,7 @@ class Workers:
         self.engines = tuple(engines)
         self._there = list(self.engines)
         self._with: dict[str, Engine] = {}  # who is yet to tell of which request, what came last at the end
+        self._rests: dict[str, Engine] = {}  # who has, or had, a request that may be gone on from
 
     @property
     def is_idle(self) -> bool:
@@ -38,15 +39,27 @@ class Workers:
         return None if engine is None else self.engines.index(engine)
 
     def launch(self, request: GenerationRequest) -> None:
-        """On the engine with the least to do. Which one it is changes no token."""
-        engine = self._idlest()
+        """Where it goes on from what rests, else with whoever has the least to do. Which one it is changes no token."""
+        engine = self._rests.pop(request.id, None)
+        if engine not in self._there:
+            engine = self._idlest()
         engine.submit(request)
         self._with[request.id] = engine
+        if request.rests:
+            self._rests[request.id] = engine
 
     def cancel(self, names: Collection[str]) -> None:
         """They are told as cancelled by the next steps."""
+        for name in names:
+            self._rests.pop(name, None)
         for engine in self.engines:
             engine.cancel(names)
+
+    def forget(self, names: Collection[str]) -> None:
+        """Nobody goes on from these, which are over."""
+        for name in names:
+            if engine := self._rests.pop(name, None):
+                engine.cancel([name])
 
     def step(self) -> list[Event]:
         """One step of every engine; who is away has something to tell at most."""
@@ -78,6 +91,8 @@ class Workers:
             engine = self._idlest()
             engine.adopt((each,))
             self._with[each.request.id] = engine
+            if each.request.rests:
+                self._rests[each.request.id] = engine
 
     def _even_out(self) -> None:
         """What came last, and so has the least to be computed anew, goes to who has less to do."""

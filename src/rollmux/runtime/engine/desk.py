@@ -3,7 +3,8 @@
 Requests are let in as they came. What runs is older than what waits: where the room is short the youngest gives way,
 and is the first to come back. Pure: neither torch nor a clock.
 
-Invariant: a request is at the desk from `add` to exactly one of `end` and `remove`, and holds pages only while it runs.
+Invariants: a request is at the desk from `add` to exactly one of `end` and `remove`. It holds pages while it runs; what
+rests, and what waits to go on from there, holds them as long as nobody who runs or could run wants them.
 """
 
 from collections import OrderedDict
@@ -63,6 +64,7 @@ class Desk:
         self.live: dict[str, Live] = {}
         self.waiting: OrderedDict[str, Live] = OrderedDict()  # by id, for those that leave from among many
         self.running: list[Live] = []  # the youngest last
+        self.resting: OrderedDict[str, Live] = OrderedDict()  # over, and perhaps to be gone on from; the oldest first
         self.events: list[Event] = []
         self.preemptions = self.generated = self.computed = self.recomputed = self.ended = 0
 
@@ -74,8 +76,28 @@ class Desk:
             self._check(checks, each, adding)
             adding[each.request.id] = _entering(each)
         checks.require()
+        for live in adding.values():
+            self._go_on(live)
         self.live |= adding
         self.waiting.update(adding)
+
+    def _go_on(self, live: Live) -> None:
+        """With what was computed for the one of its name that rests, if that is how it begins."""
+        rested = self.resting.pop(live.request.id, None)
+        if rested is None:
+            return
+        prompt, had = live.request.prompt, (*rested.request.prompt, *rested.tokens)
+        if prompt[: len(had)] == had:
+            live.pages, rested.pages = rested.pages, live.pages
+            live.cached, live.known = rested.cached, max(live.known, rested.cached)
+        else:
+            self._forget(rested)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Nothing rests of these any more."""
+        for name in names:
+            if rested := self.resting.pop(name, None):
+                self._forget(rested)
 
     def _check(self, checks: Checks, each: Unfinished, adding: dict[str, Live]) -> None:
         request, had = each.request, len(each.response.tokens)
@@ -134,8 +156,8 @@ class Desk:
         growing = sum(room.needed(each.length) > len(each.pages) for each in self.running)
         while self.waiting and len(self.running) < self.max_running:
             live = next(iter(self.waiting.values()))
-            need = room.needed(live.length)
-            if need + growing > room.free:
+            need = room.needed(live.length) - len(live.pages)
+            if not self.has_room(need + growing, live):
                 break
             room.take(live.pages, need)
             self.running.append(self.waiting.pop(live.request.id))
@@ -147,13 +169,27 @@ class Desk:
         short = self.room.needed(tokens) - len(live.pages)
         if short <= 0:
             return True
-        while short > self.room.free:
+        while not self.has_room(short):
             youngest = self.running[-1]
             self.preempt()
             if youngest is live:
                 return False
         self.room.take(live.pages, short)
         return True
+
+    def has_room(self, pages: int, but_for: Live | None = None) -> bool:
+        """Whether so many pages are free, now that what rests gave way if need be: the oldest first, and at the end
+        those that wait to go on, of whom the latest has the longest to wait.
+        """
+        while pages > self.room.free and self.resting:
+            self._forget(self.resting.popitem(last=False)[1])
+        if pages > self.room.free:
+            for live in reversed(self.waiting.values()):
+                if live.pages and live is not but_for:
+                    self._forget(live)
+                if pages <= self.room.free:
+                    break
+        return pages <= self.room.free
 
     def preempt(self) -> None:
         """The youngest that runs gives its pages back and is the next to come in."""
@@ -166,6 +202,9 @@ class Desk:
         self.running = [live for live in self.running if not begun and live.tokens]
         for live in reversed(stopped):
             self._put_first(live)
+        for live in self.waiting.values():
+            self._forget(live)
+        self.forget(tuple(self.resting))
 
     def _put_first(self, live: Live) -> None:
         self._forget(live)
@@ -198,6 +237,8 @@ class Desk:
             self.end(live, FinishReason.LENGTH)
 
     def end(self, live: Live, reason: FinishReason, why: str = "") -> None:
+        if reason is FinishReason.STOP and live.request.rests:
+            self.resting[live.request.id] = live
         self._leave(live)
         self.ended += 1
         self.events.append(Ended(live.request.id, reason, live.generated(), why))
@@ -211,7 +252,8 @@ class Desk:
         del self.live[live.request.id]
         if self.waiting.pop(live.request.id, None) is None:
             self.running.remove(live)
-        self._forget(live)
+        if live.request.id not in self.resting:
+            self._forget(live)
 
     def told(self) -> list[Event]:
         """What has happened since this was last asked."""

@@ -82,6 +82,7 @@ class EngineElsewhere:
         self._failed: Exception | None = None  # the same, where a step raised
         self._known: dict[str, Growing] = {}  # who is not over, with all that was heard of them
         self._cancelled: set[str] = set()  # of these
+        self._resting: set[str] = set()  # who is over, and may be gone on from
         self._half: int | None = None  # the version of an update that was begun, and whose end was not heard
         self._lives = 0
         self._closed = False
@@ -102,11 +103,13 @@ class EngineElsewhere:
         self._hear_the_end_of({request.id})
         self._call("submit", request)
         self._known[request.id] = Growing(request)
+        self._resting.discard(request.id)
 
     def cancel(self, ids: Iterable[str]) -> None:
-        names = [name for name in several(ids) if name in self._known]
+        names = [name for name in several(ids) if name in self._known or name in self._resting]
         if names and not self._closed:
             self._call("cancel", names)
+            self._resting.difference_update(names)
             self._cancelled.update(name for name in names if name in self._known)
 
     def _hear_the_end_of(self, names: set[str]) -> None:
@@ -302,6 +305,8 @@ class EngineElsewhere:
         if reason is not None:
             self._cancelled.discard(name)
             over = self._known.pop(name)
+            if reason is FinishReason.STOP and over.request.rests:
+                self._resting.add(name)
             return Ended(name, reason, over.generated(), why), over
         gained = Generated(tokens, logprobs, versions)
         self._known[name].grow(gained)
@@ -361,6 +366,7 @@ class EngineElsewhere:
 
     def _end(self, patience_s: float = 0.0) -> None:
         line, self._line, self._ahead = self._line, None, False
+        self._resting.clear()
         if line is not None:
             line.close()
         self._home.end(patience_s)

@@ -112,8 +112,10 @@ class LocalEngine:
         self._desk.add((Unfinished(request, Generated()),))
 
     def cancel(self, ids: Iterable[str]) -> None:
-        for live in self._find(ids):
+        names = several(ids)
+        for live in self._find(names):
             self._desk.end(live, FinishReason.CANCELLED)
+        self._desk.forget(names)
 
     def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
         self._require_open()
@@ -202,7 +204,7 @@ class LocalEngine:
         need = room.needed(len(prompt) + count - 1)
         if need > room.pages:
             raise InvariantViolated("KV room", f"a probe needs {need} pages, there are {room.pages}: probe for less")
-        while need > room.free:
+        while not desk.has_room(need):
             desk.preempt()
         room.take(live.pages, need)
         try:

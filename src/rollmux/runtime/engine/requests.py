@@ -18,6 +18,9 @@ class GenerationRequest:
     """One response to one prompt. A `temperature` of 0 is greedy, and then `top_p` and `seed` decide nothing.
 
     `seed` and the place in the response decide each draw, and nothing else does.
+
+    `rests`: where a stop token ends it, what was computed stays for a request of the same id whose prompt goes on
+    behind all of this one, as long as nobody else wants the room. Cancel it where none is to come.
     """
 
     id: str
@@ -27,6 +30,7 @@ class GenerationRequest:
     top_p: float = 1.0
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
+    rests: bool = False
 
     def __post_init__(self) -> None:
         checks = Checks("request")

@@ -58,7 +58,10 @@ class Engine(Protocol):
         """Queues a request. `InvalidSpec`, and nothing changed, if it could never run or its id is in use."""
 
     def cancel(self, ids: Iterable[str]) -> None:
-        """Ends requests with what they have; those that are not there are over already, which is no mistake."""
+        """Ends requests with what they have; those that are not there are over already, which is no mistake.
+
+        Nothing rests of them any more.
+        """
 
     def export(self, ids: Iterable[str] | None = None) -> tuple[Unfinished, ...]:
         """Takes requests out, all if none are named. Those that are not there are not in the answer."""
