@@ -36,6 +36,8 @@ PAGE = 32
 # Older versions of transformers call it by the other name.
 PAGE_WORD = "page_size" if "page_size" in ContinuousBatchingConfig.__dataclass_fields__ else "block_size"
 Tokens = Sequence[Sequence[int]]
+GROUP = 8  # responses to a prompt
+GROUPS_OF = (64, 256)  # tokens of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,10 @@ class Workload:
         lengths = tuple(max(8, min(longest, round(rng.lognormvariate(4.0, 0.8)))) for _ in range(count))
         prompts = tuple(tuple(rng.randrange(vocabulary) for _ in range(rng.randrange(8, 65))) for _ in range(count))
         return cls(prompts, lengths)
+
+    def asked(self, times: int) -> "Workload":
+        """The first prompts of it, each so many times, with the lengths that there are."""
+        return Workload(tuple(self.prompts[place // times] for place in range(len(self.prompts))), self.lengths)
 
     @property
     def useful(self) -> int:
@@ -253,6 +259,32 @@ def _row(size: Size, work: Workload, name: str, runs: Sequence[Mapping[str, Run]
     }
 
 
+def groups(
+    size: Size, engine: LocalEngine, seed: int, count: int, longest: int, rounds: int
+) -> list[dict[str, object]]:
+    """What it gains that some answer the same prompt, against as many that answer others as long."""
+    rows: list[dict[str, object]] = []
+    for tokens in GROUPS_OF:
+        rng = Random(seed)
+        drawn = Workload.drawn(rng, size, count, longest)
+        vocabulary = size.shape["vocab_size"]
+        others = Workload(
+            tuple(tuple(rng.randrange(vocabulary) for _ in range(tokens)) for _ in range(count)), drawn.lengths
+        )
+        work = {"same": others.asked(GROUP), "others": others}
+        runs = [{name: with_slots(engine, each).wall_s for name, each in work.items()} for _ in range(rounds)]
+        rows.append(
+            {
+                "model": size.name,
+                "prompt": tokens,
+                "responses to each": GROUP,
+                "tokens/s": others.useful / median(each["same"] for each in runs),
+                "over prompts that differ": median(each["others"] / each["same"] for each in runs),
+            }
+        )
+    return rows
+
+
 def latencies(size: Size, work: Workload, engine: LocalEngine, rounds: int) -> dict[str, object]:
     """Milliseconds, with all responses under way; the median of some rounds."""
     found: dict[str, list[float]] = {}
@@ -325,6 +357,7 @@ def cores(count: int) -> Iterator[None]:
 def measure(args: Namespace) -> dict[str, object]:
     rows: list[dict[str, object]] = []
     delays: list[dict[str, object]] = []
+    grouped: list[dict[str, object]] = []
     goals: list[Goal] = []
     for size in SIZES[:1] if args.quick else [size for size in SIZES if size.name in args.sizes.split(",")]:
         count, longest, rounds = (6, 16, 1) if args.quick else (size.prompts, size.longest, args.rounds)
@@ -335,14 +368,25 @@ def measure(args: Namespace) -> dict[str, object]:
             found = compared(size, work, model, engine, rounds)
             delays.append(latencies(size, work, engine, rounds))
             engine.close()
+            engine = slots(model, Limits(count * (GROUPS_OF[-1] + longest + PAGE), page_tokens=PAGE))
+            grouped += groups(size, engine, args.seed, count, longest, rounds)
+            engine.close()
         rows += found
         ratio = found[0]["over best other"]
         assert isinstance(ratio, float)
         goals.append(Goal(f"{size.name}, useful tokens/s over the best other", ratio, GOAL, at_most=False))
     table(rows)
     table(delays)
+    table(grouped)
     print("All weights are random; SmolLM2-135M is a model of its shape.")
-    return {"rows": rows, "latencies": delays, "goals": show(goals), "weights": "random", "torch": torch.__version__}
+    return {
+        "rows": rows,
+        "latencies": delays,
+        "groups": grouped,
+        "goals": show(goals),
+        "weights": "random",
+        "torch": torch.__version__,
+    }
 
 
 def main() -> None:

@@ -136,11 +136,12 @@ def alone(make: Callable[[], Engine], requests: Sequence[GenerationRequest]) -> 
 
 
 def some_requests(rng: Random, count: int, vocabulary: int) -> list[GenerationRequest]:
-    """Greedy and drawn, some with a stop token, prompts of all lengths."""
+    """Greedy and drawn, some with a stop token, prompts of all lengths, of which some are asked again and again."""
+    prompts = [tuple(rng.randrange(vocabulary) for _ in range(rng.randrange(1, 30))) for _ in range(count // 2 + 1)]
     return [
         GenerationRequest(
             id=f"r{n}",
-            prompt=tuple(rng.randrange(vocabulary) for _ in range(rng.randrange(1, 30))),
+            prompt=rng.choice(prompts),
             max_tokens=rng.randrange(1, 34),
             temperature=rng.choice((0.0, 0.8, 1.5)),
             top_p=rng.choice((1.0, 0.9)),

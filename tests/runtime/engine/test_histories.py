@@ -40,7 +40,7 @@ def test_computed_requests_end_once_and_as_if_alone(family: str) -> None:
     requests = some_requests(Random(1), 10, VOCABULARY)
     known = alone(lambda: slots(model, TIGHT), requests)
     preemptions = recomputed = 0
-    for seed in range(6):
+    for seed in range(9):
         rng = Random(seed)
         history = History((slots(model, TIGHT), slots(model, TIGHT)), known, rng)
         history.play(rng.choices(CALLS, k=70))

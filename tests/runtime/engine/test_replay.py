@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_step_takes_what_the_rates_say() -> None:
     hands = Hands()
     engine = replay(Played(lambda _: 3, RATES), LIMITS, clock=hands.clock)
     engine.submit(request("a"))
-    engine.submit(request("b"))
+    engine.submit(replace(request("b"), prompt=(2,) * 20))
     engine.submit(request("waits"))
     engine.step()
     assert hands.now_s == pytest.approx(100 + 40 / 10 + 0.5)

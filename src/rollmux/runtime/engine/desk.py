@@ -33,6 +33,7 @@ class Live(Growing):
     pages: list[int] = field(default_factory=list)
     cached: int = 0
     known: int = 0  # so many have been computed before, here or elsewhere
+    is_old: bool = False  # its keys and values are those of other weights
 
     @property
     def length(self) -> int:
@@ -52,6 +53,7 @@ class Live(Growing):
 
 
 Work = tuple[Live, int]
+LEAST_SHARED = 16  # tokens: who has no more computes them beside the others sooner than it waits for them
 
 
 class Desk:
@@ -65,6 +67,8 @@ class Desk:
         self.waiting: OrderedDict[str, Live] = OrderedDict()  # by id, for those that leave from among many
         self.running: list[Live] = []  # the youngest last
         self.resting: OrderedDict[str, Live] = OrderedDict()  # over, and perhaps to be gone on from; the oldest first
+        # Who has so many tokens of a prompt, and who is taken to have them: copied before the next computation.
+        self.twins: list[tuple[Live, Live, int]] = []
         self.events: list[Event] = []
         self.preemptions = self.generated = self.computed = self.recomputed = self.ended = 0
 
@@ -133,10 +137,15 @@ class Desk:
 
     def plan(self) -> list[Work]:
         """Who is computed next, and how many tokens of each. Pages are theirs already."""
+        self.forget_copies()
         self._admit()
         budget = self.prefill_tokens
         work: list[Work] = []
+        first: dict[tuple[int, ...], Live] = {}  # by prompt, where some are not computed
+        may_share = any(live.cached < len(live.request.prompt) - 1 for live in self.running)
         for live in tuple(self.running):
+            if may_share and self._waits_for_twin(live, first):
+                continue
             count = live.owed
             if not count:  # what was drawn got lost, as by Ctrl-C: it is drawn once more
                 live.cached -= 1
@@ -147,6 +156,34 @@ class Desk:
             if count and self._hold(live, live.cached + count):
                 work.append((live, count))
         return work
+
+    def _waits_for_twin(self, live: Live, first: dict[tuple[int, ...], Live]) -> bool:
+        """A prompt is computed once, by the oldest that runs; who has the same waits for that, and takes it over.
+
+        All but its last token, behind which each draws for itself.
+        """
+        prompt, shared = live.request.prompt, len(live.request.prompt) - 1
+        if shared < LEAST_SHARED or live.is_old or not live.pages:
+            return False
+        twin = first.setdefault(prompt, live)
+        if live.cached >= shared:
+            if twin.cached < shared:
+                first[prompt] = live
+            return False
+        if twin.cached >= shared:
+            self.twins.append((twin, live, shared))
+            live.cached = shared
+        return live.cached < shared and twin is not live
+
+    def copies(self) -> list[tuple[list[int], list[int], int]]:
+        """From pages to pages, so many tokens. Who gave way after it was planned needs none."""
+        return [(twin.pages, live.pages, shared) for twin, live, shared in self.twins if live.pages]
+
+    def forget_copies(self) -> None:
+        """What was not copied, for that was broken off, is not there."""
+        for _, live, _ in self.twins:
+            live.cached = 0
+        self.twins.clear()
 
     def _admit(self) -> None:
         """Lets in whom there is room for, beside a step of everybody who runs."""
@@ -200,6 +237,8 @@ class Desk:
         """All that run wait, without their pages; those that have a token only if told."""
         stopped = [live for live in self.running if begun or not live.tokens]
         self.running = [live for live in self.running if not begun and live.tokens]
+        for live in self.running:
+            live.is_old = True
         for live in reversed(stopped):
             self._put_first(live)
         for live in self.waiting.values():
@@ -213,7 +252,7 @@ class Desk:
 
     def _forget(self, live: Live) -> None:
         self.room.give(live.pages)
-        live.cached = 0
+        live.cached, live.is_old = 0, False
 
     def done(self, live: Live, count: int) -> None:
         """So many tokens of a request have been computed."""

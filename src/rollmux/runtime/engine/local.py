@@ -67,6 +67,9 @@ class Compute(Protocol):
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Pages change their places."""
 
+    def copy(self, sources: list[int], targets: list[int], tokens: int) -> None:
+        """What is held of so many tokens in these pages is in those, too."""
+
     def wipe(self, pages: list[int]) -> None:
         """What is in these pages must not meet what they hold next: it may be no number."""
 
@@ -181,6 +184,9 @@ class LocalEngine:
             raise half_new(self._half)
         room = self._desk.room
         room.settle()
+        for sources, targets, tokens in self._desk.copies():
+            self._compute.copy(sources, targets, tokens)
+        self._desk.twins.clear()
         return self._compute.run(work, room.used)
 
     def _told(self, live: Live, count: int, token: Drawn | None) -> None:
@@ -200,6 +206,7 @@ class LocalEngine:
             raise EngineSuspended("a suspended engine can't be probed: resume it first")
         live = Live(GenerationRequest("probe", prompt, count, temperature=0.0))
         desk, room = self._desk, self._desk.room
+        desk.forget_copies()
         desk.require_fitting(live.request)
         need = room.needed(len(prompt) + count - 1)
         if need > room.pages:

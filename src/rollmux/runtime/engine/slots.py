@@ -92,6 +92,15 @@ class _Slots:
                 side[:, targets[piece]] = side[:, sources[piece]]
 
     @torch.inference_mode()
+    def copy(self, sources: list[int], targets: list[int], tokens: int) -> None:
+        forward = self._require()
+        whole, rest = divmod(tokens, self._limits.page_tokens)
+        for side in (forward.keys, forward.values):
+            side[:, targets[:whole]] = side[:, sources[:whole]]
+            if rest:
+                side[:, targets[whole], :, :rest] = side[:, sources[whole], :, :rest]
+
+    @torch.inference_mode()
     def wipe(self, pages: list[int]) -> None:
         forward = self._require()
         places = torch.tensor(pages, device=forward.keys.device)
