@@ -98,7 +98,8 @@ class Turns:
 
     def launch(self, request: Request, first: GenerationRequest) -> None:
         """The first turn of a response."""
-        first = replace(first, rests=self._max_turns > 1)
+        if self._max_turns > 1:
+            first = replace(first, rests=True)
         self._talks[first.id] = _Talk(request, first)
         self._workers.launch(first)
 
