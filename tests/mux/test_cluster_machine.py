@@ -14,6 +14,7 @@ from rollmux.mux.image import image
 from rollmux.mux.job import PhaseSpec
 from rollmux.mux.transitions import JOBS, Job, JobOn
 from tests.mux.world import (
+    ABANDONED,
     CANCELLED,
     FAILED,
     FINISHED,
@@ -169,17 +170,21 @@ class Step:
 STEPS: dict[tuple[Job, JobOn], Step] = {
     (Job.QUEUED, JobOn.ADMIT): Step(waits_behind_another, ev.JobCancelled("B"), REPLACE),
     (Job.QUEUED, JobOn.CANCEL): Step(is_queued, CANCELLED, []),
+    (Job.QUEUED, JobOn.ABANDON): Step(is_queued, ABANDONED, []),
     (Job.PROVISIONING, JobOn.NODES_READY): Step(has_one_of_its_nodes, JOINED, [cmd.Launch]),
     (Job.PROVISIONING, JobOn.CANCEL): Step(is_provisioning, CANCELLED, RELEASE),
+    (Job.PROVISIONING, JobOn.ABANDON): Step(is_provisioning, ABANDONED, RELEASE),
     (Job.PROVISIONING, JobOn.DISPLACE): Step(is_provisioning_while_another_waits, LOST, [*REPLACE, cmd.Queue]),
     (Job.STARTING, JobOn.STARTED): Step(is_starting, STARTED, []),
     (Job.STARTING, JobOn.STOP): Step(is_starting, CANCELLED, [cmd.Stop]),
     (Job.STARTING, JobOn.RESTART): Step(is_starting, FAILED, [cmd.Launch]),
     (Job.STARTING, JobOn.GIVE_UP): Step(lambda: is_starting(max_attempts=1), FAILED, RELEASE),
+    (Job.STARTING, JobOn.ABANDON): Step(is_starting, ABANDONED, RELEASE),
     (Job.RUNNING, JobOn.FINISH): Step(is_running, FINISHED, RELEASE),
     (Job.RUNNING, JobOn.STOP): Step(is_running, LOST, [cmd.Stop]),
     (Job.RUNNING, JobOn.RESTART): Step(is_running, FAILED, [cmd.Launch]),
     (Job.RUNNING, JobOn.GIVE_UP): Step(lambda: is_running(max_attempts=1), FAILED, RELEASE),
+    (Job.RUNNING, JobOn.ABANDON): Step(is_running, ABANDONED, RELEASE),
     (Job.STOPPING, JobOn.FINISH): Step(is_cancelled, FINISHED, RELEASE),
     (Job.STOPPING, JobOn.RESTART): Step(is_overdue, STOPPED, [cmd.Launch]),
     (Job.STOPPING, JobOn.GIVE_UP): Step(lambda: is_overdue(max_attempts=1), STOPPED, RELEASE),
@@ -210,9 +215,10 @@ def test_no_row_of_the_table_is_there_in_vain() -> None:
         (FINISHED, {JobOn.FINISH}, set()),
         (FAILED, {JobOn.RESTART, JobOn.GONE_END}, set()),
         (STOPPED, {JobOn.GONE_END}, set()),
+        (ABANDONED, {JobOn.ABANDON}, set()),
         (CANCELLED, {JobOn.CANCEL, JobOn.STOP}, {Job.STOPPING}),
     ],
-    ids=["started", "finished", "failed", "stopped", "cancelled"],
+    ids=["started", "finished", "failed", "stopped", "abandoned", "cancelled"],
 )
 def test_a_message_is_taken_by_the_table_or_comes_late_or_is_refused(
     before: Callable[[], World], event: ev.Event, on: set[JobOn], late_in: set[Job]

@@ -300,6 +300,17 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.machine.state.jobs)
     @rule(pick=st.integers(0, 99))
+    def script_never_comes_back(self, pick: int) -> None:
+        """Of a job that nothing was done of yet: in line, at its start, or before its first lease."""
+        jobs = self.machine.state.jobs
+        record = jobs[sorted(jobs)[pick % len(jobs)]]
+        if record.state is not Job.STOPPING and not any(lane.holding for lane in self.machine.state.lanes(record)):
+            self.tell(ev.JobAbandoned(record.job.id, record.attempt, "its script was killed"))
+            assert self.machine.state.ended[record.job.id] == "its script was killed"
+            assert record.job.id not in self.machine.state.backlog
+
+    @precondition(lambda self: self.machine.state.jobs)
+    @rule(pick=st.integers(0, 99))
     def owner_cancels(self, pick: int) -> None:
         job_id = sorted(self.machine.state.jobs)[pick % len(self.machine.state.jobs)]
         self.tell(ev.JobCancelled(job_id))

@@ -129,6 +129,8 @@ ILLEGAL: list[Any] = [
     ev.JobFailed("C", 1, "signal 9"),
     ev.JobFailed("nobody", 1, "signal 9"),
     ev.JobStopped("A", 1),
+    ev.JobAbandoned("nobody", 1, "its script was killed"),
+    ev.JobAbandoned("A", 2, "its script was killed"),
     ev.JobCancelled("nobody"),
     ev.PhaseRequested("nobody", 1, ROLLOUT, 0),
     ev.PhaseRequested("A", 2, ROLLOUT, 0),
@@ -176,6 +178,7 @@ LATE: list[ev.Event] = [
     ev.NodeLost("rollout-0"),
     ev.JobStarted("gone", 1),
     ev.JobCancelled("gone"),
+    ev.JobAbandoned("gone", 1, "its script was killed"),
     ev.Tick(),
 ]
 

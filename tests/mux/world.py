@@ -191,4 +191,5 @@ RELEASE: list[Any] = [cmd.ReleaseNode] * 2
 REPLACE: list[Any] = [*RELEASE, cmd.Provision, cmd.Provision, cmd.Admit]
 JOINED, LOST = ev.NodeJoined("train-0", "train"), ev.NodeLost("train-0")
 CANCELLED, FINISHED, FAILED = ev.JobCancelled("A"), ev.JobFinished("A", 1), ev.JobFailed("A", 1, "signal 9")
+ABANDONED = ev.JobAbandoned("A", 1, "its script was killed")
 STARTED, STOPPED = ev.JobStarted("A", 1), ev.JobStopped("A", 1)

@@ -224,6 +224,15 @@ class ClusterMachine:
             self.mover.end(now, record, "cancelled", out)
         return out
 
+    def _job_abandoned(self, now: float, event: ev.JobAbandoned) -> Commands | None:
+        record = self._record(event.job_id)
+        if record is None or not record.is_current(event.attempt):
+            return None
+        record.move(JobOn.ABANDON)
+        out: Commands = []
+        self.mover.end(now, record, event.reason, out)
+        return out
+
     def _attempt_over(self, now: float, record: JobRecord, reason: str, out: Commands) -> None:
         """An attempt's processes are gone though its work is not done: another one, if any is left."""
         state = self.state
@@ -460,6 +469,7 @@ _HANDLERS: dict[type, Callable[..., Commands | None]] = {
     ev.JobFailed: ClusterMachine._job_failed,
     ev.JobStopped: ClusterMachine._job_stopped,
     ev.JobCancelled: ClusterMachine._job_cancelled,
+    ev.JobAbandoned: ClusterMachine._job_abandoned,
     ev.PhaseRequested: ClusterMachine._phase_requested,
     ev.PhaseStarted: ClusterMachine._phase,
     ev.PhaseProgressed: ClusterMachine._phase,

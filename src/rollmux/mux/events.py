@@ -76,6 +76,15 @@ class JobCancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class JobAbandoned:
+    """The job's processes are gone before its first lease, and no others have come: it is not tried again."""
+
+    job_id: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseRequested:
     """A job is ready for a phase."""
 
@@ -204,6 +213,6 @@ PhaseEvent = (
     | PhaseOffloaded
     | Heartbeat
 )
-JobEvent = JobSubmitted | JobStarted | JobProfiled | JobFinished | JobFailed | JobStopped | JobCancelled
+JobEvent = JobSubmitted | JobStarted | JobProfiled | JobFinished | JobFailed | JobStopped | JobCancelled | JobAbandoned
 NodeEvent = NodeJoined | NodeLost | NodeCordoned | NodeUncordoned
 Event = JobEvent | PhaseEvent | Heartbeats | NodeEvent | Tick

@@ -115,6 +115,7 @@ class JobOn(_Named):
     STARTED = "started"
     STOP = "to be ended, moved or restarted"
     CANCEL = "cancelled before it ran"
+    ABANDON = "abandoned by its script"
     DISPLACE = "a node is lost before it ran"
     FINISH = "finished"
     RESTART = "failed, attempts left"
@@ -127,17 +128,21 @@ class JobOn(_Named):
 JOBS: dict[tuple[Job, JobOn], Job] = {
     (Job.QUEUED, JobOn.ADMIT): Job.PROVISIONING,
     (Job.QUEUED, JobOn.CANCEL): Job.ENDED,
+    (Job.QUEUED, JobOn.ABANDON): Job.ENDED,
     (Job.PROVISIONING, JobOn.NODES_READY): Job.STARTING,
     (Job.PROVISIONING, JobOn.CANCEL): Job.ENDED,
+    (Job.PROVISIONING, JobOn.ABANDON): Job.ENDED,
     (Job.PROVISIONING, JobOn.DISPLACE): Job.QUEUED,
     (Job.STARTING, JobOn.STARTED): Job.RUNNING,
     (Job.STARTING, JobOn.STOP): Job.STOPPING,
     (Job.STARTING, JobOn.RESTART): Job.STARTING,
     (Job.STARTING, JobOn.GIVE_UP): Job.ENDED,
+    (Job.STARTING, JobOn.ABANDON): Job.ENDED,
     (Job.RUNNING, JobOn.FINISH): Job.ENDED,
     (Job.RUNNING, JobOn.STOP): Job.STOPPING,
     (Job.RUNNING, JobOn.RESTART): Job.STARTING,
     (Job.RUNNING, JobOn.GIVE_UP): Job.ENDED,
+    (Job.RUNNING, JobOn.ABANDON): Job.ENDED,
     (Job.STOPPING, JobOn.FINISH): Job.ENDED,
     (Job.STOPPING, JobOn.RESTART): Job.STARTING,
     (Job.STOPPING, JobOn.GIVE_UP): Job.ENDED,

@@ -140,7 +140,7 @@ class History:
     def _of_job(self, now: float, event: ev.JobStarted | ev.JobProfiled | ev.JobCancelled) -> None:
         self._see_job(now, event.job_id)
 
-    def _over(self, now: float, event: ev.JobFinished | ev.JobFailed | ev.JobStopped) -> None:
+    def _over(self, now: float, event: ev.JobFinished | ev.JobFailed | ev.JobStopped | ev.JobAbandoned) -> None:
         """An attempt is gone, and with it whatever it held."""
         for epoch in [epoch for epoch, span in self.spans.open.items() if span.job == event.job_id]:
             if self.state.lane(event.job_id, epoch) is None:
@@ -368,6 +368,7 @@ _HEARD: dict[type, Callable[..., None] | None] = {
     ev.JobFinished: History._over,
     ev.JobFailed: History._over,
     ev.JobStopped: History._over,
+    ev.JobAbandoned: History._over,
     ev.PhaseRequested: History._requested,
     ev.PhaseStarted: History._started,
     ev.PhaseProgressed: None,
