@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 import rollmux.client.stint
-from rollmux.client import AlreadyCommitted, LeaseLost, Mux, Phase, Unreachable
+from rollmux.client import AlreadyCommitted, CallRefused, LeaseLost, Mux, Phase, Unreachable, attach
 from rollmux.mux.job import PhaseKind
-from rollmux.protocol.messages import Ask, Report, Said
+from rollmux.protocol.messages import Ask, Attach, Leave, Report, Said
 from tests.client.world import Crowd, Engine, World, job_data, soon
 
 
@@ -468,3 +468,41 @@ def test_a_child_can_not_enter_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any(isinstance(message, Ask) for _, _, message in world.heard)
         with mux.phase("rollout"):
             pass
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["heard", "unheard"])
+def test_a_script_that_is_ended_while_it_waits_for_a_place_says_so_and_ends_as_it_would(
+    heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    monkeypatch.setattr(attach, "LEAVE_PATIENCE_S", 0.2)
+
+    def fate(verb: str, message: Any) -> str:
+        if isinstance(message, Attach) and message.wait_s > 0.1:
+            raise KeyboardInterrupt
+        return "lost" if isinstance(message, Leave) and not heard else ""
+
+    with world.connect(job_data("busy", slo=1.0)):
+        world.fate, before = fate, world.fate
+        with pytest.raises(KeyboardInterrupt):
+            world.connect(job_data("a", slo=1.0))
+        world.fate = before
+    assert world.ended("a") == ("its script ended while it waited for a place: KeyboardInterrupt: " if heard else "")
+
+
+@pytest.mark.parametrize("attempt", [None, 1])
+def test_no_goodbye_is_said_by_who_was_refused_nor_by_who_is_launched(attempt: int | None) -> None:
+    world = World()
+
+    def fate(verb: str, message: Any) -> str:
+        if isinstance(message, Attach) and attempt:
+            raise KeyboardInterrupt
+        return ""
+
+    world.submit(job_data("a", command=["python"]) if attempt else job_data("a"))
+    if not attempt:
+        world.cancel("a")
+    world.fate = fate
+    with pytest.raises(KeyboardInterrupt if attempt else CallRefused):
+        world.connect("a", attempt=attempt)
+    assert "leave" not in [verb for _, verb, _ in world.heard]

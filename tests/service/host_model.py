@@ -101,6 +101,13 @@ class HostModel:
             self.outbox.append((job_id, answer, reply))
         self._write_soon()
 
+    def hung_up(self, job_id: str, instance: str) -> None:
+        """A process has ended, and with it its connections: what it has sent may arrive all the same."""
+        broken_off = [each for each in self.parked if each.call.instance == instance]
+        self.parked = [each for each in self.parked if each not in broken_off]
+        if broken_off and self.up and all(each.job_id != job_id for each in self.parked):
+            self.controller.processes.hung_up(self.now, job_id, broken_off[-1].call)
+
     def _look_again(self, parked: Parked) -> None:
         """There is news, or the time is over. As in the real host, the rule is applied once more."""
         if parked not in self.parked or self.read_only:

@@ -346,5 +346,7 @@ class Process:
             for epoch in list(self.rests):
                 self._clear(epoch)
             self.alive = False
+            if self.cut_until <= self.world.now:
+                self.world.host.hung_up(self.job_id, self.instance)
             if tell:
                 self._ended(self, failed)

@@ -128,6 +128,14 @@ class Owner:
             self.world.network(lambda: self.world.host.receive(self.job_id, call, lambda _: None))
             self.world.after(5.0, self.cancel)
 
+    def kill_early(self) -> None:
+        """A script that has not done anything yet is killed, and for a while nobody looks after it."""
+        if self.ranks and not any(process.work or process.kind or process.iteration for process in self.ranks):
+            for process in self.ranks:
+                process.end("killed by signal 9", tell=False)
+            self.ranks = []
+            self.world.after(self.world.rng.uniform(20.0, 60.0), self._run)
+
     def _answered(self, answer: object) -> None:
         self.world.network(self._accepted)
 

@@ -23,7 +23,7 @@ def require_full_of_events(worlds: Sequence[World]) -> None:
     assert "cancelled" in ends
     events = {type(record.event).__name__ for world in worlds for record in world.played}
     assert events >= {"PhasePaused", "PhaseShrunk", "PhaseOffloaded", "PhaseFailed", "PhaseProgressed", "Heartbeats"}
-    assert events >= {"JobFailed", "JobStopped", "JobCancelled", "NodeLost", "Tick"}
+    assert events >= {"JobFailed", "JobStopped", "JobCancelled", "JobAbandoned", "NodeLost", "Tick"}
 
 
 @pytest.mark.parametrize("first", range(0, 30, BLOCK))

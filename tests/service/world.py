@@ -138,7 +138,7 @@ class World:
         if self.faults:
             self.after(self.rng.uniform(5.0, 40.0), self._something_fails)
             faults = [self.host.crash, self._disk_fills, self._kill, self._hang, self._hang, self._cut, self._cut]
-            self.rng.choice([*faults, self._lose_node, self._cancel])()
+            self.rng.choice([*faults, self._lose_node, self._cancel, self._kill_early])()
 
     def _processes(self) -> list[Process]:
         known = [process for ranks in self.launcher.runs.values() for process in ranks]
@@ -152,6 +152,10 @@ class World:
     def _kill(self) -> None:
         if (process := self._anyone()) is not None:
             process.end("killed by signal 9")
+
+    def _kill_early(self) -> None:
+        for owner in self.owners:
+            owner.kill_early()
 
     def _hang(self) -> None:
         """All ranks of a job stop, as those do that wait for one another."""

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,15 @@ from uuid import uuid4
 
 import httpx
 
+from rollmux.client.errors import reason_of, sendable
 from rollmux.client.link import FIRST_WAIT_S, Link, Saying, job_path
-from rollmux.client.mux import Mux, make_way
+from rollmux.client.mux import LEAVE_PATIENCE_S, Mux, make_way
 from rollmux.client.shown import show_log
 from rollmux.client.timings import Timings
 from rollmux.client.wire import Wire
-from rollmux.errors import InvalidSpec, Problem
+from rollmux.errors import InvalidSpec, Problem, RollmuxError
 from rollmux.protocol.addresses import is_address
-from rollmux.protocol.messages import Attach, Attached, Done
+from rollmux.protocol.messages import Attach, Attached, Done, Leave
 
 # Whoever waits asks no more often.
 LEAST_WAIT_S = 0.1
@@ -70,7 +72,7 @@ def connect(
     try:
         name = place.job or _submit(wire, job, place.processes)
         make_way(name, place.rank)
-        attached = _attach(wire, name, place, wait_s, instance)
+        attached = _attached(wire, name, place, wait_s, instance)
     except BaseException:
         wire.close()
         raise
@@ -188,6 +190,20 @@ def _submit(wire: Wire, job: object, processes: int) -> str:
     mine = {key: value for key, value in data.items() if key not in _LAUNCHED}
     wire.post("/v1/jobs", {**mine, "processes": processes}, Done)
     return str(data["name"])
+
+
+def _attached(wire: Wire, name: str, place: Place, wait_s: float, instance: str) -> Attached:
+    """Where the script is ended while it waits, Ctrl-C say, its job is not to wait on without it."""
+    try:
+        return _attach(wire, name, place, wait_s, instance)
+    except RollmuxError:
+        raise  # the controller's own word, or none
+    except BaseException as error:
+        if place.attempt is None:
+            leave = Leave(0, sendable(reason_of(error)), place.rank, instance)
+            with suppress(RollmuxError):
+                wire.send(f"{job_path(name)}/leave", leave, Done, patience_s=LEAVE_PATIENCE_S)
+        raise
 
 
 def _attach(wire: Wire, name: str, place: Place, wait_s: float, instance: str) -> Attached:

@@ -146,7 +146,10 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A process of the job ends: `failed` says why where its work is not done. Without a rank it speaks for all."""
+    """A process of the job ends: `failed` says why where its work is not done. Without a rank it speaks for all.
+
+    With attempt 0 it ends before it has heard of its place.
+    """
 
     attempt: int
     failed: str = ""

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -19,7 +20,7 @@ from rollmux.errors import IllegalEvent, InvalidSpec, RollmuxError
 from rollmux.protocol.messages import Refusal
 from rollmux.protocol.plain_json import read_object
 from rollmux.service.controller import NoSuchJob, Refused
-from rollmux.service.host import Host, Unavailable
+from rollmux.service.host import Host, HungUp, Unavailable
 from rollmux.service.metrics import Metrics
 from rollmux.service.openapi import description
 from rollmux.service.page import page
@@ -58,6 +59,8 @@ PROCESSES_A_CALL = PER_S
 # Calls without a good token, from one address: each is a line in the log.
 STRANGERS_PER_S, STRANGERS_BURST = 10.0, 200.0
 TOO_MANY = 429
+# Nobody hears this number, which is nginx's for callers that hung up: it is for the figures.
+GONE = 499
 
 _NOBODY = Caller(Role.TENANT, "nobody")
 _encode = msgspec.json.Encoder().encode
@@ -107,7 +110,7 @@ class App:
             self._require_entitled(caller, route.who, path)
             allowed = True
             body = await endpoint.body(receive)
-            answer = await route.answer(Call(self.host, caller, path, query, body, ended))
+            answer = await route.answer(Call(self.host, caller, path, query, body, ended, partial(_left, receive)))
             if route.streams:
                 self._require_room(caller)
             status, content = 200, b"" if route.streams else _encode(answer)
@@ -216,7 +219,7 @@ class _Endpoint:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Denied(499, "the caller is gone")
+                raise HungUp("the caller is gone")
             content += message.get("body", b"")
             more = message.get("more_body", False)
             if len(content) > self._most:
@@ -267,6 +270,8 @@ def _refusal(error: Exception) -> tuple[int, Refusal]:
     match error:
         case Denied():
             return error.status, Refusal(str(error))
+        case HungUp():
+            return GONE, Refusal(str(error))
         case NoSuchJob():
             return 404, Refusal(str(error))
         case InvalidSpec():

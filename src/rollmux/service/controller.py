@@ -75,8 +75,10 @@ class Controller:
         self._wake_at = -inf  # no tick is due before
         self._next_look = 0.0  # for jobs that have gone silent
         self.noted: Callable[[float, ev.Event, Sequence[cmd.Command]], object] = _unheard  # hears what changes
-        for live in self.jobs.values():
+        for job_id, live in self.jobs.items():
             live.version = machine.state.ledger.seq + 1  # above whatever an earlier life has told
+            record = machine.state.jobs.get(job_id)
+            live.leased = record is not None and record.progress.counted_until is not None  # it has asked for one
 
     # -- what the shell does -----------------------------------------------------------------------------------------
 
@@ -141,6 +143,7 @@ class Controller:
                 self.errands.append(command)
             if isinstance(command, cmd.Grant):
                 self.woken.add(command.lease.job_id)  # who asked hears of that
+                self.jobs[command.lease.job_id].leased = True
                 continue
             job_id = getattr(command, "job_id", None)
             if job_id in self.jobs:
@@ -161,10 +164,11 @@ class Controller:
         timing = self.machine.state.rules.timing
         for job_id, record in list(self.machine.state.jobs.items()):
             live = self.jobs[job_id]
-            if live.submission.command or record.state not in (Job.STARTING, Job.RUNNING):
+            if live.submission.command or record.state is Job.STOPPING:
                 continue
-            why = live.is_gone(now, timing)
-            if why:
+            if why := live.is_abandoned(now, timing):
+                self.tell(now, ev.JobAbandoned(job_id, record.attempt, why))
+            elif record.state in (Job.STARTING, Job.RUNNING) and (why := live.is_gone(now, timing)):
                 done = record.state is Job.RUNNING and record.remaining == 0 and not live.failed
                 self.tell(now, gone(record, "" if done else why))
 

@@ -51,6 +51,10 @@ class Unavailable(RollmuxError):
     can be read."""
 
 
+class HungUp(RollmuxError):
+    """The caller has closed its connection while its call was parked."""
+
+
 class Host:
     """Runs one controller on one event loop."""
 
@@ -168,22 +172,42 @@ class Host:
                 await asyncio.sleep(PAUSE_S)
                 until = time.perf_counter() + STEP_S
 
-    async def park(self, job_id: str, wait_s: float, rule: Callable[[float], T], settled: Callable[[T], bool]) -> T:
-        """The rule's answer as soon as it is settled, asked anew whenever there is news of the job; else the last."""
+    async def park(
+        self,
+        job_id: str,
+        wait_s: float,
+        rule: Callable[[float], T],
+        settled: Callable[[T], bool],
+        left: Callable[[], Coroutine[object, object, None]],
+    ) -> T:
+        """The rule's answer as soon as it is settled, asked anew whenever there is news of the job; else the last.
+
+        `left` returns once the caller is gone: then nothing more is done in its name, and it raises HungUp.
+        """
         loop = asyncio.get_running_loop()
         until = ceil((loop.time() + min(max(wait_s, 0.0), LONGEST_PARK_S)) / PARK_GRAIN_S) * PARK_GRAIN_S
-        while True:
-            news: asyncio.Future[None] = loop.create_future()
-            self._parked[job_id][news] = None
-            try:
-                answer = await self.call(rule)
-                if settled(answer) or loop.time() >= until or self.hurried:
-                    return answer
-                over = loop.call_at(until, _settle, news)
-                await news
-                over.cancel()
-            finally:
-                self._unpark(job_id, news)
+        gone: asyncio.Task[None] | None = None
+        try:
+            while True:
+                news: asyncio.Future[None] = loop.create_future()
+                self._parked[job_id][news] = None
+                try:
+                    answer = await self.call(rule)
+                    if settled(answer) or loop.time() >= until or self.hurried:
+                        return answer
+                    gone = gone or loop.create_task(left())
+                    await _first(loop, until, news, gone)
+                finally:
+                    self._unpark(job_id, news)
+                if gone.done():
+                    raise HungUp("the caller is gone")
+        finally:
+            if gone is not None:
+                gone.cancel()
+
+    def is_awaited(self, job_id: str) -> bool:
+        """Whether a process of the job waits for news."""
+        return job_id in self._parked
 
     async def tell(self, event: ev.Event) -> tuple[cmd.Command, ...]:
         """An event from beside the calls: a process has ended, a node is there. What can't be now is only noted."""
@@ -329,6 +353,23 @@ class Host:
             self._fail(f"{type(error).__name__} in {vital}", error)
         elif error is not None:
             log.error("a part of the service ended", exc_info=error)
+
+
+async def _first(
+    loop: asyncio.AbstractEventLoop, until: float, news: asyncio.Future[None], gone: asyncio.Task[None]
+) -> None:
+    """Waits for news, for the end of the time, or for the caller to be gone."""
+
+    def ends(_: asyncio.Task[None]) -> None:
+        _settle(news)
+
+    over = loop.call_at(until, _settle, news)
+    gone.add_done_callback(ends)
+    try:
+        await news
+    finally:
+        over.cancel()
+        gone.remove_done_callback(ends)
 
 
 def _settle(waited_for: asyncio.Future[None]) -> None:

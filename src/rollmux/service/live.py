@@ -32,6 +32,11 @@ class Live:
     since: float | None = None  # when the first of them did, or was looked for in vain
     left: set[int] = field(default_factory=set)  # ranks that are gone
     failed: str = ""  # why the first of them was, where its work was not done
+    waits: dict[int, tuple[str, float]] = field(
+        default_factory=dict
+    )  # lives that wait for a place, and when last heard
+    deserted: tuple[float, str] | None = None  # since when no process is there, and why; no call has come since
+    leased: bool = False  # it has had a lease, so that something may have been done
 
     def alive(self, now: float, rank: int, lease_s: float) -> bool:
         """This rank shows life; whether all have done so lately. A rank that never has counts from the first one on."""
@@ -48,11 +53,27 @@ class Live:
 
     def is_gone(self, now: float, timing: Timing) -> str:
         """Why its processes are given up for lost, if they are. Once one has failed the others get little time."""
-        patience_s = timing.lease_s + timing.drain_s if self.failed else max(SILENT_LEASES * timing.lease_s, SILENT_S)
+        patience_s = timing.lease_s + timing.drain_s if self.failed else _patience_s(timing)
         silent_s = self.silent_for(now)
         if silent_s <= patience_s:
             return ""
         return self.failed or f"none of its processes has shown life for {silent_s:.0f} s"
+
+    def is_there(self) -> None:
+        """A process calls."""
+        self.deserted = None
+
+    def is_abandoned(self, now: float, timing: Timing) -> str:
+        """Why nobody is going to run the job, if so. One that has had no lease is given little time: nothing is lost
+        with it. One that waits for a place, and is no more heard, gets as much as one that has its place.
+        """
+        patience_s = timing.lease_s + timing.drain_s
+        if self.deserted is not None and not self.leased and now - self.deserted[0] > patience_s:
+            return f"{self.deserted[1]} before its first lease, and nobody came back within {patience_s:.0f} s"
+        silent_s = now - max((at for _, at in self.waits.values()), default=now)
+        if silent_s > _patience_s(timing):
+            return f"its script waited for a place, and has shown no life for {silent_s:.0f} s"
+        return ""
 
     def speaks(self, rank: int, instance: str) -> bool:
         """Whether this life of the script speaks for the rank, and not one of before."""
@@ -85,7 +106,7 @@ class Live:
     def begin_anew(self) -> None:
         """Another attempt: what was heard of the one before is of no account."""
         self.failed, self.since = "", None
-        for heard in (self.instances, self.heard, self.left):
+        for heard in (self.instances, self.heard, self.left, self.waits):
             heard.clear()
 
     def require_same(self, tenant: str, submission: Submission) -> None:
@@ -107,6 +128,10 @@ class Live:
     def is_done(self, rank: int, epoch: int) -> bool:
         """Whether this process works under the lease no more."""
         return self.said.get(epoch, {}).get(rank) in (Said.FINISHED, Said.PAUSED, Said.FAILED, Said.OFFLOADED)
+
+
+def _patience_s(timing: Timing) -> float:
+    return max(SILENT_LEASES * timing.lease_s, SILENT_S)
 
 
 def gone(record: JobRecord, failed: str) -> ev.Event:

@@ -5,6 +5,7 @@ counts once every process of the job has said so.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rollmux.errors import IllegalEvent
@@ -77,6 +78,7 @@ class Processes:
             raise IllegalEvent(f"job {job_id} has ended: {how}{helps}")
         if call.attempt is not None and not record.is_current(call.attempt):
             raise IllegalEvent(f"attempt {call.attempt} of job {job_id} is over: the present one is {record.attempt}")
+        live.is_there()
         launched = bool(live.submission.command)
         if not launched and record.state is Job.RUNNING and live.is_another(call, record.progress):
             self._replaced(now, record, live, call.rank)
@@ -88,6 +90,7 @@ class Processes:
             self._controller.tell(now, ev.JobStarted(job_id, record.attempt))
         record = self._state.jobs.get(job_id)
         if record is None or record.state is not Job.RUNNING or record.placement is None:
+            live.waits[call.rank] = call.instance, now
             return Attached(0, reason=self._why_not_running(job_id))
         live.attached(call.rank, call.instance)
         live.alive(now, call.rank, 0.0)
@@ -104,6 +107,17 @@ class Processes:
             rollout_holds=record.job.holds(PhaseKind.ROLLOUT, len(where.rollout)),
         )
 
+    def hung_up(self, now: float, job_id: str, call: Attach | Ask | Listen) -> None:
+        """A process broke its call off, as all do that end, and no other is there. It may come back."""
+        record = self._state.jobs.get(job_id)
+        if record is not None and call.attempt in (None, record.attempt):
+            self._deserted(now, record, "its script hung up")
+
+    def _deserted(self, now: float, record: JobRecord, why: str) -> None:
+        """Unless it was told to end, so that it can begin anew elsewhere."""
+        if record.state is not Job.STOPPING:
+            self._controller.live(record.job.id).deserted = now, why
+
     def _replaced(self, now: float, record: JobRecord, live: Live, rank: int) -> None:
         """A process was started again: the one before is gone. Others may be at work yet: they are told to end."""
         live.left.add(rank)
@@ -119,6 +133,7 @@ class Processes:
         live.require_rank(call.rank)
         if not live.speaks(call.rank, call.instance):
             raise IllegalEvent(f"rank {call.rank} of job {job_id}: {ANOTHER_LIFE}")
+        live.is_there()
         self._say(now, job_id, live, call.finished, call.rank)
         seat = self._seat(job_id, call.attempt)
         if call.iteration < seat.committed(call.kind):
@@ -140,6 +155,7 @@ class Processes:
         live.require_rank(call.rank)
         if not live.speaks(call.rank, call.instance):
             return Heard(holds=False, committed=False)
+        live.is_there()
         lane = self._state.lane(job_id, call.epoch)
         kind, iteration = (lane.kind, _iteration(lane)) if lane is not None else (None, -1)
         if call.said is Said.PROGRESSED:
@@ -166,6 +182,7 @@ class Processes:
             return Orders(live.version, call.attempt, stop=ANOTHER_LIFE)
         if again:
             return self.orders(job_id)
+        live.is_there()
         self._say(now, job_id, live, call.finished, call.rank)
         if live.alive(now, call.rank, self._state.rules.timing.lease_s):
             for epoch in call.epochs:
@@ -192,6 +209,8 @@ class Processes:
         live, record = self._controller.live(job_id), self._state.jobs.get(job_id)
         if call.rank is not None:
             live.require_rank(call.rank)
+            if not call.attempt:
+                return self._gives_up(now, record, live, call)
             if not live.speaks(call.rank, call.instance):
                 return Done()
         if record is None or not record.is_current(call.attempt):
@@ -205,7 +224,26 @@ class Processes:
                 live.failed = call.failed
                 self._controller.order(job_id)
             if live.left >= live.ranks:
+                self._deserted(now, record, f"its script ended ({live.failed})")
                 self._controller.tell(now, gone(record, live.failed))
+        return Done()
+
+    def _gives_up(self, now: float, record: JobRecord | None, live: Live, call: Leave) -> Done:
+        """It ends before it has heard of a place, of which there may be one by now. Where something was done of the
+        job, its next life may take its place in line.
+        """
+        rank = call.rank or 0
+        if record is None or live.submission.command:
+            return Done()
+        job_id = record.job.id
+        if live.instances.get(rank) == call.instance:
+            return self.leave(now, job_id, replace(call, attempt=record.attempt))
+        if live.waits.get(rank, (call.instance, now))[0] != call.instance:
+            return Done()
+        live.waits.pop(rank, None)
+        if record.state in (Job.QUEUED, Job.PROVISIONING) and not live.leased:
+            why = f"its script ended while it waited for a place: {call.failed[:MOST_REASON]}"
+            self._controller.tell(now, ev.JobAbandoned(job_id, record.attempt, why))
         return Done()
 
     def profile(self, now: float, job_id: str, call: Profile) -> Done:

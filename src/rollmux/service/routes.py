@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from rollmux import __version__
 from rollmux.errors import IllegalEvent
@@ -16,12 +16,13 @@ from rollmux.protocol import views as view
 from rollmux.protocol.job_file import Submission, read_job
 from rollmux.service import views
 from rollmux.service.history import seen
-from rollmux.service.host import Host, Unavailable
+from rollmux.service.host import Host, HungUp, Unavailable
 from rollmux.service.journal import JournalAway, SqliteJournal
 from rollmux.service.stream import Follower
 from rollmux.service.tokens import PRIVATE_FILES, Caller, Role, write_private
 
 MOST_LINES = 10_000
+T = TypeVar("T")
 
 
 def number(query: Mapping[str, str], name: str, usual: int, most: int, least: int) -> int:
@@ -40,6 +41,7 @@ class Call:
     query: Mapping[str, str]
     body: Any
     most_ended: int  # jobs that have ended, in its answer
+    left: Callable[[], Coroutine[Any, Any, None]]  # returns once the caller is gone
 
     @property
     def job(self) -> str:
@@ -98,15 +100,15 @@ async def quote(call: Call) -> view.Quote:
 
 async def attach(call: Call) -> msg.Attached:
     rule = call.host.controller.processes.attach
-    return await call.host.park(
-        call.job, call.body.wait_s, lambda now: rule(now, call.job, call.body), lambda found: found.attempt > 0
+    return await _parked(
+        call, call.body.wait_s, lambda now: rule(now, call.job, call.body), lambda found: found.attempt > 0
     )
 
 
 async def ask(call: Call) -> msg.Turn:
     rule = call.host.controller.processes.ask
-    return await call.host.park(
-        call.job,
+    return await _parked(
+        call,
         call.body.wait_s,
         lambda now: rule(now, call.job, call.body),
         lambda found: found.done or found.lease is not None,
@@ -124,9 +126,18 @@ async def listen(call: Call) -> msg.Orders:
     def rule(now: float) -> msg.Orders:
         return call.host.controller.processes.listen(now, call.job, call.body, again=next(looks) > 0)
 
-    return await call.host.park(
-        call.job, wait_s, rule, lambda found: found.version != call.body.seen or bool(found.stop)
-    )
+    return await _parked(call, wait_s, rule, lambda found: found.version != call.body.seen or bool(found.stop))
+
+
+async def _parked(call: Call, wait_s: float, rule: Callable[[float], T], settled: Callable[[T], bool]) -> T:
+    """The answer to a process, which may be gone before it comes."""
+    host = call.host
+    try:
+        return await host.park(call.job, wait_s, rule, settled, call.left)
+    except HungUp:
+        if not host.is_awaited(call.job):
+            host.controller.processes.hung_up(host.now, call.job, call.body)
+        raise
 
 
 async def leave(call: Call) -> msg.Done:
