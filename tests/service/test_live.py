@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -143,6 +144,27 @@ def test_whose_line_it_is_can_be_read_on_every_terminal(
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     monkeypatch.setenv("COLUMNS", columns)
     assert "qwen-maths" in said(command)
+
+
+@pytest.mark.parametrize("columns", ["80", "160", "pipe"])
+@pytest.mark.parametrize("of", [(), ("waits",)], ids=["all", "one"])
+def test_why_a_job_waits_can_be_read_in_a_terminal_and_found_in_a_pipe(
+    there: Served, monkeypatch: pytest.MonkeyPatch, columns: str, of: tuple[str, ...]
+) -> None:
+    for name in ("busy", "waits"):
+        there.post("/v1/jobs", job(name, slo=1.0))
+    if columns != "pipe":
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", columns)
+    why = "waits is queued: " + there.get("/v1/jobs/waits")["reason"]
+    assert len(why) > 120
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", said("status", *of)).splitlines()
+    (first,) = [number for number, line in enumerate(lines) if line.startswith("waits is queued: ")]
+    assert " ".join(line.strip() for line in lines[first:]).startswith(why)
+    assert columns != "pipe" or lines[first] == why
+    (row,) = [line for line in lines if "waits" in line and "queued" in line and "is queued" not in line]
+    assert "0" in row
+    assert columns == "pipe" or max(map(len, lines)) <= int(columns)
 
 
 def test_a_tenant_is_told_that_prices_are_of_all_jobs(there: Served) -> None:

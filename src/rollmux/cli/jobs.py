@@ -1,5 +1,6 @@
 """Commands that speak to a running controller: submit, status, explain, story, logs, cancel, drain, undrain."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ from urllib.parse import quote as quoted
 import typer
 from rich.box import SIMPLE
 from rich.table import Table
+from rich.text import Text
 
 from rollmux.cli.options import AsJson, Folder, Token, Url
 from rollmux.cli.outputs import PIPED_WIDTH, console, show
@@ -16,7 +18,11 @@ from rollmux.cli.remote import Remote, remote
 from rollmux.mux.transitions import Job
 from rollmux.protocol.job_file import job_data, read_job_file
 from rollmux.protocol.messages import Done
-from rollmux.protocol.views import ClusterView, JobView, LaneView, Quote, Text
+from rollmux.protocol.views import ClusterView, JobView, LaneView, Quote
+from rollmux.protocol.views import Text as Lines
+
+# A reason of so many letters stays in its job's row.
+SHORT = 32
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
@@ -54,16 +60,16 @@ def status(
     there = remote(url, token, folder)
     if job:
         view = _job(there, job)
-        show(view, as_json, _table([view]), *_likely(view))
+        show(view, as_json, _table([view]), *_reasons([view]), *_likely(view))
         return
     cluster = there.get(ClusterView, "/v1/cluster")
     table = _table(cluster.jobs) if cluster.jobs else "No jobs."
-    show(cluster, as_json, *earlier(cluster), table, _prices(cluster))
+    show(cluster, as_json, *earlier(cluster), table, *_reasons(cluster.jobs), _prices(cluster))
 
 
 def explain(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """Say why a job is where it is: what was tried, what it would cost, why it was not taken."""
-    _lines(remote(url, token, folder).get(Text, f"{_path(job)}/explain"), as_json)
+    _lines(remote(url, token, folder).get(Lines, f"{_path(job)}/explain"), as_json)
 
 
 def story(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
@@ -71,7 +77,7 @@ def story(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "
 
     What was before is in its journal: `rollmux journal story`.
     """
-    _lines(remote(url, token, folder).get(Text, f"{_path(job)}/story"), as_json)
+    _lines(remote(url, token, folder).get(Lines, f"{_path(job)}/story"), as_json)
 
 
 def logs(
@@ -83,7 +89,7 @@ def logs(
     folder: Folder = None,
 ) -> None:
     """Show what a job has printed that the controller started."""
-    printed = remote(url, token, folder).get(Text, f"{_path(job)}/log", lines=lines)
+    printed = remote(url, token, folder).get(Lines, f"{_path(job)}/log", lines=lines)
     if printed.lines or as_json:
         _lines(printed, as_json)
     else:  # beside the output, which programs may read
@@ -121,7 +127,7 @@ def _job(there: Remote, job: str) -> JobView:
     return there.get(JobView, _path(job))
 
 
-def _lines(text: Text, as_json: bool) -> None:
+def _lines(text: Lines, as_json: bool) -> None:
     show(text, as_json, "\n".join(text.lines))
 
 
@@ -163,7 +169,7 @@ def _likely(view: JobView) -> list[str]:
     return [f"If phases go on to vary as of late, an iteration will take {view.likely_s:.1f} s in the mean."]
 
 
-def _table(jobs: list[JobView] | tuple[JobView, ...]) -> Table:
+def _table(jobs: Sequence[JobView]) -> Table:
     wide = console().width >= PIPED_WIDTH
     table = Table(box=SIMPLE, pad_edge=False)
     for column in ("job", "state", *(("group",) if wide else ()), "does", "nodes"):
@@ -176,7 +182,7 @@ def _table(jobs: list[JobView] | tuple[JobView, ...]) -> Table:
             view.job,
             view.state,
             *((view.group,) if wide else ()),
-            ", ".join(map(_doing, view.lanes)) or view.reason,
+            ", ".join(map(_doing, view.lanes)) or ("" if _is_long(view.reason) else view.reason),
             ", ".join(view.rollout_nodes + view.train_nodes),
             str(view.synced) if view.iterations is None else f"{view.synced} of {view.iterations}",
             *(paces if wide else ()),
@@ -184,6 +190,18 @@ def _table(jobs: list[JobView] | tuple[JobView, ...]) -> Table:
             f"{view.slo:.2f}",
         )
     return table
+
+
+def _reasons(jobs: Sequence[JobView]) -> list[str | Text]:
+    """Those that the column of a table would break over many lines: a line each, at whose end a terminal's words stay
+    whole.
+    """
+    lines = [f"{view.job} is {view.state}: {view.reason}" for view in jobs if _is_long(view.reason) and not view.lanes]
+    return [Text(line) for line in lines] if console().is_terminal else list(lines)
+
+
+def _is_long(reason: str) -> bool:
+    return len(reason) > SHORT
 
 
 def _doing(lane: LaneView) -> str:
