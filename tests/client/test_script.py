@@ -228,8 +228,19 @@ def test_a_job_that_can_not_be_taken_is_refused_with_all_reasons() -> None:
     assert pickle.loads(pickle.dumps(raised.value)).problems == raised.value.problems
     with pytest.raises(CallRefused, match="there is no job 'nobody'"):
         world.connect("nobody")
-    with pytest.raises(InvalidSpec, match="a job with a name"):
+
+
+def test_a_job_without_a_name_is_refused_with_all_that_is_wrong_and_what_is_nearest(tmp_path: Path) -> None:
+    world, given = World(), job_data("a")
+    given["nam"] = given.pop("name")
+    path = tmp_path / "job.yaml"
+    path.write_text("nam: a\n")
+    for wrong in (given, str(path)):
+        with pytest.raises(InvalidSpec, match=r"job\.nam = 'a': .*the nearest is name\n(.*\n)*.*must be with name"):
+            world.connect(wrong)
+    with pytest.raises(InvalidSpec, match="must be with name, rollout, train; add what is missing"):
         world.connect({"slo": 1.5})
+    assert not world.heard
 
 
 def test_a_job_without_sync_phases_is_synced_by_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

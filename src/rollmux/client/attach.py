@@ -179,11 +179,16 @@ def _is_file(job: object) -> bool:
 
 def _submit(wire: Wire, job: object, processes: int) -> str:
     """Submits the job, which may have been done before, and returns its name."""
-    data = job
+    data, subject = job, "job"
     if isinstance(job, str | Path):
         from rollmux.protocol.plain_yaml import read_plain  # noqa: PLC0415  a YAML reader only where there is YAML
 
-        data = read_plain(Path(job), f"job file {str(job)!r}")
+        subject = f"job file {str(job)!r}"
+        data = read_plain(Path(job), subject)
+    if isinstance(data, Mapping) and not isinstance(data.get("name"), str):
+        from rollmux.protocol.job_file import read_job  # noqa: PLC0415  it knows YAML, too
+
+        read_job(data, subject)  # all that is wrong: the controller can't be asked without a name
     if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
         remedy = "set ROLLMUX_JOB, or give connect(job=...) a name, a dict or the path of a YAML file"
         raise InvalidSpec("job", (Problem("job", job, "a job with a name", remedy),))
