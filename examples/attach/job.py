@@ -5,6 +5,8 @@ import time
 
 import rollmux
 
+if len(sys.argv) != 2:
+    sys.exit("give the job a name: python job.py NAME")
 phase = {"nodes": 1, "duration_s": 0.3}
 job = {"name": sys.argv[1], "slo": 2.5, "iterations": 5, "rollout": phase, "train": phase}
 

@@ -188,6 +188,13 @@ def test_commands_say_what_is_wrong(there: Served, tmp_path: Path, monkeypatch: 
     assert "where is the controller?" in said("status", "--folder", str(tmp_path / "none"), fails=True)
 
 
+def test_the_shipped_script_says_what_it_wants_where_it_is_given_no_name() -> None:
+    command = [sys.executable, str(EXAMPLES / "attach" / "job.py")]
+    asked = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (asked.returncode, asked.stdout) == (1, "")
+    assert asked.stderr == "give the job a name: python job.py NAME\n"
+
+
 def test_two_copies_of_the_shipped_script_share_two_nodes(there: Served) -> None:
     command = [sys.executable, str(EXAMPLES / "attach" / "job.py")]
     copies = [
