@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.model import build_model, export_model
 from rollmux.trainer.settings import Model
 from rollmux.trainer.tasks import Pretrained
+from tests.service.running import ROLLMUX
 from tests.trainer.jobs import TINY, left_behind, tiny
 from tests.trainer.talking import talking
 
@@ -223,6 +225,30 @@ def test_a_bar_is_drawn_while_there_is_a_warm_up_and_no_longer(steps: int, monke
         assert drawn == [True, True, False][:steps]
         assert not screen._live_stack
     assert ("warm-up" in shown.getvalue()) == bool(steps)
+
+
+@pytest.mark.parametrize(("steps", "told"), [(0, []), (2, [1, 2]), (25, [1, 4, 7, 10, 13, 16, 19, 22, 25])])
+def test_where_nobody_looks_on_a_warm_up_is_told_beside_the_output_by_a_few_lines(
+    steps: int, told: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with train_module._bar(tiny(warmup={"steps": steps}), shown=True) as warmed_up:
+        for step in range(steps):
+            warmed_up(step, 1.25)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [f"warm-up, step {step} of {steps}, loss 1.25" for step in told]
+
+
+def test_a_warm_up_in_a_pipe_is_told_before_the_first_step_is_over(tmp_path: Path) -> None:
+    """The lines come while it works, and not all at its end."""
+    words = [*ROLLMUX, "train", job(tmp_path, warmup={"steps": 50_000}), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as trains:
+        assert trains.stderr is not None
+        try:
+            first = trains.stderr.readline()
+        finally:
+            trains.kill()
+    assert re.fullmatch(r"warm-up, step 1 of 50000, loss \d+\.\d\d\n", first)
 
 
 def test_a_line_that_is_of_no_step_is_named(tmp_path: Path) -> None:

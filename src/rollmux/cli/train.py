@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from rollmux.trainer.job import WarmedUp
     from rollmux.trainer.metrics import Record, Tracker
 
+# Of a warm-up where nobody looks on, beside the last.
+LINES = 10
+
 
 def train(
     job: Annotated[Path, typer.Argument(metavar="FILE", help="The training job, as in examples/train.")],
@@ -71,10 +74,13 @@ def _as_json(step: int, found: "Record") -> None:
 
 @contextmanager
 def _bar(settings: JobFile, shown: bool) -> Iterator["WarmedUp"]:
-    """How far the warm-up is, where there is one and somebody looks on."""
+    """How far the warm-up is, where there is one: a bar in a terminal, else a line every now and then."""
     screen = Console(stderr=True)
+    if shown and not screen.is_terminal:
+        yield _lines(settings.warmup.steps)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=screen, transient=True, disable=not (shown and screen.is_terminal))
+    bar = Progress(*columns, console=screen, transient=True, disable=not shown)
     task = bar.add_task("warm-up", total=settings.warmup.steps)
 
     def warmed_up(step: int, loss: float) -> None:
@@ -88,3 +94,14 @@ def _bar(settings: JobFile, shown: bool) -> Iterator["WarmedUp"]:
         yield warmed_up
     finally:
         bar.stop()
+
+
+def _lines(steps: int) -> "WarmedUp":
+    """What a file or a pipe gets of the warm-up, at once: beside the steps' lines, which programs may read."""
+    every = -(-steps // LINES)
+
+    def warmed_up(step: int, loss: float) -> None:
+        if step % every == 0 or step + 1 == steps:
+            typer.echo(f"warm-up, step {step + 1} of {steps}, loss {loss:.2f}", err=True)
+
+    return warmed_up
