@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmux.errors import IllegalEvent
+from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_state import Checks, Rules
 from rollmux.mux.image import image
@@ -43,19 +44,19 @@ SOON_S = GRACE_S + LOOK_S + 2.0
 class InLine:
     """Job `a` waits for the only place, which a launched job has. Its processes attach by themselves."""
 
-    def __init__(self, processes: int = 1, command: tuple[str, ...] = ()) -> None:
+    def __init__(self, processes: int = 1, command: tuple[str, ...] = (), slo: float = 1.0) -> None:
         self.rules = Rules(timing=TIMING, checks=Checks.ALL)
         self.journal, self.now, self.there = MemoryJournal(), 0.0, False
         self.controller = self._recovered()
         for pool in ("rollout", "train"):
             self.controller.tell(0.0, ev.NodeJoined(f"{pool}-0", pool))
-        self._submit("busy", 1, ("python",))
+        self._submit("busy", 1, ("python",), slo)
         self.controller.tell(0.0, ev.JobStarted("busy", 1))
-        self._submit("a", processes, command)
+        self._submit("a", processes, command, slo)
 
-    def _submit(self, name: str, processes: int, command: tuple[str, ...]) -> None:
+    def _submit(self, name: str, processes: int, command: tuple[str, ...], slo: float) -> None:
         phase = PhaseSpec(20.0, 1)
-        job = JobSpec(name, phase, phase, 1.0, iterations=2, max_attempts=3)
+        job = JobSpec(name, phase, phase, slo, iterations=2, max_attempts=3)
         self.controller.submit(0.0, "team", Submission(job, command, (), "", processes))
 
     def _recovered(self) -> Controller:
@@ -162,6 +163,21 @@ def test_who_hung_up_before_the_first_lease_is_waited_for_no_longer_than_a_lease
     assert line.ended == "its script hung up before its first lease, and nobody came back within 25 s"
     with pytest.raises(IllegalEvent, match="nobody came back within 25 s; give this one another name"):
         line.attach()
+
+
+def test_who_hung_up_while_it_waited_for_its_first_turn_is_not_begun_with_when_that_comes() -> None:
+    line = InLine(slo=8.0)  # they share the place
+    (granted,) = line.controller.tell(0.0, ev.PhaseRequested("busy", 1, PhaseKind.ROLLOUT, 0))
+    assert isinstance(granted, cmd.Grant)
+    line.attach()
+    assert line.controller.processes.ask(0.0, "a", Ask(1, PhaseKind.ROLLOUT, 0)).lease is None
+    line.hangs_up(1)
+    (turn,) = line.controller.tell(0.0, ev.PhaseFailed("busy", granted.lease.epoch, "given up"))
+    assert isinstance(turn, cmd.Grant)
+    assert turn.lease.job_id == "a"
+    line.passes(SOON_S)
+    assert line.ended == "its script hung up before its first lease, and nobody came back within 25 s"
+    assert not line.controller.machine.state.weaves["group-0"].leases
 
 
 def test_a_script_that_fails_before_its_first_lease_may_be_started_again_for_as_long() -> None:

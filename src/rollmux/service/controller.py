@@ -143,7 +143,6 @@ class Controller:
                 self.errands.append(command)
             if isinstance(command, cmd.Grant):
                 self.woken.add(command.lease.job_id)  # who asked hears of that
-                self.jobs[command.lease.job_id].leased = True
                 continue
             job_id = getattr(command, "job_id", None)
             if job_id in self.jobs:

@@ -36,7 +36,7 @@ class Live:
         default_factory=dict
     )  # lives that wait for a place, and when last heard
     deserted: tuple[float, str] | None = None  # since when no process is there, and why; no call has come since
-    leased: bool = False  # it has had a lease, so that something may have been done
+    leased: bool = False  # it has heard of a lease, so that something may have been done
 
     def alive(self, now: float, rank: int, lease_s: float) -> bool:
         """This rank shows life; whether all have done so lately. A rank that never has counts from the first one on."""

@@ -145,9 +145,10 @@ class Processes:
         lane = seat.lanes[call.kind]
         if lane.iteration != call.iteration or not (lane.state is Phase.WAITING or _has_its_turn(lane)):
             self._controller.tell(now, ev.PhaseRequested(job_id, call.attempt, call.kind, call.iteration))
-        return (
-            Turn(_held(lane)) if _has_its_turn(lane) else self.waiting(now, lane, self._controller.names(live.tenant))
-        )
+        if not _has_its_turn(lane):
+            return self.waiting(now, lane, self._controller.names(live.tenant))
+        live.leased = True
+        return Turn(_held(lane))
 
     def report(self, now: float, job_id: str, call: Report) -> Heard:
         """What has become of a lease; whether it counts."""
