@@ -118,7 +118,7 @@ class InLine:
 # -- pure histories --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(st.lists(st.sampled_from(["attach", "hang up", "place", "ask", "restart", "10 s", "10 s", "30 s"]), max_size=14))
 def test_a_job_ends_only_where_its_script_was_gone_for_long_and_then_soon(steps: list[str]) -> None:
     line, gone_s, leased = InLine(), -1.0, False
@@ -203,6 +203,17 @@ def test_who_comes_back_in_time_keeps_its_place_in_line() -> None:
     line.a_place_is_free()
     line.passes(1.0)
     assert line.state() is Job.RUNNING
+
+
+def test_a_process_that_goes_on_calling_is_enough() -> None:
+    """Its connection was cut, or another process of the job has hung up while no call of this one was parked."""
+    line = InLine()
+    line.a_place_is_free()
+    line.attach()
+    line.hangs_up(1)
+    line.there = True
+    line.passes(4 * SOON_S)
+    assert (line.state(), line.attempt) == (Job.RUNNING, 1)
 
 
 def test_a_job_that_has_had_a_lease_is_waited_for_as_ever() -> None:
