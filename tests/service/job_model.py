@@ -323,10 +323,9 @@ class Process:
             self.end("")
 
     def _leave(self, why: str, failed: str) -> None:
-        """Nothing of it is left on nodes then, where nobody sees its process end."""
-        if self.launched_as is None:
-            for epoch in list(self.rests):
-                self._clear(epoch)
+        """Nothing of it is left on nodes then, for that is what it says, whoever sees its process end."""
+        for epoch in list(self.rests):
+            self._clear(epoch)
         self.say(msg.Leave(self.attempt, why, self.rank, self.instance), self.main(lambda _: self.end(failed)))
 
     # -- its end -----------------------------------------------------------------------------------------------------
