@@ -27,6 +27,11 @@ from tests.trainer.test_questions import EXAMPLES, job, lines, problems, written
 from tests.trainer.test_recipes import block
 
 HINT = "questions_scores:hint"
+BLANK_BEFORE_ENDS = (  # as Llama 2's
+    "{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% else %}{{ ' ' + message['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +107,15 @@ def test_what_is_told_is_what_the_chat_template_writes_between_two_answers(syste
     assert first + turn + tokenizer.told("3?", turn[-1]) == whole
 
 
+def test_a_turn_has_one_end_where_the_template_writes_a_blank_before_it(tmp_path: Path) -> None:
+    tokenizer = Pretrained(talking(tmp_path, template=BLANK_BEFORE_ENDS))
+    end = tokenizer.end_tokens[0]
+    assert tokenizer.decode(tokenizer.told("3?", end)) == f"{BEGIN}[INST] 3? [/INST]"
+    assert tokenizer.decode(tokenizer.told(f"3?{END}", end)) == f"{BEGIN}[INST] 3?{END} [/INST]"
+    other = tokenizer.encode("x")[0]
+    assert tokenizer.decode(tokenizer.told("3?", other)) == f" {END}{BEGIN}[INST] 3? [/INST]"
+
+
 def test_a_turn_that_ended_with_another_token_is_ended_as_the_template_does(folder: str) -> None:
     tokenizer = Pretrained(folder)
     other = tokenizer.encode(BEGIN)[0]
@@ -117,7 +131,8 @@ def test_a_text_that_looks_like_the_template_s_own_is_still_told(folder: str) ->
 
 def test_a_model_without_a_template_is_told_a_reply_as_it_stands(tmp_path: Path) -> None:
     tokenizer = Pretrained(talking(tmp_path, template=None))
-    assert tokenizer.decode(tokenizer.told("It is 4. ", 1)) == "It is 4. "
+    for text in ("It is 4. ", " "):
+        assert tokenizer.decode(tokenizer.told(text, 1)) == text
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,13 @@ class Pretrained:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def told(self, text: str, last: int) -> tuple[int, ...]:
-        """As the chat template writes it, but for the end of the turn before, where that was drawn."""
+        """As the chat template writes it, but for the end of the turn before, where that was drawn.
+
+        Some write a blank before that end, as Llama 2's does.
+        """
         tokens = tuple(self._tokenizer(self._between(text), add_special_tokens=False)["input_ids"])
-        return tokens[1:] if tokens[:1] == (last,) else tokens
+        end = tokens.index(last) if last in tokens else None
+        return tokens if end is None or self.decode(tokens[:end]).strip() else tokens[end + 1 :]
 
     def save(self, folder: Path) -> None:
         """Beside a model, which it then is whole with."""
