@@ -51,7 +51,7 @@ def test_functions_score_in_a_process_of_their_own(pooled: Pooled) -> None:
 def test_a_function_without_a_score_is_an_error(pooled: Pooled, name: str) -> None:
     reward = pooled.score(function(name))
     assert (reward.status, reward.score) == (Status.ERROR, None)
-    assert reward.detail
+    assert reward.detail.startswith(f"{SCORES}:{name}: ")
 
 
 @pytest.mark.parametrize("kind", ["numpy.int64", "numpy.float32", "numpy.array", "torch.tensor", "decimal.Decimal"])

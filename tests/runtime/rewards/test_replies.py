@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,16 @@ from rollmux.runtime.rewards import FunctionTask, Kind, PoolSettings, Reply, Rew
 from rollmux.runtime.rewards.functions import MOST_REPLY
 from rollmux.runtime.sandbox import RunLimits, SandboxError
 from rollmux.runtime.sandbox.tree import descendants
+from tests.runtime.rewards import replies
 from tests.runtime.rewards.world import SETTINGS, Pooled
 from tests.waiting import until
 
 MODULE = "tests.runtime.rewards.replies"
+RAISES = next(
+    number
+    for number, line in enumerate(Path(replies.__file__).read_text().splitlines(), 1)
+    if "raise ValueError" in line
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +63,27 @@ def test_a_text_or_nothing_is_a_reply(task: FunctionTask, reply: Reply, pooled: 
 @pytest.mark.parametrize(
     ("task", "told"),
     [
-        (asked("number", said="so"), "3 is no reply: return a text, or None"),
+        (asked("number", said="so"), f"{MODULE}:number: 3 is no reply: return a text, or None"),
         (asked("long", characters=MOST_REPLY + 1, of="a"), f"a reply of {MOST_REPLY + 1} characters: return at most"),
         (asked("half"), "half a character"),
-        (asked("raises", said="so"), "ValueError: not so"),
-        (asked("nowhere", said="so"), "AttributeError"),
-        (asked("exits", said="so"), ""),
+        (asked("raises", said="so"), f"{MODULE}:raises: ValueError: not so (replies.py, line {RAISES})"),
+        (asked("nowhere", said="so"), f"{MODULE}:nowhere: AttributeError"),
+        (asked("told"), "TypeError: told() missing 1 required positional argument: 'said'"),
+        (asked("exits", said="so"), "exits: ended its process with status 0, and returned nothing"),
         (FunctionTask("no_such_module_at_all:f", {}), "ModuleNotFoundError"),
         (FunctionTask(f"{MODULE}:told", {"said": object()}), "TypeError"),
     ],
-    ids=["a number", "too long", "half a character", "raises", "no such", "exits", "no module", "no JSON"],
+    ids=[
+        "a number",
+        "too long",
+        "half a character",
+        "raises",
+        "no such",
+        "other arguments",
+        "exits",
+        "no module",
+        "no JSON",
+    ],
 )
 def test_what_is_no_reply_is_told_and_ends_nothing(task: FunctionTask, told: str, pooled: Pooled) -> None:
     reply = pooled.do(pooled.pool.reply(task))
@@ -82,7 +100,7 @@ def test_one_that_hangs_costs_its_cap() -> None:
 
     hung, other = asyncio.run(story())
     assert hung.text is None
-    assert hung.trouble
+    assert hung.trouble == f"{MODULE}:hangs: no end within 0.5 s"
     assert other == Reply("so!")
 
 

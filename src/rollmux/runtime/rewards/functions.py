@@ -7,8 +7,10 @@ Invariant: a function that hangs costs its cap and nothing else; only a finite n
 import asyncio
 import inspect
 import json
+import re
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from decimal import Decimal
 from importlib import import_module
 from math import inf, isnan, nan
@@ -17,10 +19,11 @@ from typing import Any
 
 from rollmux.runtime.rewards.reward import MOST, Reply, Reward, Status
 from rollmux.runtime.rewards.tasks import AsyncTask, FunctionTask
-from rollmux.runtime.sandbox import Ended, Program, RunLimits, Sandbox, frames
+from rollmux.runtime.sandbox import Cause, Ended, Program, RunLimits, Sandbox, frames
 
 _CHANNEL = 3
 _CALL = "from rollmux.runtime.rewards.functions import call\ncall({function!r}, {arguments!r}, {wants!r})"
+_FRAME = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
 _SCORE, _REPLY = "score", "reply"
 MOST_REPLY = 2**14  # characters: written as JSON they fit into a socket, which is read when the process has ended
 _LEFT = set["asyncio.Future[object]"]()  # what is under way, and what has not heeded that nobody waits for it any more
@@ -34,11 +37,16 @@ class Functions:
 
     async def score(self, task: FunctionTask) -> Reward:
         ended, told = await self._called(task, _SCORE)
-        return _unscored(ended) if told is None else scored(told[_SCORE], ended.cpu_s, ended.wall_s)
+        if told is None:
+            return self._unscored(task, ended)
+        reward = scored(told[_SCORE], ended.cpu_s, ended.wall_s)
+        return replace(reward, detail=f"{task.function}: {reward.detail}") if reward.detail else reward
 
     async def reply(self, task: FunctionTask) -> Reply:
         ended, told = await self._called(task, _REPLY)
-        return Reply(None, _unscored(ended).detail) if told is None else Reply(told[_REPLY], told["trouble"])
+        if told is None:
+            return Reply(None, self._unscored(task, ended).detail)
+        return Reply(told[_REPLY], f"{task.function}: {told['trouble']}" if told["trouble"] else "")
 
     async def _called(self, task: FunctionTask, wants: str) -> tuple[Ended, dict[str, Any] | None]:
         """What was told, if anything was."""
@@ -54,6 +62,21 @@ class Functions:
                 return ended, (await frames.receive_soon(ours, 0))[0]
             except frames.BrokenFrame:
                 return ended, None
+
+    def _unscored(self, task: FunctionTask, ended: Ended) -> Reward:
+        """A run may call many functions: which one it was, and where in it, is what its author needs."""
+        match ended.cause:
+            case Cause.EXITED:
+                raised = _raised(task, ended.stderr) if ended.status else ""
+                why = raised or f"ended its process with status {ended.status}, and returned nothing"
+            case Cause.CPU_LIMIT:
+                why = f"no end within {self._limits.cpu_s:g} s of a processor"
+            case Cause.WALL_LIMIT:
+                why = f"no end within {self._limits.wall_s:g} s"
+            case _:
+                why = f"{ended.cause.value} {ended.detail}".rstrip()
+        status = Status.TIMEOUT if ended.ran_out_of_time else Status.ERROR
+        return Reward(status, None, f"{task.function}: {why}", ended.cpu_s, ended.wall_s)
 
 
 async def score_here(task: AsyncTask, cap_s: float) -> Reward:
@@ -133,8 +156,12 @@ def _told_reply(value: Any) -> dict[str, Any]:
 _TOLD = {_SCORE: _told_score, _REPLY: _told_reply}
 
 
-def _unscored(ended: Ended) -> Reward:
-    lines = ended.stderr.decode(errors="replace").strip().splitlines()
-    detail = f"{ended.cause.value} {ended.detail} {lines[-1][:200] if lines else ''}".strip()
-    status = Status.TIMEOUT if ended.ran_out_of_time else Status.ERROR
-    return Reward(status, None, detail, ended.cpu_s, ended.wall_s)
+def _raised(task: FunctionTask, stderr: bytes) -> str:
+    """What ended it, and the last line of its own file that led there, if any did."""
+    text = stderr.decode(errors="replace").strip()
+    if not text:
+        return ""
+    file = f"{task.function.partition(':')[0].rpartition('.')[2]}.py"
+    lines = [line for path, line in _FRAME.findall(text) if path.rpartition("/")[2] == file]
+    place = f" ({file}, line {lines[-1]})" if lines else ""
+    return text.splitlines()[-1][:200] + place
