@@ -146,7 +146,7 @@ def test_a_prelude_is_what_a_program_may_take_for_granted(response: str) -> None
         ({"asserts": "assert f()", "fields": {}}, "fields"),
         ({"cases": []}, "code_task.cases"),
         ({"asserts": ""}, "code_task.cases"),
-        ({"function": "scores"}, "function_task.function"),
+        ({"function": "scores"}, "function"),
         ({"function": "scores:listed", "arguments": {"response": 1}}, "arguments"),
         ({"function": "nowhere_at_all:f"}, "function"),
         ({"function": "json.nowhere_at_all:f"}, "function"),

@@ -81,7 +81,7 @@ def test_the_last_turn_is_scored_and_functions_see_all(line: Mapping[str, Any], 
     ("line", "told"),
     [
         ({"answer": 1, "reply": "nowhere_at_all:f"}, "reply"),
-        ({"answer": 1, "reply": "hint"}, "function_task.function"),
+        ({"answer": 1, "reply": "hint"}, "reply"),
         ({"answer": 1, "reply": HINT, "arguments": {"messages": 1}}, "arguments"),
         ({"function": "json:loads", "reply": HINT, "arguments": {"response": 1}}, "arguments"),
         ({"answer": 1, "arguments": {"a": 1}}, "arguments"),

@@ -201,6 +201,9 @@ def _question(content: bytes, problem_name: str, folder: str) -> Question:
         remedy = f"{error}; {_CONVERT}" if isinstance(error, msgspec.ValidationError) else str(error)
         raise _wrong("question", content[:60].decode(errors="replace"), limit, remedy) from None
     _require_one_way(line)
+    for path, function in (("function", line.function), ("reply", line.reply)):
+        if function is not None:
+            _require_called(path, function)
     said = (("user", line.prompt),) if isinstance(line.prompt, str) else tuple((t.role, t.content) for t in line.prompt)
     if not said or said[-1][0] != "user" or not said[-1][1]:
         raise _wrong("prompt", line.prompt, "a text, or turns of which the last is the user's", "ask something")
@@ -211,6 +214,14 @@ def _question(content: bytes, problem_name: str, folder: str) -> Question:
     return question
 
 
+def _require_called(path: str, function: str) -> None:
+    module, _, name = function.partition(":")
+    if not _MODULE.fullmatch(module) or not name.isidentifier():
+        raise _wrong(
+            path, function, "module:name", "name a function of a module beside the file, or of an installed one"
+        )
+
+
 def _require_askable(task: Asked, folder: str, path: str) -> None:
     """As far as it can be seen without running anything; what a task refuses by itself it has refused by now."""
     match task:
@@ -219,7 +230,7 @@ def _require_askable(task: Asked, folder: str, path: str) -> None:
                 raise _wrong("asserts", asserts, "at least one assert", "say what must hold")
         case FunctionTask(function=function):
             module = _module(task)
-            if not _MODULE.fullmatch(module) or not _is_there(module, folder):
+            if not _is_there(module, folder):
                 remedy = f"put {module.replace('.', '/')}.py beside the file"
                 raise _wrong(path, function, "a module that can be found", remedy)
         case JudgeTask(template=template):
