@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -155,14 +156,19 @@ def test_a_killed_run_goes_on_as_it_would_have(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_reply_that_fails_fails_its_response_which_is_launched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The first of many is told, with its prompt and what it says for itself."""
     talk(monkeypatch, "fails_on_the_second")
     train(talking(steps=2, batching=SYNC, rewards=POOL), tmp_path, alone())
     found = steps(tmp_path)
     assert [each["responses"] for each in found] == [12, 12]
     assert sum(each["failures"].get("reply", 0) for each in found) == sum(each["failed"] for each in found) > 0
     assert max(each["turns_mean"] for each in found) <= 2
+    (told,) = caplog.messages
+    assert re.match(
+        r"a response to prompt number \d+ has failed \(reply: .*:fails_on_the_second: ValueError: asked", told
+    )
 
 
 def test_replies_that_hang_are_ended_and_so_is_a_run_that_has_no_others(
@@ -171,7 +177,7 @@ def test_replies_that_hang_are_ended_and_so_is_a_run_that_has_no_others(
     talk(monkeypatch, "hangs")
     job = talking(batching={**SYNC, "prompts": 1, "responses": 2}, rewards={**POOL, "cap_s": 0.1})
     others = set(descendants(os.getpid()))
-    with pytest.raises(RolloutStuck, match="reply: "):
+    with pytest.raises(RolloutStuck, match=r"the last one of prompt number \d+: reply: .*:hangs: no end within"):
         train(job, tmp_path, alone())
     assert not alive([pid for pid in descendants(os.getpid()) if pid not in others])
 

@@ -26,13 +26,13 @@ def looked_through(job: JobFile, task: Task, model: Any) -> str:
         digest.update(array("q", (len(tokens), *tokens)).tobytes())
     checks = Checks("job")
     if not min(lengths):
-        remedy = f"{_named(task, lengths.index(0))} has none: ask something"
+        remedy = f"{named(task, lengths.index(0))} has none: ask something"
         checks.report("task.name", job.task.name, "a task whose prompts have tokens", remedy)
     _check_length(checks, job, task, lengths, model.config.max_position_embeddings)
     token, known = max(highest), model.config.vocab_size
     own = f"it has {known}: give it the tokenizer that is its own"
     if token >= known:
-        limit = f"a model of more than {token} tokens, which {_named(task, highest.index(token))} has"
+        limit = f"a model of more than {token} tokens, which {named(task, highest.index(token))} has"
         checks.report("model.path", job.model.path, limit, own)
     elif task.needs.talks and task.tokenizer.vocabulary > known:
         limit = f"a model of the {task.tokenizer.vocabulary} tokens that replies may have"
@@ -41,14 +41,14 @@ def looked_through(job: JobFile, task: Task, model: Any) -> str:
     return digest.hexdigest()
 
 
-def _named(task: Task, number: int) -> str:
+def named(task: Task, number: int) -> str:
     return task.named(number) if isinstance(task, Questions) else f"prompt number {number + 1}"
 
 
 def _check_length(checks: Checks, job: JobFile, task: Task, lengths: Sequence[int], places: int) -> None:
     longest, most = max(lengths), job.rollout.max_length
     needed = longest + job.sampling.max_tokens
-    which = f"the longest, {_named(task, lengths.index(longest))}, has {longest} tokens"
+    which = f"the longest, {named(task, lengths.index(longest))}, has {longest} tokens"
     if needed > most:
         limit = f"at least {needed}: {which}, and sampling.max_tokens are beside it"
         checks.report("rollout.max_length", most, limit, "give it more room, or shorten either")

@@ -5,6 +5,7 @@ many engines there are, which of them runs what, and who comes or goes meanwhile
 samples come in the order of their prompts and sample numbers.
 """
 
+import logging
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,6 +34,7 @@ from rollmux.runtime.rewards import Status
 from rollmux.trainer.data import Data
 from rollmux.trainer.early import Early, UnderWay
 from rollmux.trainer.errors import RolloutStuck
+from rollmux.trainer.prompts import named
 from rollmux.trainer.safe_points import SafePoints
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.scoring import Scored, Scorer
@@ -42,6 +44,8 @@ from rollmux.trainer.tasks import Task
 from rollmux.trainer.token_clock import TokenClock
 from rollmux.trainer.turns import Over, Response, Turns
 from rollmux.trainer.workers import Workers
+
+log = logging.getLogger("rollmux")
 
 Progress = Callable[[int, int], None]
 
@@ -78,6 +82,7 @@ class Rollout:
         self._over = 0  # responses whose end was heard
         self._generated_tokens = 0
         self._failures = Counter[str]()
+        self._failed_once = set[str]()  # causes of which whoever reads the log has an example
         self._most_failures = 0
         self._complete: list[Batch] = []
         self._closed = False
@@ -183,10 +188,14 @@ class Rollout:
 
     def _failed(self, request: Request, cause: str, why: str, tokens: int = 0) -> Event:
         self._failures[cause] += 1
+        which = named(self._task, int(request.prompt.id))
         if self._failures.total() > self._most_failures:
-            raise RolloutStuck(
-                f"{MOST_FAILURES} times as many failures as responses in one round, the last one: {cause}: {why}"
-            )
+            told = f"{MOST_FAILURES} times as many failures as responses in one round"
+            raise RolloutStuck(f"{told}, the last one of {which}: {cause}: {why}")
+        if cause not in self._failed_once:
+            self._failed_once.add(cause)
+            told = "that is no zero, and `failures` in a step's metrics counts what fails so"
+            log.warning("a response to %s has failed (%s: %s): %s", which, cause, why, told)
         return ResponseFailed(request, f"{cause}: {why}", tokens)
 
     def _tell(self, *events: Event) -> None:
