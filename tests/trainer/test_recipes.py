@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rollmux.runtime.rewards import Kind, PoolSettings, RewardPool
+from rollmux.runtime.rewards import Kind, PoolSettings, Reply, RewardPool
 from rollmux.trainer.tasks.questions import Question, read_questions
 from tests.runtime.rewards.world import Pooled
 
@@ -191,6 +191,35 @@ def test_scores_of_a_taskset_of_verifiers(tmp_path: Path, monkeypatch: pytest.Mo
     line, _ = names["LINES"]
     assert line["prompt"] == "What is 2 + 2?"
     assert by_function(tmp_path, line, "\\boxed{4}", "It is \\boxed{4}.", "\\boxed{5}") == [3, 2, 1]
+
+
+ENVIRONMENT = """
+class MyEnv:
+    def __init__(self, env_config, extras):
+        self.secret, self.turns = extras["secret"], 0
+
+    def step(self, action):
+        self.turns += 1
+        done = action == self.secret or self.turns == 3
+        told = [] if done else [{"role": "user", "content": f"That was turn {self.turns}."}]
+        return {"observations": told, "reward": float(action == self.secret) / self.turns, "done": done, "metadata": {}}
+"""
+
+
+def test_replies_and_scores_of_an_environment_in_skyrl_s_form(tmp_path: Path) -> None:
+    (tmp_path / "scores.py").write_text(block("my_envs"))
+    (tmp_path / "my_envs.py").write_text(ENVIRONMENT)
+    line = {"prompt": "a?", "function": "scores:score", "reply": "scores:reply", "arguments": {"row": {"secret": "5"}}}
+    (question,) = read_questions(json.dumps(line).encode(), "made", str(tmp_path))
+    told = [question.told("4"), question.told("4", "That was turn 1.", "5")]
+
+    async def story() -> tuple[list[Reply], float]:
+        settings = PoolSettings({Kind.FUNCTION: 1}, function_modules=["scores"], function_folders=[str(tmp_path)])
+        async with RewardPool(settings) as pool:
+            replies = [await pool.reply(each) for each in told if each is not None]
+            return replies, (await pool.score(question.asked("4", "That was turn 1.", "5"))).value
+
+    assert asyncio.run(story()) == ([Reply("That was turn 1."), Reply()], 0.5)
 
 
 def test_scores_of_reasoning_gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,14 +208,15 @@ def test_the_document_s_calculator_answers(folder: str, tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(block("calculator"))
     line = json.loads(next(each for each in _document_lines() if '"reply"' in each))
     path = tmp_path / "mine.jsonl"
-    path.write_text(f"{json.dumps(line)}\n" * 2)
+    path.write_text(f"{json.dumps(line)}\n" * 3)
     task = Questions(path, "", Pretrained(folder))
+    said = ("Let me see: <calc>1234 * 5678</calc>", "It is 7.", "<calc>1234 *</calc>")
     with closing(open_pooled(Rewards(scorer="pool"), task, {})) as scorer:
-        scorer.ask(request(0), "Let me see: <calc>1234 * 5678</calc>")
-        scorer.ask(request(1), "It is 7.")
-        found = [*scorer.replies(60.0), *scorer.replies(60.0)]  # both, or one after the other
-        told = {each.prompt.id: reply for each, reply in found}
-        assert told == {0: Reply(f"It is {line['answer']}."), 1: Reply()}
+        for number, turn in enumerate(said):
+            scorer.ask(request(number), turn)
+        found = [answered for _ in said for answered in scorer.replies(60.0)]  # all at once, or one after the other
+    told = {each.prompt.id: reply for each, reply in found}
+    assert told == {0: Reply(f"It is {line['answer']}."), 1: Reply(), 2: Reply("I compute two numbers with +, - or *.")}
 
 
 def _document_lines() -> list[str]:
