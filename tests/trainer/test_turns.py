@@ -5,12 +5,14 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import closing
+from io import StringIO
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from rollmux.packer import Prompt, Request
 from rollmux.runtime.engine import Ended, FinishReason, Generated, GenerationRequest, Grown
@@ -20,7 +22,7 @@ from rollmux.trainer import parts as built
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.errors import RolloutStuck
 from rollmux.trainer.job import train
-from rollmux.trainer.metrics import METRICS
+from rollmux.trainer.metrics import METRICS, on_console
 from rollmux.trainer.parts import Parts
 from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.sample import Sample
@@ -169,6 +171,20 @@ def test_a_reply_that_fails_fails_its_response_which_is_launched_again(
     assert re.match(
         r"a response to prompt number \d+ has failed \(reply: .*:fails_on_the_second: ValueError: asked", told
     )
+
+
+def test_the_console_tells_turns_and_failures_where_there_are_some(tmp_path: Path) -> None:
+    train(talking(steps=1), tmp_path, alone())
+    (found,) = steps(tmp_path)
+
+    def shown(**changed: Any) -> str:
+        file = StringIO()
+        on_console(Console(file=file, width=200), 1)(0, {**found, "seconds": {"rollout": 1.0, "train": 1.0}, **changed})
+        return file.getvalue()
+
+    assert "turns 2.3 waiting  0 failed 5 rollout" in shown(turns_mean=2.34, queued=0, failed=5)
+    assert "turns" not in shown(turns_mean=1.0)
+    assert "failed" not in shown(failed=0)
 
 
 def test_replies_that_hang_are_ended_and_so_is_a_run_that_has_no_others(

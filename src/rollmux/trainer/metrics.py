@@ -112,10 +112,12 @@ def on_console(console: Console, steps: int) -> Tracker:
     def show(step: int, found: Record) -> None:
         seconds = found["seconds"]
         bar = "━" * round(20 * min(1.0, max(0.0, found["reward"])))
+        turns = f"turns {found['turns_mean']:.1f} " if found["turns_mean"] > 1 else ""
+        failed = f"failed {found['failed']} " if found["failed"] else ""
         console.print(
             f"step {step + 1:>4}/{steps} [dim]{found['kind']:>5}[/dim] reward [bold]{found['reward']:.3f}[/bold] "
             f"[green]{bar:<20}[/green] length {found['length_mean']:>4.0f}, max {found['length_max']:>3} "
-            f"waiting {found['queued']:>2} "
+            f"{turns}waiting {found['queued']:>2} {failed}"
             f"[dim]rollout {seconds['rollout']:.1f} s, train {seconds['train']:.1f} s[/dim]",
             highlight=False,
             markup=True,

@@ -98,7 +98,7 @@ class Pretrained:
         _, known, between = written.partition(ANSWERED)
         if not known:
             raise NotTaught(
-                "the model's chat template does not write what was answered: ask for one turn, or take another"
+                "the model's chat template does not write what was answered: ask for one turn, or take another model"
             )
         return between
 
@@ -124,7 +124,8 @@ class Pretrained:
         except Exception as error:  # a template is a program, and may raise anything
             roles = ", ".join(role for role, _ in said)
             told = f"{type(error).__name__}: {error}"
-            raise NotTaught(f"the model's chat template refuses turns of {roles}: {told}") from error
+            remedy = "ask in other turns, or take another model"
+            raise NotTaught(f"the model's chat template refuses turns of {roles}: {told}; {remedy}") from error
 
 
 def _named_ends(place: Path) -> list[int]:

@@ -116,11 +116,18 @@ class Questions:
         ]
         replies = [told for each in self._questions if (told := each.told("")) is not None]
         if replies:
-            tokenizer.told("Go on.", tokenizer.end_tokens[0])  # whose template may know no such turns
+            self._require_replies_told()
         samples = [*(each.asked("") for each in self._questions), *replies]
         modules = sorted({_module(each) for each in samples if isinstance(each, FunctionTask)})
         self.needs = Needs({KINDS[type(each)] for each in samples}, modules, (folder,), talks=bool(replies))
         self.digest = sha256(b"".join([content, *_beside(modules, path.parent)])).hexdigest()
+
+    def _require_replies_told(self) -> None:
+        """The model's template may know no such turns."""
+        try:
+            self.tokenizer.told("Go on.", self.tokenizer.end_tokens[0])
+        except NotTaught as error:
+            raise NotTaught(f"no `reply` of the questions can be told: {error}") from error
 
     def __len__(self) -> int:
         return len(self._questions)
