@@ -92,6 +92,19 @@ def test_what_is_no_reply_is_told_and_ends_nothing(task: FunctionTask, told: str
     assert told in reply.trouble
 
 
+def test_the_line_that_raised_is_one_of_the_function_s_own(tmp_path: Path) -> None:
+    """Whatever its module is called, and whichever library it was in when that raised."""
+    (tmp_path / "functions.py").write_text("import json\n\ndef told(said):\n    return json.loads(said)\n")
+
+    async def story(**arguments: str) -> str:
+        settings = replace(SETTINGS, function_modules=["functions"], function_folders=[str(tmp_path)])
+        async with RewardPool(settings) as pool:
+            return (await pool.reply(FunctionTask("functions:told", arguments))).trouble
+
+    assert asyncio.run(story(said="{")).endswith("(functions.py, line 4)")
+    assert asyncio.run(story()).endswith("argument: 'said'")
+
+
 def test_one_that_hangs_costs_its_cap() -> None:
     async def story() -> tuple[Reply, Reply]:
         settings = replace(SETTINGS, function=RunLimits(cpu_s=1.0, wall_s=0.5, address_bytes=None))

@@ -162,6 +162,6 @@ def _raised(task: FunctionTask, stderr: bytes) -> str:
     if not text:
         return ""
     file = f"{task.function.partition(':')[0].rpartition('.')[2]}.py"
-    lines = [line for path, line in _FRAME.findall(text) if path.rpartition("/")[2] == file]
+    lines = [line for path, line in _FRAME.findall(text) if path.endswith(f"/{file}") and path != __file__]
     place = f" ({file}, line {lines[-1]})" if lines else ""
     return text.splitlines()[-1][:200] + place
