@@ -19,6 +19,7 @@ from rollmux.runtime.engine import (
     Limits,
     LocalEngine,
     Unfinished,
+    stream,
 )
 from rollmux.runtime.engine.elsewhere import EngineElsewhere
 from rollmux.runtime.engine.slots import slots
@@ -161,6 +162,26 @@ def test_what_rests_makes_room_for_whoever_runs_the_oldest_first(model: Any) -> 
     engine.cancel(["a", "b"])
     finished(engine)
     assert engine.gauges().preemptions == 0
+    engine.close()
+
+
+def test_what_rests_does_not_give_way_in_vain(model: Any) -> None:
+    """Who is to come in would lack room all the same."""
+    engine = slots(model, TIGHT)
+    runs = replace(FIRST, id="runs", prompt=prompt(4, 50), stop_tokens=())
+    engine.submit(runs)
+    engine.submit(FIRST)
+    ended = next(each for each in stream(engine) if isinstance(each, Ended))
+    held = engine.gauges().held_tokens
+    engine.submit(replace(runs, id="large", prompt=prompt(5, 60)))
+    engine.step()
+    assert (engine.gauges().running, engine.gauges().waiting) == (1, 1)
+    assert engine.gauges().held_tokens >= held
+    engine.cancel(["large"])
+    computed = engine.gauges().prefilled_tokens
+    engine.submit(goes_on(FIRST, ended.response))
+    engine.step()
+    assert engine.gauges().prefilled_tokens - computed <= len(TOLD)
     engine.close()
 
 

@@ -216,17 +216,18 @@ class Desk:
 
     def has_room(self, pages: int, but_for: Live | None = None) -> bool:
         """Whether so many pages are free, now that what rests gave way if need be: the oldest first, and at the end
-        those that wait to go on, of whom the latest has the longest to wait.
+        those that wait to go on, of whom the latest has the longest to wait. Nobody gives way in vain.
         """
-        while pages > self.room.free and self.resting:
-            self._forget(self.resting.popitem(last=False)[1])
-        if pages > self.room.free:
-            for live in reversed(self.waiting.values()):
-                if live.pages and live is not but_for:
-                    self._forget(live)
-                if pages <= self.room.free:
-                    break
-        return pages <= self.room.free
+        if pages <= self.room.free:
+            return True
+        holders = [each for each in (*self.resting.values(), *reversed(self.waiting.values())) if each is not but_for]
+        if pages > self.room.free + sum(len(each.pages) for each in holders):
+            return False
+        for each in holders:
+            if pages > self.room.free:
+                self.resting.pop(each.request.id, None)
+                self._forget(each)
+        return True
 
     def preempt(self) -> None:
         """The youngest that runs gives its pages back and is the next to come in."""
