@@ -354,6 +354,42 @@ def test_an_engine_elsewhere_rests_is_gone_on_from_and_is_told_where_nobody_will
     engine.close()
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_what_new_weights_draw_again_rests_anew_unless_it_was_cancelled(is_cancelled: bool, model: Any) -> None:
+    """It was over ahead of its owner, who let go of it and then brought new weights."""
+    place = Place(lambda version: slots(model, PLENTY, version))
+    engine = EngineElsewhere(place)
+    engine.submit(replace(FIRST, id="other", stop_tokens=()))
+    engine.step()
+    engine.submit(replace(FIRST, stop_tokens=tuple(range(VOCABULARY))))
+    assert {event.id for event in engine.step()} == {"other"}  # of the step before
+    if is_cancelled:
+        engine.cancel(["one"])
+    engine.update(1, begun=Begun.RECOMPUTE)
+    assert finished(engine)["one"].response.versions == (1,)
+    assert (place.lives[0].engine.gauges().held_tokens > 0) is not is_cancelled
+    engine.cancel(["one"])
+    assert place.lives[0].engine.gauges().held_tokens == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("how", ["asleep", "told other weights"])
+def test_an_engine_elsewhere_remembers_nobody_of_whom_nothing_rests_there(how: str, model: Any) -> None:
+    """Who goes on with another worker meanwhile is never cancelled here."""
+    place = Place(lambda version: slots(model, PLENTY, version))
+    engine = EngineElsewhere(place)
+    turn(engine, FIRST)
+    if how == "asleep":
+        engine.suspend()
+    else:
+        engine.update(1)
+    called: list[str] = []
+    place.lives[0].before_send = called.append
+    engine.cancel(["one"])
+    assert not called
+    engine.close()
+
+
 def test_workers_go_on_where_it_rests_unless_that_one_is_away(model: Any) -> None:
     engines = slots(model, PLENTY), slots(model, PLENTY)
     workers = Workers(engines)

@@ -166,6 +166,7 @@ class EngineElsewhere:
         try:
             self._call("update", version, weights, begun)
             self._half = None
+            self._resting.clear()
         except (InvalidSpec, UpdateRefused):
             self._half = half  # nothing was changed
             if half is not None:
@@ -188,7 +189,12 @@ class EngineElsewhere:
         require_permitted(started, self.version, begun)
         taken = self.export([each.request.id for each in going])
         self._forget(over)
-        return [*taken, *(each.unfinished(untold[each]) for each in over)]
+        return [*taken, *(self._to_be_drawn_again(each, untold[each]) for each in over)]
+
+    def _to_be_drawn_again(self, over: Growing, told: int) -> Unfinished:
+        """It rests anew only where nobody has cancelled that meanwhile, for nobody would again."""
+        rests = over.request.rests and over.request.id in self._resting
+        return Unfinished(replace(over.request, rests=rests), over.generated(told))
 
     def _put_back(self, taken: Iterable[Unfinished]) -> None:
         """They are known again, whatever has happened, and whatever happens now."""
@@ -200,6 +206,8 @@ class EngineElsewhere:
 
     def suspend(self, keep: bool = False) -> None:
         self._call("suspend", keep)
+        if not keep:
+            self._resting.clear()
 
     def resume(self) -> None:
         self._call("resume")
