@@ -11,7 +11,7 @@ import pytest
 
 from rollmux.runtime.rewards import FunctionTask, Kind, PoolSettings, Reply, RewardPool
 from rollmux.runtime.rewards.functions import MOST_REPLY
-from rollmux.runtime.sandbox import RunLimits, SandboxError
+from rollmux.runtime.sandbox import RunLimits, Sandbox, SandboxError
 from rollmux.runtime.sandbox.tree import descendants
 from tests.runtime.rewards import replies
 from tests.runtime.rewards.world import SETTINGS, Pooled
@@ -103,6 +103,16 @@ def test_the_line_that_raised_is_one_of_the_function_s_own(tmp_path: Path) -> No
 
     assert asyncio.run(story(said="{")).endswith("(functions.py, line 4)")
     assert asyncio.run(story()).endswith("argument: 'said'")
+
+
+def test_a_trouble_without_words_is_one_all_the_same(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be taken for the end of a response."""
+
+    async def breaks(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(Sandbox, "run", breaks)
+    assert pooled.do(pooled.pool.reply(asked("told", said="so"))) == Reply(None, "TimeoutError")
 
 
 def test_one_that_hangs_costs_its_cap() -> None:

@@ -180,7 +180,7 @@ class RewardPool:
                 try:
                     return await ask()
                 except (SandboxError, OSError) as error:
-                    broke = str(error)
+                    broke = str(error) or type(error).__name__
                 except Exception as error:  # noqa: BLE001 - a task that can't be asked at all has one outcome too
                     return untold(f"{type(error).__name__}: {error}")
         return untold(broke)
