@@ -35,6 +35,7 @@ class Pretrained:
         except NotLoaded as error:
             raise ModelMissing(f"the tokenizer in {folder!r} can't be loaded ({error})") from error
         own = self._tokenizer.added_tokens_decoder
+        self._special = [token.content for token in own.values() if token.special]
         ends = [self._tokenizer.eos_token_id, *(token for token in _named_ends(place) if token in own)]
         self.end_tokens = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
         if not self.end_tokens:
@@ -64,20 +65,33 @@ class Pretrained:
         return self.decode(first) if is_end and not set(first) <= set(self.end_tokens) else None
 
     def encode(self, text: str) -> tuple[int, ...]:
-        tokens = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        tokens = self._tokens(text)
         return tokens if tokens[: len(self._begin)] == self._begin else self._begin + tokens
 
     def decode(self, tokens: tuple[int, ...]) -> str:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def told(self, text: str, last: int) -> tuple[int, ...]:
-        """As the chat template writes it, but for the end of the turn before, where that was drawn.
+        """As the chat template writes it, but for the end of the turn before, where that was drawn; some
+        write a blank before it, as Llama 2's does.
 
-        Some write a blank before that end, as Llama 2's does.
+        What is written like a special token there is none: a tool's words would end the turn, and say the next ones.
         """
-        tokens = tuple(self._tokenizer(self._between(text), add_special_tokens=False)["input_ids"])
-        end = tokens.index(last) if last in tokens else None
-        return tokens if end is None or self.decode(tokens[:end]).strip() else tokens[end + 1 :]
+        before, said, behind = self._pieces(text)
+        ended = self._tokens(before.lstrip())
+        begun = ended[1:] if ended[:1] == (last,) else self._tokens(before)
+        return (*begun, *self._tokens(said, split_special_tokens=True), *self._tokens(behind))
+
+    def _tokens(self, text: str, **how: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False, **how)["input_ids"])
+
+    def _pieces(self, text: str) -> tuple[str, str, str]:
+        """What the template writes, what is said where that could be taken for it, and the template again."""
+        if self._tokenizer.chat_template is not None and any(each in text for each in self._special):
+            before, known, behind = self._between(ASKED).partition(ASKED)
+            if known:
+                return before, text, behind
+        return self._between(text), "", ""
 
     def save(self, folder: Path) -> None:
         """Beside a model, which it then is whole with."""
