@@ -1,8 +1,12 @@
 """What functions say to responses."""
 
 import os
+import socket
 import sys
 import time
+from typing import Any
+
+from rollmux.runtime.sandbox import frames
 
 
 def told(said: str) -> str | None:
@@ -40,4 +44,11 @@ def hangs(said: str) -> str:
 
 
 def exits(said: str) -> str:
+    os._exit(0)
+
+
+def forges(reply: Any, trouble: Any) -> None:
+    """What a response may do that a function runs."""
+    with socket.socket(fileno=3) as channel:
+        channel.sendall(frames.packed({"reply": reply, "trouble": trouble}))
     os._exit(0)

@@ -46,7 +46,8 @@ class Functions:
         ended, told = await self._called(task, _REPLY)
         if told is None:
             return Reply(None, self._unscored(task, ended).detail)
-        return Reply(told[_REPLY], f"{task.function}: {told['trouble']}" if told["trouble"] else "")
+        reply = replied(told[_REPLY], told["trouble"])
+        return replace(reply, trouble=f"{task.function}: {reply.trouble}") if reply.trouble else reply
 
     async def _called(self, task: FunctionTask, wants: str) -> tuple[Ended, dict[str, Any] | None]:
         """What was told, if anything was."""
@@ -143,14 +144,19 @@ def _told_score(value: Any) -> dict[str, Any]:
 
 
 def _told_reply(value: Any) -> dict[str, Any]:
-    trouble = ""
+    reply = replied(value)
+    return {_REPLY: reply.text, "trouble": reply.trouble}
+
+
+def replied(value: Any, trouble: str = "") -> Reply:
+    """Looked at where it is said and where it is heard: whatever runs there may write to the socket itself."""
     if value is not None and not isinstance(value, str):
         trouble = f"{value!r:.200} is no reply: return a text, or None where the response is over"
     elif value and len(value) > MOST_REPLY:
         trouble = f"a reply of {len(value)} characters: return at most {MOST_REPLY}"
     elif value and any(0xD800 <= ord(each) < 0xE000 for each in value):
         trouble = "a reply with half a character: decode what it is made of with errors='replace'"
-    return {_REPLY: None if trouble else value, "trouble": trouble}
+    return Reply(None if trouble else value, str(trouble))
 
 
 _TOLD = {_SCORE: _told_score, _REPLY: _told_reply}
