@@ -215,6 +215,24 @@ def test_a_job_whose_questions_are_answered_trains_turns(folder: str, tmp_path: 
         train(settings, tmp_path / "run", alone(), resume=True)
 
 
+def test_a_dialogue_ends_where_the_model_has_no_more_places(tmp_path: Path) -> None:
+    """Which may be fewer than the job lets be."""
+    model = talking(tmp_path / "model", places=300)
+    (tmp_path / "mine.py").write_text("def on(messages):\n    return 'On.' * 20\n")
+    path = written(tmp_path / "mine.jsonl", {"answer": 1, "reply": "mine:on"})
+    settings = job(
+        model,
+        path,
+        steps=1,
+        batching={"prompts": 1, "responses": 8, "mode": "sync"},
+        sampling={"max_tokens": 200},
+        rollout={"running": 32, "room_tokens": 32768, "max_length": 1500},
+    )
+    train(settings, tmp_path / "run", alone())
+    (step,) = (json.loads(each) for each in (tmp_path / "run" / METRICS).read_text().splitlines())
+    assert 1 < step["turns_mean"] < 4
+
+
 def test_the_example_s_hints_are_of_the_word() -> None:
     module = _module("questions_scores", EXAMPLES)
     assert module.hint(messages("mouse")) is None

@@ -70,7 +70,7 @@ class Parts:
         data = Data(len(task), job.seed, position)
         engines = [self._engine(number) for number in range(job.rollout.workers)]
         scorer = self._scorer(rewards)
-        most = job.rollout.max_length
+        most = min(job.rollout.max_length, self.model.config.max_position_embeddings)
         made = Rollout(engines, batcher, data, task, scorer, job.sampling, most, job.seed, self._early(), lengths)
         if self._leased:
             made.suspend()
