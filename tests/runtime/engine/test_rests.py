@@ -232,6 +232,8 @@ CALLS = (
 class Dialogues:
     """Two engines, and dialogues that go on with either. What a turn should come to is known from drawing it alone."""
 
+    calls: tuple[str, ...] = (*CALLS, "update", "probe")
+
     def __init__(self, model: Any, rng: Random, make: Callable[[], Engine]) -> None:
         self.model, self.rng = model, rng
         self.engines = (make(), make())
@@ -241,13 +243,14 @@ class Dialogues:
         self.compared = 0
 
     def play(self, calls: int) -> None:
-        for call in self.rng.choices((*CALLS, "update", "probe"), k=calls):
+        for call in self.rng.choices(self.calls, k=calls):
             getattr(self, f"_{call}")(self.rng.choice(self.engines))
             for engine in self.engines:
                 assert engine.gauges().held_tokens <= engine.gauges().room_tokens
         for engine in self.engines:
             engine.resume()
             self._hear(finished(engine).values())
+        for engine in self.engines:
             engine.cancel(self.over)
             assert (engine.unfinished, engine.gauges().held_tokens) == (0, 0)
         assert not self.under_way
@@ -312,6 +315,8 @@ class Dialogues:
 
     def _hear(self, ends: Any) -> None:
         for ended in ends:
+            if ended.id not in self.under_way:
+                continue  # it was given up
             request = self.under_way.pop(ended.id)
             (wanted,) = alone(lambda: slots(self.model, PLENTY), [request]).values()
             require_same(ended.response, wanted)
@@ -327,6 +332,40 @@ def test_in_any_order_of_calls_each_turn_is_what_it_is_alone_and_no_page_is_lost
     finally:
         for engine in world.engines:
             engine.close()
+    assert world.compared > 10
+
+
+class Dying(Dialogues):
+    """Elsewhere, where processes die, and whoever goes on may be given up."""
+
+    calls = (*CALLS, "update", "probe", "die", "give_up")
+
+    def __init__(self, model: Any, rng: Random) -> None:
+        self.places: list[Place] = []
+        super().__init__(model, rng, self._elsewhere)
+
+    def _elsewhere(self) -> Engine:
+        self.places.append(Place(lambda version: slots(self.model, TIGHT, version)))
+        return EngineElsewhere(self.places[-1])
+
+    def _die(self, engine: Engine) -> None:
+        if engine.unfinished and not engine.is_suspended:
+            self.places[self.engines.index(engine)].lives[-1].is_cut = True
+            self._step(engine)
+            self._step(engine)
+
+    def _give_up(self, engine: Engine) -> None:
+        if self.under_way:
+            name = self.rng.choice(list(self.under_way))
+            del self.under_way[name]
+            for each in self.engines:
+                each.cancel([name])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_elsewhere_it_is_the_same_whoever_dies_or_is_given_up(seed: int, model: Any) -> None:
+    world = Dying(model, Random(seed))
+    world.play(250)
     assert world.compared > 10
 
 
