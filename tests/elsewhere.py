@@ -85,6 +85,8 @@ def be_elsewhere(
         for name in names:
             if hasattr(module, name):
                 delete(module, name)
+    if hasattr(os, "process_cpu_count"):  # from Python 3.13 on it asks what is gone
+        give(os, "process_cpu_count", os.cpu_count)
     for name, value in QUEUES.items():
         give(select, name, value)
     for function in (getrlimit, setrlimit):

@@ -61,7 +61,7 @@ class Talks(Arithmetic):
     def reward(self, number: int, *said: str) -> float:
         return worth(list(said))
 
-    def told(self, number: int, *said: str) -> FunctionTask:  # type: ignore[override]
+    def reply_asked(self, number: int, *said: str) -> FunctionTask:  # type: ignore[override]
         return FunctionTask(f"{__name__}:{self._by}", {"said": said})
 
     def asked(self, number: int, *said: str) -> FunctionTask:

@@ -211,7 +211,7 @@ def test_replies_and_scores_of_an_environment_in_skyrl_s_form(tmp_path: Path) ->
     (tmp_path / "my_envs.py").write_text(ENVIRONMENT)
     line = {"prompt": "a?", "function": "scores:score", "reply": "scores:reply", "arguments": {"row": {"secret": "5"}}}
     (question,) = read_questions(json.dumps(line).encode(), "made", str(tmp_path))
-    told = [question.told("4"), question.told("4", "That was turn 1.", "5")]
+    told = [question.reply_asked("4"), question.reply_asked("4", "That was turn 1.", "5")]
 
     async def story() -> tuple[list[Reply], float]:
         settings = PoolSettings({Kind.FUNCTION: 1}, function_modules=["scores"], function_folders=[str(tmp_path)])

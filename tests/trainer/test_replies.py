@@ -52,7 +52,7 @@ def test_a_reply_is_asked_with_the_whole_conversation_and_the_line_s_arguments(f
     task = Questions(path, "Count.", Pretrained(folder))
     said = (f"6{END}", "No.", f"7{END}")
     wanted = {"secret": 5, "messages": messages("6", "No.", "7", system="Count.")}
-    assert task.told(0, *said) == FunctionTask("json:dumps", wanted)
+    assert task.reply_asked(0, *said) == FunctionTask("json:dumps", wanted)
     assert task.asked(0, *said) == MathsTask("7", "1")
     assert task.needs.talks
     assert set(task.needs.kinds) == {Kind.MATHS, Kind.FUNCTION}

@@ -408,6 +408,6 @@ def test_the_warm_up_imitates_turns_and_not_what_is_told() -> None:
 def test_a_function_task_of_a_dialogue_is_plain_json() -> None:
     task = Parts(talking()).task
     assert isinstance(task, Talks)
-    told_ = task.told(0, "12;", "3*=", "4;")
+    told_ = task.reply_asked(0, "12;", "3*=", "4;")
     assert isinstance(told_, FunctionTask)
     assert json.loads(json.dumps(dict(told_.arguments))) == {"said": ["12;", "3*=", "4;"]}

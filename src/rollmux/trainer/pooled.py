@@ -58,7 +58,7 @@ class _Waiting:
 
 
 class Pooled:
-    """Scores what `asked` makes of a prompt's number and what was said to it, and replies what `told` asks for.
+    """Scores what `asked` makes of a prompt's number and of what was said, and replies by what `reply_asked` makes of it.
 
     Rewards are told `lag` ticks after their responses came, in their order, and waited for if need be; with 0 they are
     told as they come. Programs that were cut off by a limit of time have no reward, or, with `late_is_zero`, none left.
@@ -70,9 +70,10 @@ class Pooled:
         asked: Callable[..., Asked],
         lag: int,
         late_is_zero: bool = False,
-        told: Callable[..., FunctionTask | None] = lambda *said: None,
+        reply_asked: Callable[..., FunctionTask | None] = lambda *said: None,
     ) -> None:
-        self._pool, self._asked, self._lag, self._late_is_zero, self._told = pool, asked, lag, late_is_zero, told
+        self._pool, self._asked, self._lag, self._late_is_zero = pool, asked, lag, late_is_zero
+        self._reply_asked = reply_asked
         self._started: _Beside | None = None
         self._waiting: dict[Request, _Waiting] = {}
         self._talking: dict[Request, Future[Reply]] = {}
@@ -90,10 +91,10 @@ class Pooled:
 
     def ask(self, request: Request, *said: str) -> Reply | None:
         """A pool that can't start raises in `replies`."""
-        told = self._told(int(request.prompt.id), *said)
-        if told is None:
+        asked = self._reply_asked(int(request.prompt.id), *said)
+        if asked is None:
             return Reply()
-        self._talking[request] = self._beside.reply(told)
+        self._talking[request] = self._beside.reply(asked)
         return None
 
     def replies(self, wait_s: float) -> list[tuple[Request, Reply]]:
@@ -210,7 +211,7 @@ def open_pooled(rewards: Rewards, task: Task, state: dict[str, Any]) -> Pooled:
     settings = TimeoutSettings(prior_after=GROUP_RUNS)
     timeouts = TimeoutPolicy.from_state(settings, state) if state else TimeoutPolicy(settings)
     pool = RewardPool(pool_settings(rewards, task.needs), timeouts)
-    return Pooled(pool, task.asked, rewards.lag, rewards.code_timeout == "zero", task.told)
+    return Pooled(pool, task.asked, rewards.lag, rewards.code_timeout == "zero", task.reply_asked)
 
 
 def pool_settings(rewards: Rewards, needs: Needs) -> PoolSettings:

@@ -49,7 +49,7 @@ class Guessing:
     def reward(self, number: int, *said: str) -> float:
         return worth(*self._numbers[number], *said)
 
-    def told(self, number: int, *said: str) -> FunctionTask | None:
+    def reply_asked(self, number: int, *said: str) -> FunctionTask | None:
         return self._asked("reply_to", number, said)
 
     def asked(self, number: int, *said: str) -> FunctionTask:

@@ -95,7 +95,7 @@ class Question:
     def asked(self, *said: str) -> Asked:
         return self.scored(said[-1], self._messages(said))
 
-    def told(self, *said: str) -> FunctionTask | None:
+    def reply_asked(self, *said: str) -> FunctionTask | None:
         return None if self.replied is None else self.replied(self._messages(said))
 
     def _messages(self, said: Sequence[str]) -> Messages:
@@ -114,7 +114,7 @@ class Questions:
             each if each.said[0][0] == "system" else replace(each, said=(*before, *each.said))
             for each in read_questions(content, str(path), folder)
         ]
-        replies = [told for each in self._questions if (told := each.told("")) is not None]
+        replies = [told for each in self._questions if (told := each.reply_asked("")) is not None]
         if replies:
             self._require_replies_told()
         samples = [*(each.asked("") for each in self._questions), *replies]
@@ -144,8 +144,8 @@ class Questions:
     def asked(self, number: int, *said: str) -> Asked:
         return self._questions[number].asked(*self._without_ends(said))
 
-    def told(self, number: int, *said: str) -> FunctionTask | None:
-        return self._questions[number].told(*self._without_ends(said))
+    def reply_asked(self, number: int, *said: str) -> FunctionTask | None:
+        return self._questions[number].reply_asked(*self._without_ends(said))
 
     def _without_ends(self, said: Sequence[str]) -> list[str]:
         """Of the model's turns: who answers may end with what it likes."""
@@ -216,7 +216,7 @@ def _question(content: bytes, problem_name: str, folder: str) -> Question:
         raise _wrong("prompt", line.prompt, "a text, or turns of which the last is the user's", "ask something")
     question = Question(problem_name, said, _scored(line, said[-1][1], problem_name), _replied(line))
     _require_askable(question.asked(""), folder, "function")
-    if (told := question.told("")) is not None:
+    if (told := question.reply_asked("")) is not None:
         _require_askable(told, folder, "reply")
     return question
 

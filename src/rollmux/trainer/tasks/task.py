@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
 class OneTurn:
     """Of a task that says nothing to a response."""
 
-    def told(self, number: int, *said: str) -> None: ...
+    def reply_asked(self, number: int, *said: str) -> None: ...
 
     def reply(self, number: int, *said: str) -> None: ...
 
@@ -66,7 +66,7 @@ class Task(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """For what `asked` and `told` give."""
+        """For what `asked` and `reply_asked` give."""
 
     @property
     def digest(self) -> str:
@@ -75,7 +75,7 @@ class Task(Protocol):
     def asked(self, number: int, *said: str) -> Asked:
         """What a reward pool is asked for this response's reward."""
 
-    def told(self, number: int, *said: str) -> FunctionTask | None:
+    def reply_asked(self, number: int, *said: str) -> FunctionTask | None:
         """What a pool is asked for the reply to the last turn; None where the response is over."""
 
 
