@@ -58,7 +58,7 @@ class _Waiting:
 
 
 class Pooled:
-    """Scores what `asked` makes of a prompt and of what was said to it, and replies by what `reply_asked` makes of both.
+    """Scores what `asked` makes of a prompt and of what was said to it, and replies by what `reply_asked` makes of it.
 
     Rewards are told `lag` ticks after their responses came, in their order, and waited for if need be; with 0 they are
     told as they come. Programs that were cut off by a limit of time have no reward, or, with `late_is_zero`, none left.
