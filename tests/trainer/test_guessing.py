@@ -133,6 +133,6 @@ def test_the_example_trains_games_of_several_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_learns_to_do_better_than_the_wild_guesses_that_it_was_shown(tmp_path: Path) -> None:
+def test_the_example_learns(tmp_path: Path) -> None:
     found = rewards(read_job_file(EXAMPLE), tmp_path)
-    assert fmean(found[:5]) < WILD < fmean(found[-20:]) - 0.02, found
+    assert fmean(found[-20:]) > fmean(found[:10]) + 0.05, found

@@ -212,6 +212,7 @@ def test_all_turns_of_a_response_together_have_the_tokens_that_are_let_and_the_r
     assert max(each.drawn for each in round_.samples) == 9
     assert max(each.length for each in round_.samples) <= 16
     assert any(told(each) for each in round_.samples)
+    assert 0 < round_.cut < len(round_.samples)
 
 
 # -- turn by turn ------------------------------------------------------------------------------------------------------
@@ -335,17 +336,23 @@ def test_a_turn_that_the_model_has_not_ended_is_the_last(reason: FinishReason) -
     assert isinstance(over, Over)
     failed = ("engine", "broke") if reason is FinishReason.FAILED else ("", "")
     assert (over.failed, over.why) == failed
+    assert over.response.is_cut is (reason is FinishReason.LENGTH)
     assert not world.replies.asked
 
 
-def test_the_last_turn_that_is_let_is_not_answered_and_nor_is_one_behind_which_there_is_no_room() -> None:
-    assert isinstance(World(max_turns=1).draws(1, 14)[-1], Over)
-    for text, length in (("3" * 8, 12), ("3", 5)):
-        world = World(max_length=length)
+def test_who_would_go_on_and_has_no_turn_or_room_left_is_cut_off_behind_its_last_turn() -> None:
+    for text, turns, length in (("3" * 8, 9, 12), ("3", 9, 5), ("3", 1, 64)):
+        world = World(turns, length)
         world.draws(1, 14)
         (over,) = world.is_told(text)
         assert isinstance(over, Over)
         assert over.response.said == ("1;",)
+        assert over.response.is_cut
+    world = World(max_turns=1)
+    world.draws(1, 14)
+    (over,) = world.is_told(None)
+    assert isinstance(over, Over)
+    assert not over.response.is_cut, "it has come to its end in the last of its turns"
     world = World(max_length=6)
     world.draws(1, 14)
     assert world.is_told("3") == [Drawn("one", 2)]

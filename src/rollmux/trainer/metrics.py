@@ -38,6 +38,7 @@ def record(step: int, rolled: Rolled, update: Stats, accounts: Mapping[int, Acco
         "length_mean": fmean(lengths),
         "length_max": max(lengths),
         "turns_mean": fmean(sample.turns for sample in samples),
+        "cut": rolled.cut,
         "generated_tokens": rolled.generated_tokens,
         "wasted_tokens": rolled.generated_tokens - sum(lengths),
         "aborted": batch.aborted,

@@ -60,6 +60,7 @@ class Rolled:
     samples: tuple[Sample, ...]
     lengths: tuple[int, ...]
     generated_tokens: int  # trained or not
+    cut: int  # of the samples, that did not come to their end
     failures: Mapping[str, int]  # responses without a reward, by what failed: launched again, and no zero
 
 
@@ -291,7 +292,9 @@ class Rollout:
             for sample in self._samples(trained)
         ]
         self.lengths = tuple(sorted(each.drawn for each in self.ended.values()))
-        return Rolled(batch, tuple(samples), self.lengths, self._generated_tokens, dict(sorted(self._failures.items())))
+        cut = sum(self.ended[each.request].is_cut for trained in batch.prompts for each in trained.responses)
+        failures = dict(sorted(self._failures.items()))
+        return Rolled(batch, tuple(samples), self.lengths, self._generated_tokens, cut, failures)
 
     def _samples(self, trained: TrainedPrompt) -> list[Sample]:
         prompt, group = self._task.tokenizer.encode(self._task.prompt(int(trained.prompt.id))), str(trained.prompt)

@@ -25,7 +25,8 @@ PATIENCE_S = 0.05  # for a reply, where nothing else is to be done: whoever shar
 class Response:
     """`said` are texts: the model's, and between them what it was told. `tokens` are those of all of them.
 
-    `mask` says which tokens the model drew. The others have 0 for log-probability and version.
+    `mask` says which tokens the model drew; others have 0 for log-probability and version. One that `is_cut` has not
+    come to its end: the tokens, turns or room that it may have were used up.
     """
 
     said: tuple[str, ...] = ()
@@ -33,6 +34,7 @@ class Response:
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
     mask: tuple[bool, ...] = ()
+    is_cut: bool = False
 
     @property
     def drawn(self) -> int:
@@ -136,8 +138,8 @@ class Turns:
         talk.so_far = _more(talk.so_far, text, turn.tokens, turn.logprobs, turn.versions, is_drawn=True)
         if ended.reason is FinishReason.FAILED:
             return self._over(name, ENGINE, ended.why)
-        if ended.reason is not FinishReason.STOP or talk.turns == self._max_turns:
-            return self._over(name)
+        if ended.reason is not FinishReason.STOP:
+            return self._cut(name)
         reply = self._scorer.ask(talk.request, *talk.so_far.said)
         if reply is not None:
             return self._go_on(name, reply)
@@ -151,13 +153,18 @@ class Turns:
         told = self._tokenizer.told(reply.text, talk.so_far.tokens[-1])
         prompt = talk.first.prompt + talk.so_far.tokens + told
         room = min(talk.first.max_tokens - talk.drawn, self._max_length - len(prompt))
-        if room < 1:
-            return self._over(name)
+        if room < 1 or talk.turns == self._max_turns:
+            return self._cut(name)
         nothing = (0,) * len(told)
         talk.so_far = _more(talk.so_far, reply.text, told, tuple(map(float, nothing)), nothing, is_drawn=False)
         seed, rests = derived(talk.first.seed, "turn", talk.turns), talk.turns + 1 < self._max_turns
         self._workers.launch(replace(talk.first, prompt=prompt, max_tokens=room, seed=seed, rests=rests))
         return Drawn(name, talk.drawn)
+
+    def _cut(self, name: str) -> Over:
+        talk = self._talks[name]
+        talk.so_far = replace(talk.so_far, is_cut=True)
+        return self._over(name)
 
     def _over(self, name: str, failed: str = "", why: str = "") -> Over:
         self._workers.forget([name])
