@@ -26,7 +26,7 @@ SLOW = {
         "switch",
         "together",
     ),
-    *("sync", "update", "weave"),
+    *("sync", "turns", "update", "weave"),
 }
 
 

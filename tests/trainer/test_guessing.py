@@ -122,13 +122,13 @@ def test_a_pool_says_what_the_task_says() -> None:
 def rewards(found: JobFile, folder: Path) -> list[float]:
     train(found, folder, alone())
     steps = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    assert all(each["turns_mean"] > 1.2 for each in steps)
+    assert all(each["turns_mean"] > 1.1 for each in steps)
     return [each["reward"] for each in steps]
 
 
 def test_the_example_trains_games_of_several_turns(tmp_path: Path) -> None:
     read = read_job_file(EXAMPLE)
-    (found,) = rewards(replace(read, steps=1, warmup=replace(read.warmup, steps=60)), tmp_path)
+    (found,) = rewards(replace(read, steps=1, warmup=replace(read.warmup, steps=40, batch=16)), tmp_path)
     assert 0.0 < found < 1.0
 
 
