@@ -30,7 +30,7 @@ class Guessing:
         self.tokenizer = Characters(ALPHABET, END)
         self._numbers = []
         for _ in range(count):
-            highest = random.randint(2, max(2, largest))
+            highest = random.randint(2, largest)
             self._numbers.append((highest, random.randint(1, highest)))
 
     def __len__(self) -> int:
