@@ -6,6 +6,7 @@ must give the same commands and the same state on a fresh machine.
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -333,6 +334,29 @@ class Histories(RuleBasedStateMachine):
         else:
             self.coming.pop(node, None)
             self.tell(ev.NodeJoined(node, nodes[node].pool))
+
+    @rule(
+        role=st.sampled_from(["rollout", "train"]),
+        usd=st.sampled_from([0.0, 1.85, 9.0]),
+        memory_gb=st.sampled_from([500, 1000, 1000]),
+        most=st.sampled_from([3, 5, None]),
+        pick=st.integers(0, 9),
+    )
+    def the_cluster_changes(self, role: str, usd: float, memory_gb: int, most: int | None, pick: int) -> None:
+        state = self.machine.state
+        pool: Pool = getattr(state.cluster, role)
+        node = replace(pool.node_type, usd_per_gpu_hour=usd, host_memory_bytes=memory_gb * GB)
+        pool = replace(pool, node_type=node, max_nodes=most if pool.on_demand else None)
+        cluster = Cluster(pool, pool) if state.cluster.shared else replace(state.cluster, **{role: pool})
+        gone = tuple(sorted(state.book.nodes))[pick : pick + 1] if not pool.on_demand else ()
+        before = image(self.machine)
+        try:
+            self.tell(ev.ClusterChanged(cluster, gone))
+        except IllegalEvent:
+            assert image(self.machine) == before
+        else:
+            assert (state.cluster, state.book.pools[pool.name]) == (cluster, pool)
+            assert not state.book.nodes.keys() & set(gone)
 
     @precondition(lambda self: self.sent)
     @rule(pick=st.integers(0, 10_000))

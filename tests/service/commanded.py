@@ -57,6 +57,9 @@ class Commanded:
     def view(self, name: str) -> Any:
         return self._call("GET", f"/v1/jobs/{name}")
 
+    def nodes(self) -> list[str]:
+        return [node["node"] for node in self._call("GET", "/v1/cluster")["nodes"]]
+
     def printed(self, name: str) -> list[str]:
         return list(self._call("GET", f"/v1/jobs/{name}/log")["lines"])
 

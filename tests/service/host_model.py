@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollmux.errors import IllegalEvent
+from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
+from rollmux.mux.hardware import Cluster
 from rollmux.mux.transitions import Job
 from rollmux.protocol import messages as msg
 from rollmux.protocol.job_file import Submission
@@ -47,7 +48,7 @@ class HostModel:
     def begin(self) -> None:
         """A new life, from what is durable."""
         world = self.world
-        self.controller, begins_at = recover(world.journal, world.cluster, world.policy(), world.rules)
+        self.controller, begins_at = self._recovered(world.edited_cluster() if self.life else world.cluster)
         self.origin = begins_at - world.now
         self.life += 1
         self.up, self.read_only, self.writing = True, False, False
@@ -62,6 +63,18 @@ class HostModel:
         self.controller.errands += errands_after(self.controller)
         self._write_soon()
         self._tick()
+
+    def _recovered(self, cluster: Cluster) -> tuple[Controller, float]:
+        """With a file of the cluster that may have been edited; where that can't be now, with the one before."""
+        world = self.world
+        try:
+            found = recover(world.journal, cluster, world.policy(), world.rules)
+        except (DiskFull, RollmuxError) as error:
+            if world.cluster == cluster or not (world.journal.full or "can't become that now" in str(error)):
+                raise
+            return self._recovered(world.cluster)
+        world.become(cluster)
+        return found
 
     def _reconcile(self) -> None:
         """Launcher and provider say what there is: what should not be is ended, what should be is missed."""

@@ -89,7 +89,7 @@ class Played:
 @pytest.fixture(scope="module", params=SEEDS)
 def played(request: pytest.FixtureRequest) -> Played:
     world = live_through(request.param)
-    machine = ClusterMachine(world.cluster, world.policy(), world.rules)
+    machine = ClusterMachine(world.begun_in, world.policy(), world.rules)
     controller = Controller(machine, [(each.tenant, world.submissions[each.job_id]) for each in world.journal.owned()])
     integrals, now = Integrals(), 0.0
     for record in world.played:

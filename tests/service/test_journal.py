@@ -15,6 +15,7 @@ import pytest
 
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
+from rollmux.mux.hardware import PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN, Cluster, finite
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec, Tail
 from rollmux.service.journal import KEPT_IMAGES, Batch, Image, Journal, JournalDamaged, Owned, checksum, written
 from rollmux.service.journal.place import FILE
@@ -26,6 +27,10 @@ JOB = JobSpec(
 )
 SAMPLES: dict[Any, Any] = {str: TEXT, int: 7, float: 0.1 + 0.2, JobSpec: JOB, PhaseKind: PhaseKind.SYNC}
 SAMPLES |= {tuple[float, float] | None: (0.5, 1e-3), int | None: 10**13}
+SAMPLES |= {
+    Cluster: Cluster(PAPER_CLUSTER.rollout, finite(PAPER_ROLLOUT, PAPER_TRAIN).train),
+    tuple[str, ...]: (TEXT, "b"),
+}
 SAMPLES[tuple[ev.Heartbeat, ...]] = (ev.Heartbeat("a", 3), ev.Heartbeat("b", 4))
 EVENTS = [kind(*(SAMPLES[get_type_hints(kind)[f.name]] for f in fields(kind))) for kind in get_args(ev.Event)]
 

@@ -8,6 +8,7 @@ from rollmux.errors import RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_state import Rules
+from rollmux.mux.hardware import standing_nodes
 from rollmux.mux.image import image, to_json
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.policies.paper import PaperPolicy
@@ -69,26 +70,74 @@ def test_an_image_of_another_version_is_passed_over() -> None:
     assert image(again(journal)[0].machine) == image(before.machine)
 
 
-def test_another_cluster_or_policy_is_refused_by_name() -> None:
+def test_another_policy_is_refused_by_name() -> None:
     journal = MemoryJournal()
     running(journal)
-    train = replace(CLUSTER.train, max_nodes=9)
-    told = rf"another cluster \(cluster.train.max_nodes was {CLUSTER.train.max_nodes} and is 9\): .*new journal"
-    with pytest.raises(RollmuxError, match=told):
-        recover(journal, replace(CLUSTER, train=train), RollmuxPolicy(), RULES)
-    with pytest.raises(RollmuxError, match=r"another policy \(policy was rollmux and is paper\)"):
+    with pytest.raises(RollmuxError, match=r"another policy \(it was rollmux and is paper\)"):
         recover(journal, CLUSTER, PaperPolicy(), RULES)
 
 
-def test_what_a_journal_was_begun_without_is_named_though_it_is_none() -> None:
+DEARER = replace(
+    CLUSTER, train=replace(CLUSTER.train, max_nodes=9, node_type=replace(CLUSTER.train.node_type, usd_per_gpu_hour=9.0))
+)
+
+
+def test_a_cluster_that_has_become_another_is_one_record_and_the_next_start_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    journal = MemoryJournal()
+    before = running(journal)
+    with caplog.at_level("INFO", "rollmux.service"):
+        after, now = recover(journal, DEARER, RollmuxPolicy(), RULES)
+    assert "cluster.train.max_nodes was None and is 9" in caplog.text
+    assert "cluster.train.node_type.usd_per_gpu_hour was 5.28 and is 9.0" in caplog.text
+    assert after.machine.state.cluster == DEARER
+    assert (now, after.live("A", "team").submission) == (4.0, JOB)
+    *_, last = journal.records(0)
+    assert last.event == ev.ClusterChanged(DEARER)
+    assert last.seq == after.machine.state.ledger.seq == before.machine.state.ledger.seq + 1
+    assert not after.pending  # it is durable before anybody can hear of it
+    again, _ = recover(journal, DEARER, RollmuxPolicy(), RULES)
+    assert image(again.machine) == image(after.machine)
+    machine, entries = replayed(journal, lambda _: RollmuxPolicy())
+    assert [entry.event for entry in entries][-1] == last.event
+    assert image(machine) == image(after.machine)
+
+
+def test_a_change_that_can_t_be_is_told_whole_and_nothing_is_written() -> None:
     journal = MemoryJournal()
     running(journal)
-    head = journal.head()
-    del head["cluster"]["train"]["max_nodes"]
-    journal.begin(head)
-    without = replace(CLUSTER, train=replace(CLUSTER.train, max_nodes=None))
-    with pytest.raises(RollmuxError, match=r"\(cluster.train.max_nodes was not there and is None\)"):
-        recover(journal, without, RollmuxPolicy(), RULES)
+    written = list(journal.records(0))
+    told = r"not what it was \(cluster.train.node_type.gpus was 8 and is 4\), .*: gpus of a node of pool train were 8"
+    fewer = replace(CLUSTER, train=replace(CLUSTER.train, node_type=replace(CLUSTER.train.node_type, gpus=4)))
+    with pytest.raises(RollmuxError, match=told + ".*file as it was.*new journal"):
+        recover(journal, fewer, RollmuxPolicy(), RULES)
+    assert list(journal.records(0)) == written
+    again(journal)
+
+
+def test_a_change_goes_with_other_rules_and_lasts_with_an_image() -> None:
+    journal = MemoryJournal()
+    running(journal)
+    longer = replace(RULES, timing=Timing(100.0, 10.0))
+    after, now = recover(journal, DEARER, RollmuxPolicy(), longer)
+    journal.keep(Image(after.machine.state.ledger.seq, now, after.image()))
+    again, _ = recover(journal, DEARER, RollmuxPolicy(), longer)
+    assert image(again.machine) == image(after.machine)
+    assert again.history.saved() == after.history.saved()
+
+
+def test_machines_that_the_file_names_no_more_are_no_nodes_any_more() -> None:
+    three = CLUSTERS[2]
+    journal = MemoryJournal()
+    controller, _ = recover(journal, three, RollmuxPolicy(), RULES)
+    for node, pool in standing_nodes(three).items():
+        controller.tell(1.0, ev.NodeJoined(node, pool))
+    write(journal, controller)
+    fewer = replace(three, rollout=replace(three.rollout, max_nodes=1))
+    after, _ = recover(journal, fewer, RollmuxPolicy(), RULES)
+    assert list(after.machine.state.book.nodes) == ["rollout-0", "train-0", "train-1"]
+    assert after.history.books.pools["rollout"].nodes == 1
 
 
 def test_other_rules_hold_from_the_restart_on() -> None:

@@ -6,13 +6,14 @@ nothing does any more, and every job must end within `bound_s`.
 
 import heapq
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from math import inf
 from random import Random
 
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import Rules
-from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
+from rollmux.mux.hardware import GB, Cluster, NodeType, Pool, standing_nodes
 from rollmux.mux.image import image
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.mux.order import Order
@@ -38,16 +39,9 @@ DEAR = NodeType("dear", 8, 5.28, 80 * GB, 1000 * GB)
 CLUSTERS = (
     Cluster(Pool("rollout", CHEAP), Pool("train", DEAR)),
     Cluster(Pool("rollout", CHEAP, max_nodes=3), Pool("train", DEAR, max_nodes=2)),
-    Cluster(Pool("rollout", CHEAP, on_demand=False), Pool("train", DEAR, on_demand=False)),
+    Cluster(Pool("rollout", CHEAP, False, 3), Pool("train", DEAR, False, 2)),
     Cluster(Pool("all", DEAR, max_nodes=4), Pool("all", DEAR, max_nodes=4)),
 )
-STANDING = {
-    "rollout-0": "rollout",
-    "rollout-1": "rollout",
-    "rollout-2": "rollout",
-    "train-0": "train",
-    "train-1": "train",
-}
 SAFETY_S = 200.0
 FOR_EVER_S = 1e6
 KEEPS = (0, 200, 10**6)  # records that a journal keeps
@@ -64,7 +58,8 @@ class World:
         self.deaths = rng.choice([0.0, 0.002, 0.01])  # of the controller, at each write
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order, self._names = count(), count()
-        self.rules, self.cluster = RULES, rng.choice(CLUSTERS)
+        self.rules, self.begun_in = RULES, rng.choice(CLUSTERS)
+        self.cluster = self.begun_in
         make: Callable[..., Policy] = rng.choice((PaperPolicy, RollmuxPolicy, RollmuxPolicy))
         self.order = order = rng.choice([*Order, Order.URGENCY])
         self.policy: Callable[[], Policy] = lambda: make(order=order)
@@ -72,7 +67,7 @@ class World:
         self.watch = Watch(TIMING, {name: each.processes for name, each in self.submissions.items()})
         self.journal = MemoryJournal(KEEPS[seed % len(KEEPS)])
         self.played: list[Record] = []  # all that became durable
-        self.follower = ClusterMachine(self.cluster, self.policy(), self.rules)  # plays all records, never an image
+        self.follower = ClusterMachine(self.begun_in, self.policy(), self.rules)  # plays all records, never an image
         self.history = History(self.follower.state)
         self.launcher, self.provider = Launcher(self), Provider(self)
         self.host = HostModel(self)
@@ -80,9 +75,8 @@ class World:
         self._begin()
 
     def _begin(self) -> None:
-        if not self.cluster.rollout.on_demand:
-            for node, pool in STANDING.items():
-                self.provider.get(node, pool)
+        for node, pool in standing_nodes(self.cluster).items():
+            self.provider.get(node, pool)
         for owner in self.owners:
             self.after(self.rng.uniform(0.0, 60.0), owner.submit)
         self._something_fails()
@@ -189,6 +183,30 @@ class World:
     def _cancel(self) -> None:
         if self.rng.random() < 0.5:
             self.rng.choice(self.owners).cancel()
+
+    # -- what operators do -------------------------------------------------------------------------------------------
+
+    def edited_cluster(self) -> Cluster:
+        """What the cluster's file says when a controller is next started: nodes for all jobs, whatever they cost."""
+        rng = self.rng
+        if not self.faults or rng.random() < 0.5:
+            return self.cluster
+        role = rng.choice(["rollout", "train"])
+        pool: Pool = getattr(self.cluster, role)
+        node = replace(pool.node_type, usd_per_gpu_hour=rng.choice([1.85, 5.28, 20.0]))
+        most = rng.choice([2, 3, 4, None] if pool.on_demand else [2, 3])
+        pool = replace(pool, node_type=node, max_nodes=most)
+        return Cluster(pool, pool) if self.cluster.shared else replace(self.cluster, **{role: pool})
+
+    def become(self, cluster: Cluster) -> None:
+        """Machines come and go with what the file says."""
+        standing = standing_nodes(cluster)
+        if cluster != self.cluster and standing:
+            for node in sorted(self.provider.wanted - standing.keys()):
+                self.provider.give_back(node)
+            for node, pool in standing.items():
+                self.provider.get(node, pool)
+        self.cluster = cluster
 
     # -- what must come of it ----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rollmux.checks import MAX_COUNT
 from rollmux.errors import IllegalEvent
 from rollmux.mux import events as ev
+from rollmux.mux.changes import change_problems
 from rollmux.mux.cluster_state import Checks, ClusterState, Commands, Rules
 from rollmux.mux.commands import Command, Refuse, Stop
 from rollmux.mux.hardware import Cluster
@@ -428,6 +429,19 @@ class ClusterMachine:
         self.mover.after_departure(now, list(self.state.strained), out)
         return out
 
+    def _cluster_changed(self, now: float, event: ev.ClusterChanged) -> Commands | None:
+        state = self.state
+        gone = tuple(node for node in event.gone if node in state.book.nodes)
+        if event.cluster == state.cluster and not gone:
+            return None
+        problems = change_problems(state, event.cluster, gone)
+        if problems:
+            raise IllegalEvent("; ".join(problems))
+        state.become(event.cluster, gone)
+        out: Commands = []
+        self.mover.after_departure(now, list(state.strained), out)
+        return out
+
     def _tick(self, now: float, event: ev.Tick) -> Commands | None:
         state = self.state
         out: Commands = []
@@ -484,5 +498,6 @@ _HANDLERS: dict[type, Callable[..., Commands | None]] = {
     ev.NodeLost: ClusterMachine._node_lost,
     ev.NodeCordoned: ClusterMachine._node_cordoned,
     ev.NodeUncordoned: ClusterMachine._node_uncordoned,
+    ev.ClusterChanged: ClusterMachine._cluster_changed,
     ev.Tick: ClusterMachine._tick,
 }

@@ -82,6 +82,13 @@ class ClusterState:
         self.ledger = Ledger()
         self.next_group = 0
 
+    def become(self, cluster: Cluster, gone: Collection[str] = ()) -> None:
+        """The cluster is another one from now on, without these nodes, of which nobody has one."""
+        self.cluster = cluster
+        self.book.become(cluster, gone)
+        self.groups.become(cluster)
+        self.changed = dict.fromkeys(self.groups)  # where each belongs may be another matter now
+
     def snapshot(self) -> Snapshot:
         """The cluster as policies see it: valid until the next event."""
         book = self.book

@@ -5,6 +5,7 @@ Messages of a job carry its attempt or the epoch of its lease: what is older tha
 
 from dataclasses import dataclass
 
+from rollmux.mux.hardware import Cluster
 from rollmux.mux.job import JobSpec, PhaseKind
 
 
@@ -198,6 +199,14 @@ class NodeUncordoned:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterChanged:
+    """From now on the cluster is this one: other prices, more memory, more or fewer nodes. It is without those gone."""
+
+    cluster: Cluster
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: leases and drains that are over are dealt with."""
 
@@ -215,4 +224,4 @@ PhaseEvent = (
 )
 JobEvent = JobSubmitted | JobStarted | JobProfiled | JobFinished | JobFailed | JobStopped | JobCancelled | JobAbandoned
 NodeEvent = NodeJoined | NodeLost | NodeCordoned | NodeUncordoned
-Event = JobEvent | PhaseEvent | Heartbeats | NodeEvent | Tick
+Event = JobEvent | PhaseEvent | Heartbeats | NodeEvent | ClusterChanged | Tick

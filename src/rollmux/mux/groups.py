@@ -35,6 +35,11 @@ class Groups(dict[str, Group]):
         if self.news is not None:
             self.news[name] = None
 
+    def become(self, cluster: Cluster) -> None:
+        """Nodes cost something else from now on."""
+        self._cluster = cluster
+        self._uncounted = dict.fromkeys(self)
+
     def roomiest(self, count: int) -> dict[str, Group]:
         """So many whose free time is worth the most; of equals, those that came first."""
         for name in self._uncounted:

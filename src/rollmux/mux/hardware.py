@@ -64,6 +64,12 @@ class Cluster:
         return (self.rollout,) if self.shared else (self.rollout, self.train)
 
 
+def standing_nodes(cluster: Cluster) -> dict[str, str]:
+    """What the machines of pools that are not rented go by, and the pool of each."""
+    pools = [pool for pool in cluster.pools if not pool.on_demand]
+    return {f"{pool.name}-{i}": pool.name for pool in pools for i in range(pool.max_nodes or 0)}
+
+
 def elastic(rollout: NodeType, train: NodeType) -> Cluster:
     """A cluster that rents whatever a plan asks for."""
     return Cluster(Pool("rollout", rollout), Pool("train", train))

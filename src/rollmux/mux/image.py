@@ -149,6 +149,7 @@ class MachineImage:
     swaps_until: float
     followed: int
     ended: tuple[tuple[str, str], ...]
+    cluster: Cluster | None = None  # in earlier images it is the one that the journal was begun with
 
 
 def image(machine: ClusterMachine) -> MachineImage:
@@ -172,12 +173,13 @@ def image(machine: ClusterMachine) -> MachineImage:
         state.swaps_until,
         state.followed,
         tuple(state.ended.items()),
+        state.cluster,
     )
 
 
 def restore(saved: MachineImage, cluster: Cluster, policy: Policy, rules: Rules | None = None) -> ClusterMachine:
-    """A machine that goes on from this state."""
-    machine = ClusterMachine(cluster, policy, rules)
+    """A machine that goes on from this state; the cluster is that of an image which does not tell its own."""
+    machine = ClusterMachine(saved.cluster or cluster, policy, rules)
     state = machine.state
     state.now, state.next_group = saved.now, saved.next_group
     state.ledger.seq, state.ledger.epoch = saved.seq, saved.epoch

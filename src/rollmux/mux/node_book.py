@@ -1,5 +1,6 @@
 """Which nodes there are, whose they are, and what state they are in (I2: every node is in exactly one)."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -46,6 +47,13 @@ class NodeBook:
             self._register(node, record)
             self.shunned += record.cordoned or record.state is NodeState.LOST
         self.next_node = next_node
+        self._refresh()
+
+    def become(self, cluster: Cluster, gone: Collection[str]) -> None:
+        """The same pools may be of other nodes; those that are gone are not remembered, drained or not."""
+        self.pools = {pool.name: pool for pool in cluster.pools}
+        for node in gone:
+            self._forget(node)
         self._refresh()
 
     def take(self, new_nodes: tuple[NewNode, ...], group_id: str, out: list[Command]) -> None:

@@ -3,17 +3,19 @@
 Invariant (I11): what is played again leads to what it led to before, record by record; else nothing is gone on from.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
+from rollmux.mux import events as ev
 from rollmux.mux import image as images
 from rollmux.mux.cluster_machine import ClusterMachine, Entry
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.codec import decode, encode
-from rollmux.mux.hardware import Cluster
+from rollmux.mux.hardware import Cluster, standing_nodes
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.node_book import NodeState
 from rollmux.mux.policies import Policy
@@ -34,18 +36,22 @@ from rollmux.service.journal import (
 
 T = TypeVar("T")
 
-_NOT_THERE = "not there"  # unlike None, which may be what is there
+log = logging.getLogger("rollmux.service")
 
 
 def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> tuple[Controller, float]:
-    """The controller that goes on from this journal, and the machine time from which it does."""
+    """The controller that goes on from this journal, and the machine time from which it does.
+
+    The policy has to be the one that the journal was begun with. The cluster may have become another, as far as jobs
+    can go on in it, and so may the rules.
+    """
     head, wanted = journal.head(), _head(cluster, policy, rules)
     if not head:
         journal.begin(wanted)
         head = journal.head()
     _require_same(head, wanted)
     played_by = _begun_with(Rules, head, "rules")
-    machine, history, now = _play(journal, cluster, policy, played_by)
+    machine, history, now = _play(journal, _begun_with(Cluster, head, "cluster"), policy, played_by)
     if played_by != rules:
         machine, history = _under_new_rules(journal, machine, history, now, policy, rules)
     known = machine.state.jobs.keys() | machine.state.ended.keys()
@@ -55,7 +61,38 @@ def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) ->
             owned.append((each.tenant, read_job(each.data)))
         else:
             forgotten.append(each.job_id)
-    return Controller(machine, owned, history, forgotten), now
+    controller = Controller(machine, owned, history, forgotten)
+    _become(controller, journal, cluster, now)
+    return controller, now
+
+
+def _become(controller: Controller, journal: Journal, cluster: Cluster, now: float) -> None:
+    """The cluster is this one from now on, which is written down before anybody hears of it."""
+    state = controller.machine.state
+    before, standing = state.cluster, standing_nodes(cluster)
+    counted = {pool.name for pool in cluster.pools if not pool.on_demand and pool.max_nodes is not None}
+    gone = [node for node, each in state.book.nodes.items() if each.pool in counted and node not in standing]
+    changes = ", ".join(_apart("cluster", encode(Cluster, before), encode(Cluster, cluster)))
+    try:
+        controller.tell(now, ev.ClusterChanged(cluster, tuple(gone)))
+    except IllegalEvent as error:
+        raise RollmuxError(
+            f"the cluster is not what it was ({changes}), and can't become that now: {error}. Start with the file as "
+            "it was, or, once all jobs have ended, begin a new journal in another folder (and another schema)"
+        ) from error
+    if controller.pending:
+        log.info("the cluster is not what it was: %s", changes or f"without {', '.join(gone)}")
+        batch, controller.errands, _ = controller.take()
+        journal.append(batch)
+
+
+def _apart(path: str, before: Any, after: Any) -> Iterator[str]:
+    """What is not in both the same: a cluster is long, and one number of it another."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in before:
+            yield from _apart(f"{path}.{key}", before[key], after[key])
+    elif before != after:
+        yield f"{path} was {before} and is {after}"
 
 
 def replayed(journal: Journal, policy_of: Callable[[str], Policy]) -> tuple[ClusterMachine, Iterator[Entry]]:
@@ -104,7 +141,7 @@ def _errands_of(record: JobRecord) -> list[Errand]:
 
 
 def _head(cluster: Cluster, policy: Policy, rules: Rules) -> dict[str, Any]:
-    """What a journal is of. Records lead to the same again only with the same of all these."""
+    """What a journal is begun with. Records lead to the same again only with the same of all these."""
     return {
         "journal": VERSION,
         "cluster": encode(Cluster, cluster),
@@ -114,23 +151,13 @@ def _head(cluster: Cluster, policy: Policy, rules: Rules) -> dict[str, Any]:
 
 
 def _require_same(head: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """The rules may change from one start to the next, what they apply to may not."""
-    for name in ("journal", "cluster", "policy"):
+    for name in ("journal", "policy"):
         if head.get(name) != wanted[name]:
             raise RollmuxError(
-                f"the journal was begun with another {name} ({', '.join(_apart(name, head.get(name), wanted[name]))}): "
+                f"the journal was begun with another {name} (it was {head.get(name)} and is {wanted[name]}): "
                 f"start with that {name}, or, once all jobs have ended, begin a new journal in another folder (and "
                 "another schema)"
             )
-
-
-def _apart(path: str, begun: Any, present: Any) -> Iterator[str]:
-    """What is not in both the same: a cluster is long, and one number of it another."""
-    if isinstance(begun, dict) and isinstance(present, dict):
-        for key in begun | present:
-            yield from _apart(f"{path}.{key}", begun.get(key, _NOT_THERE), present.get(key, _NOT_THERE))
-    elif begun != present:
-        yield f"{path} was {begun} and is {present}"
 
 
 def _begun_with(kind: type[T], head: dict[str, Any], name: str) -> T:

@@ -327,6 +327,14 @@ class History:
         for job_id in self.state.forgotten(self.books.accounts):
             self.books.forget(job_id)
 
+    def _cluster_changed(self, now: float, event: ev.ClusterChanged) -> None:
+        """Nodes may cost something else from now on, and some are there no more."""
+        for group_id, group in self._groups.items():
+            self.books.pinned(now, group_id, shares(group, event.cluster), _jobs(group))
+            self._usd_per_hour[group_id] = group.usd_per_hour(event.cluster)
+        self.books.costs(now, sum(self._usd_per_hour.values()))
+        self._see_nodes(now, event.gone)
+
     def _see_nodes(self, now: float, names: Iterable[str]) -> None:
         for name in names:
             before, record = self._nodes.get(name), self.state.book.nodes.get(name)
@@ -383,6 +391,7 @@ _HEARD: dict[type, Callable[..., None] | None] = {
     ev.NodeLost: History._of_all,
     ev.NodeCordoned: History._of_node,
     ev.NodeUncordoned: History._of_node,
+    ev.ClusterChanged: History._cluster_changed,
     ev.Tick: History._of_all,
 }
 # After these jobs may be pinned elsewhere.
@@ -392,6 +401,7 @@ _AROUND = {
     History._over,
     History._of_node,
     History._of_all,
+    History._cluster_changed,
 }
 _ANSWERED: dict[type, Callable[..., None]] = {
     cmd.Admit: History._moved,

@@ -1,0 +1,57 @@
+"""What keeps a cluster from becoming another one while its jobs go on: every reason at once."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rollmux.mux.cluster_state import ClusterState
+from rollmux.mux.hardware import Cluster
+from rollmux.mux.plan import memory_problem
+from rollmux.mux.validation import cluster_problems, job_problems
+
+
+def change_problems(state: ClusterState, cluster: Cluster, gone: tuple[str, ...]) -> tuple[str, ...]:
+    """Why this state can't go on in that cluster, without the nodes that are gone."""
+    problems = [*map(str, cluster_problems(cluster)), *_of_pools(state.cluster, cluster)]
+    if problems:
+        return tuple(problems)
+    return (*_of_nodes(state, cluster, gone), *_of_jobs(state, cluster), *_of_memory(state, cluster))
+
+
+def _of_pools(before: Cluster, after: Cluster) -> Iterator[str]:
+    """What groups and whole nodes of jobs were made of: it can't be another."""
+    names, others = [pool.name for pool in before.pools], [pool.name for pool in after.pools]
+    if names != others:
+        yield f"its pools were {', '.join(names)} and are {', '.join(others)}"
+        return
+    for pool, other in zip(before.pools, after.pools, strict=True):
+        if pool.on_demand != other.on_demand:
+            yield f"on_demand of pool {pool.name} was {pool.on_demand} and is {other.on_demand}"
+        if pool.node_type.gpus != other.node_type.gpus:
+            yield f"gpus of a node of pool {pool.name} were {pool.node_type.gpus} and are {other.node_type.gpus}"
+
+
+def _of_nodes(state: ClusterState, cluster: Cluster, gone: tuple[str, ...]) -> Iterator[str]:
+    nodes = state.book.nodes
+    for node in gone:
+        group = state.groups.get(nodes[node].group_id or "") if node in nodes else None
+        if group is not None:
+            jobs = ", ".join(dict.fromkeys(member.job.id for member in group.members))
+            yield f"node {node}, which it is to be without, is shared by {jobs}: drain it, until they have ended"
+    for pool in cluster.pools:
+        left = state.book.rented[pool.name] - sum(node in nodes and nodes[node].pool == pool.name for node in gone)
+        if pool.max_nodes is not None and left > pool.max_nodes:
+            yield f"pool {pool.name} has {left} nodes and may have {pool.max_nodes}: wait until jobs have ended"
+
+
+def _of_jobs(state: ClusterState, cluster: Cluster) -> Iterator[str]:
+    for record in state.jobs.values():
+        for problem in job_problems(record.job, cluster):
+            yield f"job {record.job.id}: {problem}"
+
+
+def _of_memory(state: ClusterState, cluster: Cluster) -> Iterator[str]:
+    snapshot = replace(state.snapshot(), cluster=cluster)
+    for group in state.groups.values():
+        if trouble := memory_problem(snapshot, group):
+            node, needed, room = trouble
+            yield f"jobs keep {needed} bytes in the host memory of node {node}, which is to have {room}"
