@@ -106,8 +106,8 @@ def _changed(then: dict[str, Any], now: dict[str, Any], unsaid: dict[str, Any], 
     found = []
     for name in sorted({*then, *(now.keys() & unsaid.keys())}):
         was, has, default = then.get(name, unsaid.get(name)), now.get(name), unsaid.get(name)
-        if isinstance(was, dict) and isinstance(has, dict):
-            found += _changed(was, has, default if isinstance(default, dict) else {}, f"{path}.{name}")
+        if default and isinstance(default, dict) and isinstance(was, dict) and isinstance(has, dict):  # a section
+            found += _changed(was, has, default, f"{path}.{name}")
         elif was != has:
             found.append(f"{path}.{name} was {was!r} and is {has!r}")
     return found

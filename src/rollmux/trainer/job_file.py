@@ -3,6 +3,7 @@
 Every problem of a file is reported at once, with its path; an unknown key is one, and is told the nearest known.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
@@ -68,6 +69,9 @@ class _Read:
         checks = Checks(path, self.problems)
         if isinstance(default, str):
             self._check_text(checks, each.name, value, bounds)
+        elif isinstance(default, dict):
+            if not _are_plain(value):
+                checks.report(each.name, value, "names, each with a value as JSON has them", bounds.remedy)
         elif isinstance(default, int):
             checks.whole(each.name, value, int(bounds.low), int(bounds.high), bounds.remedy)
         else:
@@ -146,6 +150,9 @@ class _Read:
             if said := getattr(job.task, name):
                 limit = f"left out with {job.task.name}, which makes its own prompts"
                 checks.report(f"task.{name}", said, limit, "write name: questions, or leave it out")
+        if job.task.template and job.task.name != "counting":
+            limit = f"left out with {job.task.name}, which no chat template writes"
+            checks.report("task.template", job.task.template, limit, "leave it out")
 
     def _check_objective(self, checks: Checks, objective: Objective, batching: Batching) -> None:
         if objective.algorithm == "reinforce":
@@ -164,3 +171,12 @@ class _Read:
             if 0.0 < getattr(objective, name) < LEAST_CLIP:
                 limit = f"0, or at least {LEAST_CLIP:g}"
                 checks.report(f"objective.{name}", getattr(objective, name), limit, "0.2 is usual")
+
+
+def _are_plain(values: object) -> bool:
+    """What YAML knows and JSON does not, such as dates, no other library is sure to write alike."""
+    try:
+        written = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and all(isinstance(name, str) for name in values) and not _HALF.search(written)

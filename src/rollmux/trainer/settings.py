@@ -3,6 +3,7 @@
 Each field carries what its reader needs (`Bounds`), so that a new setting is one line here and nothing elsewhere.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ LEAST_CLIP = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is accepted: a number from `low` to `high`, one of `choices`, or a text where neither is given.
+    """What is accepted: a number from `low` to `high`, one of `choices`, or a text, or values, where neither is given.
 
     A name or a path is short and printable; prose is read by a model, which reads lines and whatever else there is.
     """
@@ -44,6 +45,11 @@ def _prose(default: str, remedy: str) -> Any:
     return field(default=default, metadata={"bounds": Bounds(remedy=remedy, is_prose=True)})
 
 
+def _values(remedy: str) -> Any:
+    """A field with values by name, of any kind that JSON has."""
+    return field(default_factory=dict, metadata={"bounds": Bounds(remedy=remedy)})
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A Llama from scratch of this shape, or, where `path` says one, a model of Hugging Face's.
@@ -64,12 +70,14 @@ class Task:
     """What is learnt. The numbers shape the operands of `arithmetic`, and in `counting` where to begin and how far;
     in `guessing` they are from 1 to `largest` at most.
 
-    `questions` are those in the file at `path`, below a system text if there is one (docs/questions.md).
+    `questions` are those in the file at `path`, below a system text if there is one (docs/questions.md). `template` are
+    values that the model's chat template asks for: prompts and replies are written with them.
     """
 
     name: str = _choice("arithmetic", "arithmetic", "counting", "guessing", "questions")
     path: str = _text("", "name the file with the questions")
     system: str = _prose("", "say what the model is told before each question")
+    template: Mapping[str, Any] = _values("give values by name, as in {enable_thinking: false}, and dates in quotes")
     prompts: int = _number(1000, 1, 10**7, "give the prompts of an epoch")
     largest: int = _number(9, 2, 10**6, "give the largest first factor, first number, or number to guess")
     median: float = _number(

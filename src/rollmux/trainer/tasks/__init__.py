@@ -29,9 +29,9 @@ def build_task(settings: TaskSettings, seed: int, model: str = "") -> Task:
     shape = settings.prompts, settings.largest, settings.median, settings.spread, settings.longest
     match settings.name:
         case "questions":
-            return Questions(Path(settings.path), settings.system, Pretrained(model))
+            return Questions(Path(settings.path), settings.system, Pretrained(model, settings.template))
         case "counting":
-            return Counting(seed, *shape, Pretrained(model))
+            return Counting(seed, *shape, Pretrained(model, settings.template))
         case "guessing":
             return Guessing(seed, settings.prompts, settings.largest, settings.careless)
         case _:

@@ -1,29 +1,31 @@
 """The tokenizer of a pretrained model, with the form in which it was taught to talk.
 
 Invariants: prompts are written by the model's own chat template, so no task knows which tokens begin or end a turn;
-they are the same whenever they are written.
+they are the same whenever they are written, and replies are written with the same values as prompts.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rollmux.trainer.errors import ModelMissing, NotTaught
+from rollmux.trainer.tasks.template import CLOCK, require_known
 
 # Some templates tell the model what day it is, and a run may take several. This is the day that those of Llama 3.2 tell
 # where there is no clock.
 DAY = datetime(2024, 7, 26)
-CLOCK = "strftime_now"
-ASKED, ANSWERED = "How many?", "Seven."  # what a template is given, to see how it ends an answer
+# What a template is given, to see how it ends an answer; it may write all sorts of things before.
+ASKED, ANSWERED = "How many?", "Seven, as far as I know."
 _FIELDS = "".join(f" | replace('%{code}', '{DAY.strftime('%' + code)}')" for code in "aAbBdHIjmMpSyY")
 _STOPPED = f"{{% macro {CLOCK}(format) %}}{{{{ format | replace('%-', '%'){_FIELDS} }}}}{{% endmacro %}}\n"
 
 
 class Pretrained:
-    """Of the model in this folder."""
+    """Of the model in this folder, with values that its chat template asks for by name, such as `enable_thinking`."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, values: Mapping[str, Any] | None = None) -> None:
         from rollmux.runtime.folders import (  # noqa: PLC0415 - seconds; scoring functions are loaded without it
             NotLoaded,
             tokenizer_in,
@@ -34,6 +36,9 @@ class Pretrained:
             self._tokenizer = tokenizer_in(place)
         except NotLoaded as error:
             raise ModelMissing(f"the tokenizer in {folder!r} can't be loaded ({error})") from error
+        self._values = dict(values or {})
+        if self._values:
+            self._require_known()
         own = self._tokenizer.added_tokens_decoder
         self._special = [token.content for token in own.values() if token.special]
         ends = [self._tokenizer.eos_token_id, *(token for token in _named_ends(place) if token in own)]
@@ -49,6 +54,13 @@ class Pretrained:
         self._begin = first if first == (self._tokenizer.bos_token_id,) else ()
         self.ends = tuple(self.decode((token,)) for token in self.end_tokens)
 
+    def _require_known(self) -> None:
+        try:
+            template = self._template() if self._tokenizer.chat_template is not None else None
+        except ValueError:  # of several templates it knows none: `talk` says so
+            return
+        require_known(self._values, template, self._tokenizer.special_tokens_map)
+
     @property
     def other_end(self) -> str | None:
         """What the chat template ends an answer with, if that is a token that ends no response."""
@@ -56,7 +68,7 @@ class Pretrained:
             return None
         turns = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
         try:
-            said = str(self._tokenizer.apply_chat_template(turns, tokenize=False))
+            said = self._written(turns, asks=False)
         except Exception:  # noqa: BLE001 - a template may know no answers; what it says of prompts is told by `talk`
             return None
         _, known, behind = said.rpartition(ANSWERED)
@@ -127,19 +139,23 @@ class Pretrained:
             return said[0][1]
         turns = [{"role": role, "content": text} for role, text in said]
         try:
-            template = self._tokenizer.get_chat_template()
-            if CLOCK in template:
-                template = _STOPPED + template
-            return str(
-                self._tokenizer.apply_chat_template(
-                    turns, chat_template=template, tokenize=False, add_generation_prompt=True
-                )
-            )
+            return self._written(turns, asks=True)
         except Exception as error:  # a template is a program, and may raise anything
             roles = ", ".join(role for role, _ in said)
             told = f"{type(error).__name__}: {error}"
             remedy = "ask in other turns, or take another model"
             raise NotTaught(f"the model's chat template refuses turns of {roles}: {told}; {remedy}") from error
+
+    def _written(self, turns: Sequence[Mapping[str, str]], asks: bool) -> str:
+        template = self._template()
+        if CLOCK in template:
+            template = _STOPPED + template
+        how = {"chat_template": template, "tokenize": False, "add_generation_prompt": asks}
+        return str(self._tokenizer.apply_chat_template(turns, **how, **self._values))
+
+    def _template(self) -> str:
+        """A model may have one of its own for tools."""
+        return str(self._tokenizer.get_chat_template(tools=self._values.get("tools")))
 
 
 def _named_ends(place: Path) -> list[int]:
