@@ -1,5 +1,9 @@
 """Chat templates that do what those of known models do, in few words, for the tokenizer of `talking`."""
 
+from tests.trainer.talking import TEMPLATE
+
+SILENT = TEMPLATE.replace("messages %}", "messages if message.role != 'tool' %}")  # as many that know no tools
+
 # As Qwen3's: tools stand in the system's turn, a tool's words in the user's, thoughts only in the newest answer.
 QWEN = (
     "{%- if tools %}<|im_start|>system\nTools: {% for tool in tools %}{{ tool | tojson }} {% endfor %}"
@@ -7,7 +11,7 @@ QWEN = (
     "{%- for message in messages %}"
     "{%- if message.role == 'tool' %}"
     "{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
-    "\n<tool_response>\n{{ message.content }}\n</tool_response>"
+    "{{ '\n<tool_response>\n' + message.content + '\n</tool_response>' }}"
     "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
     "{%- else %}<|im_start|>{{ message.role }}\n{{ message.content.split('</think>')[-1] }}<|im_end|>\n{% endif %}"
     "{%- endfor %}"

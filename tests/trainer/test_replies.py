@@ -13,15 +13,17 @@ from transformers import AutoTokenizer
 
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.rewards import FunctionTask, JudgeTask, Kind, MathsTask, Reply
-from rollmux.trainer.errors import CheckpointRefused, NotTaught
+from rollmux.trainer.errors import CheckpointRefused, NotTaught, RolloutStuck
 from rollmux.trainer.job import train
 from rollmux.trainer.metrics import METRICS
+from rollmux.trainer.parts import Parts
 from rollmux.trainer.pooled import open_pooled
-from rollmux.trainer.settings import Rewards
+from rollmux.trainer.settings import JobFile, Rewards
 from rollmux.trainer.tasks import Pretrained, Questions
 from rollmux.trainer.tasks.questions import read_questions
 from tests.trainer.jobs import alone
 from tests.trainer.talking import BEGIN, END, TEMPLATE, talking
+from tests.trainer.templates import SILENT
 from tests.trainer.test_pooled import request
 from tests.trainer.test_questions import EXAMPLES, job, lines, problems, written
 from tests.trainer.test_recipes import block
@@ -57,6 +59,17 @@ def test_a_reply_is_asked_with_the_whole_conversation_and_the_line_s_arguments(f
     assert task.needs.talks
     assert set(task.needs.kinds) == {Kind.MATHS, Kind.FUNCTION}
     assert list(task.needs.modules) == ["json"]
+
+
+def test_what_tools_said_stands_in_the_conversation_as_they_said_it(folder: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "mine.jsonl", {"answer": 1, "reply": "json:dumps"})
+    tool, user = {"role": "tool", "name": "add", "content": f"4{END}"}, {"role": "user", "content": "Well?"}
+    said = (f"6{END}", [tool], f"7{END}", "No.", f"8{END}", [tool, user], f"9{END}")
+    asked = Questions(path, "", Pretrained(folder)).reply_asked(0, *said)
+    assert asked is not None
+    assert asked.arguments["messages"] == [
+        *messages("6"), tool, *messages("7", "No.", "8")[1:], tool, user, {"role": "assistant", "content": "9"},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -188,6 +201,14 @@ def test_a_model_without_all_tokens_of_its_tokenizer_can_be_told_nothing(tmp_pat
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
 
+def of_dialogues(folder: str, path: Path, **changed: Any) -> JobFile:
+    """A model of no sense ends a turn once in a hundred tokens."""
+    batching = {"prompts": 1, "responses": 8, "mode": "sync"}
+    rollout = {"running": 32, "room_tokens": 32768, "max_length": 1500}
+    data = {"steps": 1, "batching": batching, "sampling": {"max_tokens": 900}, "rollout": rollout}
+    return job(folder, path, **data | changed)
+
+
 def test_a_job_whose_questions_are_answered_trains_turns(folder: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def on(messages, most):\n"
@@ -198,14 +219,7 @@ def test_a_job_whose_questions_are_answered_trains_turns(folder: str, tmp_path: 
     )
     line = {"function": "mine:turns", "reply": "mine:on", "arguments": {"most": 3}}
     path = written(tmp_path / "mine.jsonl", line)
-    settings = job(
-        folder,
-        path,
-        steps=2,
-        batching={"prompts": 1, "responses": 8, "mode": "sync"},
-        sampling={"max_tokens": 900},
-        rollout={"running": 32, "room_tokens": 32768, "max_length": 1500},
-    )
+    settings = of_dialogues(folder, path, steps=2)
     train(settings, tmp_path / "run", alone())
     steps = [json.loads(each) for each in (tmp_path / "run" / METRICS).read_text().splitlines()]
     assert max(each["turns_mean"] for each in steps) > 1.5
@@ -213,6 +227,42 @@ def test_a_job_whose_questions_are_answered_trains_turns(folder: str, tmp_path: 
     (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# otherwise\n")
     with pytest.raises(CheckpointRefused, match="path's content"):
         train(settings, tmp_path / "run", alone(), resume=True)
+
+
+TOOLS = (
+    "def on(messages):\n"
+    "    said = sum(each['role'] == 'assistant' for each in messages)\n"
+    "    return {'role': 'tool', 'content': f'Turn {said}.'} if said < 2 else None\n"
+    "def tools(response, messages):\n"
+    "    return sum(each == {'role': 'tool', 'content': 'Turn 1.'} for each in messages)\n"
+)
+
+
+def test_a_job_whose_tools_speak_for_themselves_trains_what_the_model_says_to_them(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TOOLS)
+    path = written(tmp_path / "mine.jsonl", {"function": "mine:tools", "reply": "mine:on"})
+    parts = Parts(of_dialogues(folder, path))
+    with closing(parts):
+        samples = parts.rollout.round(lambda done, total: None).samples
+    tokenizer = parts.task.tokenizer
+    of_several = [each for each in samples if each.turns > 1]
+    assert of_several
+    for sample in samples:
+        told = [token for token, drawn in zip(sample.tokens, sample.mask, strict=False) if not drawn]
+        text = tokenizer.decode(tuple(told))
+        assert text == f"\n{BEGIN}tool\nTurn 1.{END}\n{BEGIN}assistant\n" * (sample in of_several)
+        assert sample.reward == (sample in of_several)
+
+
+def test_a_tool_that_the_template_does_not_know_ends_a_run_that_has_no_other_responses(tmp_path: Path) -> None:
+    """Nothing says so at the start: who speaks is a reply's own matter."""
+    model = talking(tmp_path / "model", template=SILENT)
+    (tmp_path / "mine.py").write_text(TOOLS)
+    path = written(tmp_path / "mine.jsonl", {"answer": 1, "reply": "mine:on"})
+    with pytest.raises(
+        RolloutStuck, match=r"line 1 of the questions: reply: the model's chat template writes nothing of"
+    ):
+        train(of_dialogues(model, path), tmp_path / "run", alone())
 
 
 def test_a_dialogue_ends_where_the_model_has_no_more_places(tmp_path: Path) -> None:

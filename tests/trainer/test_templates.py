@@ -2,13 +2,17 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from rollmux.errors import InvalidSpec
+from rollmux.runtime.rewards import Message
 from rollmux.trainer.errors import CheckpointRefused, NotTaught
 from rollmux.trainer.job import train
 from rollmux.trainer.job_file import read_job_file
@@ -17,7 +21,7 @@ from rollmux.trainer.tasks import Pretrained, build_task
 from rollmux.trainer.tasks.template import asked_by
 from tests.trainer.jobs import alone
 from tests.trainer.talking import BEGIN, END, TEMPLATE, talking
-from tests.trainer.templates import GEMMA, LLAMA, QWEN, SMOL
+from tests.trainer.templates import GEMMA, LLAMA, QWEN, SILENT, SMOL
 from tests.trainer.test_prompts import counting
 from tests.trainer.test_questions import written
 
@@ -28,6 +32,13 @@ NO_THOUGHTS = "<think>\n\n</think>"
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
     return talking(tmp_path_factory.mktemp("talking"))
+
+
+@pytest.fixture(scope="module")
+def both(plain: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Models whose templates write a tool's words in two ways."""
+    folder = tmp_path_factory.mktemp("both")
+    return model(plain, folder / "llama", LLAMA), model(plain, folder / "smol", SMOL)
 
 
 def model(plain: str, folder: Path, template: Any) -> str:
@@ -100,9 +111,11 @@ def test_a_template_that_asks_for_nothing_or_none_is_given_nothing(plain: str, t
 
 def test_what_a_template_asks_for_is_seen_through_all_that_transformers_adds_to_jinja() -> None:
     broken_off = "{% for message in messages %}{% if until %}{% break %}{% endif %}{% endfor %}"
-    assert asked_by(SMOL + broken_off) == {"enable_thinking", "until"}
-    assert asked_by(LLAMA) == {"bos_token", "date_string", "tools"}
-    assert asked_by("{% set mine = 1 %}{{ mine }}{{ namespace(a=1).a }}") == set()
+    assert asked_by(SMOL + broken_off) == {"enable_thinking": True, "until": True}
+    assert asked_by(LLAMA) == {"bos_token": True, "date_string": True, "tools": True}
+    assert asked_by("{% set mine = 1 %}{{ mine }}{{ namespace(a=1).a }}") == {}
+    assert asked_by("{% if messages %}{% set mine = 1 %}{% endif %}{{ mine }}") == {"mine": False}
+    assert asked_by("{% set date = date | default('today') %}") == {"date": True}
 
 
 def test_where_it_can_not_be_seen_what_a_template_asks_for_it_is_given_all(plain: str, tmp_path: Path) -> None:
@@ -118,6 +131,113 @@ def test_of_several_templates_the_one_for_tools_is_given_tools(plain: str, tmp_p
     folder = model(plain, tmp_path / "model", {"default": TEMPLATE, "tool_use": QWEN})
     assert Pretrained(folder, {"tools": [TOOL]}).talk([("user", "1?")]).startswith(f"{BEGIN}system\nTools: {{")
     assert "Tools" not in Pretrained(folder).talk([("user", "1?")])
+
+
+# -- who says what is told ---------------------------------------------------------------------------------------------
+
+USER, ONE, TWO = ({"role": role, "content": text} for role, text in (("user", "3?"), ("tool", "4"), ("tool", '5 "or"')))
+
+
+def theirs(folder: str, said: list[Message], **values: Any) -> str:
+    """What Transformers writes of a whole conversation, behind its second turn."""
+    turns = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "It is 2"}, *said]
+    written = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=True, **values
+    )
+    return str(written).partition("It is 2")[2]
+
+
+@pytest.mark.parametrize("template", [QWEN, LLAMA, SMOL, TEMPLATE], ids=["Qwen", "Llama", "SmolLM", "ChatML"])
+@pytest.mark.parametrize("said", [[ONE], [ONE, TWO], [TWO, USER], [USER, {**ONE, "name": "add", "tool_call_id": "a"}]])
+def test_what_tools_say_is_written_as_the_template_writes_it(
+    template: str, said: list[Message], plain: str, tmp_path: Path
+) -> None:
+    folder = model(plain, tmp_path / "model", template)
+    tokenizer = Pretrained(folder)
+    assert tokenizer.decode(tokenizer.told(said, tokenizer.end_tokens[0])) == theirs(folder, said).removeprefix(END)
+
+
+def test_tools_that_answer_together_do_so_in_one_turn_where_the_template_has_it_so(plain: str, tmp_path: Path) -> None:
+    tokenizer = Pretrained(model(plain, tmp_path / "model", QWEN))
+    told = tokenizer.decode(tokenizer.told([ONE, ONE], tokenizer.end_tokens[0]))
+    answer = "\n<tool_response>\n4\n</tool_response>"
+    assert told == f"\n{BEGIN}user{answer}{answer}{END}\n{BEGIN}assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (GEMMA, r"refuses turns of user, assistant, tool: TemplateError: roles must alternate; .* take another model"),
+        (SILENT, r"writes nothing of what a tool says: reply with a text, which is the user's, or take another model"),
+        (None, r"no chat template for messages: reply with a text, or take another model"),
+    ],
+)
+def test_a_role_that_the_template_does_not_know_is_refused_and_the_user_s_is_not(
+    template: str | None, told: str, tmp_path: Path
+) -> None:
+    tokenizer = Pretrained(talking(tmp_path, template=template))
+    for _ in range(2):
+        with pytest.raises(NotTaught, match=told):
+            tokenizer.told([ONE], 1)
+    assert "4" in tokenizer.decode(tokenizer.told("4", 1))
+
+
+@given(st.lists(st.sampled_from([BEGIN, END, "zvqj", "zvqj0zvqj", "x", "0", " ", "\n", '"', "<|im_", "end|>"])))
+@example(["zvqjx0zvqj", "zvqj", END, "x0zvqjx"])
+@example(["<|im_", END, "end|>"])
+def test_no_tool_makes_a_special_token_and_each_is_told_what_it_said(both: tuple[str, str], parts: list[str]) -> None:
+    """In whichever way the template writes it, and whatever else stands there."""
+    text = "".join(parts)
+    for folder in both:
+        tokenizer = Pretrained(folder)
+        said = [{"role": "tool", "content": text, "name": text}, {"role": "tool", "content": "so"}]
+        told = tokenizer.told(said, 1)
+        assert tokenizer.decode(told) == theirs(folder, said).removeprefix(END)
+        assert [token for token in told if token < 2] == [token for token in tokenizer.told([ONE, ONE], 1) if token < 2]
+
+
+# -- those that TRL has of known models --------------------------------------------------------------------------------
+
+
+def of_trl(name: str) -> str:
+    """Read, and TRL not imported."""
+    found = find_spec("trl")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("TRL is not installed")
+    return (Path(found.submodule_search_locations[0]) / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "llama3_2", "nemotron_3_nano"])
+@pytest.mark.parametrize("said", [[USER], [ONE], [ONE, TWO]])
+def test_known_models_are_told_what_their_templates_write(
+    name: str, said: list[Message], plain: str, tmp_path: Path
+) -> None:
+    folder = model(plain, tmp_path / "model", of_trl(name))
+    told = Pretrained(folder, {"tools": [TOOL]}).told(said, 1)
+    assert Pretrained(folder).decode(told) == theirs(folder, said, tools=[TOOL]).removeprefix(END)
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma3", "gptoss", "phi3"])
+def test_known_models_whose_templates_take_no_tool_s_words_alone_are_refused(
+    name: str, plain: str, tmp_path: Path
+) -> None:
+    tokenizer = Pretrained(model(plain, tmp_path / "model", of_trl(name)))
+    with pytest.raises(NotTaught, match="or take another model"):
+        tokenizer.told([ONE], 1)
+    assert "3?" in tokenizer.decode(tokenizer.told([USER], 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("qwen3", "enable_thinking, tools"),
+        ("llama3_2", "custom_tools, date_string, tools, tools_in_user_message"),
+        ("gptoss", "builtin_tools, model_identity, reasoning_effort, tools"),
+    ],
+)
+def test_what_known_models_ask_for_is_told(name: str, values: str, plain: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec, match=f"must be one of {values};"):
+        Pretrained(model(plain, tmp_path / "model", of_trl(name)), {"think": False})
 
 
 # -- in a job file -----------------------------------------------------------------------------------------------------

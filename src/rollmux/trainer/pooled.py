@@ -30,6 +30,7 @@ from rollmux.runtime.rewards import (
     Reward,
     RewardPool,
     Status,
+    Told,
 )
 from rollmux.runtime.rewards import Task as Asked
 from rollmux.runtime.sandbox import Concern
@@ -89,7 +90,7 @@ class Pooled:
             self._started = _Beside(self._pool)
         return self._started
 
-    def ask(self, request: Request, *said: str) -> Reply | None:
+    def ask(self, request: Request, *said: Told) -> Reply | None:
         """A pool that can't start raises in `replies`."""
         asked = self._reply_asked(int(request.prompt.id), *said)
         if asked is None:
@@ -102,7 +103,7 @@ class Pooled:
         there = [request for request, each in self._talking.items() if each.done()]
         return [(request, self._talking.pop(request).result()) for request in there]
 
-    def submit(self, request: Request, *said: str) -> None:
+    def submit(self, request: Request, *said: Told) -> None:
         asked = self._asked(int(request.prompt.id), *said)
         self._waiting[request] = _Waiting(self._tick + 1 + self._lag, asked, self._beside.score(asked))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rollmux.packer import Request
-from rollmux.runtime.rewards import Reply, Reward, Status
+from rollmux.runtime.rewards import Reply, Reward, Status, Told
 from rollmux.runtime.rewards.functions import scored
 
 
@@ -23,19 +23,19 @@ class Scored:
 
 
 class Scorer(Protocol):
-    """Whoever gives rewards and replies. What was `said` is the model's, and between its turns what it was told."""
+    """Whoever gives rewards and replies. What was `said` are the model's turns, and what it was told between them."""
 
     @property
     def pending(self) -> int:
         """Submitted, neither collected nor cancelled."""
 
-    def ask(self, request: Request, *said: str) -> Reply | None:
+    def ask(self, request: Request, *said: Told) -> Reply | None:
         """What the response is told behind these turns; None where that is to come by `replies`."""
 
     def replies(self, wait_s: float) -> list[tuple[Request, Reply]]:
         """Those that have come; if none has, the first within so long."""
 
-    def submit(self, request: Request, *said: str) -> None: ...
+    def submit(self, request: Request, *said: Told) -> None: ...
 
     def cancel(self, requests: Iterable[Request]) -> None:
         """These need neither score nor reply any more. Those that are not there are no mistake."""
@@ -53,15 +53,15 @@ class Scorer(Protocol):
 class Direct:
     """Scores in this process, when asked for, and replies at once."""
 
-    def __init__(self, reward: Callable[..., float], reply: Callable[..., str | None] = lambda *said: None) -> None:
+    def __init__(self, reward: Callable[..., float], reply: Callable[..., Told | None] = lambda *said: None) -> None:
         self._reward, self._reply = reward, reply
-        self._waiting: dict[Request, Sequence[str]] = {}
+        self._waiting: dict[Request, Sequence[Told]] = {}
 
     @property
     def pending(self) -> int:
         return len(self._waiting)
 
-    def ask(self, request: Request, *said: str) -> Reply:
+    def ask(self, request: Request, *said: Told) -> Reply:
         try:
             return Reply(self._reply(int(request.prompt.id), *said))
         except Exception as error:  # noqa: BLE001 - a task's code may raise anything; that is no end
@@ -70,7 +70,7 @@ class Direct:
     def replies(self, wait_s: float) -> list[tuple[Request, Reply]]:
         return []
 
-    def submit(self, request: Request, *said: str) -> None:
+    def submit(self, request: Request, *said: Told) -> None:
         self._waiting[request] = said
 
     def cancel(self, requests: Iterable[Request]) -> None:
@@ -87,7 +87,7 @@ class Direct:
     def close(self) -> None:
         self._waiting.clear()
 
-    def _scored(self, request: Request, *said: str) -> Reward:
+    def _scored(self, request: Request, *said: Told) -> Reward:
         try:
             return scored(self._reward(int(request.prompt.id), *said), 0.0, 0.0)
         except Exception as error:  # noqa: BLE001 - a task's code may raise anything; that is no zero

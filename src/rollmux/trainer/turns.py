@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from rollmux.packer import Request
 from rollmux.runtime.engine import Ended, Event, FinishReason, GenerationRequest, Grown
-from rollmux.runtime.rewards import Reply
+from rollmux.runtime.rewards import Reply, Told
+from rollmux.trainer.errors import NotTaught
 from rollmux.trainer.scoring import Scorer
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.tasks import Tokenizer
@@ -23,13 +24,13 @@ PATIENCE_S = 0.05  # for a reply, where nothing else is to be done: whoever shar
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """`said` are texts: the model's, and between them what it was told. `tokens` are those of all of them.
+    """What is `said` are the model's texts, and between them what it was told. `tokens` are those of all of them.
 
     `mask` says which tokens the model drew; others have 0 for log-probability and version. One that `is_cut` has not
     come to its end: the tokens, turns or room that it may have were used up.
     """
 
-    said: tuple[str, ...] = ()
+    said: tuple[Told, ...] = ()
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
@@ -148,15 +149,18 @@ class Turns:
 
     def _go_on(self, name: str, reply: Reply) -> Heard:
         talk = self._talks[name]
-        if reply.text is None:
+        if reply.told is None:
             return self._over(name, REPLY if reply.trouble else "", reply.trouble)
-        told = self._tokenizer.told(reply.text, talk.so_far.tokens[-1])
+        try:
+            told = self._tokenizer.told(reply.told, talk.so_far.tokens[-1])
+        except NotTaught as error:  # a reply may be what the response makes of it, and ends no run
+            return self._over(name, REPLY, str(error))
         prompt = talk.first.prompt + talk.so_far.tokens + told
         room = min(talk.first.max_tokens - talk.drawn, self._max_length - len(prompt))
         if room < 1 or talk.turns == self._max_turns:
             return self._cut(name)
         nothing = (0,) * len(told)
-        talk.so_far = _more(talk.so_far, reply.text, told, tuple(map(float, nothing)), nothing, is_drawn=False)
+        talk.so_far = _more(talk.so_far, reply.told, told, tuple(map(float, nothing)), nothing, is_drawn=False)
         seed, rests = derived(talk.first.seed, "turn", talk.turns), talk.turns + 1 < self._max_turns
         self._workers.launch(replace(talk.first, prompt=prompt, max_tokens=room, seed=seed, rests=rests))
         return Drawn(name, talk.drawn)
@@ -173,14 +177,14 @@ class Turns:
 
 def _more(
     so_far: Response,
-    text: str,
+    said: Told,
     tokens: tuple[int, ...],
     logprobs: tuple[float, ...],
     versions: tuple[int, ...],
     is_drawn: bool,
 ) -> Response:
     return Response(
-        (*so_far.said, text),
+        (*so_far.said, said),
         so_far.tokens + tokens,
         so_far.logprobs + logprobs,
         so_far.versions + versions,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rollmux.runtime.rewards import Told
 from rollmux.trainer.masters import Masters
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.settings import Warmup
@@ -50,8 +51,8 @@ def _shown(task: MadeTask, random: Random) -> Shown:
     tokenizer, number = task.tokenizer, random.randrange(len(task))
     tokens = tokenizer.encode(task.prompt(number))
     labels = (IGNORED,) * len(tokens)
-    said: tuple[str, ...] = ()
-    reply: str | None = ""
+    said: tuple[Told, ...] = ()
+    reply: Told | None = ""
     while reply is not None:
         turn = task.shown(number, random, *said)
         drawn = tokenizer.encode(turn)

@@ -30,6 +30,14 @@ def long(characters: int, of: str) -> str:
     return of * characters
 
 
+def same(reply: Any) -> Any:
+    return reply
+
+
+def pair() -> Any:
+    return ({"role": "tool", "content": "4"}, {"role": "user", "content": "So?"})
+
+
 def half() -> str:
     return "\ud800"
 

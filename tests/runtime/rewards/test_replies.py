@@ -23,6 +23,10 @@ RAISES = next(
     for number, line in enumerate(Path(replies.__file__).read_text().splitlines(), 1)
     if "raise ValueError" in line
 )
+USER = {"role": "user", "content": "So?"}
+NAMED = {"role": "tool", "name": "add", "tool_call_id": "a1", "content": "4"}
+SHORT = [{"role": "tool", "content": ""}]
+WIDE = "\U0001f600" * (MOST_REPLY - len("user"))
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +49,11 @@ def asked(name: str, **arguments: Any) -> FunctionTask:
         (asked("prints", said="é\n"), Reply("é\n")),
         (asked("long", characters=MOST_REPLY, of="a"), Reply("a" * MOST_REPLY)),
         (asked("long", characters=MOST_REPLY, of="\U0001f600"), Reply("\U0001f600" * MOST_REPLY)),
+        (asked("same", reply={"role": "tool", "content": "4"}), Reply([{"role": "tool", "content": "4"}])),
+        (asked("same", reply=[NAMED, USER]), Reply([NAMED, USER])),
+        (asked("pair"), Reply([{"role": "tool", "content": "4"}, USER])),
+        (asked("same", reply=SHORT * (MOST_REPLY // 4)), Reply(SHORT * (MOST_REPLY // 4))),
+        (asked("same", reply=[{**USER, "content": WIDE}]), Reply([{**USER, "content": WIDE}])),
     ],
     ids=[
         "a text",
@@ -54,18 +63,36 @@ def asked(name: str, **arguments: Any) -> FunctionTask:
         "of one that prints",
         "a long one",
         "of wide characters",
+        "a message",
+        "messages",
+        "a pair of them",
+        "many short ones",
+        "a wide one",
     ],
 )
-def test_a_text_or_nothing_is_a_reply(task: FunctionTask, reply: Reply, pooled: Pooled) -> None:
+def test_a_text_or_messages_or_nothing_are_a_reply(task: FunctionTask, reply: Reply, pooled: Pooled) -> None:
     assert pooled.do(pooled.pool.reply(task)) == reply
 
 
 @pytest.mark.parametrize(
     ("task", "told"),
     [
-        (asked("number", said="so"), f"{MODULE}:number: 3 is no reply: return a text, or None"),
+        (asked("number", said="so"), f"{MODULE}:number: 3 is no reply: return a text, a message, a list"),
         (asked("long", characters=MOST_REPLY + 1, of="a"), f"a reply of {MOST_REPLY + 1} characters: return at most"),
         (asked("half"), "half a character"),
+        (asked("same", reply=[]), "same: [] is no reply"),
+        (asked("same", reply={}), "{} is no message of a reply: give it a role and a content"),
+        (asked("same", reply=["so"]), "'so' is no message of a reply"),
+        (asked("same", reply=[USER, {**USER, "tool_calls": "x"}]), "a name or a tool_call_id alone"),
+        (asked("same", reply={"role": "tool", "content": {"sum": 4}}), "give it texts, such as json.dumps makes"),
+        (asked("same", reply={**USER, "content": None}), "give it texts"),
+        (asked("same", reply={**USER, "role": "assistant"}), "its role must be one of user, tool"),
+        (
+            asked("same", reply=[USER, {**USER, "content": "a" * MOST_REPLY}]),
+            f"{MOST_REPLY + 11} characters: return at",
+        ),
+        (asked("same", reply={**USER, "name": "\ud800"}), "half a character"),
+        (asked("forges", reply=[{"role": "assistant", "content": "I am right."}], trouble=""), "its role must be"),
         (asked("raises", said="so"), f"{MODULE}:raises: ValueError: not so (replies.py, line {RAISES})"),
         (asked("nowhere", said="so"), f"{MODULE}:nowhere: AttributeError"),
         (asked("told"), "TypeError: told() missing 1 required positional argument: 'said'"),
@@ -79,6 +106,16 @@ def test_a_text_or_nothing_is_a_reply(task: FunctionTask, reply: Reply, pooled: 
         "a number",
         "too long",
         "half a character",
+        "no messages",
+        "an empty one",
+        "texts",
+        "a call",
+        "no text",
+        "nothing",
+        "the model's own",
+        "too long together",
+        "half a name",
+        "the model's own, forged",
         "raises",
         "no such",
         "other arguments",
@@ -91,7 +128,7 @@ def test_a_text_or_nothing_is_a_reply(task: FunctionTask, reply: Reply, pooled: 
 )
 def test_what_is_no_reply_is_told_and_ends_nothing(task: FunctionTask, told: str, pooled: Pooled) -> None:
     reply = pooled.do(pooled.pool.reply(task))
-    assert reply.text is None
+    assert reply.told is None
     assert reply.trouble
     assert told in reply.trouble
 
@@ -126,7 +163,7 @@ def test_one_that_hangs_costs_its_cap() -> None:
             return await asyncio.gather(pool.reply(asked("hangs", said="")), pool.reply(asked("told", said="so")))
 
     hung, other = asyncio.run(story())
-    assert hung.text is None
+    assert hung.told is None
     assert hung.trouble == f"{MODULE}:hangs: no end within 0.5 s"
     assert other == Reply("so!")
 

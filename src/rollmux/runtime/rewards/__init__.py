@@ -2,7 +2,7 @@
 
 from rollmux.runtime.rewards.judging import Judge, JudgeSettings
 from rollmux.runtime.rewards.pool import PoolSettings, RewardPool, Scoring
-from rollmux.runtime.rewards.reward import NotScored, Reply, Reward, Status
+from rollmux.runtime.rewards.reward import Message, NotScored, Reply, Reward, Status, Told
 from rollmux.runtime.rewards.tasks import (
     KINDS,
     AsyncTask,
@@ -26,6 +26,7 @@ __all__ = [
     "JudgeTask",
     "Kind",
     "MathsTask",
+    "Message",
     "NotScored",
     "PoolSettings",
     "Reply",
@@ -34,4 +35,5 @@ __all__ = [
     "Scoring",
     "Status",
     "Task",
+    "Told",
 ]

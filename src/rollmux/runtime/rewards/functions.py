@@ -1,7 +1,8 @@
 """Scores and replies by functions of the caller's, in forked processes that are trusted but can be killed with all that
 they started.
 
-Invariant: a function that hangs costs its cap and nothing else; only a finite number is a score, only a text a reply.
+Invariant: a function that hangs costs its cap and nothing else; only a finite number is a score, only a text or
+messages of others than the model are a reply.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ _CHANNEL = 3
 _CALL = "from rollmux.runtime.rewards.functions import call\ncall({function!r}, {arguments!r}, {wants!r})"
 _FRAME = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
 _SCORE, _REPLY = "score", "reply"
+_ROLES, _HAS, _MAY_HAVE = ("user", "tool"), {"role", "content"}, {"name", "tool_call_id"}  # of a message in a reply
 MOST_REPLY = 2**14  # characters: written as JSON they fit into a socket, which is read when the process has ended
 _LEFT = set["asyncio.Future[object]"]()  # what is under way, and what has not heeded that nobody waits for it any more
 
@@ -145,18 +147,37 @@ def _told_score(value: Any) -> dict[str, Any]:
 
 def _told_reply(value: Any) -> dict[str, Any]:
     reply = replied(value)
-    return {_REPLY: reply.text, "trouble": reply.trouble}
+    return {_REPLY: reply.told, "trouble": reply.trouble}
 
 
 def replied(value: Any, trouble: str = "") -> Reply:
     """Looked at where it is said and where it is heard: whatever runs there may write to the socket itself."""
-    if value is not None and not isinstance(value, str):
-        trouble = f"{value!r:.200} is no reply: return a text, or None where the response is over"
-    elif value and len(value) > MOST_REPLY:
-        trouble = f"a reply of {len(value)} characters: return at most {MOST_REPLY}"
-    elif value and any(0xD800 <= ord(each) < 0xE000 for each in value):
-        trouble = "a reply with half a character: decode what it is made of with errors='replace'"
-    return Reply(None if trouble else value, str(trouble))
+    told = [value] if isinstance(value, dict) else [*value] if isinstance(value, tuple) else value
+    trouble = (_wrong_reply(told) if told is not None else "") or trouble
+    return Reply(None if trouble else told, str(trouble))
+
+
+def _wrong_reply(told: Any) -> str:
+    """What is wrong with it, if anything is."""
+    if not isinstance(told, str | list) or told == []:
+        return f"{told!r:.200} is no reply: return a text, a message, a list of these, or None where all is said"
+    if isinstance(told, list) and (wrong := next(filter(None, map(_wrong_message, told)), "")):
+        return wrong
+    texts = [told] if isinstance(told, str) else [text for message in told for text in message.values()]
+    if (characters := sum(map(len, texts))) > MOST_REPLY:
+        return f"a reply of {characters} characters: return at most {MOST_REPLY}"
+    if any(0xD800 <= ord(each) < 0xE000 for text in texts for each in text):
+        return "a reply with half a character: decode what it is made of with errors='replace'"
+    return ""
+
+
+def _wrong_message(value: Any) -> str:
+    told = f"{value!r:.200} is no message of a reply"
+    if not isinstance(value, dict) or not _HAS <= value.keys() <= _HAS | _MAY_HAVE:
+        return f"{told}: give it a role and a content, and beside these a name or a tool_call_id alone"
+    if not all(isinstance(each, str) for each in value.values()):
+        return f"{told}: give it texts, such as json.dumps makes of what is none"
+    return "" if value["role"] in _ROLES else f"{told}: its role must be one of {', '.join(_ROLES)}"
 
 
 _TOLD = {_SCORE: _told_score, _REPLY: _told_reply}

@@ -46,9 +46,13 @@ class Reward:
         return self.score
 
 
+Message = dict[str, str]  # of a conversation as chat models have it: its role, its content, and what goes with these
+Told = str | list[Message]  # a text says nothing of who says it
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What is said to a response that may go on; nothing, where it is over. `trouble`: why that is not known."""
 
-    text: str | None = None
+    told: Told | None = None
     trouble: str = ""

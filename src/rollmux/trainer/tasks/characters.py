@@ -16,5 +16,5 @@ class Characters:
     def decode(self, tokens: tuple[int, ...]) -> str:
         return "".join(self._characters[token] for token in tokens)
 
-    def told(self, text: str, last: int) -> tuple[int, ...]:
-        return self.encode(text)
+    def told(self, told: str, last: int) -> tuple[int, ...]:
+        return self.encode(told)

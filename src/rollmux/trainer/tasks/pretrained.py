@@ -7,10 +7,13 @@ they are the same whenever they are written, and replies are written with the sa
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rollmux.runtime.rewards import Message, Told
 from rollmux.trainer.errors import ModelMissing, NotTaught
+from rollmux.trainer.tasks.hiding import hidden, parted
 from rollmux.trainer.tasks.template import CLOCK, require_known
 
 # Some templates tell the model what day it is, and a run may take several. This is the day that those of Llama 3.2 tell
@@ -41,6 +44,7 @@ class Pretrained:
             self._require_known()
         own = self._tokenizer.added_tokens_decoder
         self._special = [token.content for token in own.values() if token.special]
+        self._are_written = set[tuple[tuple[str, ...], ...]]()  # roles and keys of messages that the template knows
         ends = [self._tokenizer.eos_token_id, *(token for token in _named_ends(place) if token in own)]
         self.end_tokens = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
         if not self.end_tokens:
@@ -83,27 +87,45 @@ class Pretrained:
     def decode(self, tokens: tuple[int, ...]) -> str:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
-    def told(self, text: str, last: int) -> tuple[int, ...]:
+    def told(self, told: Told, last: int) -> tuple[int, ...]:
         """As the chat template writes it, but for the end of the turn before, where that was drawn; some
-        write a blank before it, as Llama 2's does.
+        write a blank before it, as Llama 2's does. A text is the user's.
 
         What is written like a special token there is none: a tool's words would end the turn, and say the next ones.
         """
-        before, said, behind = self._pieces(text)
-        ended = self._tokens(before.lstrip())
-        begun = ended[1:] if ended[:1] == (last,) else self._tokens(before)
-        return (*begun, *self._tokens(said, split_special_tokens=True), *self._tokens(behind))
+        first, *others = self._pieces(told)
+        ended = self._tokens(first.lstrip())
+        begun = ended[1:] if ended[:1] == (last,) else self._tokens(first)
+        behind = (self._tokens(each, split_special_tokens=not place % 2) for place, each in enumerate(others))
+        return (*begun, *chain.from_iterable(behind))
 
     def _tokens(self, text: str, **how: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False, **how)["input_ids"])
 
-    def _pieces(self, text: str) -> tuple[str, str, str]:
-        """What the template writes, what is said where that could be taken for it, and the template again."""
-        if self._tokenizer.chat_template is not None and any(each in text for each in self._special):
-            before, known, behind = self._between(ASKED).partition(ASKED)
-            if known:
-                return before, text, behind
-        return self._between(text), "", ""
+    def _pieces(self, told: Told) -> list[str]:
+        """What the template writes of it, in pieces; between these stands what could be taken for special tokens."""
+        if self._tokenizer.chat_template is None:
+            if not isinstance(told, str):
+                raise NotTaught("the model has no chat template for messages: reply with a text, or take another model")
+            return [told]
+        messages = [{"role": "user", "content": told}] if isinstance(told, str) else told
+        self._require_written(messages)
+        safe, mark = hidden(messages, self._special)
+        return parted(self._between(safe), mark, self._special)
+
+    def _require_written(self, messages: Sequence[Message]) -> None:
+        """A template may pass over a role that it does not know, without a word."""
+        form = tuple((message["role"], *sorted(message)) for message in messages)
+        if form in self._are_written:
+            return
+        asked = [{**message, "content": f"{ASKED} {number}"} for number, message in enumerate(messages)]
+        written = self._between(asked).casefold()
+        for message in asked:
+            if message["content"].casefold() not in written:
+                remedy = "reply with a text, which is the user's, or take another model"
+                told = f"the model's chat template writes nothing of what a {message['role']} says"
+                raise NotTaught(f"{told}: {remedy}")
+        self._are_written.add(form)
 
     def save(self, folder: Path) -> None:
         """Beside a model, which it then is whole with."""
@@ -114,14 +136,12 @@ class Pretrained:
                 raise OSError(str(error)) from error
             raise
 
-    def _between(self, text: str) -> str:
-        """What stands between two answers where the user says this: of a conversation as short as can be, for what was
+    def _between(self, messages: Sequence[Message]) -> str:
+        """What stands between two answers where this is said: of a conversation as short as can be, for what was
         said before is no matter.
         """
-        if self._tokenizer.chat_template is None:
-            return text
-        written = self.talk([("user", ASKED), ("assistant", ANSWERED), ("user", text)])
-        _, known, between = written.partition(ANSWERED)
+        before = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
+        _, known, between = self._asking([*before, *messages]).partition(ANSWERED)
         if not known:
             raise NotTaught(
                 "the model's chat template does not write what was answered: ask for one turn, or take another model"
@@ -137,16 +157,18 @@ class Pretrained:
             if len(said) > 1:
                 raise NotTaught("the model has no chat template: ask it without system text or turns, or take another")
             return said[0][1]
-        turns = [{"role": role, "content": text} for role, text in said]
+        return self._asking([{"role": role, "content": text} for role, text in said])
+
+    def _asking(self, turns: Sequence[Message]) -> str:
         try:
             return self._written(turns, asks=True)
         except Exception as error:  # a template is a program, and may raise anything
-            roles = ", ".join(role for role, _ in said)
+            roles = ", ".join(turn["role"] for turn in turns)
             told = f"{type(error).__name__}: {error}"
             remedy = "ask in other turns, or take another model"
             raise NotTaught(f"the model's chat template refuses turns of {roles}: {told}; {remedy}") from error
 
-    def _written(self, turns: Sequence[Mapping[str, str]], asks: bool) -> str:
+    def _written(self, turns: Sequence[Message], asks: bool) -> str:
         template = self._template()
         if CLOCK in template:
             template = _STOPPED + template

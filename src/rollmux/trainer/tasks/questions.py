@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from hashlib import sha256
 from importlib.machinery import PathFinder
-from itertools import cycle
 from pathlib import Path
 from string import Formatter
 from textwrap import dedent
@@ -23,7 +22,7 @@ import msgspec
 
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.protocol.plain_json import read_object
-from rollmux.runtime.rewards import KINDS, Case, CodeTask, FunctionTask, JudgeTask, MathsTask
+from rollmux.runtime.rewards import KINDS, Case, CodeTask, FunctionTask, JudgeTask, MathsTask, Message, Told
 from rollmux.runtime.rewards import Task as Asked
 from rollmux.runtime.rewards.asserts.reading import compiled
 from rollmux.runtime.sandbox import Program
@@ -77,7 +76,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     answers: dict[str, float] | None = None
 
 
-Messages = list[dict[str, str]]  # of a whole conversation, as chat models have them
+Messages = list[Message]  # of a whole conversation, as chat models have them
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +91,18 @@ class Question:
     scored: Callable[[str, Messages], Asked]
     replied: Callable[[Messages], FunctionTask] | None
 
-    def asked(self, *said: str) -> Asked:
-        return self.scored(said[-1], self._messages(said))
+    def asked(self, *said: Told) -> Asked:
+        return self.scored(str(said[-1]), self._messages(said))
 
-    def reply_asked(self, *said: str) -> FunctionTask | None:
+    def reply_asked(self, *said: Told) -> FunctionTask | None:
         return None if self.replied is None else self.replied(self._messages(said))
 
-    def _messages(self, said: Sequence[str]) -> Messages:
-        turns = [*self.said, *zip(cycle(("assistant", "user")), said, strict=False)]
-        return [{"role": role, "content": content} for role, content in turns]
+    def _messages(self, said: Sequence[Told]) -> Messages:
+        messages = [{"role": role, "content": content} for role, content in self.said]
+        for place, each in enumerate(said):
+            role = "user" if place % 2 else "assistant"
+            messages += [{"role": role, "content": each}] if isinstance(each, str) else each
+        return messages
 
 
 class Questions:
@@ -141,16 +143,16 @@ class Questions:
     def named(self, number: int) -> str:
         return f"{self._questions[number].line} of the questions"
 
-    def asked(self, number: int, *said: str) -> Asked:
+    def asked(self, number: int, *said: Told) -> Asked:
         return self._questions[number].asked(*self._without_ends(said))
 
-    def reply_asked(self, number: int, *said: str) -> FunctionTask | None:
+    def reply_asked(self, number: int, *said: Told) -> FunctionTask | None:
         return self._questions[number].reply_asked(*self._without_ends(said))
 
-    def _without_ends(self, said: Sequence[str]) -> list[str]:
+    def _without_ends(self, said: Sequence[Told]) -> list[Told]:
         """Of the model's turns: who answers may end with what it likes."""
         ends = self.tokenizer.ends
-        return [text if place % 2 else without_end(text, ends) for place, text in enumerate(said)]
+        return [each if place % 2 else without_end(str(each), ends) for place, each in enumerate(said)]
 
 
 def _content(path: Path) -> bytes:

@@ -13,6 +13,7 @@ CLOCK = "strftime_now"
 # What is given to each template, by us or by Transformers.
 GIVEN = {"messages", "add_generation_prompt", "raise_exception", CLOCK}
 _PLACE = "job.task.template"
+_ASKS_WHETHER = {"defined", "undefined", "none", "default", "d"}
 
 
 def require_known(values: Mapping[str, Any], template: str | None, given: Collection[str]) -> None:
@@ -23,17 +24,21 @@ def require_known(values: Mapping[str, Any], template: str | None, given: Collec
     asked = asked_by(template)
     if asked is None:
         return
-    known = sorted(asked - {*given})
+    shown = sorted(name for name, is_shown in asked.items() if is_shown and name not in given)
     none = "nothing: the model's chat template asks for no value", "leave it out"
-    unknown = [name for name in values if name not in known]
-    problems = [Problem(f"{_PLACE}.{n}", values[n], *(one_of(known, n) if known else none)) for n in unknown]
+    unknown = [name for name in values if name not in asked or name in given]
+    problems = [Problem(f"{_PLACE}.{n}", values[n], *(one_of(shown, n) if shown else none)) for n in unknown]
     if problems:
         raise InvalidSpec("job", tuple(problems))
 
 
-def asked_by(template: str) -> set[str] | None:
-    """The names of all that it may look up and not everybody gives it. None where that can't be seen."""
-    from jinja2 import TemplateError, meta  # noqa: PLC0415 - scoring functions are loaded without it
+def asked_by(template: str) -> dict[str, bool] | None:
+    """All names that it may look up and that not everybody gives it; None where that can't be seen.
+
+    With each whether it is one to be told: what a template sets itself, and never asks whether it is there, may be
+    looked up where it was not set, and hardly ever is.
+    """
+    from jinja2 import TemplateError, meta, nodes  # noqa: PLC0415 - scoring functions are loaded without it
     from jinja2.ext import Extension  # noqa: PLC0415
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 
@@ -48,7 +53,11 @@ def asked_by(template: str) -> set[str] | None:
 
     known = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols", Generation])
     try:
-        found = meta.find_undeclared_variables(known.parse(template))
+        read = known.parse(template)
     except TemplateError:
         return None
-    return found - GIVEN - set(known.globals)
+    found = meta.find_undeclared_variables(read) - GIVEN - set(known.globals)
+    own = {each.name for each in read.find_all(nodes.Name) if each.ctx == "store"}
+    tests = (each for each in read.find_all((nodes.Test, nodes.Filter)) if each.name in _ASKS_WHETHER)
+    asked = {each.node.name for each in tests if isinstance(each.node, nodes.Name)}
+    return {name: name not in own or name in asked for name in found}
