@@ -359,6 +359,46 @@ def test_who_would_go_on_and_has_no_turn_or_room_left_is_cut_off_behind_its_last
     assert world.workers.asked[-1].max_tokens == 1
 
 
+@pytest.mark.parametrize(
+    ("max_turns", "max_length", "reply", "second", "is_told"),
+    [
+        (9, 12, "3" * 8, (), True),  # no room for the reply and a token behind it
+        (9, 12, "3" * 2, (4,) * 6, True),  # what is left of it ends in the midst of a turn
+        (9, 22, "3" * 8, (4,) * 10, True),
+        (9, 64, "3" * 8, (4,) * 18, False),  # all tokens are drawn
+        (9, 30, "3" * 8, (4,) * 18, False),  # and just as many there is room for
+        (1, 64, "3" * 8, (), False),  # all turns are over
+        (1, 12, "3" * 8, (), False),
+    ],
+)
+def test_who_could_go_on_but_for_room_is_told_once_with_what_gives_more(
+    max_turns: int,
+    max_length: int,
+    reply: str,
+    second: tuple[int, ...],
+    is_told: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Prompt and tokens alone fit into what many give: replies then take the room of turns."""
+    world = World(max_turns, max_length)
+    for _ in range(2):
+        world.draws(1, 14)
+        (over,) = world.is_told(reply)
+        if second:
+            assert world.workers.asked[-1].max_tokens == len(second)
+            (over,) = world.draws(*second, reason=FinishReason.LENGTH)[-1:]
+        assert isinstance(over, Over)
+        assert over.response.is_cut
+        world.turns.launch(REQUEST, FIRST)
+    assert len(caplog.messages) == is_told
+    turn, told = (
+        1 + bool(second),
+        f"{max_length} tokens (rollout.max_length, or the model's places); give rollout.max_length",
+    )
+    for message in caplog.messages:
+        assert f"cut off in its turn {turn} for want of room: with its prompt and replies it may have {told}" in message
+
+
 # -- what is trained ---------------------------------------------------------------------------------------------------
 
 

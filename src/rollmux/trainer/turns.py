@@ -6,6 +6,7 @@ Invariants: what a response comes to depends neither on how long a reply takes n
 there nobody hears of the turn's last token, for it may be the response's last.
 """
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,8 @@ from rollmux.trainer.scoring import Scorer
 from rollmux.trainer.seeds import derived
 from rollmux.trainer.tasks import Tokenizer
 from rollmux.trainer.workers import Workers
+
+log = logging.getLogger("rollmux")
 
 ENGINE, REPLY = "engine", "reply"
 PATIENCE_S = 0.05  # for a reply, where nothing else is to be done: whoever shares the workers waits as long
@@ -77,6 +80,16 @@ class _Talk:
     def turns(self) -> int:
         return (len(self.so_far.said) + 1) // 2
 
+    @property
+    def length(self) -> int:
+        """With the prompt."""
+        return len(self.first.prompt) + len(self.so_far.tokens)
+
+    @property
+    def left(self) -> int:
+        """The tokens that may still be drawn."""
+        return self.first.max_tokens - self.drawn
+
 
 class Turns:
     """Has workers draw turns, and a scorer answer them. A response has `max_turns` at most, and with its prompt at most
@@ -88,6 +101,7 @@ class Turns:
         self._max_turns, self._max_length = max_turns, max_length
         self._talks: dict[str, _Talk] = {}
         self._asked: dict[Request, str] = {}  # whose reply is to come
+        self._room_is_told = False
 
     @property
     def is_idle(self) -> bool:
@@ -97,7 +111,7 @@ class Turns:
     def given(self, name: str) -> int:
         """The tokens that the model sees and has not drawn: the prompt's, and what it was told."""
         talk = self._talks[name]
-        return len(talk.first.prompt) + len(talk.so_far.tokens) - talk.drawn
+        return talk.length - talk.drawn
 
     def launch(self, request: Request, first: GenerationRequest) -> None:
         """The first turn of a response."""
@@ -140,7 +154,7 @@ class Turns:
         if ended.reason is FinishReason.FAILED:
             return self._over(name, ENGINE, ended.why)
         if ended.reason is not FinishReason.STOP:
-            return self._cut(name)
+            return self._cut(name, talk.length >= self._max_length and talk.left > 0)
         reply = self._scorer.ask(talk.request, *talk.so_far.said)
         if reply is not None:
             return self._go_on(name, reply)
@@ -155,18 +169,26 @@ class Turns:
             told = self._tokenizer.told(reply.told, talk.so_far.tokens[-1])
         except NotTaught as error:  # a reply may be what the response makes of it, and ends no run
             return self._over(name, REPLY, str(error))
-        prompt = talk.first.prompt + talk.so_far.tokens + told
-        room = min(talk.first.max_tokens - talk.drawn, self._max_length - len(prompt))
+        room = min(talk.left, self._max_length - talk.length - len(told))
         if room < 1 or talk.turns == self._max_turns:
-            return self._cut(name)
+            return self._cut(name, talk.left > 0 and talk.turns < self._max_turns)
+        prompt = talk.first.prompt + talk.so_far.tokens + told
         nothing = (0,) * len(told)
         talk.so_far = _more(talk.so_far, reply.told, told, tuple(map(float, nothing)), nothing, is_drawn=False)
         seed, rests = derived(talk.first.seed, "turn", talk.turns), talk.turns + 1 < self._max_turns
         self._workers.launch(replace(talk.first, prompt=prompt, max_tokens=room, seed=seed, rests=rests))
         return Drawn(name, talk.drawn)
 
-    def _cut(self, name: str) -> Over:
+    def _cut(self, name: str, lacks_room: bool) -> Over:
+        """One that lacks nothing but room could have gone on: the first of these is told."""
         talk = self._talks[name]
+        if lacks_room and not self._room_is_told:
+            self._room_is_told = True
+            cut = f"a response was cut off in its turn {talk.turns} for want of room"
+            limit = f"with its prompt and replies it may have {self._max_length} tokens"
+            limit += " (rollout.max_length, or the model's places)"
+            remedy = "give rollout.max_length more, or sampling.max_tokens less"
+            log.warning("%s: %s; %s; `cut` in a step's metrics counts all that are cut off", cut, limit, remedy)
         talk.so_far = replace(talk.so_far, is_cut=True)
         return self._over(name)
 
