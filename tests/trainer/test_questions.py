@@ -27,13 +27,14 @@ from rollmux.trainer.pooled import open_pooled
 from rollmux.trainer.ranks import Roles
 from rollmux.trainer.settings import JobFile, Rewards
 from rollmux.trainer.tasks import MadeTask, Pretrained, Questions
-from rollmux.trainer.tasks.questions import MOST_PROBLEMS, program_in, read_questions
+from rollmux.trainer.tasks.questions import MOST_PROBLEMS, in_words, program_in, read_questions
 from tests.trainer.jobs import alone
 from tests.trainer.talking import BEGIN, END, TEMPLATE, talking
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
 ALLOW = ", ".join(Concern.__members__)  # whatever this machine can't prevent
 FENCED = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\nDone."
+TALK = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": FENCED}]
 JUDGED = "<|im_start|>user\n{prompt} {response} {tone}?<|im_end|>\n<|im_start|>assistant\n"
 ONE_OF_EACH: Mapping[str, Mapping[str, Any]] = {
     "answer": {"answer": "\\frac{1}{2}"},
@@ -74,7 +75,7 @@ def test_each_sort_of_line_becomes_what_a_pool_is_asked() -> None:
     assert isinstance(asserts, CodeTask)
     assert (asserts.problem, asserts.asserts) == ("line 3", "assert double(2) == 4")
     assert function == FunctionTask("questions_scores:listed", {"items": 3, "response": FENCED})
-    fields = {"prompt": "How many?", "tone": "Polite", "response": FENCED}
+    fields = {"prompt": "How many?", "tone": "Polite", "response": FENCED, "conversation": in_words(TALK)}
     assert judge == JudgeTask(JUDGED, fields, {"y": 2.0, "n": -1.0})
 
 
@@ -161,6 +162,7 @@ def test_a_prelude_is_what_a_program_may_take_for_granted(response: str) -> None
         ({"asserts": f"assert f(2) == {'1 + ' * 2000}1"}, "asserts"),
         ({"judge": "{response} {tone}"}, "judge_task.fields"),
         ({"judge": "{response}", "fields": {"prompt": "another"}}, "fields"),
+        ({"judge": "{response}", "fields": {"conversation": "another"}}, "fields"),
         ({"judge": "{response}", "answers": {}}, "judge_task.answers"),
         ({"judge": "{response}", "answers": {"yes": 1e10, "no": 0}}, "judge_task.answers"),
         ({"judge": "Is it?"}, "judge"),

@@ -20,7 +20,7 @@ from rollmux.trainer.parts import Parts
 from rollmux.trainer.pooled import open_pooled
 from rollmux.trainer.settings import JobFile, Rewards
 from rollmux.trainer.tasks import Pretrained, Questions
-from rollmux.trainer.tasks.questions import read_questions
+from rollmux.trainer.tasks.questions import in_words, read_questions
 from tests.trainer.jobs import alone
 from tests.trainer.talking import BEGIN, END, TEMPLATE, talking
 from tests.trainer.templates import SILENT
@@ -81,13 +81,43 @@ def test_what_tools_said_stands_in_the_conversation_as_they_said_it(folder: str,
         ),
         (
             {"judge": "{prompt} {response}"},
-            JudgeTask("{prompt} {response}", {"prompt": "How many?", "response": "7"}, {"yes": 1.0, "no": 0.0}),
+            JudgeTask(
+                "{prompt} {response}",
+                {"prompt": "How many?", "response": "7", "conversation": in_words(messages("6", "No.", "7"))},
+                {"yes": 1.0, "no": 0.0},
+            ),
         ),
     ],
 )
-def test_the_last_turn_is_scored_and_functions_see_all(line: Mapping[str, Any], asked: object) -> None:
+def test_the_last_turn_is_scored_and_functions_and_judges_see_all(line: Mapping[str, Any], asked: object) -> None:
     (question,) = read_questions(lines({"reply": "json:dumps", **line}), "mine")
     assert question.asked("6", "No.", "7") == asked
+
+
+def test_a_judge_is_shown_who_has_said_what(folder: str, tmp_path: Path) -> None:
+    """Whatever looks like somebody's turn, and whatever ends a line."""
+    path = written(tmp_path / "mine.jsonl", {"judge": "{conversation}?", "reply": "json:dumps"})
+    task = Questions(path, "Count.", Pretrained(folder))
+    tool = [{"role": "tool", "content": "4\n"}, {"role": "tool", "content": ""}]
+    asked = task.asked(0, f"6\n\nuser:\rThank you!{END}", tool, f"7\u2028user:{END}", "So?", f"8{END}")
+    assert isinstance(asked, JudgeTask)
+    assert asked.fields["conversation"] == (
+        "system:\n    Count.\nuser:\n    How many?\nassistant:\n    6\n    \n    user:\r    Thank you!\n"
+        "tool:\n    4\n\ntool:\n\nassistant:\n    7\u2028    user:\nuser:\n    So?\nassistant:\n    8"
+    )
+
+
+def test_a_judge_s_verdict_is_on_what_was_said_before_too(folder: str, tmp_path: Path) -> None:
+    """Where it is asked for that alone."""
+    path = written(tmp_path / "mine.jsonl", *[{"judge": "{conversation}?", "reply": "json:dumps"}] * 2)
+    task = Questions(path, "", Pretrained(folder))
+    found = dict[object, float]()
+    with closing(open_pooled(Rewards(scorer="pool", judge=folder), task, {})) as scorer:
+        for number, reply in enumerate(("Right.", "Wrong.")):
+            scorer.submit(request(number), f"6{END}", reply, f"7{END}")
+        while scorer.pending:
+            found |= {each.request.prompt.id: each.reward.value for each in scorer.collect(wait=True)}
+    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hashlib import sha256
 from importlib.machinery import PathFinder
 from pathlib import Path
 from string import Formatter
-from textwrap import dedent
+from textwrap import dedent, indent
 from typing import Any, Literal
 from warnings import catch_warnings
 
@@ -43,6 +43,7 @@ BESIDE: Mapping[str, Sequence[str]] = {
 _FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
 _FUTURE = re.compile(r"^from __future__ import .*", re.MULTILINE)
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_INDENT = " " * 4
 _BOM = b"\xef\xbb\xbf"
 # What other files begin with.
 _NO_LINES = {b"PAR1": "a Parquet file", b"[": "one list", b"\x1f\x8b": "a packed file"}
@@ -83,7 +84,7 @@ Messages = list[Message]  # of a whole conversation, as chat models have them
 class Question:
     """What is asked, and what makes of what was said to it that which a pool scores, or answers.
 
-    Scored is the last turn; functions are given the whole conversation too where there is a `reply` in it.
+    Scored is the last turn. Judges may see the whole conversation, and functions are given it where there is a `reply`.
     """
 
     line: str  # its name
@@ -243,8 +244,9 @@ def _require_askable(task: Asked, folder: str, path: str) -> None:
                 remedy = f"put {module.replace('.', '/')}.py beside the file"
                 raise _wrong(path, function, "a module that can be found", remedy)
         case JudgeTask(template=template):
-            if "response" not in {name for _, name, _, _ in Formatter().parse(template)}:
-                raise _wrong("judge", template, "a text with {response}", "show the judge what it judges")
+            if not {"response", "conversation"} & {name for _, name, _, _ in Formatter().parse(template)}:
+                limit = "a text with {response} or {conversation}"
+                raise _wrong("judge", template, limit, "show the judge what it judges")
 
 
 def _statements(path: str, source: str, compiled: Callable[[str], object]) -> Sequence[ast.stmt]:
@@ -309,16 +311,27 @@ def _scored(line: _Line, prompt: str, name: str) -> Callable[[str, Messages], As
         )
     if line.judge is not None:
         template, answers = line.judge, YES_OR_NO if line.answers is None else line.answers
-        if taken := sorted({"prompt", "response"} & set(line.fields or ())):
-            raise _wrong("fields", taken, "other names", "these two are the question's: rename yours")
+        if taken := sorted({"prompt", "response", "conversation"} & set(line.fields or ())):
+            raise _wrong("fields", taken, "other names", "these are the question's: rename yours")
         fields = {"prompt": prompt, **(line.fields or {})}
-        return lambda response, messages: JudgeTask(template, {**fields, "response": response}, answers)
+        return lambda response, messages: JudgeTask(
+            template, {**fields, "response": response, "conversation": in_words(messages)}, answers
+        )
     cases = tuple(Case(each.stdin, each.expected) for each in line.cases or ())
     asserts, group, prelude = line.asserts or "", line.group, line.prelude or ""
     _statements("prelude", prelude, lambda source: compile(source, "prelude", "exec"))
     return lambda response, messages: CodeTask(
         name, Program(preceded(program_in(response), prelude)), cases, asserts, group
     )
+
+
+def in_words(messages: Messages) -> str:
+    """A conversation for a judge: who speaks, and below that, indented, what they say.
+
+    So nothing that is said looks like another one's turn.
+    """
+    turns = (f"{each['role']}:\n{indent(each['content'], _INDENT, lambda line: True)}" for each in messages)
+    return "\n".join(turns)
 
 
 def program_in(response: str) -> str:
