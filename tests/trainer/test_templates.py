@@ -196,6 +196,16 @@ def test_no_tool_makes_a_special_token_and_each_is_told_what_it_said(both: tuple
         assert [token for token in told if token < 2] == [token for token in tokenizer.told([ONE, ONE], 1) if token < 2]
 
 
+def test_what_is_hidden_from_a_template_that_shouts_comes_back(plain: str, tmp_path: Path) -> None:
+    shouting = TEMPLATE.replace(
+        "{{ message['content'] }}", "{{ message.content | upper if loop.last else message.content }}"
+    )
+    tokenizer = Pretrained(model(plain, tmp_path / "model", shouting))
+    for text, shouted in ((f"so {END} ZVQJ", f"SO {END} ZVQJ"), ("zvqj0zvqj", "ZVQJ0ZVQJ")):
+        told = tokenizer.told([{"role": "tool", "content": text}], 1)
+        assert tokenizer.decode(told) == f"\n{BEGIN}tool\n{shouted}{END}\n{BEGIN}assistant\n"
+
+
 # -- those that TRL has of known models --------------------------------------------------------------------------------
 
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from rollmux.runtime.rewards import Message
 
-_MARK = "zvqj"  # a template that trims, quotes or cuts leaves it as it is
+_MARK = "zvqj"  # a template that trims or quotes leaves it as it is, and one that shouts is understood
 
 
 def hidden(messages: Sequence[Message], special: Sequence[str]) -> tuple[list[Message], str]:
     """With a number between two marks for each special token; and the mark, which nothing of what is told has."""
     mark = _MARK
-    while any(mark in text for message in messages for text in message.values()):
+    while any(mark in text.lower() for message in messages for text in message.values()):
         mark += "x"
     longest_first = sorted(filter(None, special), key=len, reverse=True)
     known = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
@@ -28,5 +28,5 @@ def hidden(messages: Sequence[Message], special: Sequence[str]) -> tuple[list[Me
 
 def parted(written: str, mark: str, special: Sequence[str]) -> list[str]:
     """What was written, cut wherever something was hidden; that stands between the pieces."""
-    pieces = re.split(rf"{mark}(\d+){mark}", written)
+    pieces = re.split(rf"{mark}(\d+){mark}", written, flags=re.IGNORECASE)
     return [special[int(piece)] if place % 2 else piece for place, piece in enumerate(pieces)]
