@@ -44,6 +44,7 @@ class Pretrained:
             self._require_known()
         own = self._tokenizer.added_tokens_decoder
         self._special = [token.content for token in own.values() if token.special]
+        self._others = [token.content for token in own.values() if not token.special]
         self._are_written = set[tuple[tuple[str, ...], ...]]()  # roles and keys of messages that the template knows
         ends = [self._tokenizer.eos_token_id, *(token for token in _named_ends(place) if token in own)]
         self.end_tokens = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
@@ -96,8 +97,13 @@ class Pretrained:
         first, *others = self._pieces(told)
         ended = self._tokens(first.lstrip())
         begun = ended[1:] if ended[:1] == (last,) else self._tokens(first)
-        behind = (self._tokens(each, split_special_tokens=not place % 2) for place, each in enumerate(others))
+        behind = (self._tokens(each) if place % 2 else self._spelled(each) for place, each in enumerate(others))
         return (*begun, *chain.from_iterable(behind))
+
+    def _spelled(self, token: str) -> tuple[int, ...]:
+        """By its characters. A tokenizer takes apart special tokens alone."""
+        parts = [token] if token in self._special else [token[:1], token[1:]]
+        return tuple(chain.from_iterable(self._tokens(part, split_special_tokens=True) for part in parts))
 
     def _tokens(self, text: str, **how: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False, **how)["input_ids"])
@@ -110,8 +116,14 @@ class Pretrained:
             return [told]
         messages = [{"role": "user", "content": told}] if isinstance(told, str) else told
         self._require_written(messages)
-        safe, mark = hidden(messages, self._special)
-        return parted(self._between(safe), mark, self._special)
+        known = self._special if isinstance(told, str) else [*self._special, *self._of_template()]
+        safe, mark = hidden(messages, known)
+        return parted(self._between(safe), mark, known)
+
+    def _of_template(self) -> list[str]:
+        """What the template writes around what others say, such as `</tool_response>`; blanks part words as well."""
+        template = self._template()
+        return [token for token in self._others if len(token.strip()) > 1 and token in template]
 
     def _require_written(self, messages: Sequence[Message]) -> None:
         """A template may pass over a role that it does not know, without a word."""

@@ -1,6 +1,7 @@
 """Which values a chat template asks for by name. Templates are Jinja's, with what Transformers adds to it.
 
-Invariant: a name that changes what is written is never refused; a template that can't be read here refuses none.
+Invariant: a name of its own that changes what it writes is never refused; a template that can't be read here refuses
+none.
 """
 
 from collections.abc import Collection, Mapping
