@@ -339,7 +339,7 @@ class Histories(RuleBasedStateMachine):
         role=st.sampled_from(["rollout", "train"]),
         usd=st.sampled_from([0.0, 1.85, 9.0]),
         memory_gb=st.sampled_from([500, 1000, 1000]),
-        most=st.sampled_from([3, 5, None]),
+        most=st.sampled_from([6, 8, None]),
         pick=st.integers(0, 9),
     )
     def the_cluster_changes(self, role: str, usd: float, memory_gb: int, most: int | None, pick: int) -> None:

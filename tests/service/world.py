@@ -194,7 +194,7 @@ class World:
         role = rng.choice(["rollout", "train"])
         pool: Pool = getattr(self.cluster, role)
         node = replace(pool.node_type, usd_per_gpu_hour=rng.choice([1.85, 5.28, 20.0]))
-        most = rng.choice([2, 3, 4, None] if pool.on_demand else [2, 3])
+        most = rng.choice([2, 3] if not pool.on_demand else [4, 5] if self.cluster.shared else [2, 3, 4, None])
         pool = replace(pool, node_type=node, max_nodes=most)
         return Cluster(pool, pool) if self.cluster.shared else replace(self.cluster, **{role: pool})
 

@@ -38,7 +38,7 @@ def _of_nodes(state: ClusterState, cluster: Cluster, gone: tuple[str, ...]) -> I
             jobs = ", ".join(dict.fromkeys(member.job.id for member in group.members))
             yield f"node {node}, which it is to be without, is shared by {jobs}: drain it, until they have ended"
     for pool in cluster.pools:
-        left = state.book.rented[pool.name] - sum(node in nodes and nodes[node].pool == pool.name for node in gone)
+        left = state.book.rented[pool.name] - len([n for n in gone if n in nodes and nodes[n].pool == pool.name])
         if pool.max_nodes is not None and left > pool.max_nodes:
             yield f"pool {pool.name} has {left} nodes and may have {pool.max_nodes}: wait until jobs have ended"
 
