@@ -44,6 +44,28 @@ def memory_bytes() -> tuple[int, int]:
     return found.available, found.total
 
 
+def took_lock(file: int, patience_s: float = 0.0, pause_s: float = 0.0) -> bool:
+    """Whether a file's lock was to be had within so long. It goes with the process that has it, however that ends."""
+    import fcntl  # noqa: PLC0415  not each system has it
+
+    until = time.monotonic() + patience_s
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(pause_s)
+
+
+def let_go(file: int) -> None:
+    """Of a lock and its file, though a child that was forked meanwhile has that open too."""
+    import fcntl  # noqa: PLC0415  as above
+
+    fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(file)
+
+
 def since_boot_s() -> float:
     """On a clock that stands still for nothing, sleep of the machine included."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -5,7 +5,6 @@ The folder holds everything that outlives it: journal, tokens, secret, logs. It 
 
 import asyncio
 import errno
-import fcntl
 import logging
 import signal
 import socket
@@ -13,7 +12,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -35,6 +34,7 @@ from rollmux.service.journal import Journal, SqliteJournal
 from rollmux.service.launcher import Launcher
 from rollmux.service.recovery import errands_after, recover
 from rollmux.service.tokens import Role, Tokens, write_private
+from rollmux.system import took_lock
 
 log = logging.getLogger("rollmux.service")
 
@@ -214,18 +214,14 @@ def run(service: Service) -> None:
 
 def _alone_in(folder: Path) -> BinaryIO:
     """The folder's lock, until this is closed or the process is gone: jobs and tokens in it are one controller's."""
-    lock, until = (folder / "lock").open("ab"), time.monotonic() + LOCK_S
+    lock = (folder / "lock").open("ab")
     try:
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return lock
-            if time.monotonic() > until:
-                raise CantServe(f"another controller uses {folder}: give --folder")
-            time.sleep(LOCK_AGAIN_S)
+        if not took_lock(lock.fileno(), LOCK_S, LOCK_AGAIN_S):
+            raise CantServe(f"another controller uses {folder}: give --folder")
     except BaseException:
         lock.close()
         raise
+    return lock
 
 
 def _require_known(wanted: Wanted) -> None:

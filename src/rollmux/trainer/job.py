@@ -4,14 +4,13 @@ Invariants: step k is rolled out and trained with version k of the weights; a ru
 resumed trains exactly what it would have; without a controller all phases run straight through.
 """
 
-import fcntl
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from rollmux.checks import Checks
 from rollmux.client import LeaseLost, Mux, Phase
 from rollmux.runtime.rewards import Kind
+from rollmux.system import took_lock
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.device import berth_of, check_device
 from rollmux.trainer.errors import CheckpointRefused, RunExists
@@ -269,15 +269,7 @@ def _require_fitting(job: JobFile, mux: Mux) -> None:
 @contextmanager
 def _alone(folder: Path, patience_s: float) -> Iterator[None]:
     """One process at a time works in the folder; the lock ends with it, however it ends."""
-    end = monotonic() + patience_s
     with (folder / LOCK).open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if monotonic() >= end:
-                    remedy = "wait for its end, or name another --out"
-                    raise RunExists(f"another process works in {folder}: {remedy}") from error
-            sleep(LOCK_POLL_S)
+        if not took_lock(lock.fileno(), patience_s, LOCK_POLL_S):
+            raise RunExists(f"another process works in {folder}: wait for its end, or name another --out")
         yield

@@ -7,7 +7,6 @@ one lock over the folder the sum of claims never exceeds the limit, and what the
 import fcntl
 import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ import msgspec
 
 from rollmux.runtime.host.errors import Busy, NameTaken, NoRoom, NotKept, Unfit, shown
 from rollmux.runtime.host.room import available_bytes
-from rollmux.system import since_boot_s
+from rollmux.system import let_go, since_boot_s, took_lock
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 # Looking at the claims takes a millisecond; who has not had the folder after this long waits for a stopped process.
-FOLDER_PATIENCE_S = 30.0
+FOLDER_PATIENCE_S, LOCK_POLL_S = 30.0, 0.001
 # Always all of it is written, so that nothing of a longer entry before is left. The longest path has 4,096.
 ENTRY_BYTES = 8192
 # What the node's own processes may need at any time.
@@ -105,7 +104,7 @@ class Claim:
         """Lets go as a process does that ends: what is kept stays for as long as it is to survive."""
         if self._file is not None:
             if os.getpid() == self._pid:
-                _let_go(self._file)
+                let_go(self._file)
             else:
                 os.close(self._file)  # inherited: the lock is the parent's
             self._file = None
@@ -113,11 +112,7 @@ class Claim:
     def _last(self) -> bool:
         """Nobody else shares it."""
         assert self._file is not None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return took_lock(self._file)
 
 
 class Budget:
@@ -151,7 +146,7 @@ class Budget:
             raise Unfit(f"{name!r} is to survive for {survive_s} s: give a number of seconds from 0 on")
         with self.locked():
             if self._exists(name):
-                _let_go(self._hold(name, shared=False))
+                let_go(self._hold(name, shared=False))
             self.reclaim()
             self.require(name, nbytes, taken=self._kept_bytes(name))
             if not self.forget(name):
@@ -171,7 +166,7 @@ class Budget:
         try:
             self.write(name, entry)
         except BaseException:
-            _let_go(file)
+            let_go(file)
             raise
         return Claim(self, name, entry, file)
 
@@ -224,10 +219,12 @@ class Budget:
     def locked(self, patience_s: float = FOLDER_PATIENCE_S) -> Iterator[None]:
         file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _wait(file, self.folder, patience_s)
+            if not took_lock(file, patience_s, LOCK_POLL_S):
+                what = f"{self.folder / 'lock'} was held for {patience_s:g} s"
+                raise Busy(f"{what}; look for a stopped process that holds it")
             yield
         finally:
-            _let_go(file)
+            let_go(file)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -271,7 +268,7 @@ class Budget:
 
     def _alive(self, name: str) -> bool:
         try:
-            _let_go(self._hold(name, shared=False))
+            let_go(self._hold(name, shared=False))
         except NameTaken:
             return True
         return False
@@ -307,7 +304,7 @@ def cleared(folder: Path, files: Sequence[str]) -> bool:
         return False
     finally:
         if lock is not None:
-            _let_go(lock)
+            let_go(lock)
     with suppress(OSError):
         folder.rmdir()
     return True
@@ -316,23 +313,3 @@ def cleared(folder: Path, files: Sequence[str]) -> bool:
 def check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise Unfit(f"the name {name!r} must be letters, digits, - and _, at most 100, the first a letter or digit")
-
-
-def _let_go(file: int) -> None:
-    """Of a lock, though a child that was forked meanwhile has its file open too."""
-    fcntl.flock(file, fcntl.LOCK_UN)
-    os.close(file)
-
-
-def _wait(file: int, folder: Path, patience_s: float) -> None:
-    until_s = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() >= until_s:
-                what = f"{folder / 'lock'} was held for {patience_s:g} s"
-                raise Busy(f"{what}; look for a stopped process that holds it") from error
-            time.sleep(0.001)
-        else:
-            return

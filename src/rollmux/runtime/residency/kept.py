@@ -19,6 +19,7 @@ from rollmux.runtime.residency.host_copy import HostCopy
 from rollmux.runtime.residency.layout import Layout
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.record import Record, require_fit
+from rollmux.system import let_go
 
 
 class Kept:
@@ -154,8 +155,7 @@ class Kept:
             raise
         finally:
             if file is not None:
-                fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has this file open too
-                os.close(file)
+                let_go(file)
 
     def _take_stock(self) -> None:
         found = self.host.newest(self.record)

@@ -8,7 +8,6 @@ after their writer was killed at any point.
 import fcntl
 import mmap
 import os
-import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from rollmux.runtime.host.errors import shown
 from rollmux.runtime.sync.errors import StillRead
 from rollmux.runtime.sync.layout import Slot, inside, shape_of
 from rollmux.runtime.sync.plan import Piece
-from rollmux.system import take_room
+from rollmux.system import take_room, took_lock
 
 DIGEST_BYTES = 16
 NO_DIGEST = bytes(DIGEST_BYTES)
@@ -119,16 +118,8 @@ class Generation:
 
     def lock(self, patience_s: float) -> None:
         """Waits until nobody reads it. The lock goes with the process that has it, whatever becomes of that."""
-        until = time.monotonic() + patience_s
-        while True:
-            try:
-                return fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise StillRead(
-                        f"{self.path} is still read after {patience_s:g} s: close what reads the older version"
-                    ) from None
-                time.sleep(_LOCK_POLL_S)
+        if not took_lock(self.file, patience_s, _LOCK_POLL_S):
+            raise StillRead(f"{self.path} is still read after {patience_s:g} s: close what reads the older version")
 
     def unlock(self) -> None:
         fcntl.flock(self.file, fcntl.LOCK_UN)

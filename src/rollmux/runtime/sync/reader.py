@@ -18,6 +18,7 @@ from rollmux.runtime.sync.generation import DIGEST_BYTES, Words, bytes_of, diges
 from rollmux.runtime.sync.layout import slots
 from rollmux.runtime.sync.plan import Plan, Side
 from rollmux.runtime.sync.shelf import Mark, read_mark
+from rollmux.system import let_go
 
 # Each further try means that the version changed in between.
 _TRIES, _TRY_S = 100, 0.002
@@ -72,8 +73,7 @@ class Weights:
         """The bytes may change from now on. The lock is given back by name: the mapping keeps the file open."""
         if not self._closed:
             self._closed = True
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-            os.close(self._file)
+            let_go(self._file)
 
     def __enter__(self) -> Self:
         return self

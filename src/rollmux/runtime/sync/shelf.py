@@ -4,7 +4,6 @@ Invariant: `held` names a generation in which every piece of the rank is whole a
 rename of a small file alone, and what it names is not written to before another generation has taken its place.
 """
 
-import fcntl
 import os
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rollmux.runtime.sync.generation import Generation
 from rollmux.runtime.sync.host_room import claimed
 from rollmux.runtime.sync.layout import slots
 from rollmux.runtime.sync.plan import Plan, Side
+from rollmux.system import let_go, took_lock
 
 GENERATIONS = 2
 # All that a shelf ever makes, in the order in which it goes: no mark outlives what it names. The last is the lock of
@@ -168,8 +168,7 @@ class Shelf:
 
     def _leave(self, keep: bool) -> None:
         if self._writer is not None:
-            fcntl.flock(self._writer, fcntl.LOCK_UN)  # a child that was forked meanwhile has this file open too
-            os.close(self._writer)
+            let_go(self._writer)
             self._writer = None
         if self._claim is not None:
             self._claim.leave() if keep else self._claim.release()
@@ -190,11 +189,9 @@ class Shelf:
 
     def _only_writer(self) -> int:
         lock = os.open(self.folder / "writer", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not took_lock(lock):
             os.close(lock)
-            raise SyncFailed(f"{self.folder} is written to by another process: give each rank its own") from None
+            raise SyncFailed(f"{self.folder} is written to by another process: give each rank its own")
         if os.fstat(lock).st_nlink:
             return lock
         os.close(lock)  # what was here before has just been reclaimed
