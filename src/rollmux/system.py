@@ -44,6 +44,23 @@ def memory_bytes() -> tuple[int, int]:
     return found.available, found.total
 
 
+def group_bytes(group: str = "/sys/fs/cgroup") -> tuple[int, int] | None:
+    """What the control group of this process, as a container's is seen from within, allows, and what of it is used but
+    for pages of files that nobody needs; None where it allows all.
+    """
+    try:
+        most, used, parts = (_text(f"{group}/memory.{name}") for name in ("max", "current", "stat"))
+        spare = dict(line.split() for line in parts.splitlines()).get("inactive_file", 0)
+        return int(most), int(used) - int(spare)
+    except (OSError, ValueError):
+        return None
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
 def took_lock(file: int, patience_s: float = 0.0, pause_s: float = 0.0) -> bool:
     """Whether a file's lock was to be had within so long. It goes with the process that has it, however that ends."""
     import fcntl  # noqa: PLC0415  not each system has it

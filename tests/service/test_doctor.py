@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rollmux import __version__
+from rollmux import __version__, system
 from rollmux.cli import app
 from rollmux.service.checkup import machine
 from rollmux.service.checkup.finding import Level
 from rollmux.service.checkup.folder import kind_of
-from rollmux.service.checkup.machine import _group_bytes, gpus, open_files, shared_memory
+from rollmux.service.checkup.machine import gpus, open_files, shared_memory
 from rollmux.service.journal import JournalAway
 from rollmux.service.journal.place import opened
 from tests.ports import free_port
@@ -342,12 +342,12 @@ def test_of_two_file_systems_at_one_place_the_later_counts_whatever_its_name(tmp
 
 
 def test_memory_is_what_the_container_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _group_bytes(tmp_path) == (sys.maxsize, 0)
+    assert system.group_bytes(str(tmp_path)) is None
     (tmp_path / "memory.max").write_text(f"{2**30}\n")
     (tmp_path / "memory.current").write_text(f"{2**29}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {2**28}\n")
-    assert _group_bytes(tmp_path) == (2**30, 2**28)
-    monkeypatch.setattr(machine, "_group_bytes", lambda _: (2**30, 2**28))
+    assert system.group_bytes(str(tmp_path)) == (2**30, 2**28)
+    monkeypatch.setattr(system, "group_bytes", lambda: (2**30, 2**28))
     found = machine.memory()
     assert (found.level, found.found) == (Level.WARN, "0.8 GiB free of 1.0 GiB")
 

@@ -6,7 +6,6 @@ import resource
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,23 +72,12 @@ def memory() -> Finding:
         available, of = system.memory_bytes()
     except OSError as error:
         return warn("memory", f"/proc/meminfo can't be read: {error.strerror}", "mount /proc")
-    most, used = _group_bytes(Path("/sys/fs/cgroup"))
+    most, used = system.group_bytes() or (of, 0)
     free, whole = min(available, max(0, most - used)), min(of, most)
     found = f"{free / GIB:.1f} GiB free of {whole / GIB:.1f} GiB"
     if free < LEAST_MEMORY_BYTES:
         return warn("memory", found, "free some: jobs that share a node keep their state in its memory between phases")
     return ok("memory", found)
-
-
-def _group_bytes(group: Path) -> tuple[int, int]:
-    """What the control group of this process, as a container's is seen from within, allows, and what of it is used."""
-    try:
-        most = int((group / "memory.max").read_text(encoding="ascii"))
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        parts = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-    except (OSError, ValueError):
-        return sys.maxsize, 0
-    return most, used - int(parts.get("inactive_file", 0))
 
 
 def shared_memory(path: Path) -> Finding:
