@@ -12,9 +12,8 @@ import typer
 from rollmux.cli import options
 from rollmux.cli.options import AsJson, Folder, Token, Url, folder_of
 from rollmux.cli.outputs import show
-from rollmux.cli.refusals import why_not
+from rollmux.cli.refusals import all_refusals
 from rollmux.cli.remote import remote
-from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_machine import ClusterMachine, Entry
 from rollmux.mux.codec import encode
 from rollmux.mux.commands import Command
@@ -97,11 +96,6 @@ def _history(folder: Path | None, url: str) -> Iterator[tuple[ClusterMachine, It
     from rollmux.service.journal.place import FILE, to_read  # noqa: PLC0415  other commands start faster without
     from rollmux.service.recovery import replayed  # noqa: PLC0415
 
-    try:
-        with closing(to_read(url, folder_of(folder) / FILE)) as journal:
-            machine, entries = replayed(journal, lambda name: CONTENDERS[name].make(CONTENDERS[name].max_group, 0))
-            yield machine, entries, journal.begins()
-    except BrokenPipeError:  # whoever reads what is told has read enough
-        raise
-    except (RollmuxError, OSError) as error:
-        raise typer.BadParameter(why_not(error)) from error
+    with all_refusals(), closing(to_read(url, folder_of(folder) / FILE)) as journal:
+        machine, entries = replayed(journal, lambda name: CONTENDERS[name].make(CONTENDERS[name].max_group, 0))
+        yield machine, entries, journal.begins()

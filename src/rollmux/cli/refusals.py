@@ -29,6 +29,16 @@ def refusals() -> Iterator[None]:
         raise typer.BadParameter(why_not(error)) from error
 
 
+@contextmanager
+def all_refusals() -> Iterator[None]:
+    """The same, with whatever else we refuse."""
+    try:
+        with refusals():
+            yield
+    except RollmuxError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def why_not(error: RollmuxError | OSError) -> str:
     """What the system says, of which file; or what we say ourselves."""
     if not isinstance(error, OSError):

@@ -11,8 +11,7 @@ from rollmux import system
 from rollmux.cli import options
 from rollmux.cli.clusters import load_cluster_file
 from rollmux.cli.options import Folder, Port, folder_of
-from rollmux.cli.refusals import require_name, why_not
-from rollmux.errors import RollmuxError
+from rollmux.cli.refusals import all_refusals, require_name
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.transitions import Job
 from rollmux.mux.weave import Timing
@@ -92,11 +91,9 @@ def serve(
         certificate,
         key,
     )
-    try:
+    with all_refusals():
         running = service.Service(wanted, _launcher(launcher, place, file, ray_address), opened(journal, keep_records))
         service.admin_token(place, running.tokens)
-    except (RollmuxError, OSError) as error:
-        raise typer.BadParameter(why_not(error)) from error
     warn_if_moved(place / "url", running)
     write_private(place / "url", running.local_url.encode())
     if log_format is LogForm.TEXT:

@@ -1,16 +1,13 @@
 """`rollmux token`: who may call the controller of this machine's folder, and as whom."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
-from rollmux.cli.refusals import why_not
-from rollmux.errors import RollmuxError
+from rollmux.cli.refusals import all_refusals
 
 token_app = typer.Typer(no_args_is_help=True, help="Say who may call the controller: tokens for tenants and admins.")
 
@@ -32,7 +29,7 @@ def create(
     if admin and tenant:
         raise typer.BadParameter("--admin and --tenant: an admin's token is no tenant's, give one of the two")
     role, whose = (Role.ADMIN, "") if admin else (Role.TENANT, tenant or name)
-    with _refusals():
+    with all_refusals():
         tokens = Tokens(folder_of(folder), time.time)
         made = tokens.create(name, role, whose, None if days is None else days * DAY_S)
     try:
@@ -47,7 +44,7 @@ def list_tokens(as_json: AsJson = False, folder: Folder = None) -> None:
     """List the tokens' names and rights. The tokens themselves are kept nowhere."""
     from rollmux.service.tokens import Tokens  # noqa: PLC0415
 
-    with _refusals():
+    with all_refusals():
         found = Tokens(folder_of(folder), time.time).names()
     show(found, as_json, *map(_described, found))
 
@@ -57,19 +54,11 @@ def revoke(name: Name, as_json: AsJson = False, folder: Folder = None) -> None:
     """End a token, at once."""
     from rollmux.service.tokens import Tokens  # noqa: PLC0415
 
-    with _refusals():
+    with all_refusals():
         found = Tokens(folder_of(folder), time.time).revoke(name)
     if not found:
         raise typer.BadParameter(f"there is no token {name!r}")
     show({"name": name, "ok": True}, as_json, f"Token {name} is no good any more.")
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except (RollmuxError, OSError) as error:
-        raise typer.BadParameter(why_not(error)) from error
 
 
 def _described(entry: dict[str, object]) -> str:

@@ -1,19 +1,17 @@
 """`rollmux workload`: workloads made, imported and described."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, quantiles
 from typing import Annotated
 
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from rollmux.cli import options, simulated
 from rollmux.cli.inputs import load_workload
-from rollmux.cli.outputs import console, require_writable
+from rollmux.cli.outputs import require_writable, show
 from rollmux.cli.refusals import refusals
 from rollmux.sim.generate import GENERATORS, PROFILES
 from rollmux.sim.importers import IMPORTERS, Selection, import_sia
@@ -172,15 +170,10 @@ def describe(
 ) -> None:
     """Say how many jobs come, how long they run, and how much work they bring to each pool."""
     description = describe_workload(load_workload(workload, seed))
-    if as_json:
-        typer.echo(json.dumps(asdict(description), indent=1))
-    else:
-        show(description, console())
+    show(description, as_json, _table(description))
 
 
-def show(description: Description, console: Console) -> None:
-    """The description as a table."""
-    d = description
+def _table(d: Description) -> Table:
     table = Table(box=SIMPLE, pad_edge=False, show_header=False, title=f"workload {d.name}", title_justify="left")
     rows = {
         "jobs": f"{d.jobs}",
@@ -196,4 +189,4 @@ def show(description: Description, console: Console) -> None:
     }
     for what, figure in rows.items():
         table.add_row(what, figure)
-    console.print(table)
+    return table

@@ -1,7 +1,7 @@
 """The demo's runs as the outcomes that reports draw: what a simulated run has, made from what controllers saw."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from rollmux.cli.woven.figures import Figures, JobFigures, Measured, step_ends
 from rollmux.report.live import SWITCH
@@ -117,10 +117,4 @@ def _levels(apart: Sequence[Outcome]) -> tuple[Level, ...]:
 
 
 def _sum(hours: Iterable[PoolHours]) -> PoolHours:
-    each = list(hours)
-    return PoolHours(
-        sum(pool.paid for pool in each),
-        sum(pool.busy for pool in each),
-        sum(pool.switch for pool in each),
-        sum(pool.idle for pool in each),
-    )
+    return PoolHours(*map(sum, zip(*map(astuple, hours), strict=True)))
