@@ -210,19 +210,16 @@ class Controller:
 
     def ended(self, tenant: str | None) -> list[str]:
         """The jobs of this tenant (None: of all) that have ended and are remembered, the latest last."""
-        ended, jobs = self.machine.state.ended, self.jobs
-        return (
-            list(ended) if tenant is None else [each for each in ended if each in jobs and jobs[each].tenant == tenant]
-        )
+        return [each for each in self.machine.state.ended if self.is_of(each, tenant)]
+
+    def is_of(self, job_id: str, tenant: str | None) -> bool:
+        """Whether it is this tenant's (None: anybody's)."""
+        live = self.jobs.get(job_id)
+        return tenant is None or (live is not None and live.tenant == tenant)
 
     def names(self, tenant: str | None) -> Callable[[str], str]:
         """What this tenant (None: everybody) hears of a job's name."""
-
-        def name(job_id: str) -> str:
-            live = self.jobs.get(job_id)
-            return job_id if tenant is None or (live is not None and live.tenant == tenant) else ANOTHERS
-
-        return name
+        return lambda job_id: job_id if self.is_of(job_id, tenant) else ANOTHERS
 
     def _forget_the_oldest(self) -> None:
         """What the machine remembers no more of jobs that are over, nobody does."""

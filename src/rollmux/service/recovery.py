@@ -122,14 +122,11 @@ def _entry(machine: ClusterMachine, record: Record) -> Entry:
 def errands_after(controller: Controller) -> list[Errand]:
     """Launches, stops and nodes that were wanted when the controller ended. Each may have been carried out already."""
     state = controller.machine.state
-    nodes = [cmd.Provision(name, node.pool) for name, node in state.book.nodes.items() if _is_wanted(node.state)]
+    # Asked for, and not heard of yet. One that was lost had come: it is not asked for twice.
+    coming = [(name, node) for name, node in state.book.nodes.items() if node.state is NodeState.COMING]
+    nodes = [cmd.Provision(name, node.pool) for name, node in coming]
     jobs = [errand for record in state.jobs.values() for errand in _errands_of(record)]
     return [*nodes, *jobs]
-
-
-def _is_wanted(state: NodeState) -> bool:
-    """Asked for, and not heard of yet. One that was lost had come: it is not asked for twice."""
-    return state is NodeState.COMING
 
 
 def _errands_of(record: JobRecord) -> list[Errand]:

@@ -284,7 +284,6 @@ def test_an_attempt_is_stopped_while_it_is_being_started(tmp_path: Path) -> None
         (("./data",), "", "its command could not be started: './data': Permission denied"),
         (("sh",), "missing", "missing' is not on this machine: name an existing folder"),
         (("sh",), "data", "data' is not on this machine"),
-        ((), "", "job 'a' has no command"),
         (("sh", "-c", "\ud800"), "", "its command could not be started: 'utf-8' codec can't encode"),
     ],
 )

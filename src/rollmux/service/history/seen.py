@@ -70,7 +70,7 @@ def bill_view(controller: Controller, now: float, tenant: str | None, most_ended
         if account.job in left_out:
             others_usd += account.usd
             others_alone_usd += account.alone_usd
-        elif _is_mine(controller, account.job, tenant):
+        elif controller.is_of(account.job, tenant):
             still = [span for span in under_way.get(account.job, ()) if span.epoch in open_now]
             bills.append(job_bill(controller, account, now, still))
         yield
@@ -164,11 +164,6 @@ def _held(controller: Controller, account: Account, now: float, under_way: Itera
         HeldView(name, seconds / HOUR_S, seconds / HOUR_S * pools[name].node_type.gpus)
         for name, seconds in node_s.items()
     )
-
-
-def _is_mine(controller: Controller, job_id: str, tenant: str | None) -> bool:
-    live = controller.jobs.get(job_id)
-    return tenant is None or (live is not None and live.tenant == tenant)
 
 
 def _over(span: Span, job: str) -> SpanView:

@@ -89,8 +89,11 @@ def tail(path: str, lines: int, most_bytes: int) -> list[str]:
     for name in (path, f"{path}.1"):
         if len(found) < most_bytes:
             found = _end(name, most_bytes - len(found)) + found
-    text = found.decode(errors="replace")
-    return [plain(line[:_LINE]) for line in text.splitlines()[-lines:]] if lines > 0 else []
+    return last_lines(found.decode(errors="replace"), lines)
+
+
+def last_lines(text: str, most: int) -> list[str]:
+    return [plain(line[:_LINE]) for line in text.splitlines()[-most:]] if most > 0 else []
 
 
 def _end(path: str, most_bytes: int) -> bytes:

@@ -34,8 +34,6 @@ class Bounds:
 def plan_for(attempt: Attempt, bounds: Bounds, files: AttemptFiles) -> Plan:
     """Or LaunchFailed, where it is plain already that this can't be started."""
     submission, key = attempt.submission, attempt.key
-    if not submission.command:
-        raise LaunchFailed(f"job {key[0]!r} has no command: say what to start")
     if not Path(submission.folder).is_absolute() or not Path(submission.folder).is_dir():
         remedy = "name an existing folder by its whole path"
         raise LaunchFailed(f"job {key[0]!r}: its folder {submission.folder!r} is not on this machine: {remedy}")

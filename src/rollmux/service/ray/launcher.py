@@ -194,8 +194,6 @@ class RayLauncher:
 
     async def _prepare(self, attempt: Attempt) -> tuple[Wish, Intent]:
         submission, key = attempt.submission, attempt.key
-        if not submission.command:
-            raise LaunchFailed(f"job {key[0]!r} has no command: say what to start")
         at = await self._where(attempt)
         parts = self.places.parts(attempt.placement, submission.processes, at, submission.ranks_per_process)
         machine_of = {rank: part.ray_node for part in parts for rank in part.ranks}

@@ -3,13 +3,12 @@
 import asyncio
 
 from rollmux.service.local.attempt_files import file_name
-from rollmux.service.local.attempt_log import plain
+from rollmux.service.local.attempt_log import last_lines
 from rollmux.service.ray.gateway import RayGateway, RayTrouble
 from rollmux.service.ray.intents import Intent
 
 # Each rank is a call to Ray.
 MOST_RANKS = 16
-_LINE = 4096
 
 
 async def printed(ray: RayGateway, intent: Intent, logs: str, lines: int) -> list[str]:
@@ -25,15 +24,10 @@ async def _tail(ray: RayGateway, intent: Intent, rank: int, logs: str, lines: in
     node = intent.ranks[rank]
     file = f"{logs}/{node}/logs/{file_name(intent.job)}/{intent.attempt}.{rank}.log"
     try:
-        found = _lines(await ray.tail(node, file, lines), lines)
+        found = last_lines(await ray.tail(node, file, lines), lines)  # what Ray takes for one line may be many
         if len(found) < lines:
             more = lines - len(found)
-            found = _lines(await ray.tail(node, f"{file}.1", more), more) + found
+            found = last_lines(await ray.tail(node, f"{file}.1", more), more) + found
     except RayTrouble as error:
         return [f"(can't be read: {error})"]
     return found
-
-
-def _lines(text: str, most: int) -> list[str]:
-    """The last of them: what Ray takes for one line may be megabytes, of many lines that a carriage return ends."""
-    return [plain(line[:_LINE]) for line in text.splitlines()[-most:]]
