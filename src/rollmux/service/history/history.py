@@ -28,6 +28,9 @@ OFFLOAD = "offload"
 # Records whose news are kept for those who follow: some seconds of a very busy cluster, an hour of a calm one.
 MOST_NEWS = 8192
 
+_OfJob = ev.JobStarted | ev.JobProfiled | ev.JobCancelled | cmd.Admit | cmd.Queue | cmd.Launch
+_OfNode = ev.NodeEvent | cmd.Provision | cmd.ReleaseNode
+
 
 class Saved(msgspec.Struct):
     """A history as an image holds it."""
@@ -137,8 +140,8 @@ class History:
             self.news.append(News(self.state.ledger.seq, now, tuple(self._changes)))
             self._changes.clear()
 
-    def _of_job(self, now: float, event: ev.JobStarted | ev.JobProfiled | ev.JobCancelled) -> None:
-        self._see_job(now, event.job_id)
+    def _of_job(self, now: float, said: _OfJob) -> None:
+        self._see_job(now, said.job_id)
 
     def _over(self, now: float, event: ev.JobFinished | ev.JobFailed | ev.JobStopped | ev.JobAbandoned) -> None:
         """An attempt is gone, and with it whatever it held."""
@@ -147,8 +150,8 @@ class History:
                 self._end(epoch, "gone", now)
         self._see_job(now, event.job_id)
 
-    def _of_node(self, now: float, event: ev.NodeEvent) -> None:
-        self._see_nodes(now, (event.node,))
+    def _of_node(self, now: float, said: _OfNode) -> None:
+        self._see_nodes(now, (said.node,))
 
     def _of_all(self, now: float, event: ev.NodeLost | ev.Tick) -> None:
         """It may concern any job."""
@@ -189,8 +192,10 @@ class History:
         if span is not None:
             self._lines_up(now, event.job_id, PhaseKind(span.kind))
 
-    def _shrunk(self, now: float, event: ev.PhaseShrunk) -> None:
-        self._holds(now, event.job_id, event.epoch)
+    def _resized(self, now: float, said: ev.PhaseShrunk | cmd.Extend) -> None:
+        lane, span = self.state.lane(said.job_id, said.epoch), self.spans.open.get(said.epoch)
+        if lane is not None and span is not None and self.spans.holds(span, lane.held, now):
+            self._tell_of("nodes", span)
 
     def _finished(self, now: float, event: ev.PhaseFinished) -> None:
         span = self._end(event.epoch, "finished", now)
@@ -214,9 +219,6 @@ class History:
         span = self._open(lease, kind, now, self.spans.waited(lease.job_id, kind, now))
         self._tell_of("granted", span)
 
-    def _extended(self, now: float, command: cmd.Extend) -> None:
-        self._holds(now, command.job_id, command.epoch)
-
     def _revoked(self, now: float, command: cmd.Revoke) -> None:
         span = self.spans.open.get(command.epoch)
         if span is not None:
@@ -232,12 +234,6 @@ class History:
         self.spans.forget_waits(command.job_id)
         self._see_job(now, command.job_id)
 
-    def _moved(self, now: float, command: cmd.Admit | cmd.Queue | cmd.Launch) -> None:
-        self._see_job(now, command.job_id)
-
-    def _changed(self, now: float, command: cmd.Provision | cmd.ReleaseNode) -> None:
-        self._see_nodes(now, (command.node,))
-
     # -- what these share --------------------------------------------------------------------------------------------
 
     def _open(self, lease: cmd.Lease, kind: str, now: float, waited_s: float) -> Open:
@@ -251,11 +247,6 @@ class History:
         if span is not None:
             self._tell("ended", span.job, kind=span.kind, iteration=span.iteration, epoch=epoch, state=span.how)
         return span
-
-    def _holds(self, now: float, job_id: str, epoch: int) -> None:
-        lane, span = self.state.lane(job_id, epoch), self.spans.open.get(epoch)
-        if lane is not None and span is not None and self.spans.holds(span, lane.held, now):
-            self._tell_of("nodes", span)
 
     def _account(self, record: JobRecord) -> Account:
         account = Account(record.job.id, record.submitted_at, counted_to=record.submitted_at)
@@ -381,7 +372,7 @@ _HEARD: dict[type, Callable[..., None] | None] = {
     ev.PhaseStarted: History._started,
     ev.PhaseProgressed: None,
     ev.PhasePaused: History._paused,
-    ev.PhaseShrunk: History._shrunk,
+    ev.PhaseShrunk: History._resized,
     ev.PhaseFinished: History._finished,
     ev.PhaseFailed: History._failed,
     ev.PhaseOffloaded: History._offloaded,
@@ -404,14 +395,14 @@ _AROUND = {
     History._cluster_changed,
 }
 _ANSWERED: dict[type, Callable[..., None]] = {
-    cmd.Admit: History._moved,
-    cmd.Queue: History._moved,
-    cmd.Launch: History._moved,
+    cmd.Admit: History._of_job,
+    cmd.Queue: History._of_job,
+    cmd.Launch: History._of_job,
     cmd.Stop: History._stopped,
     cmd.Grant: History._granted,
-    cmd.Extend: History._extended,
+    cmd.Extend: History._resized,
     cmd.Revoke: History._revoked,
     cmd.Offload: History._evicted,
-    cmd.Provision: History._changed,
-    cmd.ReleaseNode: History._changed,
+    cmd.Provision: History._of_node,
+    cmd.ReleaseNode: History._of_node,
 }
