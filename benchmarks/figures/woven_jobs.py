@@ -215,8 +215,8 @@ def simulated(cluster: Cluster, specs: Sequence[JobSpec], plans: Sequence[Plan])
 
     cast = Cast(ClusterMachine(cluster, RollmuxPolicy()), takes=takes)
     for pool in cluster.pools:
-        for number in range(pool.max_nodes or 0):
-            cast.tell(NodeJoined(f"{pool.name}-{number}", pool.name))
+        for node in pool.fixed_nodes:
+            cast.tell(NodeJoined(node, pool.name))
     for spec in specs:
         cast.submit(0.0, spec)
     cast.run(0.0)

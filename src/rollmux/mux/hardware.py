@@ -46,6 +46,11 @@ class Pool:
     on_demand: bool = True
     max_nodes: int | None = None
 
+    @property
+    def fixed_nodes(self) -> tuple[str, ...]:
+        """The names of those that are there without being rented."""
+        return () if self.on_demand else tuple(f"{self.name}-{i}" for i in range(self.max_nodes or 0))
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -65,9 +70,8 @@ class Cluster:
 
 
 def standing_nodes(cluster: Cluster) -> dict[str, str]:
-    """What the machines of pools that are not rented go by, and the pool of each."""
-    pools = [pool for pool in cluster.pools if not pool.on_demand]
-    return {f"{pool.name}-{i}": pool.name for pool in pools for i in range(pool.max_nodes or 0)}
+    """Of all pools, with the pool of each: the nodes that are there without being rented."""
+    return {node: pool.name for pool in cluster.pools for node in pool.fixed_nodes}
 
 
 def elastic(rollout: NodeType, train: NodeType) -> Cluster:

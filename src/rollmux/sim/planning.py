@@ -108,12 +108,8 @@ def plan_jobs(jobs: Sequence[JobSpec], policy: Policy, cluster: Cluster) -> Plan
 
 def empty_snapshot(cluster: Cluster) -> Snapshot:
     """The cluster without any job. The machines of fixed pools are all there and idle."""
-    idle = {
-        pool.name: tuple(f"{pool.name}-{i}" for i in range(pool.max_nodes or 0))
-        for pool in cluster.pools
-        if not pool.on_demand
-    }
-    return Snapshot(cluster, idle=idle, rented={pool.name: len(idle.get(pool.name, ())) for pool in cluster.pools})
+    idle = {pool.name: pool.fixed_nodes for pool in cluster.pools if not pool.on_demand}
+    return Snapshot(cluster, idle=idle, rented={pool.name: len(pool.fixed_nodes) for pool in cluster.pools})
 
 
 def dedicated_usd_per_hour(job: JobSpec, cluster: Cluster) -> float:

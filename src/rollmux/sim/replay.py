@@ -117,9 +117,8 @@ def _submit(cast: Cast, arrival: Arrival, iterations: int, settings: Settings) -
 def _join_machines(cast: Cast) -> None:
     """The machines of fixed pools are there from the start."""
     for pool in cast.machine.state.cluster.pools:
-        if not pool.on_demand:
-            for i in range(pool.max_nodes or 0):
-                cast.tell(ev.NodeJoined(f"{pool.name}-{i}", pool.name))
+        for node in pool.fixed_nodes:
+            cast.tell(ev.NodeJoined(node, pool.name))
 
 
 def _outcome(
