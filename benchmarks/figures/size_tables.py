@@ -34,7 +34,7 @@ GOAL_OVER_BEST = 1.05
 
 def capped(cap_k: int) -> Setup:
     """14B on half of its GPUs."""
-    return replace(SETUPS["14B/16k"], gpus=16).with_cap(cap_k * K)
+    return replace(SETUPS["14B/16k"], gpus=16, cap=cap_k * K)
 
 
 @cache

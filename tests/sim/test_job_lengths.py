@@ -122,7 +122,7 @@ def test_a_response_is_the_same_whoever_asks_in_whatever_order() -> None:
 
 
 def test_a_response_that_is_cut_off_holds_no_right_program() -> None:
-    setup = SETUPS["7B/8k"].with_cap(200)
+    setup = replace(SETUPS["7B/8k"], cap=200)
     source = Source(setup, 0)
     responses = [source.response(source.draw("code"), 0, 1) for _ in range(200)]
     cut = [program for tokens, program in responses if tokens == 200]

@@ -89,7 +89,7 @@ def test_by_prediction_some_round_of_14b_runs_with_another_size_than_the_setups(
 
 
 def test_by_prediction_long_tails_get_a_larger_size_and_are_over_sooner() -> None:
-    setup = LARGE.with_cap(32768)
+    setup = replace(LARGE, cap=32768)
     fixed = steps_of(setup, SYNC, 3)
     chosen = steps_of(setup, replace(SYNC, sizing=Sizing.PREDICTION), 3)
     assert all(step.tp > setup.tp for step in chosen[1:])

@@ -93,9 +93,6 @@ class Setup:
         """All devices' time for one token of the batch."""
         return 10 * self.model.parameters / (self.gpus * self.device.flops * self.training.reached)
 
-    def with_cap(self, cap: int) -> "Setup":
-        return replace(self, cap=cap)
-
     def only(self, *names: str) -> "Setup":
         """The same job on some of its domains, alike in weight."""
         some = [domain for domain in self.domains if domain.name in names]
