@@ -73,14 +73,6 @@ def test_every_policy_can_be_swept(policy: str) -> None:
     assert (figures["cost_over_fluid"] or 0.0) >= 1 or policy == "colocated"
 
 
-def test_a_way_to_run_that_is_no_policy_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    own: Figures = {"mean_gap": 0.5}
-    monkeypatch.setitem(module.SPECIAL, "special", lambda workload, settings: (replay(workload, "solo", settings), own))
-    special = replace(SMALL, policy="special")
-    require_cases([special])
-    assert run_case(special) == {**run_case(replace(SMALL, policy="solo")), **own}
-
-
 def test_the_optimum_tells_how_far_it_may_be_from_the_best() -> None:
     assert run_case(replace(SMALL, jobs=3, policy="optimal"))["mean_gap"] == 0.0
 

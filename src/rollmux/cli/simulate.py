@@ -25,16 +25,14 @@ from rollmux.report.trace import chrome_trace
 from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.faults import MOST_ATTEMPTS, Faults
 from rollmux.sim.limits import workload_bound_usd
-from rollmux.sim.optimal import Optimum
-from rollmux.sim.optimal_run import OptimalRun, optimal_run, require_optimum
+from rollmux.sim.optimal_run import OptimalRun, optimal_replay, require_optimum
 from rollmux.sim.outcome import Outcome
-from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP, played_paced
+from rollmux.sim.policies import CONTENDERS, OPTIMAL, played_paced
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
 from rollmux.sim.replay import Accounting, Fidelity, Settings, Told, replay
 from rollmux.sim.summary import percentile, summary
 from rollmux.sim.workload import Workload
 
-OPTIMAL = "optimal"
 NAMES = (*CONTENDERS, OPTIMAL)
 
 
@@ -188,12 +186,7 @@ def run_all(workload: Workload, names: Sequence[str], settings: Settings, consol
         for name in names:
             task = bar.add_task(name, total=len(workload.arrivals))
             if name == OPTIMAL:
-                proof = optimal_run(
-                    workload,
-                    settings.cluster,
-                    Optimum(settings.cluster, max_group=settings.max_group or OPTIMUM_GROUP),
-                    fixed_lifetimes=settings.accounting is Accounting.LIFETIME,
-                )
+                proof = optimal_replay(workload, settings)
                 runs.append(Run(proof.outcome, proof))
             else:
                 runs.append(Run(replay(workload, name, settings, _teller(bar, task))))

@@ -17,14 +17,14 @@ from rollmux.cli.outputs import HERE, console, fitted, require_apart, require_wr
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.generate import GENERATORS
-from rollmux.sim.policies import CONTENDERS, played_paced
+from rollmux.sim.policies import CONTENDERS, OPTIMAL, played_paced
 from rollmux.sim.realised import BOUND
 from rollmux.sim.replay import Accounting, Fidelity
-from rollmux.sim.sweep import FIGURES, SPECIAL, Case, Figures, Interval, Summary, summaries
+from rollmux.sim.sweep import FIGURES, Case, Figures, Interval, Summary, summaries
 from rollmux.sim.sweep import sweep as run_sweep
 from rollmux.system import cores
 
-NAMES = (*CONTENDERS, *SPECIAL)
+NAMES = (*CONTENDERS, OPTIMAL)
 MAX_SEEDS = 100_000
 
 

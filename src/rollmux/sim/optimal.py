@@ -30,6 +30,8 @@ BRANCHES_LIMIT = 10_000
 TABLE_JOBS = 22
 # Dollars an hour: prices are sums of node prices, and those that differ by less are equal.
 SAME_USD = 1e-4
+# As large as the paper's.
+MAX_GROUP = 5
 
 # A set of phases as bits of a number: of the job at place p its rollout is bit 2p, its training bit 2p + 1.
 Phases = int
@@ -77,7 +79,7 @@ class Optimum:
     def __init__(
         self,
         cluster: Cluster,
-        max_group: int = 5,
+        max_group: int = MAX_GROUP,
         order: Order = Order.FIFO,
         *,
         sets_limit: int = SETS_LIMIT,

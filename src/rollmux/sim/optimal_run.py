@@ -12,8 +12,10 @@ from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.placed import ROLLOUT, TRAIN
 from rollmux.sim.limits import fluid_usd, whole_node_usd
-from rollmux.sim.optimal import SAME_USD, Optimum, Partition
+from rollmux.sim.optimal import MAX_GROUP, SAME_USD, Optimum, Partition
 from rollmux.sim.outcome import JobOutcome, Level, Outcome, PoolHours
+from rollmux.sim.policies import OPTIMAL
+from rollmux.sim.replay import Accounting, Settings
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 
 # Seconds: jobs that end this close together end at once.
@@ -38,6 +40,13 @@ def optimal_run(
     run = _Run(workload, cluster, optimum or Optimum(cluster), fixed_lifetimes)
     run.go()
     return run.result()
+
+
+def optimal_replay(workload: Workload, settings: Settings) -> OptimalRun:
+    """As replays of policies are set."""
+    optimum = Optimum(settings.cluster, settings.max_group or MAX_GROUP)
+    fixed_lifetimes = settings.accounting is Accounting.LIFETIME
+    return optimal_run(workload, settings.cluster, optimum, fixed_lifetimes=fixed_lifetimes)
 
 
 def require_optimum(workload: Workload, cluster: Cluster) -> None:
@@ -154,7 +163,7 @@ class _Run:
                 slowdown=None if iteration_s is None else iteration_s / spec.solo_s,
                 slo=spec.slo,
                 group=job.group,
-                admission="optimal",
+                admission=OPTIMAL,
                 moves=0,
             )
         )
@@ -206,7 +215,7 @@ class _Run:
         rollout, train = self.books
         done = {job.job: job.iterations for job in self.ended}
         outcome = Outcome(
-            policy="optimal",
+            policy=OPTIMAL,
             usd_total=self.usd,
             makespan_h=self.now_s / HOUR_S,
             fluid_usd=fluid_usd(self.workload, self.cluster, done),

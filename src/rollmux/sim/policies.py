@@ -20,10 +20,9 @@ class Contender:
     colocated: bool = False
 
 
-# The offline optimum has groups as large as the paper's.
-OPTIMUM_GROUP = 5
-
 COLOCATED = "colocated"
+# The offline optimum, which is no policy.
+OPTIMAL = "optimal"
 
 CONTENDERS: dict[str, Contender] = {
     "solo": Contender(lambda most, seed: Solo()),

@@ -27,10 +27,9 @@ from rollmux.mux.validation import MAX_DURATION_S, MAX_SPARES
 from rollmux.protocol.cluster_file import read_cluster
 from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.generate import GENERATORS
-from rollmux.sim.optimal import Optimum
-from rollmux.sim.optimal_run import optimal_run, require_optimum
+from rollmux.sim.optimal_run import optimal_replay, require_optimum
 from rollmux.sim.outcome import Outcome
-from rollmux.sim.policies import CONTENDERS, OPTIMUM_GROUP
+from rollmux.sim.policies import CONTENDERS, OPTIMAL
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
 from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
 from rollmux.sim.summary import summary
@@ -42,17 +41,6 @@ OF_EVERY_RUN = (*FIGURES, "jobs", "makespan_h")
 
 Figures = dict[str, float | None]
 Told = Callable[[int, int], None]
-
-
-# Ways to run a workload that are no policy, by name, with figures that are theirs alone.
-def _optimum(workload: Workload, settings: Settings) -> tuple[Outcome, Figures]:
-    optimum = Optimum(settings.cluster, max_group=settings.max_group or OPTIMUM_GROUP)
-    lifetimes = settings.accounting is Accounting.LIFETIME
-    run = optimal_run(workload, settings.cluster, optimum, fixed_lifetimes=lifetimes)
-    return run.outcome, {"mean_gap": run.mean_gap}
-
-
-SPECIAL: dict[str, Callable[[Workload, Settings], tuple[Outcome, Figures]]] = {"optimal": _optimum}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +96,20 @@ def run_case(case: Case) -> Figures:
         takes=durations(case.realised, case.seed),
     )
     workload = _workload(case)
-    if case.policy in SPECIAL:
-        outcome, its_own = SPECIAL[case.policy](workload, settings)
-    else:
-        outcome, its_own = replay(workload, case.policy, settings), {}
+    if case.policy == OPTIMAL:
+        run = optimal_replay(workload, settings)
+        return {**_of(run.outcome), "mean_gap": run.mean_gap}
+    return _of(replay(workload, case.policy, settings))
+
+
+def _of(outcome: Outcome) -> Figures:
     figures = summary(outcome)
-    return {**{name: figures[name] for name in OF_EVERY_RUN}, **its_own}
+    return {name: figures[name] for name in OF_EVERY_RUN}
 
 
-def sweep(cases: Iterable[Case], results_file: Path, workers: int, told: Told | None = None) -> dict[Case, Figures]:
+def sweep(
+    cases: Iterable[Case], results_file: Path, workers: int, told: Told = lambda done, total: None
+) -> dict[Case, Figures]:
     """The figures of all cases, in their order. `told` hears how many are there, of how many."""
     cases = list(dict.fromkeys(cases))
     require_cases(cases)
@@ -124,12 +117,12 @@ def sweep(cases: Iterable[Case], results_file: Path, workers: int, told: Told | 
     known = _resumed(results_file)
     todo = [case for case in cases if keys[case] not in known]
     with results_file.open("a", encoding="utf-8") as file, closing(_finished(todo, workers)) as finished:
-        _tell(told, len(cases) - len(todo), len(cases))
+        told(len(cases) - len(todo), len(cases))
         for count, (case, figures) in enumerate(finished, len(cases) - len(todo) + 1):
             known[keys[case]] = figures
             file.write(f"{json.dumps({'key': keys[case], 'case': asdict(case), 'figures': figures})}\n")
             file.flush()
-            _tell(told, count, len(cases))
+            told(count, len(cases))
     return {case: known[keys[case]] for case in cases}
 
 
@@ -145,11 +138,6 @@ def summaries(results: dict[Case, Figures]) -> list[Summary]:
         intervals = {name: interval(column) for name, column in values.items() if len(column) == len(runs)}
         found.append(Summary(runs[0][0], len(runs), intervals))
     return found
-
-
-def _tell(told: Told | None, done: int, total: int) -> None:
-    if told is not None:
-        told(done, total)
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
@@ -206,8 +194,8 @@ def require_cases(cases: Sequence[Case]) -> None:
         _workload(case)
     for case in {c.cluster: c for c in cases}.values():
         _cluster(case)
-    special = [case for case in cases if case.policy in SPECIAL]
-    for case in {(c.workload, _drawn_by(c), c.jobs, c.hours, c.cluster): c for c in special}.values():
+    optima = [case for case in cases if case.policy == OPTIMAL]
+    for case in {(c.workload, _drawn_by(c), c.jobs, c.hours, c.cluster): c for c in optima}.values():
         require_optimum(_workload(case), _cluster(case))
 
 
@@ -218,7 +206,7 @@ def _drawn_by(case: Case) -> int | None:
 
 def _case_problems(case: Case) -> Iterator[Problem]:
     known = {
-        "policy": (*CONTENDERS, *SPECIAL),
+        "policy": (*CONTENDERS, OPTIMAL),
         "accounting": tuple(each.value for each in Accounting),
         "fidelity": tuple(each.value for each in Fidelity),
         "realised": tuple(DISTRIBUTIONS),

@@ -38,12 +38,11 @@ class Played:
         return self.steps[: last + 1]
 
 
-def play(setup: Setup, system: System, steps: int, seed: int, told: Told | None = None) -> Played:
+def play(setup: Setup, system: System, steps: int, seed: int, told: Told = lambda done: None) -> Played:
     """Runs the first steps of the job."""
     job, done = Job(setup, system, seed), []
     for number in range(steps):
         done.append(job.step())
-        if told is not None:
-            told(number + 1)
+        told(number + 1)
     kills = job.timeouts.false_kills if job.timeouts is not None else None
     return Played(system, tuple(done), job.bias.report(), job.batcher.bias.report(), job.batcher.queued, kills)
