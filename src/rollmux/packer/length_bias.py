@@ -5,6 +5,7 @@ that was aborted counts as the tokens it had come to. What was launched for a pr
 offered: the prompt runs again, whole, so its lengths are not lost.
 """
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -67,16 +68,15 @@ class LengthBias:
     __slots__ = ("_offered", "_trained")
 
     def __init__(self) -> None:
-        self._offered: dict[str, Lengths] = {}
-        self._trained: dict[str, Lengths] = {}
+        self._offered, self._trained = defaultdict[str, Lengths](Lengths), defaultdict[str, Lengths](Lengths)
 
     def offered(self, domain: str, lengths: Collection[int]) -> None:
         if lengths:
-            _of(self._offered, domain).extend(lengths)
+            self._offered[domain].extend(lengths)
 
     def trained(self, domain: str, lengths: Collection[int]) -> None:
         if lengths:
-            _of(self._trained, domain).extend(lengths)
+            self._trained[domain].extend(lengths)
 
     def report(self) -> BiasReport:
         domains = sorted({*self._offered, *self._trained})
@@ -93,16 +93,9 @@ class LengthBias:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "LengthBias":
         bias = cls()
-        bias._offered = {domain: Lengths.from_state(each) for domain, each in state["offered"].items()}
-        bias._trained = {domain: Lengths.from_state(each) for domain, each in state["trained"].items()}
+        bias._offered |= {domain: Lengths.from_state(each) for domain, each in state["offered"].items()}
+        bias._trained |= {domain: Lengths.from_state(each) for domain, each in state["trained"].items()}
         return bias
-
-
-def _of(counts: dict[str, Lengths], domain: str) -> Lengths:
-    lengths = counts.get(domain)
-    if lengths is None:
-        lengths = counts[domain] = Lengths()
-    return lengths
 
 
 def _all(counts: dict[str, Lengths]) -> Lengths:

@@ -117,10 +117,9 @@ class TailBatcher:
     def _surplus(self, factors: Factors) -> dict[str, int]:
         """How many prompts a short round launches beyond its want: never more than long rounds can train in time."""
         memory, batching = self._memory, self._memory.batching
-        most = 1 + batching.max_wait_rounds
         queued = {domain: len(lane) for domain, lane in memory.queue.lanes.items() if domain not in memory.dry}
         wanted = surpluses(batching, factors.prompts, queued)
-        return {domain: min(wanted[domain], (most - 1) * quota) for domain, quota in batching.lanes}
+        return {domain: min(wanted[domain], batching.max_wait_rounds * quota) for domain, quota in batching.lanes}
 
     def _kind(self, surplus: dict[str, int]) -> RoundKind:
         memory = self._memory

@@ -254,17 +254,17 @@ def replay(policy: TimeoutPolicy, trials: Sequence[tuple[str, float, bool]], at_
         together = [(trial, policy.limits(trial[0])) for trial in trials[begin : begin + at_once]]
         for trial, limits in together:
             _, seconds, correct = trial
-            judged = policy.judge(_ended(trial, limits))
+            judged = policy.judge(ended(trial, limits))
             fixed_s += min(seconds, ceiling_s)
             adaptive_s += min(seconds, limits.cpu_s)
             falsely_killed += correct and limits.cpu_s < seconds <= ceiling_s
             if judged.audit is not None:
                 audit_s += min(seconds, judged.audit.cpu_s)
-                policy.audited(_ended(trial, judged.audit))
+                policy.audited(ended(trial, judged.audit))
     return Replayed(len(trials), fixed_s, adaptive_s, audit_s, falsely_killed, policy.false_kills)
 
 
-def _ended(trial: tuple[str, float, bool], limits: Limits) -> Run:
+def ended(trial: tuple[str, float, bool], limits: Limits) -> Run:
     """How a trial ends that has a core to itself."""
     case, seconds, correct = trial
     spent_s = min(seconds, limits.cpu_s)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from math import inf
 
 from rollmux.packer.prompt import Request
-from rollmux.packer.timeouts import End, Limits, Run, TimeoutPolicy
+from rollmux.packer.timeouts import Limits, TimeoutPolicy, ended
 from rollmux.sim.job.judging import part_of_time
 from rollmux.sim.job.rewards import CEILING_S, Pool, Program
 from rollmux.sim.job.setup import Reward, Setup, Source
@@ -69,10 +69,10 @@ class Scorer:
     def _score(self, request: Request, kind: Reward) -> float:
         program, limit_s = self.programs.pop(request)
         if kind is Reward.SANDBOX and self.timeouts is not None:
-            run = _run(str(request.prompt.id), program, limit_s)
-            audit = self.timeouts.judge(run).audit
+            trial = str(request.prompt.id), program.seconds, program.correct
+            audit = self.timeouts.judge(ended(trial, Limits(limit_s, limit_s))).audit
             if audit is not None:
-                self.timeouts.audited(_run(run.case, program, audit.cpu_s))
+                self.timeouts.audited(ended(trial, audit))
         return float(program.correct and program.seconds <= limit_s)
 
     def one_kind_after_the_other(
@@ -90,12 +90,3 @@ class Scorer:
                 now = then
                 scores += [(request, self._score(request, kind)) for request in pool.advance(now)]
         return now, scores
-
-
-def _run(case: str, program: Program, limit_s: float) -> Run:
-    """How a run ends that has a core to itself."""
-    spent_s = min(program.seconds, limit_s)
-    if program.seconds > limit_s:
-        return Run(case, End.KILLED, spent_s, spent_s, Limits(limit_s, limit_s))
-    end = End.CORRECT if program.correct else End.INCORRECT
-    return Run(case, end, spent_s, spent_s, Limits(limit_s, limit_s))
