@@ -4,7 +4,7 @@ Placement knows none of this. It is for launchers, which hold jobs to it.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
@@ -131,14 +131,14 @@ def _ray(path: str, value: Mapping[str, Any], report: Report) -> RayName | None:
         "ray_ip": (_is_address, "an IP address"),
         "ray_id": (lambda text: re.fullmatch(r"[0-9a-f]{56}", text) is not None, "the 56 hexadecimal digits of a node"),
     }
-    names: Iterable[RayName] = []
+    names = []
     for key in given:
         check, what = checks[key]
         if isinstance(value[key], str) and check(value[key]):
-            names = [*names, RayName(key.removeprefix("ray_"), value[key])]
+            names.append(RayName(key.removeprefix("ray_"), value[key]))
         else:
             report(f"{path}.{key}", value[key], what, "see what `ray list nodes` shows")
-    return next(iter(names), None)
+    return names[0] if names else None
 
 
 def _is_index(value: object) -> bool:

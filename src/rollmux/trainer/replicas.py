@@ -32,7 +32,7 @@ from rollmux.system import loopback
 from rollmux.trainer.errors import ReplicasLost
 from rollmux.trainer.model import share
 from rollmux.trainer.sample import Sample
-from rollmux.trainer.update import Exchange, GradientSum, Objective, Replicas, Stats
+from rollmux.trainer.update import ALONE, Exchange, GradientSum, Objective, Replicas, Stats
 
 # A replica that says nothing for so long within one gradient is taken for dead.
 PATIENCE_S = 600.0
@@ -231,11 +231,11 @@ def _tokens(samples: Sequence[Sample]) -> int:
 
 
 def _gradient(
-    model: Any, objective: Objective, version: int, samples: Sequence[Sample], exchange: Exchange | None = None
+    model: Any, objective: Objective, version: int, samples: Sequence[Sample], exchange: Exchange = ALONE
 ) -> Stats:
     gradient = GradientSum(model, objective, version=version)
     gradient.add(samples)
-    return gradient.finish() if exchange is None else gradient.finish(exchange)
+    return gradient.finish(exchange)
 
 
 def _join(rank: int, replicas: int, store: Path) -> None:

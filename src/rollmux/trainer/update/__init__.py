@@ -7,13 +7,13 @@ stats = gradients.finish(Replicas())                                           #
 
 from rollmux.packer.gradient_share import Loss
 from rollmux.trainer.update.errors import NotANumber, UntrainableModel, WrongVersion
-from rollmux.trainer.update.exchange import Alone, Exchange, Replicas
+from rollmux.trainer.update.exchange import ALONE, Exchange, Replicas
 from rollmux.trainer.update.gradient_sum import GradientSum, WholeBatch
 from rollmux.trainer.update.objective import Baseline, Objective
 from rollmux.trainer.update.stats import Stats
 
 __all__ = [
-    "Alone",
+    "ALONE",
     "Baseline",
     "Exchange",
     "GradientSum",

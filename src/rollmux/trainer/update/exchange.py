@@ -32,18 +32,18 @@ class Alone:
         """Nothing is to be added."""
 
 
-class Replicas:
-    """The ranks of a process group of torch.distributed. One that dies is noticed after the group's own timeout."""
+ALONE = Alone()
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
+
+class Replicas:
+    """The ranks of torch.distributed. One that dies is noticed after the process group's own timeout."""
 
     def gather(self, mine: T, kind: type[T]) -> list[T]:
-        everybody: list[T | None] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(everybody, mine, group=self._group)
+        everybody: list[T | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(everybody, mine)
         return [theirs for theirs in everybody if theirs is not None]
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        for work in [dist.all_reduce(tensor, group=self._group, async_op=True) for tensor in tensors]:
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
             if work is not None:
                 work.wait()

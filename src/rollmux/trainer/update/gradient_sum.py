@@ -15,7 +15,7 @@ from rollmux.errors import IllegalEvent
 from rollmux.packer.gradient_share import Count, Given, GradientShare
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.update.errors import WrongVersion
-from rollmux.trainer.update.exchange import Alone, Exchange
+from rollmux.trainer.update.exchange import ALONE, Exchange
 from rollmux.trainer.update.ledger import Entry, Ledger, Whole
 from rollmux.trainer.update.micro_batches import micro_batches, shared_rows
 from rollmux.trainer.update.objective import Objective
@@ -24,7 +24,6 @@ from rollmux.trainer.update.stats import Measured, Stats
 from rollmux.trainer.update.sums import Accumulator
 
 TOKEN_BUDGET = 1024
-ALONE = Alone()
 
 
 class WholeBatch(Enum):
