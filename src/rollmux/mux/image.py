@@ -239,15 +239,12 @@ def _weave_image(group_id: str, weave: Weave) -> WeaveImage:
     return WeaveImage(
         group_id,
         tuple(
-            _copy(SeatImage, seat, lanes=tuple(map(_lane_image, seat.lanes.values()))) for seat in weave.seats.values()
+            _copy(SeatImage, seat, lanes=tuple(_copy(LaneImage, lane) for lane in seat.lanes.values()))
+            for seat in weave.seats.values()
         ),
         tuple((node, tuple(map(_name, queue))) for node, queue in weave.turns.queues.items()),
         tuple(map(_name, weave.tails)),
     )
-
-
-def _lane_image(lane: Lane) -> LaneImage:
-    return LaneImage(**{name: getattr(lane, name) for name in LaneImage.__dataclass_fields__})
 
 
 def _name(lane: Lane) -> tuple[str, PhaseKind]:

@@ -221,9 +221,6 @@ class _Play:
             aim_ms = self.jobs[run.job].aim_ms
             ahead = self.started[run.job] - 1 - len(self.done[run.job]) if run.kind == _ROLLOUT else 0
             run.latest = self.due[run.job] + ahead * aim_ms - run.rest
-        self._line_up(run)
-
-    def _line_up(self, run: _Run) -> None:
         if self.turns.request(run):
             self._hold(run)
         else:

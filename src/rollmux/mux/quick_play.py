@@ -5,7 +5,7 @@ give what `play` gives, to the last millisecond: tests/mux/test_forecast.py hold
 """
 
 from rollmux.mux.order import Order
-from rollmux.mux.play import MAX_TURNS, MOST_ITERATIONS, JobPlay, Played, cautious_mean, cut_short
+from rollmux.mux.play import MAX_TURNS, MOST_ITERATIONS, JobPlay, Played, cautious_mean, cut_short, lasting
 
 WAITING = 1 << 62  # later than anything that happens
 
@@ -20,9 +20,7 @@ def is_plain(jobs: tuple[JobPlay, ...], order: Order) -> bool:
     return order is not Order.ROUND_ROBIN
 
 
-def quick_play(
-    jobs: tuple[JobPlay, ...], max_turns: int = MAX_TURNS, limits_ms: tuple[float, ...] | None = None
-) -> Played:
+def quick_play(jobs: tuple[JobPlay, ...], limits_ms: tuple[float, ...] | None = None) -> Played:
     """Each job's steady iteration time when all start together, in the order given.
 
     With limits, the play stops as soon as it is clear whether they are met, with the means so far.
@@ -47,7 +45,7 @@ def quick_play(
     slowest = solo.index(max(solo))
     seen: dict[object, tuple[int, list[int]]] = {}
     turns, to_play = -1, MOST_ITERATIONS
-    while turns < max_turns:
+    while turns < MAX_TURNS:
         now = min(next_at)
         i = next_at.index(now)
         at_step = step[i]
@@ -76,7 +74,7 @@ def quick_play(
             return Played(rates, exact=True)
         seen[state] = (now, [*map(len, done)])
         if limits_ms is not None and verdict_is_clear(done, limits_ms, turns):
-            return cautious_mean([times if len(times) > 1 else [*times, now] for times in done])
+            return cautious_mean([lasting(times, now) for times in done])
     return cautious_mean([times[1:] for times in done])
 
 

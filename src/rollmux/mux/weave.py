@@ -177,10 +177,6 @@ class Weave:
             self._wait(now, lane, out)
         return out
 
-    def _wait(self, now: float, lane: Lane, out: Commands) -> None:
-        self._plan(lane)
-        self._line_up(now, lane, out)
-
     def _plan(self, lane: Lane) -> None:
         """The lane is to do a phase from its beginning: how long, and how urgent that is."""
         lane.worked_s, lane.resumed = 0.0, False
@@ -189,7 +185,8 @@ class Weave:
             lane.left_ms = lane.whole_ms
             lane.latest = seat.due_ms + (lane.iteration - seat.progress.synced) * seat.aim_ms - lane.rest_ms
 
-    def _line_up(self, now: float, lane: Lane, out: Commands) -> None:
+    def _wait(self, now: float, lane: Lane, out: Commands) -> None:
+        self._plan(lane)
         lane.state = Phase.WAITING
         lane.asked = self.ledger.seq
         if not lane.nodes or self.turns.request(lane):
@@ -284,20 +281,11 @@ class Weave:
         self._give_back(now, lane, out)
         return out
 
-    def _failed(self, now: float, event: PhaseFailed) -> Commands | None:
+    def _gave_back(self, now: float, event: PhaseFailed | PhaseOffloaded) -> Commands | None:
         lane = self._lane_of(event.epoch, event.job_id)
         if lane is None:
             return None
-        next_phase(lane.state, On.FAIL, lane)
-        out: Commands = []
-        self._give_back(now, lane, out)
-        return out
-
-    def _offloaded(self, now: float, event: PhaseOffloaded) -> Commands | None:
-        lane = self._lane_of(event.epoch, event.job_id)
-        if lane is None:
-            return None
-        next_phase(lane.state, On.OFFLOADED, lane)
+        next_phase(lane.state, On.FAIL if isinstance(event, PhaseFailed) else On.OFFLOADED, lane)
         out: Commands = []
         self._give_back(now, lane, out)
         return out
@@ -429,7 +417,7 @@ _HANDLERS: dict[type, Callable[..., Commands | None]] = {
     PhasePaused: Weave._paused,
     PhaseShrunk: Weave._shrunk,
     PhaseFinished: Weave._finished,
-    PhaseFailed: Weave._failed,
-    PhaseOffloaded: Weave._offloaded,
+    PhaseFailed: Weave._gave_back,
+    PhaseOffloaded: Weave._gave_back,
     Heartbeat: Weave._heartbeat,
 }
