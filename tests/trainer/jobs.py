@@ -50,6 +50,10 @@ def left_behind(folder: Path) -> tuple[bytes, ...]:
     return tuple((folder / name).read_bytes() for name in (METRICS, f"{MODEL}/model.safetensors", SUMMARY))
 
 
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
 def require_equal_but_for_rounding(one: tuple[bytes, ...], two: tuple[bytes, ...], rel: float = 1e-9) -> None:
     """Of what two runs in doubles left behind: the same responses and prompts, and gradients added in another order."""
     (metrics, weights, counted), (others, other_weights, other_counted) = one, two

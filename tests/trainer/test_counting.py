@@ -25,11 +25,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train" / "smollm2.yaml"
 FETCHED = Path(os.environ.get("ROLLMUX_SMOLLM2", Path(__file__).parents[2] / "models" / "smollm2"))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return talking(tmp_path_factory.mktemp("talking"))
-
-
 @pytest.fixture
 def counting(folder: str) -> Counting:
     task = build_task(read_job_file(EXAMPLE).task, 0, folder)

@@ -52,13 +52,6 @@ JOB = tiny(**SAID, model={"dtype": "float64"})
 THERE = tiny(**SAID, model={"dtype": "float64", "device": "cuda"})
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
-    folder = tmp_path_factory.mktemp("whole")
-    train(JOB, folder, alone())
-    return left_behind(folder)
-
-
 # -- a part of this process's memory is the device ---------------------------------------------------------------------
 
 

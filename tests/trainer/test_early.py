@@ -1,6 +1,5 @@
 """Training that begins before a round's end: what goes out is in the batch, and changes nothing of it."""
 
-import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -20,14 +19,13 @@ from rollmux.protocol.messages import Said
 from rollmux.trainer.early import Early
 from rollmux.trainer.job import train
 from rollmux.trainer.learner import Learner
-from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.parts import Parts
 from rollmux.trainer.replicas import Replicated
 from rollmux.trainer.rollout import Rolled, Rollout
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.update import Stats
 from tests.client.world import Crowd, World, job_data
-from tests.trainer.jobs import alone, tiny
+from tests.trainer.jobs import alone, metrics, tiny
 from tests.trainer.test_migration import moves, slow
 from tests.trainer.test_rollout import parts, rounds, unheard
 
@@ -42,7 +40,6 @@ class Listens:
         self.rounds: list[list[Sequence[Sample]]] = []
         self.there: list[int] = []
         self.rollout: Rollout | None = None
-        self.looked_after = False
         self.has_nodes = True
 
     def begin_early(self) -> None:
@@ -54,7 +51,7 @@ class Listens:
         self.there.append(len(self.rollout._workers.there))
 
     def go_on(self) -> None:
-        self.looked_after = True
+        """Nothing needs to be looked after."""
 
 
 def listening(most: int, workers: int = WORKERS, room: int = 4096, **batching: Any) -> tuple[Parts, Listens]:
@@ -229,10 +226,6 @@ def test_beside_a_controller_training_begins_early_on_its_own_nodes_until_somebo
     assert [line["update"]["gradient_norm"] for line in woven] == pytest.approx(
         [line["update"]["gradient_norm"] for line in plain], rel=1e-9
     )
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
 def test_a_run_that_trains_early_learns_what_one_without_learns_though_replicas_are_killed(

@@ -45,11 +45,6 @@ ONE_OF_EACH: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return talking(tmp_path_factory.mktemp("talking"))
-
-
 def lines(*found: Mapping[str, Any]) -> bytes:
     return "\n".join(json.dumps({"prompt": "How many?", **each}) for each in found).encode()
 

@@ -65,13 +65,6 @@ SPANNING: dict[str, Any] = {"rollout": {**PHASE, "nodes": NODES}, "train": PHASE
 JOB = tiny(steps=STEPS, model={"dtype": "float64"}, rollout={"workers": NODES})
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
-    folder = tmp_path_factory.mktemp("whole")
-    train(JOB, folder, alone())
-    return left_behind(folder)
-
-
 @pytest.fixture(autouse=True)
 def _built_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     built_one_after_the_other(monkeypatch)

@@ -36,11 +36,6 @@ BLANK_BEFORE_ENDS = (  # as Llama 2's
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return talking(tmp_path_factory.mktemp("talking"))
-
-
 def messages(*said: str, system: str = "") -> list[dict[str, str]]:
     roles = ["user", "assistant"] * len(said)
     return [

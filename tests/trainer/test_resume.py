@@ -1,7 +1,6 @@
 """A run that ends anywhere and is resumed leaves behind, byte by byte, what one that ran through leaves behind."""
 
 import fcntl
-import os
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from rollmux.trainer.metrics import METRICS, TIMES, Metrics
 from rollmux.trainer.summary import SUMMARY
 from tests.trainer.jobs import TINY, alone, left_behind, tiny
 
+JOB = tiny()
 STARTED_WITHIN_S = 120.0
 
 
@@ -48,13 +48,6 @@ def killer(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, at: int, b
     monkeypatch.setattr(owner, method, call)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
-    folder = tmp_path_factory.mktemp("whole")
-    train(tiny(), folder, alone())
-    return left_behind(folder)
-
-
 PLACES = [
     (Checkpoints, "save", 0, True),  # in the warm-up
     (Checkpoints, "save", 3, True),  # the metrics of a step are there, its checkpoint is not
@@ -72,9 +65,9 @@ def test_a_run_that_was_killed_and_resumed_equals_one_that_ran_through(
     with monkeypatch.context() as patched:
         killer(patched, *place)
         with pytest.raises(Killed):
-            train(tiny(), tmp_path, alone())
+            train(JOB, tmp_path, alone())
     torch.manual_seed(12345)  # whatever the new process has drawn before
-    train(tiny(), tmp_path, alone(), resume=True)
+    train(JOB, tmp_path, alone(), resume=True)
     assert left_behind(tmp_path) == whole
     assert (tmp_path / TIMES).read_bytes().count(b"\n") == 6
 
@@ -90,7 +83,7 @@ def test_half_a_line_of_metrics_is_cut_off(whole: tuple[bytes, ...], tmp_path: P
     train(tiny(steps=2), tmp_path, alone())
     with (tmp_path / METRICS).open("ab") as file:
         file.write(b'{"step": 2, "kind": "sh')
-    train(tiny(), tmp_path, alone(), resume=True)
+    train(JOB, tmp_path, alone(), resume=True)
     assert left_behind(tmp_path) == whole
 
 
@@ -132,11 +125,11 @@ def test_fewer_steps_than_are_done_are_told_to_change_nothing(tmp_path: Path, ca
 def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
     def second(step: int, found: object) -> None:
         with pytest.raises(RunExists, match="another process"):
-            train(tiny(), tmp_path, alone(), resume=True)
+            train(JOB, tmp_path, alone(), resume=True)
         raise Killed
 
     with pytest.raises(Killed):
-        train(tiny(), tmp_path, alone(), trackers=[second])
+        train(JOB, tmp_path, alone(), trackers=[second])
 
 
 def test_beside_a_controller_an_attempt_waits_until_the_one_before_it_is_gone(
@@ -156,7 +149,7 @@ def test_beside_a_controller_an_attempt_waits_until_the_one_before_it_is_gone(
             monkeypatch.setattr(Mux, "attached", attached)
             began = monotonic()
             with pytest.raises(RunExists, match="another process"):
-                train(tiny(), tmp_path, alone(), resume=True)
+                train(JOB, tmp_path, alone(), resume=True)
             assert (monotonic() - began >= 0.3) == attached
 
 
@@ -165,11 +158,6 @@ def command(folder: Path) -> list[str]:
     file.write_text(yaml.safe_dump(dict(TINY)), encoding="utf-8")
     program = "from rollmux.cli import app; app()"
     return [sys.executable, "-c", program, "train", str(file), "--out", str(folder / "out"), "--resume", "--json"]
-
-
-@pytest.fixture
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """A run whose rewards come from a pool: what it trains, what repeats itself, and what is left when it ends."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -20,14 +19,13 @@ from rollmux.runtime.sandbox.tree import descendants
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.errors import RolloutStuck
 from rollmux.trainer.job import train
-from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.parts import Parts
 from rollmux.trainer.pooled import Pooled
 from rollmux.trainer.rollout import Rollout
 from rollmux.trainer.scoring import Direct
 from tests.thorough import some
 from tests.trainer import scores
-from tests.trainer.jobs import TINY, alone, left_behind, score_by, tiny
+from tests.trainer.jobs import TINY, alone, left_behind, metrics, score_by, tiny
 from tests.trainer.test_resume import Killed, killer
 from tests.waiting import until
 
@@ -38,10 +36,6 @@ RACE = {"race": "rewarded", "eta_responses": 1.5}
 
 def unheard(done: int, total: int) -> None:
     """Progress that nobody wants to know."""
-
-
-def steps(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
 @pytest.mark.parametrize("lag", [0, 16])
@@ -66,7 +60,7 @@ def test_with_a_lag_a_race_repeats_itself_and_goes_on_as_it_would_have_however_l
             train(job, tmp_path / "resumed", alone())
     train(job, tmp_path / "resumed", alone(), resume=True)
     assert left_behind(tmp_path / "resumed") == left_behind(tmp_path / "whole")
-    assert sum(each["aborted"] for each in steps(tmp_path / "whole"))
+    assert sum(each["aborted"] for each in metrics(tmp_path / "whole"))
 
 
 def test_a_reward_that_fails_is_told_by_its_cause_and_its_response_is_launched_again(
@@ -74,7 +68,7 @@ def test_a_reward_that_fails_is_told_by_its_cause_and_its_response_is_launched_a
 ) -> None:
     score_by(scores.fails_on_short, monkeypatch)
     train(tiny(steps=2, batching=SYNC, rewards=POOL), tmp_path, alone())
-    found = steps(tmp_path)
+    found = metrics(tmp_path)
     assert [each["responses"] for each in found] == [12, 12]
     assert sum(each["failed"] for each in found) > 0
     assert [each["failures"] for each in found] == [
@@ -131,11 +125,6 @@ def below(root: int) -> list[int]:
     return [pid for pid in descendants(root) if pid != root]
 
 
-@pytest.fixture
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("ROLLMUX_")}
-
-
 @pytest.mark.parametrize("ends", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_leaves_no_process_of_its_pool(
     ends: signal.Signals, tmp_path: Path, environment: dict[str, str]
@@ -188,7 +177,7 @@ def test_a_run_whose_reward_processes_are_killed_over_and_over_ends_with_every_p
         killer.join()
     assert found is not None
     assert len(kills) > 2  # how many is a matter of the machine's speed
-    told = steps(tmp_path)
+    told = metrics(tmp_path)
     assert [(each["prompts"], each["responses"]) for each in told] == [(3, 12)] * 8
     assert {cause for each in told for cause in each["failures"]} <= {"reward error"}
     accounts = found["epochs"].values()

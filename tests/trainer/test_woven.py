@@ -23,13 +23,6 @@ STEPS = 3
 JOB = tiny(steps=STEPS)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
-    folder = tmp_path_factory.mktemp("whole")
-    train(JOB, folder, alone())
-    return left_behind(folder)
-
-
 def test_a_job_that_shares_its_nodes_trains_what_it_trains_alone(whole: tuple[bytes, ...], tmp_path: Path) -> None:
     world, crowd, floor = World(), Crowd(), Floor()
 
