@@ -2,18 +2,20 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from rollmux.cli import app
+from tests.calling import printed, told
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "job-setup.yaml"
+
+job_sim, text = partial(told, app, "job-sim"), partial(printed, app, "job-sim", "--setup", EXAMPLE)
 
 FIGURES = {
     "eta_prompts",
@@ -63,20 +65,6 @@ OF_A_STEP = {
 }
 
 
-def job_sim(*words: object) -> tuple[int, str]:
-    """The exit code and the output, without the frame and the line breaks of error messages."""
-    result = CliRunner().invoke(app, ["job-sim", *map(str, words)])
-    return result.exit_code, re.sub(r"[\s│]+", " ", result.output)
-
-
-def text(*words: object) -> str:
-    """What `--json -` prints, for the small job of the example."""
-    result = CliRunner().invoke(app, ["job-sim", "--setup", str(EXAMPLE), *map(str, words), "--json", "-"])
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    return result.stdout
-
-
 def figures(*words: object) -> Any:
     return json.loads(text(*words))
 
@@ -107,8 +95,7 @@ def test_the_setup_of_the_figures_is_a_setup_file(tmp_path: Path) -> None:
     words = ("--steps", setup.pop("steps"), "--seed", setup.pop("seed"))
     path = tmp_path / "again.yaml"
     path.write_text(json.dumps(setup), encoding="utf-8")
-    result = CliRunner().invoke(app, ["job-sim", "--setup", str(path), *map(str, words), "--json", "-"])
-    assert json.loads(result.stdout) == figures(*words)
+    assert json.loads(printed(app, "job-sim", "--setup", path, *words)) == figures(*words)
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others() -> None:

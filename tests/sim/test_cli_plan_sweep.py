@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,19 @@ from rollmux.cli.plan import plan
 from rollmux.cli.sweep import sweep
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.workload_file import write_workload
+from tests.calling import printed, told
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 app = typer.Typer()
 app.command()(plan)
 app.command()(sweep)
-
-
-def run(*words: str | Path) -> tuple[int, str]:
-    """The exit code and the output, without the frame and the line breaks of error messages."""
-    result = CliRunner().invoke(app, list(map(str, words)))
-    return result.exit_code, re.sub(r"[\s│]+", " ", result.output)
+run = partial(told, app)
 
 
 def data(*words: str | Path) -> Any:
     """What a command prints as data: that, and nothing else."""
-    result = CliRunner().invoke(app, [*map(str, words), "--json", "-"])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.output)
+    return json.loads(printed(app, *words))
 
 
 def test_a_plan_says_who_shares_what_and_what_it_costs() -> None:

@@ -1,12 +1,11 @@
 """`rollmux workload`, as a person calls it."""
 
 import json
-import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from rollmux.cli.inputs import load_workload
 from rollmux.cli.workload import describe_workload, workload_app
@@ -14,12 +13,9 @@ from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 from rollmux.sim.workload_file import read_workload
+from tests.calling import told
 
-
-def run(*words: str | Path) -> tuple[int, str]:
-    """The exit code and the output, without the frame and the line breaks of error messages."""
-    result = CliRunner().invoke(workload_app, list(map(str, words)))
-    return result.exit_code, re.sub(r"[\s│]+", " ", result.output)
+run = partial(told, workload_app)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
