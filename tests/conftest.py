@@ -25,6 +25,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -33,6 +34,7 @@ from hypothesis import is_hypothesis_test, settings
 import rollmux.checks
 import rollmux.mux
 import rollmux.packer
+from tests.browsing import browsing
 from tests.elsewhere import be_elsewhere
 
 gc.disable()
@@ -81,6 +83,12 @@ def pytest_collection() -> Generator[None, object, object]:
             import_module(module.name)
     with _untraced():
         return (yield)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with browsing() as found:
+        yield found
 
 
 @pytest.fixture

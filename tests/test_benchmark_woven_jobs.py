@@ -25,7 +25,7 @@ from benchmarks.figures.woven_jobs import (
 from rollmux.cli.woven.figures import NotSideBySide
 from rollmux.cli.woven.floor import CLUSTER
 from rollmux.mux.forecast import Taken
-from rollmux.protocol.cluster_file import read_cluster_file
+from rollmux.protocol.cluster_file import read_cluster
 from rollmux.protocol.job_file import read_job
 
 SHAPE = Shape("a", 2.0, 1.0, 1, 2.0)
@@ -80,7 +80,7 @@ def played(tmp_path: Path, plans: list[Plan]) -> Virtual:
     file.write_text(CLUSTER.format(rollout=2, train=1))
     means = {plan.name: {ROLLOUT: plan.shape.rollout_s, TRAIN: plan.shape.train_s, SYNC: SYNC_S} for plan in plans}
     told = [plan.submission(tmp_path / plan.name, means[plan.name], plan.shape.slo) for plan in plans]
-    return simulated(read_cluster_file(file).cluster, [read_job(each).job for each in told], plans)
+    return simulated(read_cluster(file), [read_job(each).job for each in told], plans)
 
 
 def forecast_s(virtual: Virtual) -> dict[str, float]:

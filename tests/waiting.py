@@ -1,5 +1,6 @@
 """Waiting for what other threads and processes do: no longer than it takes, and not for ever."""
 
+import asyncio
 from collections.abc import Callable
 from time import monotonic, sleep
 from typing import TypeVar
@@ -16,3 +17,11 @@ def until(holds: Callable[[], T], within_s: float = WITHIN_S, instead: Callable[
         assert monotonic() < end, instead()
         sleep(LOOK_S)
     return found
+
+
+async def eventually(holds: Callable[[], bool], within_s: float = WITHIN_S) -> None:
+    """Comes back once it holds; the loop has its turns meanwhile."""
+    end = monotonic() + within_s
+    while not holds():
+        assert monotonic() < end, "it has not come true"
+        await asyncio.sleep(LOOK_S)

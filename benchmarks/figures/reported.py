@@ -8,7 +8,6 @@ COST_OVER_OPTIMUM = {
     "mixed": {"paper": 1.06, "random": 1.97, "most-idle": 1.66},
     "balanced": {"paper": 1.12, "random": 2.0, "most-idle": 1.75},
 }
-SLO_ATTAINMENT = {"paper": (1.0, 1.0), "random": (0.37, 0.60), "most-idle": (0.42, 0.62)}
 BRUTE_FORCE_JOBS = 13  # where its brute force gives up
 
 # Its temporal micro-benchmark: two jobs of type A, seconds of a phase and of an iteration, tokens per second.

@@ -99,7 +99,6 @@ class Histories(RuleBasedStateMachine):
         self.launched: dict[str, int] = {}
         self.stopping: dict[str, int] = {}
         self.submitted = 0
-        self.extra_nodes = 0
 
     @initialize(
         cluster=st.sampled_from(sorted(CLUSTERS)),

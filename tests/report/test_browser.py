@@ -9,16 +9,10 @@ import pytest
 
 from rollmux.report.page import html_report
 from rollmux.sim.outcome import Outcome
-from tests.browsing import browsing, contrast
+from tests.browsing import contrast
 from tests.report.runs import bare, job, nothing, run, unfinished
 
 Open = Callable[[list[Outcome]], Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as found:
-        yield found
 
 
 @pytest.fixture

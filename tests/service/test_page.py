@@ -18,18 +18,12 @@ from rollmux.mux.weave import Timing
 from rollmux.protocol.cluster_file import read_cluster
 from rollmux.service.app import App, Receive, Scope, Send
 from rollmux.service.tokens import Role
-from tests.browsing import browsing, contrast
+from tests.browsing import contrast
 from tests.service.serving import PAIR, RULES, Served, job, served
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "attach"
 PLAIN, HOSTILE = "gsm8k-7b", "<img src=x onerror=alert(1)>"
 SCHEMES = ("light", "dark")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as found:
-        yield found
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
 from importlib import import_module
@@ -31,6 +30,7 @@ from rollmux.runtime.sandbox import Concern, Mechanism, Program, SandboxError
 from rollmux.runtime.sandbox.tree import descendants
 from tests.runtime.rewards.world import Pooled
 from tests.runtime.sandbox.world import busy
+from tests.waiting import eventually, until
 
 SCORES = "tests.runtime.rewards.scores"
 SLEEPER = CodeTask("sleeper", Program("import time; time.sleep(1000)"), (Case("", ""),))
@@ -100,7 +100,7 @@ def test_a_task_that_can_not_be_asked_is_an_error_of_its_own(pooled: Pooled) -> 
 def test_a_function_that_hangs_costs_its_cap_and_leaves_nothing_behind(pooled: Pooled) -> None:
     reward = pooled.score(function("hangs_with_children"))
     assert (reward.status, reward.score) == (Status.TIMEOUT, None)
-    asyncio.run(until(lambda: not _commands("sleep", os.getpid())))
+    until(lambda: not _commands("sleep", os.getpid()))
 
 
 def test_coroutines_are_awaited_within_their_cap(pooled: Pooled) -> None:
@@ -165,7 +165,7 @@ def test_whoever_stops_waiting_cancels_the_work(pooled: Pooled) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await pooled.pool.score(SLEEPER)
-        await until(lambda: pooled.pool.outcomes[Kind.CODE, Status.CANCELLED] == before + 1)
+        await eventually(lambda: pooled.pool.outcomes[Kind.CODE, Status.CANCELLED] == before + 1)
 
     pooled.do(waited())
 
@@ -197,7 +197,7 @@ def test_closing_cancels_what_runs_and_leaves_no_process() -> None:
         async with RewardPool(PoolSettings(turns={Kind.CODE: 1}, allow=list(Concern))) as pool:
             (zygote,) = set(_children()) - others
             scoring = pool.submit(SLEEPER)
-            await until(lambda: len(busy(zygote)) >= 3)
+            await eventually(lambda: len(busy(zygote)) >= 3)
             below = [zygote, *descendants(zygote)]
         return await scoring.reward(), [pid for pid in below if os.path.exists(f"/proc/{pid}")]
 
@@ -281,12 +281,6 @@ def _commands(name: str, root: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 def test_a_pool_that_is_not_open_says_so() -> None:

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -43,6 +43,7 @@ from tests.runtime.sandbox.world import (
     living,
     state,
 )
+from tests.waiting import eventually, until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -176,13 +177,13 @@ def test_a_process_that_the_owner_has_forked_holds_up_no_end() -> None:
     async def story() -> None:
         sandbox = await Sandbox(list(Concern), spares=0).start()
         run = asyncio.create_task(sandbox.run(Program("import time; time.sleep(1000)"), SMALL))
-        await _until(lambda: len(busy(sandbox.pid, 0)) >= 3)
+        await eventually(lambda: len(busy(sandbox.pid, 0)) >= 3)
         forked = os.fork()
         if forked == 0:
             signal.pause()
         try:
             run.cancel()
-            await _until(lambda: not busy(sandbox.pid, 0))
+            await eventually(lambda: not busy(sandbox.pid, 0))
             await asyncio.wait_for(sandbox.close(), 60)
             assert state(sandbox.pid) == "gone"
         finally:
@@ -270,11 +271,11 @@ def test_a_cancelled_run_is_killed_with_all_that_it_started(world: World) -> Non
     async def cancelled() -> None:
         source = "import os, time\nos.fork()\nos.fork()\nprint('up', flush=True)\ntime.sleep(1000)"
         run = asyncio.create_task(world.sandbox.run(Program(source), SMALL))
-        await _until(lambda: len(busy(world.sandbox.pid)) >= 6)
+        await eventually(lambda: len(busy(world.sandbox.pid)) >= 6)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        await _until(lambda: not busy(world.sandbox.pid))
+        await eventually(lambda: not busy(world.sandbox.pid))
 
     world.do(cancelled())
 
@@ -284,7 +285,7 @@ def test_closing_leaves_no_process_behind(without: tuple[Mechanism, ...]) -> Non
     async def closed() -> list[int]:
         sandbox = await Sandbox(list(Concern), without).start()
         run = asyncio.create_task(sandbox.run(Program("import os, time\nos.fork()\ntime.sleep(1000)"), SMALL))
-        await _until(lambda: len(busy(sandbox.pid)) >= 4)
+        await eventually(lambda: len(busy(sandbox.pid)) >= 4)
         below = [sandbox.pid, *descendants(sandbox.pid)]
         async with asyncio.timeout(20):
             await sandbox.close()
@@ -302,7 +303,7 @@ def test_closing_leaves_no_folder_behind() -> None:
             source = "import os, time\nprint(os.getcwd(), file=open('here', 'w'))\ntime.sleep(1000)"
             run = asyncio.create_task(sandbox.run(Program(source), SMALL))
             folders = f"{gettempdir()}/rollmux-run-{sandbox.pid}-*"
-            await _until(lambda: bool(glob(f"{folders}/here")))
+            await eventually(lambda: bool(glob(f"{folders}/here")))
         assert (await run).cause is Cause.BROKEN
         return folders
 
@@ -313,12 +314,12 @@ def test_a_program_whose_keeper_was_killed_is_ended_while_others_go_on() -> None
     async def ended() -> Ended:
         async with Sandbox(list(Concern), tuple(Mechanism)) as sandbox:
             run = asyncio.create_task(sandbox.run(Program("import os, time\nos.fork()\ntime.sleep(1000)"), SMALL))
-            await _until(lambda: len(busy(sandbox.pid)) >= 4)
+            await eventually(lambda: len(busy(sandbox.pid)) >= 4)
             (keeper,), below = keepers(sandbox.pid), descendants(sandbox.pid)
             another = asyncio.create_task(sandbox.run(NEIGHBOUR, SMALL))
-            await _until(lambda: len(keepers(sandbox.pid)) == 2)
+            await eventually(lambda: len(keepers(sandbox.pid)) == 2)
             os.kill(keeper, signal.SIGKILL)
-            await _until(lambda: all(state(pid) in ("gone", "Z") for pid in below))
+            await eventually(lambda: all(state(pid) in ("gone", "Z") for pid in below))
             assert (await run).cause is Cause.BROKEN
             return await another
 
@@ -341,11 +342,11 @@ asyncio.run(main())
     assert owner.stdout is not None
     with owner.stdout as told:
         zygote = int(told.readline())
-        asyncio.run(_until(lambda: len(busy(zygote)) >= 4))
+        until(lambda: len(busy(zygote)) >= 4)
         below = [zygote, *descendants(zygote)]
         owner.send_signal(number)
         owner.wait()
-    asyncio.run(_until(lambda: all(state(pid) in ("gone", "Z") for pid in below)))
+    until(lambda: all(state(pid) in ("gone", "Z") for pid in below))
 
 
 @pytest.mark.parametrize("gone", ["at once", "before it is ready", "before it was heard"])
@@ -385,7 +386,7 @@ def test_a_spare_that_has_died_is_passed_over(place: int) -> None:
             spare = await _spare(sandbox, [])
             os.kill(spare[place], signal.SIGKILL)
             # Both: a first process that has just begun may hold the line of its keeper open, and would be handed a run.
-            await _until(lambda: all(state(pid) in ("gone", "Z") for pid in spare))
+            await eventually(lambda: all(state(pid) in ("gone", "Z") for pid in spare))
             return await sandbox.run(Program("print('another')"), SMALL)
 
     assert asyncio.run(passed()).stdout == b"another\n"
@@ -395,7 +396,7 @@ def test_no_spares_are_kept_where_others_could_reach_them() -> None:
     async def kept() -> list[int]:
         async with Sandbox(list(Concern), list(Mechanism), spares=2) as sandbox:
             assert (await sandbox.run(Program("print('alone')"), SMALL)).stdout == b"alone\n"
-            await _until(lambda: not living(sandbox.pid))
+            await eventually(lambda: not living(sandbox.pid))
             await asyncio.sleep(0.1)
             return living(sandbox.pid)
 
@@ -407,13 +408,14 @@ def test_a_zygote_that_was_killed_is_replaced_and_its_runs_are_errors() -> None:
         # No spares: one that is just being forked holds the dead zygote's socket open, and takes what it can't keep.
         async with Sandbox(allow=list(Concern), spares=0) as sandbox:
             run = asyncio.create_task(sandbox.run(Program("import time; time.sleep(1000)"), SMALL))
-            await _until(lambda: len(busy(sandbox.pid)) >= 3)
+            await eventually(lambda: len(busy(sandbox.pid)) >= 3)
             zygote, below = sandbox.pid, descendants(sandbox.pid)
             os.kill(zygote, signal.SIGKILL)
             first = await run
-            await _until(lambda: state(zygote) in ("gone", "Z"))  # what it is handed while it dies ends as the first
+            # What it is handed while it dies ends as the first.
+            await eventually(lambda: state(zygote) in ("gone", "Z"))
             second = await sandbox.run(Program("print('again')"), SMALL)
-            await _until(lambda: all(state(pid) in ("gone", "Z") for pid in below))
+            await eventually(lambda: all(state(pid) in ("gone", "Z") for pid in below))
             return first, second, below
 
     first, second, _ = asyncio.run(killed())
@@ -426,7 +428,7 @@ def test_runs_that_come_while_a_zygote_is_replaced_wait_for_the_new_one() -> Non
         # No spares: one that is just being forked holds the dead zygote's socket open, and takes what it can't keep.
         async with Sandbox(allow=list(Concern), spares=0) as sandbox:
             os.kill(sandbox.pid, signal.SIGKILL)
-            await _until(lambda: state(sandbox.pid) == "Z")
+            await eventually(lambda: state(sandbox.pid) == "Z")
             return await asyncio.gather(*(sandbox.run(Program("pass"), SMALL) for _ in range(4)))
 
     assert [each.succeeded for each in asyncio.run(killed())] == [True] * 4
@@ -437,7 +439,7 @@ def test_closing_while_a_zygote_is_replaced_leaves_no_process_behind(after_s: fl
     async def closed() -> list[Ended | BaseException]:
         async with Sandbox(allow=list(Concern)) as sandbox:
             os.kill(sandbox.pid, signal.SIGKILL)
-            await _until(lambda: state(sandbox.pid) == "Z")
+            await eventually(lambda: state(sandbox.pid) == "Z")
             runs = [asyncio.create_task(sandbox.run(Program("pass"), SMALL)) for _ in range(2)]
             await asyncio.sleep(after_s)
             runs[0].cancel()  # it is the one that replaces it
@@ -446,7 +448,7 @@ def test_closing_while_a_zygote_is_replaced_leaves_no_process_behind(after_s: fl
     before = set(descendants(os.getpid()))
     asyncio.run(closed())
     # What the killed one had made ready dies with it, of itself, and may come to this process to be buried.
-    asyncio.run(_until(lambda: all(state(pid) in ("gone", "Z") for pid in set(descendants(os.getpid())) - before)))
+    until(lambda: all(state(pid) in ("gone", "Z") for pid in set(descendants(os.getpid())) - before))
 
 
 def test_a_zygote_that_comes_back_without_its_protections_runs_nothing() -> None:
@@ -458,7 +460,7 @@ def test_a_zygote_that_comes_back_without_its_protections_runs_nothing() -> None
         async with Sandbox(allow=uncovered) as sandbox:
             sandbox._setup["without"] = [each.name for each in Mechanism]
             os.kill(sandbox.pid, signal.SIGKILL)
-            await _until(lambda: state(sandbox.pid) == "Z")
+            await eventually(lambda: state(sandbox.pid) == "Z")
             for _ in range(2):
                 with pytest.raises(Unprotected):
                     await until_it_is_refused(sandbox)
@@ -654,12 +656,6 @@ def test_files_outside_of_the_folder_of_a_run_are_refused(name: str) -> None:
         Program("pass", files={name: b""})
 
 
-async def _until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.01)
-
-
 async def _spare(sandbox: Sandbox, before: list[int]) -> list[int]:
     """The keeper that waits, and its first process, once they are others than before."""
     if not {Mechanism.MOUNT_NAMESPACE, Mechanism.PID_NAMESPACE} <= sandbox.protections.active:
@@ -670,7 +666,7 @@ async def _spare(sandbox: Sandbox, before: list[int]) -> list[int]:
         found[:] = living(sandbox.pid)
         return len(found) == 2 and not set(found) & set(before)
 
-    await _until(made)
+    await eventually(made)
     return sorted(found, key=lambda pid: pid not in keepers(sandbox.pid))
 
 
@@ -722,7 +718,7 @@ def test_folders_deeper_than_python_goes_are_removed_too() -> None:
     async def story() -> bytes:
         async with Sandbox(list(Concern), NAMESPACES) as sandbox:
             made = (await sandbox.run(Program(source), SMALL)).stdout
-            await _until(lambda: not _folders_of(sandbox.pid))
+            await eventually(lambda: not _folders_of(sandbox.pid))
             return made
 
     assert asyncio.run(story()) == b"made\n"

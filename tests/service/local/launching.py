@@ -1,13 +1,13 @@
 """Real attempts for tests: built in few words, heard when they end, and none left behind."""
 
-import asyncio
 import ctypes
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from rollmux.service.launcher import Attempt
 from rollmux.service.local.launcher import ProcessLauncher
 from rollmux.service.local.process_tree import Process, descendants, everything, send
 from tests import builders
+from tests.waiting import eventually
 
 PATIENCE_S = 10.0
+until = partial(eventually, within_s=PATIENCE_S)
 Those = frozenset[tuple[int, int]]  # processes, each by its number and its start
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -60,13 +62,6 @@ def shell(folder: Path, script: str, name: str = "a", number: int = 1, **more: A
     """An attempt to run this script in this folder; `more` is for its submission."""
     submission = Submission(builders.job(name), ("sh", "-c", script), folder=str(folder), **more)
     return Attempt(submission, number, Placement(("r0", "r1"), ("t0",)), {"ROLLMUX_JOB": name})
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end, "it has not come true"
-        await asyncio.sleep(0.01)
 
 
 def number_in(path: Path) -> int | None:
