@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from math import inf
 from operator import index
 from threading import RLock
-from types import TracebackType
 from typing import TypeVar
 
 from rollmux.client.aside import Aside
@@ -282,9 +281,7 @@ class Mux:
     def __enter__(self) -> "Mux":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, SystemExit):
             self.close(failed_by(error.code))
         else:

@@ -16,7 +16,7 @@ from contextvars import copy_context
 from functools import partial, wraps
 from itertools import starmap
 from threading import Lock, Thread
-from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from rollmux.client.residency import State
@@ -129,9 +129,7 @@ class Phase:
                 raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         stint, self._stint = self._stint, None
         if stint is not None and self._mux.is_own:
             self._end(stint, error)
@@ -170,9 +168,7 @@ class Phase:
         if not entry.arrives():
             stint.fail(asyncio.CancelledError("cancelled while it waited"))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         stint, self._stint = self._stint, None
         if stint is not None and self._mux.is_own:
             stint.leave_off()

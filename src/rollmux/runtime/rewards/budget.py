@@ -4,7 +4,6 @@ Invariant: never more than the budget; whoever waits gets a turn in the order of
 """
 
 import asyncio
-from types import TracebackType
 
 
 class Budget:
@@ -13,21 +12,16 @@ class Budget:
     def __init__(self, turns: int) -> None:
         self.turns = turns
         self._free = asyncio.Semaphore(turns)
-        self._wanting = 0
+        self.wanting = 0  # who has a turn or waits for one
         self._idle = asyncio.Event()
         self._idle.set()
-
-    @property
-    def wanting(self) -> int:
-        """Who has a turn or waits for one."""
-        return self._wanting
 
     async def idle(self) -> None:
         """Until nobody has a turn or waits for one."""
         await self._idle.wait()
 
     async def __aenter__(self) -> None:
-        self._wanting += 1
+        self.wanting += 1
         self._idle.clear()
         try:
             await self._free.acquire()
@@ -35,13 +29,11 @@ class Budget:
             self._leave()
             raise
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._free.release()
         self._leave()
 
     def _leave(self) -> None:
-        self._wanting -= 1
-        if not self._wanting:
+        self.wanting -= 1
+        if not self.wanting:
             self._idle.set()

@@ -8,7 +8,6 @@ import mmap
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -78,9 +77,7 @@ class Weights:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
