@@ -22,6 +22,13 @@ def test_what_is_no_number_within_its_limits_is_reported(value: object) -> None:
         checks.require()
 
 
+def test_what_is_refused_is_told_with_what_was_reported_before() -> None:
+    checks = Checks("thing")
+    checks.report("part", 2, "1", "give one")
+    with pytest.raises(InvalidSpec, match=r"(?s)2 problems.*thing\.part = 2: .*thing\.count = 0: must be 1; give one"):
+        raise checks.refusal("count", 0, "1", "give one")
+
+
 @pytest.mark.parametrize("value", [True, "1", 1.0, None, 0, 10])
 def test_what_is_no_whole_number_within_its_limits_is_reported(value: object) -> None:
     checks = Checks("thing")

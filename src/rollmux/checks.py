@@ -51,6 +51,11 @@ class Checks:
             self.report(name, None, "present", "restore from what state() gave")
         return set(found) == set(expected)
 
+    def refusal(self, name: str, value: object, limit: str, remedy: str) -> InvalidSpec:
+        """Of what makes it pointless to look for more."""
+        self.report(name, value, limit, remedy)
+        return InvalidSpec(self.subject, tuple(self.problems))
+
     def require(self) -> None:
         if self.problems:
             raise InvalidSpec(self.subject, tuple(self.problems))

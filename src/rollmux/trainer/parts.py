@@ -162,11 +162,9 @@ def model_of(job: said.JobFile, task: Task) -> Any:
     tokenizer = task.tokenizer
     model = build_model(job.model, tokenizer.vocabulary, job.rollout.max_length, job.seed)
     if not isinstance(tokenizer, Pretrained) and model.config.vocab_size != tokenizer.vocabulary:
-        checks = Checks("job")
         limit = f"a model of the {tokenizer.vocabulary} tokens of {job.task.name}"
         remedy = f"it has {model.config.vocab_size}: leave it out for one from scratch, or name a task put in words"
-        checks.report("model.path", job.model.path, limit, remedy)
-        checks.require()
+        raise Checks("job").refusal("model.path", job.model.path, limit, remedy)
     if job.rollout.place == "beside":
         share(model)
     return model

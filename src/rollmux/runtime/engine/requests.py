@@ -62,9 +62,7 @@ def check_tokens(checks: Checks, name: str, tokens: object, most: int = MAX_COUN
 def several(ids: Iterable[str]) -> tuple[str, ...]:
     """Each id once. A text alone is refused: it would be taken for its letters."""
     if isinstance(ids, str):
-        checks = Checks("requests")
-        checks.report("ids", ids, "several ids", "give them in a list: a text alone is its letters")
-        checks.require()
+        raise Checks("requests").refusal("ids", ids, "several ids", "give them in a list: a text alone is its letters")
     return tuple(dict.fromkeys(ids))
 
 
@@ -90,10 +88,9 @@ class Generated:
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.logprobs) == len(self.versions):
-            checks = Checks("generated")
             counts = (len(self.tokens), len(self.logprobs), len(self.versions))
-            checks.report("tokens", counts, "as many as logprobs and versions", "give the three together")
-            checks.require()
+            limit, remedy = "as many as logprobs and versions", "give the three together"
+            raise Checks("generated").refusal("tokens", counts, limit, remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,9 @@ MIN_TOKEN = 16
 
 def checked_token(token: str) -> bytes:
     """A token that is long enough not to be guessed."""
-    checks = Checks("sync")
     if len(token) < MIN_TOKEN:
-        checks.report(
-            "token", f"{len(token)} characters", f"at least {MIN_TOKEN} characters", "take secrets.token_hex()"
-        )
-    checks.require()
+        found, limit = f"{len(token)} characters", f"at least {MIN_TOKEN} characters"
+        raise Checks("sync").refusal("token", found, limit, "take secrets.token_hex()")
     return token.encode()
 
 

@@ -30,9 +30,7 @@ def spec_of(name: str, whole: torch.Tensor, dtype: torch.dtype | None = None) ->
     """How a tensor lands: as it is, or, where it has floating point, in another type."""
     lands = dtype if dtype is not None and whole.is_floating_point() else whole.dtype
     if lands not in _NAMES:
-        checks = Checks("tensors")
-        checks.report(name, str(lands), f"one of {', '.join(map(str, _NAMES))}", "send its parts")
-        checks.require()
+        raise Checks("tensors").refusal(name, str(lands), f"one of {', '.join(map(str, _NAMES))}", "send its parts")
     return TensorSpec(name, _NAMES[lands], tuple(whole.shape))
 
 
@@ -46,11 +44,8 @@ def from_torch(plan: Plan, shards: Mapping[str, torch.Tensor]) -> Fill:
         if shard is None or wraps or shard.shape != place.shape:
             found = None if shard is None else f"{type(shard).__qualname__} of {tuple(shard.shape)}"
             remedy = "give this rank's part by the layout, which is `to_local()` of a DTensor cut so"
-            checks = Checks("shards")
-            checks.report(name, found, f"Tensor of {tuple(place.shape)}", remedy)
-            checks.require()
-        else:
-            place.copy_(shard.detach())
+            raise Checks("shards").refusal(name, found, f"Tensor of {tuple(place.shape)}", remedy)
+        place.copy_(shard.detach())
 
     return fill
 

@@ -158,9 +158,8 @@ class HttpEngine:
     def _require_known(self, tokens: tuple[int, ...]) -> None:
         """SGLang ends, with all that it has, of a token that its model does not have."""
         if self._vocabulary is not None and (highest := max(tokens)) >= self._vocabulary:
-            checks = Checks("request")
-            checks.report("prompt", highest, f"tokens below {self._vocabulary}", "use the tokenizer of this model")
-            checks.require()
+            limit = f"tokens below {self._vocabulary}"
+            raise Checks("request").refusal("prompt", highest, limit, "use the tokenizer of this model")
 
     def cancel(self, ids: Iterable[str]) -> None:
         for live in self._counter.find(ids):

@@ -31,10 +31,8 @@ class Vllm(Dialect):
     def check(self, request: GenerationRequest) -> None:
         """Its log-probabilities are those of the model itself, whatever the temperature."""
         if 0 < request.temperature < COLDEST:
-            checks = Checks("request")
-            remedy = "ask for 0, which is greedy"
-            checks.report("temperature", request.temperature, f"0, or at least {COLDEST}, to be drawn at", remedy)
-            checks.require()
+            limit = f"0, or at least {COLDEST}, to be drawn at"
+            raise Checks("request").refusal("temperature", request.temperature, limit, "ask for 0, which is greedy")
 
     def generate(self, attempt: Attempt) -> Call:
         request = attempt.request

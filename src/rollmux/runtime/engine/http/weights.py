@@ -33,13 +33,11 @@ def source(weights: Mapping[str, Any] | None) -> Source:
     """Reads the seam's `weights`: none, or {"path": folder}, or {"update_info": what the server is told}."""
     if weights is None:
         return InPlace()
-    checks = Checks("weights")
     match dict(weights):
         case {"path": str(path), **rest} if path and not rest:
             return FromDisk(path)
         case {"update_info": Mapping() as info, **rest} if not rest:
             return Transferred(info)
+    limit = "{'path': folder} or {'update_info': mapping}"
     remedy = "give none if they are in place; tensors can't go over HTTP"
-    checks.report("keys", sorted(map(str, weights)), "{'path': folder} or {'update_info': mapping}", remedy)
-    checks.require()
-    raise AssertionError  # `require` has raised
+    raise Checks("weights").refusal("keys", sorted(map(str, weights)), limit, remedy)
