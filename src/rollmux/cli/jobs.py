@@ -15,6 +15,7 @@ from rollmux.cli.options import AsJson, Folder, Token, Url
 from rollmux.cli.outputs import PIPED_WIDTH, console, show
 from rollmux.cli.refusals import refusals
 from rollmux.cli.remote import Remote, remote
+from rollmux.client.link import job_path
 from rollmux.mux.transitions import Job
 from rollmux.protocol.job_file import job_data, read_job_file
 from rollmux.protocol.messages import Done
@@ -69,7 +70,7 @@ def status(
 
 def explain(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """Say why a job is where it is: what was tried, what it would cost, why it was not taken."""
-    _lines(remote(url, token, folder).get(Lines, f"{_path(job)}/explain"), as_json)
+    _lines(remote(url, token, folder).get(Lines, f"{job_path(job)}/explain"), as_json)
 
 
 def story(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
@@ -77,7 +78,7 @@ def story(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "
 
     What was before is in its journal: `rollmux journal story`.
     """
-    _lines(remote(url, token, folder).get(Lines, f"{_path(job)}/story"), as_json)
+    _lines(remote(url, token, folder).get(Lines, f"{job_path(job)}/story"), as_json)
 
 
 def logs(
@@ -89,7 +90,7 @@ def logs(
     folder: Folder = None,
 ) -> None:
     """Show what a job has printed that the controller started."""
-    printed = remote(url, token, folder).get(Lines, f"{_path(job)}/log", lines=lines)
+    printed = remote(url, token, folder).get(Lines, f"{job_path(job)}/log", lines=lines)
     if printed.lines or as_json:
         _lines(printed, as_json)
     else:  # beside the output, which programs may read
@@ -99,7 +100,7 @@ def logs(
 def cancel(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """End a job."""
     there = remote(url, token, folder)
-    done = there.post(Done, f"{_path(job)}/cancel")
+    done = there.post(Done, f"{job_path(job)}/cancel")
     show({"job": job, **asdict(done)}, as_json, _placed(_job(there, job)))
 
 
@@ -119,12 +120,8 @@ def undrain(node: NodeName, as_json: AsJson = False, url: Url = "", token: Token
     show({"node": node, **asdict(done)}, as_json, f"Node {node} takes jobs again.")
 
 
-def _path(job: str) -> str:
-    return f"/v1/jobs/{quoted(job, safe='')}"
-
-
 def _job(there: Remote, job: str) -> JobView:
-    return there.get(JobView, _path(job))
+    return there.get(JobView, job_path(job))
 
 
 def _lines(text: Lines, as_json: bool) -> None:
