@@ -43,6 +43,7 @@ class Pace:
     start_s: float = 180.0
     word_s: float = 15.0
     sweep_s: float = 180.0
+    grace_s: float = 5.0  # for what is stopped
 
 
 @dataclass(slots=True)
@@ -60,14 +61,9 @@ class RayLauncher:
     """Starts attempts on a Ray cluster, on the nodes that `means` tells of; others are found by their names."""
 
     def __init__(
-        self,
-        folder: Path,
-        ray: RayGateway,
-        means: Mapping[str, Means] | None = None,
-        pace: Pace | None = None,
-        grace_s: float = 5.0,
+        self, folder: Path, ray: RayGateway, means: Mapping[str, Means] | None = None, pace: Pace | None = None
     ) -> None:
-        self.ray, self.pace, self.grace_s = ray, pace or Pace(), grace_s
+        self.ray, self.pace = ray, pace or Pace()
         self.intents = Intents(folder)
         self.places = Places(means or {})
         self._live = {each.key: Live(each, told=each.told) for each in self.intents.open()}
@@ -198,7 +194,7 @@ class RayLauncher:
         parts = self.places.parts(attempt.placement, submission.processes, at, submission.ranks_per_process)
         machine_of = {rank: part.ray_node for part in parts for rank in part.ranks}
         intent = self.intents.new(key, at, tuple(machine_of[rank] for rank in range(submission.processes)))
-        wish = wish_of(attempt, intent.id, self._logs, parts, self.grace_s)
+        wish = wish_of(attempt, intent.id, self._logs, parts, self.pace.grace_s)
         try:
             for gone in await asyncio.to_thread(self.intents.prune):
                 self._spawn(self._forget_at_ray(gone))
