@@ -29,6 +29,7 @@ from rollmux.protocol.messages import Ask, Attach, Leave, Listen
 from rollmux.service.controller import LOOK_S, Controller
 from rollmux.service.live import SILENT_S
 from rollmux.service.recovery import recover
+from rollmux.service.views import job_view
 from tests.service.memory_journal import MemoryJournal
 from tests.service.running import Running, clean_env, running
 from tests.service.serving import PAIR, served
@@ -75,6 +76,11 @@ class InLine:
     @property
     def ended(self) -> str:
         return self.controller.machine.state.ended.get("a", "")
+
+    @property
+    def said(self) -> str:
+        """What its owner hears of it."""
+        return job_view(self.controller, self.now, "a", None, {}).reason
 
     @property
     def attempt(self) -> int:
@@ -227,6 +233,54 @@ def test_a_job_that_has_had_a_lease_is_waited_for_as_ever() -> None:
     line.passes(SILENT_S - 10.0)
     assert line.state() is Job.STARTING
     assert line.attach("two") == 2
+
+
+def test_a_job_whose_script_is_waited_for_says_so_why_and_for_how_long() -> None:
+    line = InLine()
+    line.a_place_is_free()
+    assert line.said == "its script has 600 s to be started"
+    line.attach()
+    assert line.said == ""
+    line.asks()
+    line.leaves("ValueError: late", 1)
+    assert line.said == "attempt 1 is over (ValueError: late): its script has 600 s to be started again"
+    line.restart()
+    assert line.said == "attempt 1 is over: its script has 600 s to be started again", (
+        "why is of one life of the controller"
+    )
+
+
+def test_a_job_that_has_had_no_lease_says_that_its_script_has_little_time() -> None:
+    line = InLine()
+    line.a_place_is_free()
+    line.attach()
+    line.leaves("ValueError: early", 1)
+    assert line.said == "attempt 1 is over (ValueError: early): its script has 25 s to be started again"
+
+
+def test_a_life_of_the_script_whose_attempt_is_over_hears_why() -> None:
+    line = InLine()
+    line.a_place_is_free()
+    line.attach()
+    line.asks()
+    line.attach("two")
+    assert line.controller.processes.listen(line.now, "a", Listen(1)).stop == (
+        "attempt 1 is over (its script was started again)"
+    )
+    line.restart()
+    assert line.controller.processes.listen(line.now, "a", Listen(1)).stop == "attempt 1 is over"
+
+
+def test_an_attempt_that_was_stopped_is_over_for_what_it_was_stopped_for() -> None:
+    line = InLine(command=("python",))
+    line.a_place_is_free()
+    assert line.said == "", "its launcher starts it"
+    line.controller.tell(0.0, ev.JobStarted("a", 1))
+    line.controller.tell(0.0, ev.NodeLost("train-0"))
+    line.controller.tell(0.0, ev.JobFailed("a", 1, "rank 0 was killed"))
+    line.controller.tell(0.0, ev.NodeJoined("train-0", "train"))
+    assert line.state() is Job.STARTING
+    assert line.said == "attempt 1 is over (node train-0 is lost)"
 
 
 def test_a_new_controller_throws_nobody_out_who_is_yet_to_come_back() -> None:

@@ -128,6 +128,16 @@ def test_of_a_job_that_somebody_else_starts_no_log_is_promised_and_its_end_is_to
     assert said("cancel", "mine") == "Job mine: ended, cancelled.\n"
 
 
+def test_who_submits_a_job_without_a_command_is_told_that_its_script_is_waited_for(
+    there: Served, tmp_path: Path
+) -> None:
+    file = Path(written(tmp_path, "by-hand"))
+    file.write_text("\n".join(line for line in file.read_text().splitlines() if not line.startswith("command")))
+    told = said("submit", str(file))
+    assert "by-hand: starting in group-0 on rollout-0, train-0, its script has 600 s to be started." in told
+    assert "by-hand is starting: its script has 600 s to be started" in said("status")
+
+
 def test_a_drained_node_takes_no_jobs_until_it_is_undrained(there: Served, tmp_path: Path) -> None:
     said("drain", "rollout-0")
     assert "would get no place now" in said("submit", written(tmp_path, "waits"), "--dry-run")

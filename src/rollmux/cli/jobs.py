@@ -129,9 +129,8 @@ def _lines(text: Lines, as_json: bool) -> None:
 
 
 def _placed(view: JobView) -> str:
-    if view.group:
-        return f"Job {view.job}: {view.state} in {view.group} on {', '.join(view.rollout_nodes + view.train_nodes)}."
-    return f"Job {view.job}: {view.state}{f', {view.reason}' if view.reason else ''}."
+    where = f" in {view.group} on {', '.join(view.rollout_nodes + view.train_nodes)}" if view.group else ""
+    return f"Job {view.job}: {view.state}{where}{f', {view.reason}' if view.reason else ''}."
 
 
 def _quoted(found: Quote, job: str) -> str:

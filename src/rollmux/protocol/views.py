@@ -38,7 +38,7 @@ class JobView:
     slo: float
     usd_per_hour_alone: float
     lanes: tuple[LaneView, ...] = ()
-    reason: str = ""  # why it waits, moves or has ended
+    reason: str = ""  # why it waits, moves, does nothing yet or has ended
     expected_wait_s: float | None = None
     likely_s: float | None = None  # an iteration, if phases go on to vary as of late; only where one job is asked for
 

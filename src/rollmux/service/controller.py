@@ -103,6 +103,8 @@ class Controller:
         record = Record(self.machine.state.ledger.seq, now, event, checksum(commands))
         if not isinstance(event, ev.Heartbeats):  # they only put off what is due
             self._wake_at = now
+        if isinstance(event, ev.JobFailed) and event.job_id in self.jobs:
+            self.jobs[event.job_id].over(event.attempt, event.reason)
         self._route(commands)
         self.history.heard(now, event, commands)
         self.noted(now, event, commands)
@@ -147,6 +149,8 @@ class Controller:
             job_id = getattr(command, "job_id", None)
             if job_id in self.jobs:
                 ordered[job_id] = None
+                if isinstance(command, cmd.Stop):
+                    self.jobs[job_id].over(command.attempt, command.reason)
                 if isinstance(command, cmd.Launch):
                     self.jobs[job_id].begin_anew()
         for job_id in ordered:

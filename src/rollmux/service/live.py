@@ -37,6 +37,7 @@ class Live:
     )  # lives that wait for a place, and when last heard
     deserted: tuple[float, str] | None = None  # since when no process is there, and why; no call has come since
     leased: bool = False  # it has heard of a lease, so that something may have been done
+    latest_over: tuple[int, str] = (0, "")  # of the attempts that are over, and why
 
     def alive(self, now: float, rank: int, lease_s: float) -> bool:
         """This rank shows life; whether all have done so lately. A rank that never has counts from the first one on."""
@@ -67,13 +68,31 @@ class Live:
         """Why nobody is going to run the job, if so. One that has had no lease is given little time: nothing is lost
         with it. One that waits for a place, and is no more heard, gets as much as one that has its place.
         """
-        patience_s = timing.lease_s + timing.drain_s
+        patience_s = self._return_s(timing)
         if self.deserted is not None and not self.leased and now - self.deserted[0] > patience_s:
             return f"{self.deserted[1]} before its first lease, and nobody came back within {patience_s:.0f} s"
         silent_s = now - max((at for _, at in self.waits.values()), default=now)
         if silent_s > _patience_s(timing):
             return f"its script waited for a place, and has shown no life for {silent_s:.0f} s"
         return ""
+
+    def why_starting(self, attempt: int, timing: Timing) -> str:
+        """What is waited for while the job has its place and no processes; a launcher does what it does by itself."""
+        before = self.is_over(attempt - 1) if attempt > 1 else ""
+        if self.submission.command:
+            return before
+        patience_s, again = self._return_s(timing), " again" if before else ""
+        return f"{before}{': ' if before else ''}its script has {patience_s:.0f} s to be started{again}"
+
+    def over(self, attempt: int, why: str) -> None:
+        """This attempt has come to its end, or is to: what is said first is why."""
+        if attempt > self.latest_over[0]:
+            self.latest_over = attempt, why
+
+    def is_over(self, attempt: int) -> str:
+        """That this attempt is, and why if that is known."""
+        known, why = self.latest_over
+        return f"attempt {attempt} is over" + (f" ({why})" if why and known == attempt else "")
 
     def speaks(self, rank: int, instance: str) -> bool:
         """Whether this life of the script speaks for the rank, and not one of before."""
@@ -98,6 +117,12 @@ class Live:
         """
         known = self.instances.get(call.rank)
         return known != call.instance if known is not None else bool(self.failed) or progress.rolled > progress.synced
+
+    def _return_s(self, timing: Timing) -> float:
+        """How long it may be without a process."""
+        if self.deserted is not None and not self.leased:
+            return timing.lease_s + timing.drain_s
+        return _patience_s(timing)
 
     def _since(self, now: float) -> float:
         self.since = now if self.since is None else self.since

@@ -177,7 +177,7 @@ class Processes:
         live.require_rank(call.rank)
         record = self._state.jobs.get(job_id)
         if record is None or not record.is_current(call.attempt):
-            why = "this attempt is over" if record else self._state.ended.get(job_id, "the job is over")
+            why = live.is_over(call.attempt) if record else self._state.ended.get(job_id, "the job is over")
             return Orders(live.version, call.attempt, stop=why)
         if not live.speaks(call.rank, call.instance):
             return Orders(live.version, call.attempt, stop=ANOTHER_LIFE)

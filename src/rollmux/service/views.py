@@ -13,7 +13,7 @@ from rollmux.mux.node_book import NodeState
 from rollmux.mux.plan import Decision, Verdict
 from rollmux.mux.seat import Lane
 from rollmux.mux.story import story
-from rollmux.mux.transitions import Phase
+from rollmux.mux.transitions import Job, Phase
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView, Quote
 from rollmux.service.controller import Controller, Refused
@@ -76,7 +76,7 @@ def job_view(
         record.job.slo,
         record.job.usd_per_hour(state.cluster),
         _lanes(controller, now, record, tenant),
-        waits.reason if waits else (record.moving_because if state.is_moving(record) else ""),
+        _reason(controller, record, waits),
         waits.expected_wait_s if waits else None,
     )
 
@@ -182,6 +182,18 @@ def told(controller: Controller, job_id: str, tenant: str | None) -> Steps[tuple
         lines += story((entry,), job_id, controller.names(tenant))
         yield
     return tuple(lines)
+
+
+def _reason(controller: Controller, record: JobRecord, waits: Queue | None) -> str:
+    """Why a job waits, moves, or has its place and does nothing there."""
+    state, job_id = controller.machine.state, record.job.id
+    if waits is not None:
+        return waits.reason
+    if state.is_moving(record):
+        return record.moving_because
+    return (
+        controller.jobs[job_id].why_starting(record.attempt, state.rules.timing) if record.state is Job.STARTING else ""
+    )
 
 
 def _ended(controller: Controller, live: Live) -> JobView:
