@@ -209,6 +209,14 @@ def test_jobs_for_which_there_is_no_machine_are_named(tmp_path: Path) -> None:
     assert (found["usd_total"], found["slo_attainment"], found["usd_per_hour_mean"]) == (0.0, 0.0, None)
 
 
+def test_what_goes_to_standard_output_has_it_for_itself(jobs: Path) -> None:
+    for words in (("--trace", "-"), ("--trace", "-", "--json", os.devnull)):
+        code, output = simulate("--workload", jobs, "--policy", "solo", *words)
+        assert code == 0, output
+        assert json.loads(output)["traceEvents"]
+    assert simulate("--workload", jobs, "--policy", "solo", "--report", "-")[1].rstrip().endswith("</html>")
+
+
 @pytest.mark.parametrize(
     ("wrong", "hint"),
     [

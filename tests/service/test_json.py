@@ -104,6 +104,14 @@ def test_a_shell_waits_for_no_controller_that_it_can_not_come_to_know(tmp_path: 
     assert "give --folder" in " ".join(done.stderr.replace("│", " ").split())
 
 
+def test_a_shell_that_waits_for_a_controller_says_for_which_and_how_long(tmp_path: Path) -> None:
+    words = [*ROLLMUX, "env", "--folder", str(tmp_path), "--wait", "2"]
+    done = subprocess.run(words, env=clean_env(), capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "false\n"
+    assert done.stderr.startswith("waits for a controller, 2 s at most: where is the controller?")
+    assert done.stderr.count("waits for") == 1
+
+
 def test_the_data_say_what_was_done_to_what(said: dict[str, Any]) -> None:
     assert said["cancel"] == {"job": "arithmetic", "ok": True}
     assert said["drain"] == said["undrain"] == {"node": "rollout-0", "ok": True}

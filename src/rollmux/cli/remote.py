@@ -25,6 +25,8 @@ T = TypeVar("T")
 TIMEOUT_S = 30.0
 # A controller that is there, and says that it starts, is waited for.
 STARTING_S, AGAIN_S = 20.0, 0.1
+# One that starts is there after so long, as a rule: until then there is nothing to say.
+UNTOLD_S = 1.5
 # What Python says of a certificate that it does not trust, and what helps: the SDK, too, trusts who is in that file.
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 TRUST = f"set {TRUSTED} to a file with the certificate of who has signed its own"
@@ -154,7 +156,7 @@ def env(
     folder: Folder = None,
 ) -> None:
     """Print what a shell needs to find this machine's controller, once that is ready: `eval "$(rollmux env)"`."""
-    give_up = time.monotonic() + wait
+    began, told = time.monotonic(), False
     while True:
         try:
             there = remote("", "", folder, "--folder")
@@ -162,9 +164,13 @@ def env(
             break
         except typer.BadParameter as error:
             may_come = isinstance(error, CallRefused | Unknown) and not isinstance(error, Untrusted)
-            if time.monotonic() > give_up or not may_come:
+            waited_s = time.monotonic() - began
+            if waited_s > wait or not may_come:
                 typer.echo("false")  # so that the shell's `eval` fails, too, and jobs don't run without a controller
                 raise
+            if waited_s > UNTOLD_S and not told:
+                typer.echo(f"waits for a controller, {wait:g} s at most: {error.message}", err=True)
+                told = True
             time.sleep(AGAIN_S)
     found = {"ROLLMUX_URL": there.url, "ROLLMUX_TOKEN": there.token}
     show(found, as_json, *(f"export {name}={shlex.quote(value)}" for name, value in found.items()))

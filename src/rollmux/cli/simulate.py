@@ -100,7 +100,7 @@ def simulate(
     files.write(
         lambda: as_data(jobs, runs, settings, realised, timings, tier), jobs.name, [run.outcome for run in runs]
     )
-    if json_out != HERE:
+    if not files.is_one_here:
         show(jobs, runs, console(), faults is not None)
         files.tell()
 
@@ -116,6 +116,11 @@ class _Files:
     @property
     def draws(self) -> bool:
         return bool(self.report or self.trace)
+
+    @property
+    def is_one_here(self) -> bool:
+        """Whether standard output has one of them, and so nothing else."""
+        return HERE in (self.json, self.report, self.trace)
 
     def require_writable(self) -> None:
         for option, out in (("--json", self.json), ("--report", self.report), ("--trace", self.trace)):
