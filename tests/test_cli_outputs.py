@@ -72,6 +72,12 @@ def test_a_full_disk_behind_standard_output_is_said_too() -> None:
     assert "No space left on device" in wrote.stderr
 
 
+def test_a_name_that_is_no_text_is_written_as_far_as_it_is_one(tmp_path: Path) -> None:
+    name = os.fsdecode(b"J\xf6b")  # of a file from an old system
+    write_text(f"jobs of {name}\n", tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "jobs of J\\udcf6b\n"
+
+
 def test_what_fails_while_writing_is_said_too(tmp_path: Path) -> None:
     with pytest.raises(typer.BadParameter, match=r"can't write .*out\.json: No such file"):
         write_text("text", tmp_path / "gone" / "out.json")

@@ -243,6 +243,12 @@ def test_a_job_without_a_name_is_refused_with_all_that_is_wrong_and_what_is_near
     assert not world.heard
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), np.int64(20), {3, 4}])
+def test_what_can_not_be_sent_of_a_job_is_named(odd: object) -> None:
+    with pytest.raises(InvalidSpec, match=r"job\.rollout\.duration_s = .*: must be a number from"):
+        World().connect({**job_data("a"), "rollout": {"nodes": 1, "duration_s": odd}})
+
+
 def test_a_job_without_sync_phases_is_synced_by_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     with world.connect(job_data("a")) as mux:

@@ -18,7 +18,7 @@ from tests.calling import told
 run = partial(told, workload_app)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "CSV", "Parquet"])
 def test_a_made_workload_is_that_of_its_generator(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"production.{suffix}"
     code, output = run("make", "production", "--jobs", "30", "--hours", "48", "--seed", "3", "-o", path)

@@ -103,13 +103,16 @@ def _trouble(out: Path) -> str:
 
 
 def write_text(text: str, out: Path) -> None:
-    """The text, which ends its last line, in a file, or on standard output where that is `-`."""
+    """The text, which ends its last line, in a file, or on standard output where that is `-`.
+
+    A name of a file that is no UTF-8 is written as far as it is.
+    """
     if out == HERE:
         with refusals():
             typer.echo(text, nl=False)
         return
     try:
-        out.write_text(text, encoding="utf-8")
+        out.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise typer.BadParameter(f"can't write {out}: {error.strerror}") from error
 

@@ -193,7 +193,13 @@ def _submit(wire: Wire, job: object, processes: int) -> str:
         remedy = "set ROLLMUX_JOB, or give connect(job=...) a name, a dict or the path of a YAML file"
         raise InvalidSpec("job", (Problem("job", job, "a job with a name", remedy),))
     mine = {key: value for key, value in data.items() if key not in _LAUNCHED}
-    wire.post("/v1/jobs", {**mine, "processes": processes}, Done)
+    try:
+        wire.post("/v1/jobs", {**mine, "processes": processes}, Done)
+    except (TypeError, ValueError):  # something of it is no JSON, as nan or a number of NumPy's
+        from rollmux.protocol.job_file import read_job  # noqa: PLC0415  as above
+
+        read_job(data, subject)  # which it is
+        raise
     return str(data["name"])
 
 

@@ -286,8 +286,8 @@ def _converted(kind: type, cell: object) -> Cell | None:
 
 def is_parquet(path: Path) -> bool:
     """Whether the file is Parquet by its name, rather than CSV; InvalidSpec where it is neither."""
-    if path.suffix in (".csv", ".parquet"):
-        return path.suffix == ".parquet"
+    if (suffix := path.suffix.lower()) in (".csv", ".parquet"):
+        return suffix == ".parquet"
     problem = Problem("suffix", path.suffix, ".csv or .parquet", "name the file by what it is")
     raise InvalidSpec(f"workload file {str(path)!r}", (problem,))
 
