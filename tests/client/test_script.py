@@ -389,6 +389,13 @@ def test_a_generator_whose_arguments_were_given_before_is_refused_as_one(made: C
         mux.phase("rollout")(made)
 
 
+def test_a_phase_of_a_job_that_has_taken_its_leave_is_refused_as_that() -> None:
+    with World().connect(job_data("a")) as mux:
+        pass
+    with pytest.raises(RuntimeError, match="job a has taken its leave: rollout can't be entered any more"):
+        mux.phase("rollout").__enter__()
+
+
 def test_hooks_and_phases_with_unknown_names_are_refused() -> None:
     with rollmux.connect() as mux:
         with pytest.raises(ValueError, match="there is no runtime hook 'paus'"):

@@ -258,6 +258,21 @@ def test_a_job_that_has_had_no_lease_says_that_its_script_has_little_time() -> N
     assert line.said == "attempt 1 is over (ValueError: early): its script has 25 s to be started again"
 
 
+@pytest.mark.parametrize("command", [(), ("python",)])
+def test_a_script_that_hung_up_between_its_phases_is_said_to_be_waited_for(command: tuple[str, ...]) -> None:
+    line = InLine(command=command)
+    line.a_place_is_free()
+    line.controller.tell(0.0, ev.JobStarted("a", 1))
+    line.attach()
+    line.asks()
+    line.hangs_up(1)
+    assert line.state() is Job.RUNNING
+    assert line.said == ("" if command else "its script hung up: it has 600 s to be started again")
+    line.there = True
+    line.passes(1.0)
+    assert line.said == ""
+
+
 def test_a_life_of_the_script_whose_attempt_is_over_hears_why() -> None:
     line = InLine()
     line.a_place_is_free()

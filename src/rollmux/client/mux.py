@@ -144,6 +144,8 @@ class Mux:
             return None
         if not self.is_own:
             raise RuntimeError(f"{kind.value} can't be entered in a child of the process that has connected")
+        if link.wire.closing.is_set():
+            raise RuntimeError(f"job {link.job} has taken its leave: {kind.value} can't be entered any more")
         self._exit.is_overruled()
         if kind is PhaseKind.ROLLOUT:
             self._sync_if_due()

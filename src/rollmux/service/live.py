@@ -76,13 +76,17 @@ class Live:
             return f"its script waited for a place, and has shown no life for {silent_s:.0f} s"
         return ""
 
-    def why_starting(self, attempt: int, timing: Timing) -> str:
-        """What is waited for while the job has its place and no processes; a launcher does what it does by itself."""
-        before = self.is_over(attempt - 1) if attempt > 1 else ""
-        if self.submission.command:
-            return before
-        patience_s, again = self._return_s(timing), " again" if before else ""
-        return f"{before}{': ' if before else ''}its script has {patience_s:.0f} s to be started{again}"
+    def waited_for(self, record: JobRecord, timing: Timing) -> str:
+        """Why the job has its place and no processes, and how long its script has; a launcher needs no telling."""
+        by_hand, patience_s = not self.submission.command, self._return_s(timing)
+        if record.state is Job.RUNNING and by_hand and self.deserted is not None:
+            return f"{self.deserted[1]}: it has {patience_s:.0f} s to be started again"
+        if record.state is not Job.STARTING:
+            return ""
+        told = [self.is_over(record.attempt - 1)] if record.attempt > 1 else []
+        if by_hand:
+            told.append(f"its script has {patience_s:.0f} s to be started" + (" again" if told else ""))
+        return ": ".join(told)
 
     def over(self, attempt: int, why: str) -> None:
         """This attempt has come to its end, or is to: what is said first is why."""

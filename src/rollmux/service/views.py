@@ -13,7 +13,7 @@ from rollmux.mux.node_book import NodeState
 from rollmux.mux.plan import Decision, Verdict
 from rollmux.mux.seat import Lane
 from rollmux.mux.story import story
-from rollmux.mux.transitions import Job, Phase
+from rollmux.mux.transitions import Phase
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView, Quote
 from rollmux.service.controller import Controller, Refused
@@ -191,9 +191,7 @@ def _reason(controller: Controller, record: JobRecord, waits: Queue | None) -> s
         return waits.reason
     if state.is_moving(record):
         return record.moving_because
-    return (
-        controller.jobs[job_id].why_starting(record.attempt, state.rules.timing) if record.state is Job.STARTING else ""
-    )
+    return controller.jobs[job_id].waited_for(record, state.rules.timing)
 
 
 def _ended(controller: Controller, live: Live) -> JobView:
