@@ -172,12 +172,18 @@ def test_any_text_in_a_row_is_read_or_refused_as_a_description(tmp_path: Path, c
 def test_an_unknown_column_is_refused_with_the_nearest_name_and_a_missing_one_named(tmp_path: Path) -> None:
     path = rows(tmp_path, "0,1,10,10,1,2", header="arrival_h,duration_h,rollout_s,train_s,slo,rolout_nodes")
     assert problems_of(path) == [
-        "column 6 = 'rolout_nodes': must be a column that workloads have; the nearest is rollout_nodes",
+        f"column 6 = 'rolout_nodes': must be one of {', '.join(COLUMNS)}; the nearest is rollout_nodes",
         "header = ['arrival_h', 'duration_h', 'rollout_s', 'train_s', 'slo', 'rolout_nodes']: "
         "must be with a column job; add job for each job",
     ]
     twice = rows(tmp_path, "a,0,1,10,10,1,1", header=f"{HEADER},slo")
     assert problems_of(twice) == ["column 7 = 'slo': must be there once; leave one of them out"]
+
+
+def test_every_column_is_told_of() -> None:
+    page = Path(__file__).parents[2] / "docs" / "design" / "simulator.md"
+    told = page.read_text(encoding="utf-8").partition("## A workload file")[2].partition("## How fast")[0]
+    assert [name for name in COLUMNS if f"`{name}`" not in told] == []
 
 
 def test_a_file_without_jobs_or_with_broken_content_is_refused(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ no column for is refused when writing, and every problem of every row is reporte
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from difflib import get_close_matches
 from importlib import import_module
 from math import inf, nextafter
 from pathlib import Path
 from typing import Any
 
+from rollmux.checks import one_of
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.mux.hardware import GB
 from rollmux.mux.job import JobSpec, PhaseSpec
@@ -221,11 +221,9 @@ def _arrivals(sheet: _Sheet) -> list[Arrival]:
 
 
 def _header_problems(header: Sequence[str]) -> Iterator[Problem]:
-    known = list(COLUMNS)
     for place, name in enumerate(header, 1):
         if name not in COLUMNS:
-            nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            yield Problem(f"column {place}", name, "a column that workloads have", f"the nearest is {nearest}")
+            yield Problem(f"column {place}", name, *one_of(COLUMNS, name))
         elif name in header[: place - 1]:
             yield Problem(f"column {place}", name, "there once", "leave one of them out")
     for column in COLUMNS.values():
