@@ -180,6 +180,13 @@ def test_an_unknown_column_is_refused_with_the_nearest_name_and_a_missing_one_na
     assert problems_of(twice) == ["column 7 = 'slo': must be there once; leave one of them out"]
 
 
+@pytest.mark.parametrize("other", [";", "\t"])
+def test_a_table_without_commas_is_refused_as_that(tmp_path: Path, other: str) -> None:
+    path = rows(tmp_path, other.join(["a", "0", "1", "10", "10", "1,5"]), header=HEADER.replace(",", other))
+    (problem,) = problems_of(path)
+    assert problem.endswith("must be names with commas between them; export the file with commas")
+
+
 def test_every_column_is_told_of() -> None:
     page = Path(__file__).parents[2] / "docs" / "design" / "simulator.md"
     told = page.read_text(encoding="utf-8").partition("## A workload file")[2].partition("## How fast")[0]

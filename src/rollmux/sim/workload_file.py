@@ -303,6 +303,9 @@ def _read_csv(path: Path) -> _Sheet:
         except (csv.Error, UnicodeDecodeError) as error:
             raise _unreadable(path, "CSV in UTF-8", error) from error
     header = lines[0][1] if lines else []
+    if len(header) == 1 and {";", "\t"} & set(header[0]):
+        problem = Problem("header", header[0], "names with commas between them", "export the file with commas")
+        raise InvalidSpec(f"workload file {str(path)!r}", (problem,))
     return _Sheet(f"workload file {str(path)!r}", header, lines[1:])
 
 
