@@ -70,6 +70,17 @@ def test_an_image_of_another_version_is_passed_over() -> None:
     assert image(again(journal)[0].machine) == image(before.machine)
 
 
+def test_an_image_of_version_4_is_gone_on_from_and_those_of_now_are_passed_over_by_programs_of_that_time() -> None:
+    journal = MemoryJournal()
+    before = running(journal)
+    now = to_json(image(before.machine))
+    assert now["version"] > 4  # which had no cluster, so that one with a cluster could not be read
+    then = {name: value for name, value in now.items() if name != "cluster"} | {"version": 4}
+    journal.keep(Image(now["seq"], 4.0, then))
+    journal.begin(journal.head(), now["seq"])
+    assert image(again(journal)[0].machine) == image(before.machine)
+
+
 def test_another_policy_is_refused_by_name() -> None:
     journal = MemoryJournal()
     running(journal)

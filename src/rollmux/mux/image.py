@@ -24,7 +24,8 @@ from rollmux.mux.seat import Lane, Progress, Seat
 from rollmux.mux.transitions import Job, JobOn, Phase
 from rollmux.mux.weave import Weave
 
-VERSION = 4
+VERSION = 5  # since then with a cluster
+READ = (4, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class MachineImage:
     swaps_until: float
     followed: int
     ended: tuple[tuple[str, str], ...]
-    cluster: Cluster | None = None  # in earlier images it is the one that the journal was begun with
+    cluster: Cluster | None = None  # of version 4: the one that the journal was begun with
 
 
 def image(machine: ClusterMachine) -> MachineImage:

@@ -172,7 +172,7 @@ def _play(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> t
     machine, seq, now, kept = ClusterMachine(cluster, policy, rules), 0, 0.0, None
     if saved is not None and journal.begins():
         _require_version(saved)
-    if saved is not None and saved.state.get("version") == images.VERSION:  # else all records: an image only saves time
+    if saved is not None and saved.state.get("version") in images.READ:  # else all records: an image only saves time
         state, kept = _parts(saved)
         machine, seq, now = images.restore(state, cluster, policy, rules), saved.seq, saved.at
     history = History(machine.state, kept)
@@ -190,10 +190,11 @@ def _parts(saved: Image) -> tuple[images.MachineImage, Any]:
 
 
 def _require_version(saved: Image) -> None:
-    if (version := saved.state.get("version")) != images.VERSION:
+    if (version := saved.state.get("version")) not in images.READ:
         raise JournalDamaged(
-            f"the image after record {saved.seq} is of version {version}, this program reads {images.VERSION}, and the "
-            "records before it are not kept: start the version that wrote it, and change it once all jobs have ended"
+            f"the image after record {saved.seq} is of version {version}, this program reads "
+            f"{' and '.join(map(str, images.READ))}, and the records before it are not kept: start the version that "
+            "wrote it, and change it once all jobs have ended"
         )
 
 
