@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 from rollmux.mux import ClusterMachine, JobSpec, PhaseSpec, RollmuxPolicy, story
+from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
+from rollmux.mux.cluster_machine import Entry
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.hardware import PAPER_CLUSTER
 from rollmux.sim.cast import Cast
@@ -46,6 +48,14 @@ def test_every_answer_names_the_line_that_it_answers() -> None:
         cause = int(line.split("after ")[1].split(":")[0])
         granted = [c for c in by_number[cause].commands if type(c).__name__ == "Grant"]
         assert any(f"epoch={c.lease.epoch}" in line for c in granted)  # type: ignore[union-attr]
+
+
+def test_a_change_of_the_cluster_is_told_in_a_few_words() -> None:
+    cluster = replace(PAPER_CLUSTER, train=replace(PAPER_CLUSTER.train, max_nodes=1))
+    queue = cmd.Queue("a", 1, "it is not the first", None)
+    entry = Entry(7, 2.0, ev.ClusterChanged(cluster, ("train-1",)), (queue,), 0)
+    pools = "rollout: any number of 8xH20 for $14.8/h each, train: 1 of 8xH800 for $42.24/h each"
+    assert story([entry], "a")[0] == f"7 at 2.000 s: ClusterChanged {pools}, without train-1"
 
 
 def test_nobody_has_a_story_before_they_come() -> None:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 
 from rollmux.mux.cluster_machine import Entry
 from rollmux.mux.commands import Command, Grant
-from rollmux.mux.events import Event, JobSubmitted, PhaseRequested
+from rollmux.mux.events import ClusterChanged, Event, JobSubmitted, PhaseRequested
+from rollmux.mux.hardware import Pool
 
 
 def story(log: Iterable[Entry], job_id: str, name: Callable[[str], str] = str) -> list[str]:
@@ -48,6 +49,15 @@ def _tell(message: Event | Command) -> str:
         lease = message.lease
         nodes = f" on {', '.join(lease.nodes)}" if lease.nodes else ""
         return f"{name} {lease.job_id} {lease.kind.value}({lease.iteration}){nodes}, lease {lease.epoch}"
+    if isinstance(message, ClusterChanged):
+        gone = f", without {', '.join(message.gone)}" if message.gone else ""
+        return f"{name} {', '.join(map(_pool, message.cluster.pools))}{gone}"
     parts = [f"{field}={getattr(message, field)!r}" for field in message.__dataclass_fields__ if field != "job_id"]
     who = getattr(message, "job_id", "")
     return " ".join([name, *([who] if who else []), *parts])
+
+
+def _pool(pool: Pool) -> str:
+    """What most changes of a cluster are of."""
+    count = "any number" if pool.max_nodes is None else str(pool.max_nodes)
+    return f"{pool.name}: {count} of {pool.node_type.name} for ${pool.node_type.usd_per_hour:g}/h each"
