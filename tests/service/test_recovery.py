@@ -115,6 +115,22 @@ def test_a_cluster_that_has_become_another_is_one_record_and_the_next_start_chan
     assert image(machine) == image(after.machine)
 
 
+def test_what_follows_from_a_change_is_carried_out_with_what_was_wanted_before() -> None:
+    journal = MemoryJournal()
+    one = replace(CLUSTER, rollout=replace(CLUSTER.rollout, max_nodes=1))
+    controller, _ = recover(journal, one, RollmuxPolicy(), RULES)
+    for name in "AB":
+        controller.submit(1.0, "team", replace(JOB, job=replace(JOB.job, id=name, slo=1.0)))
+    assert controller.machine.state.backlog == ["B"]
+    write(journal, controller)
+    after, _ = again(journal)
+    assert not after.machine.state.backlog
+    assert not after.errands  # they would be run before the launcher has said what there is, and once more
+    nodes = [errand.node for errand in errands_after(after) if isinstance(errand, cmd.Provision)]
+    assert nodes == list(after.machine.state.book.nodes)
+    assert len(nodes) == 4
+
+
 def test_a_change_that_can_t_be_is_told_whole_and_nothing_is_written() -> None:
     journal = MemoryJournal()
     running(journal)

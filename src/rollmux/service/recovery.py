@@ -82,7 +82,7 @@ def _become(controller: Controller, journal: Journal, cluster: Cluster, now: flo
         ) from error
     if controller.pending:
         log.info("the cluster is not what it was: %s", changes or f"without {', '.join(gone)}")
-        batch, controller.errands, _ = controller.take()
+        batch, _, _ = controller.take()  # `errands_after` has its errands: none is run before the launcher has begun
         journal.append(batch)
 
 
