@@ -116,6 +116,17 @@ def test_time_goes_on_from_a_controller_that_ended_before_anything_had_happened(
         assert [each["job"] for each in after["jobs"]] == ["a"]
 
 
+def test_quiet_time_before_an_end_in_good_order_is_not_forgotten(tmp_path: Path) -> None:
+    """Jobs that held nodes meanwhile, and did nothing of which the controller hears, pay for it."""
+    with served(tmp_path, PAIR) as there:
+        there.attached("a")
+        seen = there.get("/v1/cluster")["now"]
+    service = Service(Wanted(PAIR, RollmuxPolicy(), tmp_path, RULES), ProcessLauncher(tmp_path))
+    goes_on_from = service.host.now
+    Served(service).close()
+    assert goes_on_from >= seen
+
+
 def test_time_stands_until_those_who_hold_leases_can_be_heard(tmp_path: Path) -> None:
     class Slow(ProcessLauncher):
         async def begin(self, on_exit: OnExit) -> set[tuple[str, int]]:
@@ -127,7 +138,7 @@ def test_time_stands_until_those_who_hold_leases_can_be_heard(tmp_path: Path) ->
         there.attached("a")
     seen = list[float]()
     service = Service(Wanted(PAIR, RollmuxPolicy(), tmp_path, RULES), Slow(tmp_path))
-    ended_at = service.controller.machine.state.now
+    ended_at = service.host.now
     again = Served(service)
     again.close()
     assert seen == [ended_at]

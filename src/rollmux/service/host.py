@@ -65,6 +65,7 @@ class Host:
         self.broken = ""  # why nothing changes any more
         self.wrote: Callable[[float], object] = float  # hears how many seconds each write took
         self._begins_at, self._goes_since = begins_at, inf
+        self._heard_until = -inf  # in machine time: from then on nobody was heard any more
         self._disk = ThreadPoolExecutor(1, "journal")
         self._dirty = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
@@ -114,6 +115,8 @@ class Host:
 
     def hurry(self) -> None:
         """Answers what is parked as it stands: nothing is to wait any more."""
+        if not self.hurried:
+            self._heard_until = self.now
         self.hurried = True
         self._wake(set(self._parked))
         self._tell_followers()
@@ -130,7 +133,8 @@ class Host:
         state = self.controller.machine.state
         try:
             if not self.broken and self._is_durable:
-                self.journal.keep(Image(state.ledger.seq, state.now, self.controller.image()))
+                ends_at = max(state.now, self._heard_until)  # who did nothing up to then has held nodes all the same
+                self.journal.keep(Image(state.ledger.seq, ends_at, self.controller.image()))
         except Exception as error:  # noqa: BLE001  whatever it is, what counts is in the records
             log.warning("no image of the state: %s", error)
         finally:
