@@ -90,6 +90,7 @@ def serve(
         advertise.rstrip("/"),
         certificate,
         key,
+        file.means,
     )
     with all_refusals():
         running = service.Service(wanted, _launcher(launcher, place, file, ray_address), opened(journal, keep_records))

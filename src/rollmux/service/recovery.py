@@ -13,7 +13,7 @@ from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux import image as images
 from rollmux.mux.cluster_machine import ClusterMachine, Entry
-from rollmux.mux.cluster_state import Rules
+from rollmux.mux.cluster_state import ClusterState, Rules
 from rollmux.mux.codec import decode, encode
 from rollmux.mux.hardware import Cluster, standing_nodes
 from rollmux.mux.job_record import JobRecord
@@ -39,11 +39,17 @@ T = TypeVar("T")
 log = logging.getLogger("rollmux.service")
 
 
-def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> tuple[Controller, float]:
+def recover(
+    journal: Journal,
+    cluster: Cluster,
+    policy: Policy,
+    rules: Rules,
+    look: Callable[[ClusterState], object] = lambda state: None,
+) -> tuple[Controller, float]:
     """The controller that goes on from this journal, and the machine time from which it does.
 
     The policy has to be the one that the journal was begun with. The cluster may have become another, as far as jobs
-    can go on in it, and so may the rules.
+    can go on in it, and so may the rules. `look` sees the state before the cluster is another, and may raise.
     """
     head, wanted = journal.head(), _head(cluster, policy, rules)
     if not head:
@@ -62,6 +68,7 @@ def recover(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) ->
         else:
             forgotten.append(each.job_id)
     controller = Controller(machine, owned, history, forgotten)
+    look(machine.state)
     _become(controller, journal, cluster, now)
     return controller, now
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,11 +25,13 @@ from rollmux.errors import RollmuxError
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.policies import Policy
+from rollmux.protocol.node_means import Means
 from rollmux.service.app import App
 from rollmux.service.door import Door
 from rollmux.service.errands import Errands
 from rollmux.service.garbage import collect_forever
 from rollmux.service.heads import BoundedHttp
+from rollmux.service.held_means import keep, require_kept
 from rollmux.service.host import Host
 from rollmux.service.journal import Journal, SqliteJournal
 from rollmux.service.launcher import Launcher
@@ -68,6 +71,7 @@ class Wanted:
     advertise: str = ""  # the URL that jobs are given, if it is not the one that follows from the host
     certificate: Path | None = None
     key: Path | None = None
+    means: Mapping[str, Means] = field(default_factory=dict)
 
 
 class _Server(uvicorn.Server):
@@ -94,7 +98,14 @@ class Service:
             self._socket = undone.enter_context(_bound(wanted.host, wanted.port))
             self._door = undone.enter_context(closing(Door(self._socket, tls)))
             began = time.perf_counter()
-            self.controller, begins_at = recover(self.journal, wanted.cluster, wanted.policy, wanted.rules)
+            self.controller, begins_at = recover(
+                self.journal,
+                wanted.cluster,
+                wanted.policy,
+                wanted.rules,
+                partial(require_kept, wanted.folder, wanted.means),
+            )
+            keep(wanted.folder, wanted.means, self.controller.machine.state)
             errands = Errands(self.controller.machine, self.controller.jobs, launcher, self._env_of)
             self.host = Host(self.controller, self.journal, errands, begins_at, time.perf_counter() - began)
             undone.pop_all()
