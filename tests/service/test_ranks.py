@@ -316,8 +316,8 @@ def test_ranks_that_attach_only_after_a_restart_join_the_attempt_that_there_is()
     assert job.ask(1) == lease
 
 
-def test_a_job_that_holds_nothing_and_is_never_heard_again_fails_its_attempts_one_by_one() -> None:
-    job = Alone(max_attempts=2)
+def test_a_job_that_holds_nothing_and_is_never_heard_again_ends_once_nobody_has_started_it_again() -> None:
+    job = Alone(max_attempts=3)
     job.attach()
     job.passes(2 * SILENT_S, 1)  # one of its processes is enough
     assert job.state() is Job.RUNNING
@@ -326,6 +326,28 @@ def test_a_job_that_holds_nothing_and_is_never_heard_again_fails_its_attempts_on
     job.passes(LOOK_S + 2.0)
     assert job.state() is Job.STARTING
     job.passes(SILENT_S + LOOK_S + 2.0)  # nobody starts it again
+    assert job.ended.startswith(
+        "its script was not started again within 600 s: attempt 1 is over (none of its processes has shown life for 60"
+    )
+
+
+def test_a_job_that_nobody_starts_is_waited_for_once_and_the_controller_s_restart_counts_anew() -> None:
+    job = Alone(max_attempts=3)
+    job.passes(SILENT_S - LOOK_S)
+    job.restart()
+    job.passes(SILENT_S - LOOK_S)
+    assert job.state() is Job.STARTING
+    job.passes(2 * LOOK_S + 2.0)
+    assert job.ended == "its script was not started within 600 s"
+
+
+def test_a_job_of_which_some_processes_came_fails_its_attempts_one_by_one() -> None:
+    """Their owner is at it: another attempt may do."""
+    job = Alone(max_attempts=2)
+    for attempt in (1, 2):
+        assert (job.state(), job.controller.machine.state.jobs["a"].attempt) == (Job.STARTING, attempt)
+        job.controller.processes.attach(job.now, "a", Attach(f"life-{attempt}", 0, 2))
+        job.passes(SILENT_S + LOOK_S + 2.0)
     assert job.ended.startswith("failed 2 times, at last: none of its processes has shown life for 60")
 
 

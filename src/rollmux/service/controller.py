@@ -169,7 +169,7 @@ class Controller:
             live = self.jobs[job_id]
             if live.submission.command or record.state is Job.STOPPING:
                 continue
-            if why := live.is_abandoned(now, timing):
+            if why := live.is_abandoned(record, now, timing):
                 self.tell(now, ev.JobAbandoned(job_id, record.attempt, why))
             elif record.state in (Job.STARTING, Job.RUNNING) and (why := live.is_gone(now, timing)):
                 done = record.state is Job.RUNNING and record.remaining == 0 and not live.failed

@@ -64,9 +64,10 @@ class Live:
         """A process calls."""
         self.deserted = None
 
-    def is_abandoned(self, now: float, timing: Timing) -> str:
+    def is_abandoned(self, record: JobRecord, now: float, timing: Timing) -> str:
         """Why nobody is going to run the job, if so. One that has had no lease is given little time: nothing is lost
-        with it. One that waits for a place, and is no more heard, gets as much as one that has its place.
+        with it. One that waits for a place, and is no more heard, gets as much as one that has its place. Who was
+        waited for in vain is not waited for again, as another attempt would be.
         """
         patience_s = self._return_s(timing)
         if self.deserted is not None and not self.leased and now - self.deserted[0] > patience_s:
@@ -74,6 +75,9 @@ class Live:
         silent_s = now - max((at for _, at in self.waits.values()), default=now)
         if silent_s > _patience_s(timing):
             return f"its script waited for a place, and has shown no life for {silent_s:.0f} s"
+        if record.state is Job.STARTING and not self.heard and self.silent_for(now) > _patience_s(timing):
+            again, why = (" again", f": {self.is_over(record.attempt - 1)}") if record.attempt > 1 else ("", "")
+            return f"its script was not started{again} within {_patience_s(timing):.0f} s{why}"
         return ""
 
     def waited_for(self, record: JobRecord, timing: Timing) -> str:
