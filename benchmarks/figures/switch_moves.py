@@ -117,5 +117,5 @@ def moves(budget: Budget, shape: Shape, train: bool, memory: Memory, told: str, 
         }
         over = median(turn[way, "bare"] / turn[way, "ours"] for turn in turns)
         fastest = min(turn[way, "bare"] for turn in turns) / min(turn[way, "ours"] for turn in turns)
-        rows.append({**head, "way": way, **speeds, "ours/bare": over, "of the fastest": fastest})
+        rows.append({**head, "way": way, **speeds, "ours/bare": over, "ours/bare, fastest": fastest})
     return rows

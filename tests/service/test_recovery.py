@@ -8,7 +8,6 @@ from rollmux.errors import RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_state import Rules
-from rollmux.mux.hardware import standing_nodes
 from rollmux.mux.image import image, to_json
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.policies.paper import PaperPolicy
@@ -158,7 +157,7 @@ def test_machines_that_the_file_names_no_more_are_no_nodes_any_more() -> None:
     three = CLUSTERS[2]
     journal = MemoryJournal()
     controller, _ = recover(journal, three, RollmuxPolicy(), RULES)
-    for node, pool in standing_nodes(three).items():
+    for node, pool in three.fixed_nodes.items():
         controller.tell(1.0, ev.NodeJoined(node, pool))
     write(journal, controller)
     fewer = replace(three, rollout=replace(three.rollout, max_nodes=1))

@@ -13,7 +13,7 @@ from random import Random
 
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import Rules
-from rollmux.mux.hardware import GB, Cluster, NodeType, Pool, standing_nodes
+from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
 from rollmux.mux.image import image
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
 from rollmux.mux.order import Order
@@ -75,7 +75,7 @@ class World:
         self._begin()
 
     def _begin(self) -> None:
-        for node, pool in standing_nodes(self.cluster).items():
+        for node, pool in self.cluster.fixed_nodes.items():
             self.provider.get(node, pool)
         for owner in self.owners:
             self.after(self.rng.uniform(0.0, 60.0), owner.submit)
@@ -200,7 +200,7 @@ class World:
 
     def become(self, cluster: Cluster) -> None:
         """Machines come and go with what the file says."""
-        standing = standing_nodes(cluster)
+        standing = cluster.fixed_nodes
         if cluster != self.cluster and standing:
             for node in sorted(self.provider.wanted - standing.keys()):
                 self.provider.give_back(node)

@@ -82,7 +82,7 @@ class ClusterState:
         self.ledger = Ledger()
         self.next_group = 0
 
-    def become(self, cluster: Cluster, gone: Collection[str] = ()) -> None:
+    def become(self, cluster: Cluster, gone: Collection[str]) -> None:
         """The cluster is another one from now on, without these nodes, of which nobody has one."""
         self.cluster = cluster
         self.book.become(cluster, gone)

@@ -68,10 +68,10 @@ class Cluster:
     def pools(self) -> tuple[Pool, ...]:
         return (self.rollout,) if self.shared else (self.rollout, self.train)
 
-
-def standing_nodes(cluster: Cluster) -> dict[str, str]:
-    """Of all pools, with the pool of each: the nodes that are there without being rented."""
-    return {node: pool.name for pool in cluster.pools for node in pool.fixed_nodes}
+    @property
+    def fixed_nodes(self) -> dict[str, str]:
+        """The nodes of all pools that are there without being rented, and the pool of each."""
+        return {node: pool.name for pool in self.pools for node in pool.fixed_nodes}
 
 
 def elastic(rollout: NodeType, train: NodeType) -> Cluster:

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
-from rollmux.mux.hardware import standing_nodes
 from rollmux.mux.transitions import Job
 from rollmux.protocol.job_file import Submission
 from rollmux.service.controller import Errand
@@ -33,7 +32,7 @@ class Errands:
         self._way = asyncio.Lock()  # none forgets what another, who has had the name meanwhile, prints
         self._ends: set[asyncio.Task[None]] = set()  # of attempts that are over for the machine
         self._tell: Tell | None = None
-        self._pool_of = standing_nodes(machine.state.cluster)
+        self._pool_of = machine.state.cluster.fixed_nodes
 
     async def begin(self, tell: Tell) -> None:
         """Who still runs goes on; who is gone, though it should run, has failed."""

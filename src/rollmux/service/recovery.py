@@ -15,7 +15,7 @@ from rollmux.mux import image as images
 from rollmux.mux.cluster_machine import ClusterMachine, Entry
 from rollmux.mux.cluster_state import ClusterState, Rules
 from rollmux.mux.codec import decode, encode
-from rollmux.mux.hardware import Cluster, standing_nodes
+from rollmux.mux.hardware import Cluster
 from rollmux.mux.job_record import JobRecord
 from rollmux.mux.node_book import NodeState
 from rollmux.mux.policies import Policy
@@ -76,9 +76,9 @@ def recover(
 def _become(controller: Controller, journal: Journal, cluster: Cluster, now: float) -> None:
     """The cluster is this one from now on, which is written down before anybody hears of it."""
     state = controller.machine.state
-    before, standing = state.cluster, standing_nodes(cluster)
+    before, fixed = state.cluster, cluster.fixed_nodes
     counted = {pool.name for pool in cluster.pools if not pool.on_demand and pool.max_nodes is not None}
-    gone = [node for node, each in state.book.nodes.items() if each.pool in counted and node not in standing]
+    gone = [node for node, each in state.book.nodes.items() if each.pool in counted and node not in fixed]
     changes = ", ".join(_apart("cluster", encode(Cluster, before), encode(Cluster, cluster)))
     try:
         controller.tell(now, ev.ClusterChanged(cluster, tuple(gone)))
@@ -88,9 +88,9 @@ def _become(controller: Controller, journal: Journal, cluster: Cluster, now: flo
             "it was, or, once all jobs have ended, begin a new journal in another folder (and another schema)"
         ) from error
     if controller.pending:
-        log.info("the cluster is not what it was: %s", changes or f"without {', '.join(gone)}")
         batch, _, _ = controller.take()  # `errands_after` has its errands: none is run before the launcher has begun
         journal.append(batch)
+        log.info("the cluster is not what it was: %s", changes or f"without {', '.join(gone)}")
 
 
 def _apart(path: str, before: Any, after: Any) -> Iterator[str]:
