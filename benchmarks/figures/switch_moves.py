@@ -2,13 +2,14 @@
 
 A bare copy is one call of `copy_` between the same two pieces of memory, by as many threads, with the target in the
 same condition: working memory that the kernel has just taken back, or may take; host memory that is mapped. The
-system's own `memmove` of the whole stands beside it. On a processor ours load first and last by turns: in a virtual
-machine that hands free memory on to its host one of several loads has to wait for pages, always in the same place.
-The fastest turn of each is told beside the median: in such a machine most turns of either may have waited.
+system's own `memmove` of the whole stands beside it. In a virtual machine that hands free memory on to its host one of
+several loads has to wait for pages, by its place in the order: so loads go through all orders, and each is as often
+behind each other one. The fastest turn of each is told beside the median: there most turns of either may have waited.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle, islice, permutations
 from statistics import median
 
 import numpy as np
@@ -19,6 +20,7 @@ from benchmarks.figures.switch_jobs import Shape, built
 from benchmarks.harness import Row, seconds
 from rollmux.runtime.residency import Budget, Memory, Resident
 
+MEDIAN, FASTEST = "ours/bare", "ours/bare, fastest"
 Copy = Callable[[Tensor, Tensor], object]
 
 
@@ -32,17 +34,22 @@ class Lane:
         self.resident.load()
         self._pinned = pinned(self.resident.nbytes) if memory.device.type == "cuda" else None
 
-    def turn(self, ours_first: bool = False) -> dict[tuple[str, str], float]:
-        """Seconds of each way and means, in alternation; begins and ends on the device."""
+    def orders(self) -> list[tuple[str, ...]]:
+        """Of the loads of a turn."""
+        return list(permutations(("ours", *self.copies())))
+
+    def turn(self, order: Sequence[str]) -> dict[tuple[str, str], float]:
+        """Seconds of each way and means; begins and ends on the device."""
         self.touch()
-        taken = {("offload", means): self.bare_offload(copy) for means, copy in self.copies().items()}
+        copies = self.copies()
+        taken = {("offload", means): self.bare_offload(copy) for means, copy in copies.items()}
         taken["offload", "ours"] = seconds(self.resident.offload)
-        for ours in (ours_first, not ours_first):
-            if ours:
-                taken["load", "ours"] = seconds(self.resident.load)
+        for means in order:
+            if means == "ours":
+                taken["load", means] = seconds(self.resident.load)
                 taken["offload", "unchanged"] = seconds(self.resident.offload)
             else:
-                taken |= {("load", means): self.bare_load(copy) for means, copy in self.copies().items()}
+                taken["load", means] = self.bare_load(copies[means])
         self.resident.load()
         return taken
 
@@ -99,11 +106,11 @@ def moved(target: Tensor, source: Tensor) -> None:
 
 
 def moves(budget: Budget, shape: Shape, train: bool, memory: Memory, told: str, rounds: int) -> list[Row]:
-    """A row for each way: GB/s by each means, and how near ours come to a bare copy."""
+    """A row for each way: GB/s by each means, and how near ours come to a bare copy, by the median and the fastest."""
     lane = Lane(budget, shape, train, memory)
-    lane.turn()
-    by_turns = memory.device.type == "cpu"
-    turns = [lane.turn(ours_first=by_turns and number % 2 == 1) for number in range(rounds)]
+    orders = lane.orders()
+    lane.turn(orders[0])
+    turns = [lane.turn(order) for order in islice(cycle(orders), rounds)]
     nbytes = lane.resident.nbytes
     lane.resident.close()
     head = {"state": "train" if train else "rollout", "working memory": told, "MB": nbytes / 1e6}
@@ -117,5 +124,5 @@ def moves(budget: Budget, shape: Shape, train: bool, memory: Memory, told: str, 
         }
         over = median(turn[way, "bare"] / turn[way, "ours"] for turn in turns)
         fastest = min(turn[way, "bare"] for turn in turns) / min(turn[way, "ours"] for turn in turns)
-        rows.append({**head, "way": way, **speeds, "ours/bare": over, "ours/bare, fastest": fastest})
+        rows.append({**head, "way": way, **speeds, MEDIAN: over, FASTEST: fastest})
     return rows
