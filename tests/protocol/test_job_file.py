@@ -116,6 +116,15 @@ def test_a_folder_is_that_of_the_file_or_seen_from_there(tmp_path: Path, said: s
     assert Path(read_job_file(tmp_path / "job.yaml").folder) == tmp_path / meant
 
 
+def test_what_is_said_beside_a_file_counts_as_if_it_stood_there(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(json.dumps(JOB), encoding="utf-8")
+    found = read_job_file(tmp_path / "job.yaml", ["name=B", "rollout.nodes=2", "env.SEED='3'", "folder=sub"])
+    assert (found.job.id, found.job.rollout.nodes, found.job.train.nodes) == ("B", 2, 1)
+    assert (found.env, Path(found.folder)) == ((("SEED", "3"),), tmp_path / "sub")
+    with pytest.raises(InvalidSpec, match=r"rollout\.node'?.* nearest is nodes"):
+        read_job_file(tmp_path / "job.yaml", ["rollout.node=2"])
+
+
 def test_a_folder_may_be_an_address(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "folder": "s3://jobs/a.zip"}), encoding="utf-8")
     assert read_job_file(tmp_path / "job.yaml").folder == "s3://jobs/a.zip"

@@ -93,6 +93,7 @@ def test_a_dry_run_shows_the_place_and_the_price_and_submits_nothing(there: Serv
     assert data("submit", file, "--dry-run")["added_usd_per_hour"] == pytest.approx(7.13)
     assert data("status")["jobs"] == []
     said("submit", file)
+    assert "would get rollout-0, train-0" in said("submit", file, "name=other", "--dry-run")
     again = said("submit", file, "--dry-run")
     assert again == "Job asks has been submitted already, and would get no second place: `rollmux status asks`.\n"
 

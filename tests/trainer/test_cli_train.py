@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.cli import train as train_module
-from rollmux.trainer.job import LOCK
+from rollmux.trainer.job import LOCK, SETTINGS
+from rollmux.trainer.job_file import read_job_file
 from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.model import build_model, export_model
 from rollmux.trainer.settings import Model
@@ -64,6 +66,55 @@ def test_json_prints_what_each_step_came_to_and_resume_goes_on_from_there(tmp_pa
     assert set(found[0]["seconds"]) == {"rollout", "train"}
     kept = [json.loads(line) for line in (tmp_path / "out" / METRICS).read_text().splitlines()]
     assert kept == [{name: value for name, value in each.items() if name != "seconds"} for each in found]
+
+
+def test_what_is_said_beside_the_file_counts_and_is_kept_with_the_rest_as_a_file_that_repeats_the_run(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    said = ["steps=2", "batching.prompts=2", "optimiser.rate=1e-3"]
+    done = runner.invoke(app, ["train", job(tmp_path), *said, "--out", str(first)])
+    assert done.exit_code == 0, done.output
+    kept = yaml.safe_load((first / SETTINGS).read_text(encoding="utf-8"))
+    assert (kept["steps"], kept["batching"]["prompts"], kept["optimiser"]["rate"]) == (2, 2, 1e-3)
+    again = runner.invoke(app, ["train", str(first / SETTINGS), "--out", str(second)])
+    assert again.exit_code == 0, again.output
+    assert left_behind(second) == left_behind(first)
+
+
+def test_a_dry_run_prints_the_whole_job_and_leaves_nothing(tmp_path: Path) -> None:
+    call = ["train", job(tmp_path), "batching.prompts=2", "--steps", "9", "--out", str(tmp_path / "out"), "--dry-run"]
+    done, as_data = runner.invoke(app, call), runner.invoke(app, [*call, "--json"])
+    assert done.exit_code == as_data.exit_code == 0, done.output + as_data.output
+    assert yaml.safe_load(done.stdout) == json.loads(as_data.stdout)
+    (tmp_path / "whole.yaml").write_text(done.stdout, encoding="utf-8")
+    assert read_job_file(tmp_path / "whole.yaml") == tiny(
+        steps=9, warmup={"steps": 2, "batch": 32, "rate": 2e-3}, batching={"prompts": 2}
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_refuses_what_a_run_would(tmp_path: Path) -> None:
+    call = ["train", job(tmp_path), "rollout.max_length=31", "--out", str(tmp_path / "out"), "--dry-run"]
+    done = runner.invoke(app, call)
+    assert done.exit_code == 2
+    assert "job.rollout.max_length = 31: must be at least" in unframed(done.stderr)
+
+
+def test_trackers_hear_each_step_and_an_unknown_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "listening.py").write_text("heard = []\ndef tell(step, numbers): heard.append((step, numbers))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    call = ["train", job(tmp_path), "--out", str(tmp_path / "out"), "--steps", "2", "--track"]
+    refused = runner.invoke(app, [*call, "listenin:tell"])
+    assert refused.exit_code == 2
+    assert "options.track = 'listenin:tell'" in unframed(refused.stderr)
+    done = runner.invoke(app, [*call, "listening:tell", "--track", "listening:tell"])
+    assert done.exit_code == 0, done.output
+    heard = sys.modules.pop("listening").heard
+    assert [step for step, _ in heard] == [0, 0, 1, 1]
+    kept = [json.loads(line) for line in (tmp_path / "out" / METRICS).read_text().splitlines()]
+    assert [numbers["reward"] for _, numbers in heard[::2]] == [each["reward"] for each in kept]
+    assert all(numbers["seconds/train"] > 0 for _, numbers in heard)
 
 
 def test_a_wrong_file_is_refused_with_the_path_of_what_is_wrong(tmp_path: Path) -> None:

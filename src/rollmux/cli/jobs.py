@@ -11,7 +11,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from rollmux.cli.options import AsJson, Folder, Token, Url
+from rollmux.cli.options import AsJson, Changes, Folder, Token, Url
 from rollmux.cli.outputs import PIPED_WIDTH, console, show
 from rollmux.cli.refusals import refusals
 from rollmux.cli.remote import Remote, remote
@@ -31,6 +31,7 @@ NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name."
 
 def submit(
     file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job, as in examples/job.yaml.")],
+    changes: Changes = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the place and the price it would get now.")] = False,
     as_json: AsJson = False,
     url: Url = "",
@@ -39,7 +40,7 @@ def submit(
 ) -> None:
     """Submit a job. The same file may be submitted again: that changes nothing."""
     with refusals():
-        submission = read_job_file(file)
+        submission = read_job_file(file, changes or ())
     there = remote(url, token, folder)
     if dry_run:
         found = there.post(Quote, "/v1/quote", job_data(submission))

@@ -30,6 +30,12 @@ Folder = Annotated[
 Port = Annotated[
     int, typer.Option(min=0, max=65535, envvar="ROLLMUX_PORT", help="The controller's port; 0 takes one that is free.")
 ]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="As if it stood in the file; dots lead to a part's key.", show_default=False
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of text.")]
 JsonOut = Annotated[
     Path | None, typer.Option("--json", metavar="OUT", help="Write the figures as data; - prints only that.")

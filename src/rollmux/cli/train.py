@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +11,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rollmux.cli.options import Changes
 from rollmux.cli.outputs import console
 from rollmux.cli.refusals import refusals, why_not
 from rollmux.client import connect
 from rollmux.errors import InvalidSpec, RollmuxError
-from rollmux.trainer.job_file import read_job_file
+from rollmux.trainer.job_file import read_job_file, written_job
 from rollmux.trainer.settings import JobFile
 from rollmux.trainer.summary import in_words
 
@@ -30,24 +31,43 @@ LINES = 10
 def train(
     job: Annotated[Path, typer.Argument(metavar="FILE", help="The training job, as in examples/train.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="For metrics, checkpoints and the model.")],
+    changes: Changes = None,
     steps: Annotated[
         int, typer.Option(min=0, help="The updates to be made in all; 0 for as many as the file says.")
     ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what the folder holds, if anything.")] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACKER", help="Tell it each step: wandb, tensorboard, mlflow, trackio, or module:function."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Look through it all, and print the whole job; nothing is trained.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step.")] = False,
 ) -> None:
     """Train a model by reinforcement: roll out, update, sync, step after step, with a checkpoint after each."""
     with refusals():
-        settings = read_job_file(job)
-        out.mkdir(parents=True, exist_ok=True)
+        settings = read_job_file(job, changes or ())
+        if not dry_run:
+            out.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, steps=steps or settings.steps)
     try:
-        from rollmux.trainer.job import train as run  # noqa: PLC0415  torch, for whoever trains
+        from rollmux.trainer import job as training  # noqa: PLC0415  torch, for whoever trains
+        from rollmux.trainer.tracking import Tracking  # noqa: PLC0415  as above
     except ImportError as error:
         raise typer.BadParameter(f"{error.name} is missing: install rollmux[torch]") from error
     try:
-        with _bar(settings, shown=not as_json) as warmed_up, connect() as mux:
-            found = run(settings, out, mux, resume, [_tracker(settings, as_json)], warmed_up)
+        with ExitStack() as stack:
+            trackers = [stack.enter_context(closing(Tracking(name, settings, out))) for name in track or ()]
+            if dry_run:
+                training.look_through(settings)
+                typer.echo(json.dumps(asdict(settings), indent=1) if as_json else written_job(settings), nl=as_json)
+                return
+            warmed_up = stack.enter_context(_bar(settings, shown=not as_json))
+            mux = stack.enter_context(connect())
+            found = training.train(settings, out, mux, resume, [_tracker(settings, as_json), *trackers], warmed_up)
     except InvalidSpec as error:
         raise typer.BadParameter(str(error)) from error
     except RollmuxError as error:

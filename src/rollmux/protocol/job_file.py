@@ -3,7 +3,7 @@
 Memory is GB. Every problem of a description is reported at once, in the words and the units of the file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,14 @@ class Submission:
         return self.processes * self.ranks_per_process
 
 
-def read_job_file(path: str | Path) -> Submission:
-    """The job of a YAML file, or InvalidSpec with all that is wrong. Its folder is that of the file, if not said."""
+def read_job_file(path: str | Path, changes: Sequence[str] = ()) -> Submission:
+    """The job of a YAML file, or InvalidSpec with all that is wrong. Its folder is that of the file, if not said.
+
+    `changes` are as in `slo=1.5` and `rollout.nodes=2`.
+    """
     path = Path(path)
     subject = f"job file {str(path)!r}"
-    content = read_plain(path, subject, TO_SUBMIT)
+    content = read_plain(path, subject, TO_SUBMIT, changes)
     # An address is for a launcher that unpacks what is there.
     if isinstance(content, dict) and isinstance(folder := content.get("folder", ""), str) and "://" not in folder:
         content = {**content, "folder": str(path.parent.resolve() / folder)}

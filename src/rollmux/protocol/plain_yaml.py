@@ -1,12 +1,13 @@
 """YAML files as plain data. No key may be there twice: YAML would keep the last one in silence.
 
 A file that is of another kind than its reader wants is named: each of its keys would be a problem, and none the cause.
+What is said beside a file (`optimiser.rate=1e-4`) counts as if it stood there.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -35,20 +36,66 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what the loader would take for something else than a text, and escapes line breaks that are not ASCII's:
+    in any other form they are read as those are."""
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, '"' if _BREAKS & set(text) else None)
+
+
+_BREAKS = set("\x85\u2028\u2029")
+_Dumper.add_representer(str, _Dumper.represent_str)
+
 # JSON's numbers are YAML's since 1.2; what reads 1.1 takes 2e-05 for a text.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?[eE][-+]?\d+\Z", re.ASCII), list("-0123456789")
-)
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?[eE][-+]?\d+\Z", re.ASCII),
+        list("-0123456789"),
+    )
 
 
-def read_plain(path: Path, subject: str, wanted: str = "") -> object:
-    """What the file holds, or InvalidSpec about this subject, also where it is for something else than is wanted."""
-    content = _loaded(path, subject)
+def read_plain(path: Path, subject: str, wanted: str = "", changes: Sequence[str] = ()) -> object:
+    """What the file holds with these changes, or InvalidSpec about this subject, also where it is for something else
+    than is wanted."""
+    with path.open(encoding="utf-8-sig") as file:
+        content = _loaded(file, subject, "content")
     meant = _meant(content)
     if wanted and meant and wanted not in meant:
         problem = Problem("content", f"a file for `{meant[0]}`", f"one for `{wanted}`", f"give it to `{meant[0]}`")
         raise InvalidSpec(subject, (problem,))
+    for change in changes:
+        content = _changed(content, change, subject)
     return content
+
+
+def written_plain(data: Mapping[str, Any]) -> str:
+    """A file's text, from which `read_plain` reads the same data."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def _changed(content: object, change: str, subject: str) -> dict[str, Any]:
+    """The content with `KEY=VALUE`, where dots lead to a part's key, and the value is written as in the file."""
+    key, is_said, value = change.partition("=")
+    *parts, last = key.split(".")
+    if not is_said or not all((*parts, last)):
+        remedy = "as in batching.prompts=8, with values as in the file"
+        raise InvalidSpec(subject, (Problem("changes", change, "KEY=VALUE, with dots before a part's key", remedy),))
+    changed = inner = _part(content, "the file", change, subject)
+    for part in parts:
+        inner[part] = inner = _part(inner.get(part), part, change, subject)
+    inner[last] = _loaded(value, subject, key) if value else ""
+    return changed
+
+
+def _part(content: object, name: str, change: str, subject: str) -> dict[str, Any]:
+    """A copy: the content may be of an anchor, which stands at several places."""
+    if content is None:
+        return {}
+    if isinstance(content, dict):
+        return dict(content)
+    raise InvalidSpec(subject, (Problem("changes", change, f"keys in {name}, which has none", "give its value whole"),))
 
 
 def _meant(content: object) -> list[str]:
@@ -59,11 +106,10 @@ def _meant(content: object) -> list[str]:
     return [what for what, signs in _SIGNS.items() if signs & keys]
 
 
-def _loaded(path: Path, subject: str) -> object:
-    with path.open(encoding="utf-8-sig") as file:
-        try:
-            # A subclass of the safe loader. ValueError: dates and numbers that YAML takes for such, and bad UTF-8.
-            return yaml.load(file, _Loader)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            problem = Problem("content", " ".join(str(error).split()), "well-formed YAML in UTF-8", "mend it there")
-            raise InvalidSpec(subject, (problem,)) from error
+def _loaded(text: str | TextIO, subject: str, place: str) -> object:
+    try:
+        # A subclass of the safe loader. ValueError: dates and numbers that YAML takes for such, and bad UTF-8.
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = Problem(place, " ".join(str(error).split()), "well-formed YAML in UTF-8", "mend it there")
+        raise InvalidSpec(subject, (problem,)) from error

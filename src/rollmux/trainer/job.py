@@ -22,6 +22,7 @@ from rollmux.system import took_lock
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.device import berth_of, check_device
 from rollmux.trainer.errors import CheckpointRefused, RunExists
+from rollmux.trainer.job_file import written_job
 from rollmux.trainer.metrics import METRICS, Metrics, Tracker, record
 from rollmux.trainer.model import export_model
 from rollmux.trainer.parts import Parts, engine_of, model_of, objective
@@ -40,7 +41,7 @@ log = logging.getLogger("rollmux")
 
 # What may change between a run and its continuation: no update depends on it.
 FREE = ("name", "steps", "checkpoint_every")
-CHECKPOINTS, MODEL, LOCK = "checkpoints", "model", "lock"
+SETTINGS, CHECKPOINTS, MODEL, LOCK = "settings.yaml", "checkpoints", "model", "lock"
 # Beside a controller an attempt may follow one whose process, or the lock that its node had on a shared file system,
 # is not gone yet: NFS gives up the locks of a node that it does not hear of after 90 s.
 LOCK_PATIENCE_S, LOCK_POLL_S = 150.0, 0.2
@@ -74,10 +75,23 @@ def train(
     with _alone(folder, LOCK_PATIENCE_S if mux.attached else 0.0):
         run = _Run(job, folder, mux, roles, trackers, warmed_up)
         with closing(run.parts):
-            for step in range(run.begin(resume), job.steps):
+            first = run.begin(resume)
+            (folder / SETTINGS).write_text(written_job(job), encoding="utf-8")
+            for step in range(first, job.steps):
                 run.step(step)
             run.parts.done()
         return run.leave_behind()
+
+
+def look_through(job: JobFile) -> None:
+    """Refuses what `train` refuses before anything is computed, but for what is in its folder."""
+    checks = Checks("job")
+    check_device(checks, job.model.device, False)
+    checks.require()
+    task = build_task(job.task, job.seed, job.model.path)
+    looked_through(job, task, model_of(job, task))
+    if Kind.JUDGE in task.needs.kinds:
+        judge_digest(Path(job.rewards.judge))
 
 
 class _Run:

@@ -5,15 +5,15 @@ Every problem of a file is reported at once, with its path; an unknown key is on
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from rollmux.checks import Checks, one_of
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.packer import batching_problems
-from rollmux.protocol.plain_yaml import TO_TRAIN, read_plain
+from rollmux.protocol.plain_yaml import TO_TRAIN, read_plain, written_plain
 from rollmux.runtime.sandbox import Concern
 from rollmux.trainer.settings import LEAST_CLIP, Batching, Bounds, JobFile, Objective
 
@@ -22,11 +22,16 @@ MAX_TEXT = 4096
 _HALF = re.compile(r"[\ud800-\udfff]")  # of a surrogate pair, which YAML's escapes can write and no tokenizer reads
 
 
-def read_job_file(path: str | Path) -> JobFile:
-    """The job of a YAML file, or InvalidSpec with all that is wrong."""
+def read_job_file(path: str | Path, changes: Sequence[str] = ()) -> JobFile:
+    """The job of a YAML file, or InvalidSpec with all that is wrong. `changes` are as in `optimiser.rate=1e-4`."""
     path = Path(path)
     subject = f"job file {str(path)!r}"
-    return read_job(read_plain(path, subject, TO_TRAIN), subject)
+    return read_job(read_plain(path, subject, TO_TRAIN, changes), subject)
+
+
+def written_job(job: JobFile) -> str:
+    """A file that says all of it."""
+    return written_plain(asdict(job))
 
 
 def read_job(content: object, subject: str = "job") -> JobFile:

@@ -11,14 +11,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
 
-import yaml
-
 from rollmux.errors import RollmuxError
+from rollmux.trainer.job_file import written_job
 from rollmux.trainer.settings import JobFile, Model, Warmup
 
 # Seconds of an update: a switch is then 1 or 2 % of a phase, and 30 steps are made in less than a minute.
@@ -105,7 +104,7 @@ def fit(folder: Path, jobs: Sequence[JobFile]) -> tuple[Fit, list[JobFile]]:
 def _rehearsal(folder: Path, job: JobFile) -> Iterator[subprocess.Popen[bytes]]:
     """It is gone at the end, however that comes."""
     folder.mkdir(parents=True)
-    (folder / JOB).write_text(yaml.safe_dump(asdict(job), sort_keys=False), encoding="utf-8")
+    (folder / JOB).write_text(written_job(job), encoding="utf-8")
     words = [sys.executable, "-m", "rollmux.cli.woven.rehearsal", str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # a node is a core
     with (folder / LOG).open("wb") as said:

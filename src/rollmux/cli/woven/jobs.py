@@ -6,14 +6,13 @@ responses have lengths and take time, and nothing is learnt.
 
 import json
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rollmux.cli.woven.floor import ROLLMUX
+from rollmux.trainer.job_file import written_job
 from rollmux.trainer.settings import Batching, JobFile, Model, Optimiser, Rollout, Sampling, Task, Warmup
 
 # What is said of a phase before it was ever measured: alone a job is in nobody's way, whatever it takes.
@@ -51,7 +50,7 @@ class DemoJob:
         """What the controller is told. Everything that the job reads and writes is in the folder."""
         folder.mkdir(parents=True)
         file = folder / "job.yaml"
-        file.write_text(yaml.safe_dump(asdict(self.settings), sort_keys=False), encoding="utf-8")
+        file.write_text(written_job(self.settings), encoding="utf-8")
         out = folder / "out"
         commands = {
             Engine.SLOTS: [*ROLLMUX, "train", str(file), "--out", str(out), "--resume", "--json"],
