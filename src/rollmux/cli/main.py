@@ -20,6 +20,7 @@ _WHERE = {
     "sweep": "sweep:sweep",
     "job-sim": "job_sim:job_sim",
     "train": "train:train",
+    "evaluate": "evaluate:evaluate",
     "serve": "serve:serve",
     "env": "remote:env",
     "submit": "jobs:submit",

@@ -39,6 +39,29 @@ def all_refusals() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from error
 
 
+@contextmanager
+def run_refusals() -> Iterator[None]:
+    """What ends a run: what was asked for and can't be is a wrong parameter, and all else an error of its own."""
+    try:
+        yield
+    except InvalidSpec as error:
+        raise typer.BadParameter(str(error)) from error
+    except BrokenPipeError:
+        raise  # who reads has enough
+    except (RollmuxError, OSError) as error:
+        typer.echo(f"Error: {why_not(error)}", err=True)
+        raise typer.Exit(1) from error
+
+
+@contextmanager
+def torch_wanted() -> Iterator[None]:
+    """Around the imports of what computes."""
+    try:
+        yield
+    except ImportError as error:
+        raise typer.BadParameter(f"{error.name} is missing: install rollmux[torch]") from error
+
+
 def why_not(error: RollmuxError | OSError) -> str:
     """What the system says, of which file; or what we say ourselves."""
     if not isinstance(error, OSError):

@@ -13,9 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rollmux.cli.options import Changes
 from rollmux.cli.outputs import console
-from rollmux.cli.refusals import refusals, why_not
+from rollmux.cli.refusals import refusals, run_refusals, torch_wanted
 from rollmux.client import connect
-from rollmux.errors import InvalidSpec, RollmuxError
 from rollmux.trainer.job_file import read_job_file, written_job
 from rollmux.trainer.settings import JobFile
 from rollmux.trainer.summary import in_words
@@ -53,31 +52,18 @@ def train(
         if not dry_run:
             out.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, steps=steps or settings.steps)
-    try:
+    with torch_wanted():
         from rollmux.trainer import job as training  # noqa: PLC0415  torch, for whoever trains
         from rollmux.trainer.tracking import Tracking  # noqa: PLC0415  as above
-    except ImportError as error:
-        raise typer.BadParameter(f"{error.name} is missing: install rollmux[torch]") from error
-    try:
-        with ExitStack() as stack:
-            trackers = [stack.enter_context(closing(Tracking(name, settings, out))) for name in track or ()]
-            if dry_run:
-                training.look_through(settings)
-                typer.echo(json.dumps(asdict(settings), indent=1) if as_json else written_job(settings), nl=as_json)
-                return
-            warmed_up = stack.enter_context(_bar(settings, shown=not as_json))
-            mux = stack.enter_context(connect())
-            found = training.train(settings, out, mux, resume, [_tracker(settings, as_json), *trackers], warmed_up)
-    except InvalidSpec as error:
-        raise typer.BadParameter(str(error)) from error
-    except RollmuxError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from error
-    except BrokenPipeError:
-        raise  # who reads has enough
-    except OSError as error:
-        typer.echo(f"Error: {why_not(error)}", err=True)
-        raise typer.Exit(1) from error
+    with run_refusals(), ExitStack() as stack:
+        trackers = [stack.enter_context(closing(Tracking(name, settings, out))) for name in track or ()]
+        if dry_run:
+            training.look_through(settings)
+            typer.echo(json.dumps(asdict(settings), indent=1) if as_json else written_job(settings), nl=as_json)
+            return
+        warmed_up = stack.enter_context(_bar(settings, shown=not as_json))
+        mux = stack.enter_context(connect())
+        found = training.train(settings, out, mux, resume, [_tracker(settings, as_json), *trackers], warmed_up)
     if found is not None and not as_json:
         typer.echo("\n".join([*in_words(found), f"Written: {out}"]))
 

@@ -69,7 +69,7 @@ class Parts:
         job, task = self._job, self.task
         data = Data(len(task), job.seed, position)
         engines = [self._engine(number) for number in range(job.rollout.workers)]
-        scorer = self._scorer(rewards)
+        scorer = scorer_of(job, task, rewards)
         most = min(job.rollout.max_length, self.model.config.max_position_embeddings)
         made = Rollout(engines, batcher, data, task, scorer, job.sampling, most, job.seed, self._early(), lengths)
         if self._leased:
@@ -86,12 +86,6 @@ class Parts:
         policy = StreamPolicy(StreamSettings(job.sampling.max_tokens)) if frees else None
         responses = batching.prompts * batching.responses
         return Early(self.learner, most, responses, policy, job.rollout.room_tokens) if most else None
-
-    def _scorer(self, state: dict[str, Any]) -> Scorer:
-        rewards = self._job.rewards
-        if rewards.scorer == "direct" and isinstance(self.task, MadeTask):
-            return Direct(self.task.reward, self.task.reply)
-        return open_pooled(rewards, self.task, state)
 
     def _engine(self, number: int) -> Engine:
         version = self.learner.version
@@ -179,6 +173,13 @@ def engine_of(job: said.JobFile, model: Any, version: int, beside: int = 1) -> E
         threads = max(1, torch.get_num_threads() // beside)
         return EngineBeside(partial(slots, model, limits), version, threads)
     return slots(model, limits, version, packed=None if job.model.device == "cpu" else False)
+
+
+def scorer_of(job: said.JobFile, task: Task, state: dict[str, Any]) -> Scorer:
+    """Of the task's answers, with what a checkpoint knows of their scoring."""
+    if job.rewards.scorer == "direct" and isinstance(task, MadeTask):
+        return Direct(task.reward, task.reply)
+    return open_pooled(job.rewards, task, state)
 
 
 def objective(settings: said.Objective, responses: int) -> Objective:

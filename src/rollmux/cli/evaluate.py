@@ -1,0 +1,59 @@
+"""`rollmux evaluate`: what a model's answers to a job's prompts are worth."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from rollmux.cli.options import Changes
+from rollmux.cli.outputs import HERE, require_writable, show, write_text
+from rollmux.cli.refusals import refusals, run_refusals, torch_wanted
+from rollmux.trainer.job_file import read_job_file
+
+if TYPE_CHECKING:
+    from rollmux.trainer.evaluation import Answer
+
+
+def evaluate(
+    job: Annotated[Path, typer.Argument(metavar="FILE", help="A training job, as for `rollmux train`.")],
+    changes: Changes = None,
+    samples: Annotated[int, typer.Option(min=1, max=10_000, help="The answers to each prompt.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="For the answers, a line of JSON each; - prints only them."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
+) -> None:
+    """Ask a model each prompt of a job, and say what its answers are worth. Nothing is trained.
+
+    Changes say which model and whose prompts: model.path=runs/one/model task.path=others.jsonl.
+    """
+    with refusals():
+        settings = read_job_file(job, changes or ())
+    require_writable("--out", out)
+    with torch_wanted():
+        from rollmux.trainer import evaluation  # noqa: PLC0415  torch, for whoever computes
+    answers = list["Answer"]()
+    screen = Console(stderr=True)
+    with run_refusals(), Progress(console=screen, transient=True, disable=as_json or not screen.is_terminal) as bar:
+        task = bar.add_task("answers", total=None)
+
+        def heard(answer: "Answer") -> None:
+            answers.append(answer)
+            bar.advance(task)
+
+        found = evaluation.evaluate(settings, samples, heard)
+    if out is not None:
+        lines = [json.dumps(asdict(each)) for each in sorted(answers, key=lambda each: (each.prompt, each.sample))]
+        write_text("\n".join([*lines, ""]), out)
+    if out != HERE:
+        show(found, as_json, evaluation.in_words(found, samples), *_failures(answers))
+
+
+def _failures(answers: "list[Answer]") -> list[str]:
+    """The first of them is an example."""
+    return [f"The first that failed: {each.failed}" for each in answers if each.failed][:1]

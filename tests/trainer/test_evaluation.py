@@ -1,0 +1,177 @@
+"""What a model is worth: each prompt is asked, answers are the seed's, and one without a reward is no zero."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from rollmux.cli import app
+from rollmux.trainer import evaluation
+from rollmux.trainer.errors import RolloutStuck
+from rollmux.trainer.evaluation import Answer, Worth, evaluate, in_words, worth
+from rollmux.trainer.model import build_model, export_model
+from rollmux.trainer.settings import JobFile, Model
+from rollmux.trainer.tasks import Arithmetic, build_task
+from rollmux.trainer.workers import Workers
+from tests.trainer.dialogues import Talks
+from tests.trainer.jobs import TINY, tiny
+
+runner = CliRunner()
+EXACT: Mapping[str, Any] = {"task": {"prompts": 6}, "model": {"dtype": "float64"}}
+
+
+def asked(job: JobFile, samples: int = 1) -> tuple[Worth, dict[tuple[int, int], Answer]]:
+    heard = list[Answer]()
+    found = evaluate(job, samples, heard.append)
+    answers = {(each.prompt, each.sample): each for each in heard}
+    assert len(answers) == len(heard)
+    return found, answers
+
+
+def test_each_prompt_is_asked_so_many_times_and_scored_as_its_task_does() -> None:
+    job = tiny(**EXACT)
+    task = build_task(job.task, job.seed)
+    assert isinstance(task, Arithmetic)
+    found, answers = asked(job, 3)
+    assert set(answers) == {(prompt, sample) for prompt in range(6) for sample in range(3)}
+    assert found == worth(list(answers.values()))
+    assert len({each.said for each in answers.values()}) > 12  # each is drawn by itself
+    for (prompt, _), each in answers.items():
+        assert each.asked == task.prompt(prompt)
+        (said,) = map(str, each.said)
+        assert each.reward == task.reward(prompt, said)
+        assert 0 < each.tokens <= job.sampling.max_tokens
+        assert each.cut == (not said.endswith(";"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rollout": {"workers": 2}},
+        {"rewards": {"scorer": "pool"}},
+        {"rollout": {"running": 2}},
+    ],
+    ids=["workers", "pool", "few at once"],
+)
+def test_answers_are_the_seeds_whoever_draws_and_scores_them(other: Mapping[str, Any]) -> None:
+    assert asked(tiny(**EXACT, **other), 2) == asked(tiny(**EXACT), 2)
+
+
+def test_another_seed_asks_other_prompts() -> None:
+    _, one = asked(tiny(**EXACT, seed=1))
+    _, other = asked(tiny(**EXACT, seed=2))
+    assert [each.asked for each in one.values()] != [each.asked for each in other.values()]
+
+
+def test_the_model_of_a_folder_is_asked(tmp_path: Path) -> None:
+    shape = Model(hidden=16, layers=1, heads=2, dtype="float64")
+    torch.manual_seed(0)
+    task = build_task(tiny(**EXACT).task, 0)
+    export_model(build_model(shape, task.tokenizer.vocabulary, 48, seed=7), tmp_path)
+    _, there = asked(tiny(task=EXACT["task"], model={"path": str(tmp_path)}))
+    _, new = asked(tiny(**EXACT))
+    assert {each.said for each in there.values()} != {each.said for each in new.values()}
+
+
+@pytest.mark.parametrize("scorer", ["direct", "pool"])
+def test_answers_may_have_turns(scorer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def talks(*given: Any) -> Talks:
+        plain = build_task(*given)
+        assert isinstance(plain, Arithmetic)
+        return Talks("answered", plain)
+
+    monkeypatch.setattr(evaluation, "build_task", talks)
+    _, answers = asked(tiny(**EXACT, rewards={"scorer": scorer}), 4)
+    turns = [len(each.said) for each in answers.values()]
+    assert all(count % 2 for count in turns)
+    assert max(turns) > 1
+
+
+def test_an_answer_without_a_reward_is_no_zero_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = Arithmetic.reward
+
+    def fails(self: Arithmetic, number: int, *said: Any) -> float:
+        if number % 2:
+            raise ValueError("unreadable")
+        return reward(self, number, *said) + 1.0
+
+    monkeypatch.setattr(Arithmetic, "reward", fails)
+    found, answers = asked(tiny(**EXACT), 2)
+    failed = [each for each in answers.values() if each.reward is None]
+    assert {each.prompt % 2 for each in failed} == {1}
+    assert found.failed == len(failed) == 6
+    assert found.reward is not None
+    assert found.reward >= 1.0
+    assert all("prompt number" in each.failed and "unreadable" in each.failed for each in failed)
+
+
+def test_an_engine_that_loses_a_request_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers, "launch", lambda self, request: None)
+    with pytest.raises(RolloutStuck, match="6 answers never ended"):
+        asked(tiny(**EXACT))
+
+
+rewards = st.floats(-2, 2) | st.none()
+
+
+@given(st.lists(st.lists(rewards, min_size=2, max_size=2), min_size=1, max_size=5))
+def test_means_are_those_of_prompts_that_have_a_reward(given_rewards: list[list[float | None]]) -> None:
+    answers = [
+        Answer(prompt, sample, "", ("",), prompt + 1, sample == 1, reward)
+        for prompt, both in enumerate(given_rewards)
+        for sample, reward in enumerate(both)
+    ]
+    found = worth(answers)
+    scored = [[each for each in both if each is not None] for both in given_rewards]
+    scored = [both for both in scored if both]
+    assert (found.prompts, found.answers) == (len(given_rewards), 2 * len(given_rewards))
+    assert found.reward == (pytest.approx(fmean(map(fmean, scored))) if scored else None)
+    assert found.best == (pytest.approx(fmean(map(max, scored))) if scored else None)
+    assert (found.error is None) == (len(scored) < 2)
+    assert found.failed == sum(both.count(None) for both in given_rewards)
+    assert found.cut == len(given_rewards)
+    assert f"{found.failed} failed" in in_words(found, 2)
+
+
+def job(folder: Path) -> str:
+    path = folder / "job.yaml"
+    path.write_text(json.dumps({**TINY, "task": {**TINY["task"], "prompts": 5}}), encoding="utf-8")
+    return str(path)
+
+
+def test_the_command_tells_what_it_found_and_keeps_the_answers(tmp_path: Path) -> None:
+    call, out = ["evaluate", job(tmp_path), "--samples", "2"], tmp_path / "answers.jsonl"
+    told, data = runner.invoke(app, [*call, "--out", str(out)]), runner.invoke(app, [*call, "--json"])
+    assert told.exit_code == data.exit_code == 0, told.output + data.output
+    found, lines = json.loads(data.stdout), [json.loads(line) for line in out.read_text().splitlines()]
+    assert told.stdout.startswith(f"5 prompts, 2 answers each: reward {found['reward']:.3f}")
+    assert [(each["prompt"], each["sample"]) for each in lines] == [(n, s) for n in range(5) for s in range(2)]
+    assert fmean(each["reward"] for each in lines) == pytest.approx(found["reward"])
+    alone = runner.invoke(app, [*call, "--out", "-"])
+    assert alone.stdout == out.read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"job.yaml", "answers.jsonl"}
+
+
+def test_the_command_says_what_failed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> float:
+        raise ValueError("unreadable")
+
+    monkeypatch.setattr(Arithmetic, "reward", fails)
+    done = runner.invoke(app, ["evaluate", job(tmp_path)])
+    assert done.exit_code == 0
+    assert "no reward; " in done.stdout
+    assert "The first that failed: prompt number " in done.stdout
+
+
+@pytest.mark.parametrize("change", ["rollout.max_length=31", "model.path=nowhere", "task.nam=guessing"])
+def test_what_a_run_would_refuse_is_refused(tmp_path: Path, change: str) -> None:
+    done = runner.invoke(app, ["evaluate", job(tmp_path), change])
+    assert done.exit_code in (1, 2)
+    assert change.partition("=")[0] in done.stderr
