@@ -14,8 +14,12 @@ CHECKERS := $(CORES)
 unexport PYTHONDONTWRITEBYTECODE
 BENCHMARKS := $(filter-out __init__ controllers harness populations,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
+GPU_TESTS := $(addprefix tests/runtime/residency/test_,cuda.py checksum.py visitor.py) tests/runtime/judge \
+    $(addprefix tests/runtime/engine/test_,slots_exact.py engine_life.py histories.py rests.py twins.py) \
+    tests/trainer/test_devices.py
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick test-slow lint format bench clean
+.PHONY: help setup demo test quick test-slow test-gpu lint format bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' Makefile
@@ -34,6 +38,11 @@ quick: $(INSTALLED) ## The quick tests alone
 test-slow: $(INSTALLED) ## The tests that take minutes, and all properties with all their examples
 	$(BIN)/pytest -m slow -o faulthandler_timeout=0
 	$(BIN)/pytest --hypothesis-profile=thorough -n $(WORKERS) --dist worksteal
+
+test-gpu: $(INSTALLED) ## What wants a GPU: tests with models on it, and moves to and from it
+	@$(BIN)/python -c "import sys, torch; torch.cuda.is_available() or sys.exit('torch sees no GPU here')"
+	ROLLMUX_TEST_DEVICE=cuda $(BIN)/pytest $(GPU_TESTS)
+	$(BIN)/python -m benchmarks.switch --gpu-only
 
 lint: $(INSTALLED) ## Formatting, lint, types, import rules
 	$(BIN)/ruff format --check
