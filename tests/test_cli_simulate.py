@@ -312,6 +312,23 @@ def test_the_bound_is_of_all_the_work_at_its_bounds(jobs: Path, more: tuple[str,
     assert (found is not None) == known
 
 
+def test_jobs_for_which_there_can_be_no_place_are_named_with_what_they_want(tmp_path: Path) -> None:
+    jobs, cluster = tmp_path / "jobs.csv", tmp_path / "cluster.yaml"
+    wide = [f"wide{number},0,5,100,100,1.2,1,3,4\n" for number in range(7)]
+    jobs.write_text(f"{HEADER},staleness,rollout_nodes,train_nodes\n{''.join(wide)}", encoding="utf-8")
+    node = "{name: some, gpus: 8, usd_per_gpu_hour: 2.0, hbm_gb: 80, host_memory_gb: 1000}"
+    cluster.write_text(f"shared: {{node: {node}, max_nodes: 6}}\n", encoding="utf-8")
+    code, output = simulate("--workload", jobs, "--cluster", cluster, "--policy", "paper")
+    assert code == 0, output
+    said = " ".join(output.split())
+    assert "paper: 7 jobs never had a place: wide0, wide1, wide2, wide3, wide4 …." in said
+    assert "paper refused wide4: job = 'wide4': must be a job for which policy paper has a place" in said
+    assert "6 free nodes, 7 are needed" in said
+    assert "paper refused 2 more." in said
+    found = figures("--workload", jobs, "--cluster", cluster, "--policy", "paper")["policies"]["paper"]["per_job"]
+    assert "7 are needed" in found[0]["refused"]
+
+
 @pytest.mark.parametrize("content", ["rollout: {}\n", "- 1\n", "rollout: {nod: 1}\n", "\x00", ": :\n", ""])
 def test_a_bad_cluster_file_is_refused(jobs: Path, tmp_path: Path, content: str) -> None:
     path = tmp_path / "cluster.yaml"

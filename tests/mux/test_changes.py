@@ -121,6 +121,29 @@ def test_a_job_in_line_is_not_left_there_for_ever() -> None:
     become(world, with_pool(FINITE, "rollout", max_nodes=4))
 
 
+def test_a_job_in_line_is_not_left_without_any_place_that_it_could_have() -> None:
+    six, seven = (Cluster(pool, pool) for pool in (Pool("gpu", DEAR, max_nodes=6), Pool("gpu", DEAR, max_nodes=7)))
+    world = World(seven, policy=RollmuxPolicy(max_group=1))
+    overlapping = {"rollout": PhaseSpec(50.0, 3), "train": PhaseSpec(50.0, 4), "slo": 1.2, "staleness": 1}
+    world.tell(ev.JobSubmitted(job("A")))
+    world.tell(ev.JobSubmitted(job("B", **overlapping)))
+    assert world.machine.state.backlog == ["B"]
+    assert "pool gpu has 6 free nodes, 7 are needed" in refused(world, six)
+    world.tell(ev.JobCancelled("B"))
+    become(world, six)
+
+
+def test_a_job_that_has_no_other_place_already_keeps_nothing_from_changing() -> None:
+    """It may be found to take longer than it said, long after it was given the place that it has."""
+    one = Pool("gpu", DEAR, max_nodes=1)
+    world = World(Cluster(one, one))
+    world.run(job("A", staleness=1, slo=1.8, train=PhaseSpec(30.0, 1)))
+    dearer = replace(DEAR, usd_per_gpu_hour=6.0)
+    world.tell(ev.JobProfiled("A", 1, 50.0, 30.0, 0.0, rollout_switch_s=(20.0, 0.0)))
+    for pool in (Pool("gpu", dearer, max_nodes=1), Pool("gpu", dearer, max_nodes=2)):
+        become(world, Cluster(pool, pool))
+
+
 def test_memory_may_be_less_as_far_as_jobs_leave_it_free() -> None:
     world = World()
     heavy = PhaseSpec(50.0, 1, resident_bytes=300 * GB)

@@ -253,6 +253,7 @@ def _bound_usd(workload: Workload, settings: Settings, realised: str) -> float |
     return workload_bound_usd(workload, settings.cluster, settings.max_group or None)
 
 
+_SHOWN = 5
 # What the names of some columns do not tell.
 _COLUMNS = {
     "worst": "Worst: slowdown over SLO of the unluckiest job.",
@@ -311,6 +312,10 @@ def _notes(run: Run, struck: bool) -> Iterator[str]:
     homeless = [job.job for job in outcome.jobs if not job.group]
     if homeless:
         yield f"{outcome.policy}: {len(homeless)} jobs never had a place: {_some(homeless)}."
+    refused = [f"{outcome.policy} refused {job.job}: {job.refused}." for job in outcome.jobs if job.refused]
+    yield from refused[:_SHOWN]
+    if refused[_SHOWN:]:
+        yield f"{outcome.policy} refused {len(refused) - _SHOWN} more."
     failed = [job.job for job in outcome.jobs if job.failed]
     if failed:
         how = f"failed or lost nodes {MOST_ATTEMPTS} times and were given up"
@@ -327,7 +332,7 @@ def _notes(run: Run, struck: bool) -> Iterator[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+    return ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
 
 
 def _per(value: float, base: float, form: str) -> str:

@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rollmux.errors import Problem
 from rollmux.mux.cluster_state import ClusterState
+from rollmux.mux.feasible import place_problems
 from rollmux.mux.hardware import Cluster
+from rollmux.mux.job import JobSpec
 from rollmux.mux.plan import memory_problem
 from rollmux.mux.validation import cluster_problems, job_problems
 
@@ -45,8 +48,14 @@ def _of_nodes(state: ClusterState, cluster: Cluster, gone: tuple[str, ...]) -> I
 
 def _of_jobs(state: ClusterState, cluster: Cluster) -> Iterator[str]:
     for record in state.jobs.values():
-        for problem in job_problems(record.job, cluster):
+        for problem in job_problems(record.job, cluster) or _of_place(state, cluster, record.job):
             yield f"job {record.job.id}: {problem}"
+
+
+def _of_place(state: ClusterState, cluster: Cluster, job: JobSpec) -> tuple[Problem, ...]:
+    """What leaves a job without any place that it could ever have, if that is the change."""
+    problems = place_problems(job, cluster, state.policy)
+    return () if problems and place_problems(job, state.cluster, state.policy) else problems
 
 
 def _of_memory(state: ClusterState, cluster: Cluster) -> Iterator[str]:

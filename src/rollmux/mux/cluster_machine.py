@@ -15,6 +15,7 @@ from rollmux.mux import events as ev
 from rollmux.mux.changes import change_problems
 from rollmux.mux.cluster_state import Checks, ClusterState, Commands, Rules
 from rollmux.mux.commands import Command, Refuse, Stop
+from rollmux.mux.feasible import place_problems
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.invariants import check_all, check_seat
 from rollmux.mux.job import JobSpec
@@ -117,7 +118,11 @@ class ClusterMachine:
         problems = job_problems(job, state.cluster)
         if problems:
             return tuple(map(str, problems))
-        if len(state.backlog) >= state.rules.max_queued and job.id not in state.jobs and job.id not in state.ended:
+        if job.id in state.jobs or job.id in state.ended:
+            return ()
+        if problems := place_problems(job, state.cluster, state.policy):
+            return tuple(map(str, problems))
+        if len(state.backlog) >= state.rules.max_queued:
             return (f"{len(state.backlog)} jobs are waiting already, which is the limit",)
         return ()
 

@@ -26,6 +26,11 @@ def why_queued(decision: Decision) -> str:
     return "no group can take it in, and there are no nodes for a group of its own"
 
 
+def why_nowhere(decision: Decision) -> str:
+    """What every place lacks that was tried for a job that has none."""
+    return "; ".join(_reason(candidate, str).removesuffix(".") for candidate in decision.candidates)
+
+
 def in_line(before: int) -> str:
     """Why a job has no place yet whose turn to be tried has not come."""
     return f"{before} jobs are in line before it"

@@ -62,6 +62,7 @@ class Books:
         self.pools = {pool.name: PoolBook(pool.node_type.usd_per_hour) for pool in cluster.pools}
         self.kinds = {PhaseKind.ROLLOUT: cluster.rollout.name, PhaseKind.TRAIN: cluster.train.name}
         self.first: dict[str, Admission] = {}
+        self.refused: dict[str, tuple[str, ...]] = {}
         self.moves: Counter[str] = Counter()
         self.restarts: Counter[str] = Counter()
         self.moving: set[str] = set()  # stopped in order to move, and not launched again yet
@@ -97,6 +98,8 @@ class Books:
             self.pools[command.pool].down(command.node, now)
         elif isinstance(command, cmd.Admit):
             self._admitted(now, command)
+        elif isinstance(command, cmd.Refuse):
+            self.refused[command.job_id] = command.reasons
         elif isinstance(command, cmd.Stop):
             record = self.machine.state.jobs.get(command.job_id)
             if record is not None and record.then is JobOn.GONE_MOVE:

@@ -14,7 +14,8 @@ class JobOutcome:
 
     Where its phases were played, its first iteration may take `ramp_s` longer, as it does alone: neither time has that.
     It began again `moves` times because it was moved to another place, and `restarts` times after a fault; it `failed`
-    if it was given up in the end. What it did not come to, its start or an iteration, has no time: None.
+    if it was given up in the end. What it did not come to, its start or an iteration, has no time: None. `refused` is
+    why it was not let into the line.
     """
 
     job: str
@@ -32,6 +33,7 @@ class JobOutcome:
     restarts: int = 0
     failed: bool = False
     ramp_s: float = 0.0
+    refused: str = ""
 
     @property
     def over_slo(self) -> float:

@@ -192,6 +192,7 @@ def _job_outcome(arrival: Arrival, cast: Cast, books: Books, paced: bool) -> Job
         restarts=books.restarts[name],
         failed=name in cast.failed,
         ramp_s=ramp_s,
+        refused="; ".join(books.refused.get(name, ())),
     )
 
 
