@@ -13,7 +13,6 @@ from rollmux.service.host import Host
 from rollmux.service.journal import Image
 from rollmux.service.metrics import Metrics
 from rollmux.service.recovery import recover
-from rollmux.service.tally import Tally
 from rollmux.service.views import cluster_view
 from tests.service.memory_journal import MemoryJournal
 from tests.service.serving import PAIR, served
@@ -49,8 +48,7 @@ def test_a_job_that_has_lost_its_place_is_in_line_since_then() -> None:
 
 def test_of_a_job_that_is_gone_no_wait_is_remembered_though_nobody_has_looked() -> None:
     controller, _ = recover(MemoryJournal(), STANDING, RollmuxPolicy(), RULES)
-    tally = Tally(lambda *_: None)
-    controller.noted = tally.note
+    tally = controller.tally
     for pool in ("rollout", "train"):
         controller.tell(1.0, ev.NodeJoined(f"{pool}-0", pool))
     for name in "AB":
@@ -63,6 +61,16 @@ def test_of_a_job_that_is_gone_no_wait_is_remembered_though_nobody_has_looked() 
     controller.tick(1000.0)  # nobody has said that its processes are gone
     assert list(controller.machine.state.ended) == ["B"]
     assert "B" not in tally.waits
+
+
+def test_a_cluster_that_is_another_than_before_the_start_is_counted(tmp_path: Path) -> None:
+    with served(tmp_path, PAIR) as there:
+        token = there.admin
+    dearer = replace(PAIR.train, node_type=replace(PAIR.train.node_type, usd_per_gpu_hour=9.0))
+    for cluster, count in ((Cluster(PAIR.rollout, dearer), 1.0), (Cluster(PAIR.rollout, dearer), 0.0)):
+        with served(tmp_path, cluster) as there:
+            lines = there.call("GET", "/metrics", token=token).text.splitlines()
+            assert f'rollmux_events_total{{event="ClusterChanged"}} {count}' in lines
 
 
 def test_what_a_start_finds_is_counted(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from rollmux.service.history import History
 from rollmux.service.journal import Batch, Owned, Record, checksum
 from rollmux.service.live import Live, gone
 from rollmux.service.processes import Processes
+from rollmux.service.tally import Tally
 
 # How often jobs are looked for that have gone silent.
 LOOK_S = 5.0
@@ -74,7 +75,7 @@ class Controller:
         self.beats: dict[int, ev.Heartbeat] = {}  # signs of life since the last tick, by lease
         self._wake_at = -inf  # no tick is due before
         self._next_look = 0.0  # for jobs that have gone silent
-        self.noted: Callable[[float, ev.Event, Sequence[cmd.Command]], object] = _unheard  # hears what changes
+        self.tally = Tally()
         for job_id, live in self.jobs.items():
             live.version = machine.state.ledger.seq + 1  # above whatever an earlier life has told
             record = machine.state.jobs.get(job_id)
@@ -107,7 +108,7 @@ class Controller:
             self.jobs[event.job_id].over(event.attempt, event.reason)
         self._route(commands)
         self.history.heard(now, event, commands)
-        self.noted(now, event, commands)
+        self.tally.note(now, event, commands)
         self.pending.append(record)
 
     def tick(self, now: float) -> None:
@@ -230,7 +231,3 @@ class Controller:
         for job_id in self.machine.state.forgotten(self.jobs):
             del self.jobs[job_id]
             self.forgotten[job_id] = None
-
-
-def _unheard(now: float, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
-    """Nobody counts what happens."""

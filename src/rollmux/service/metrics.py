@@ -12,7 +12,6 @@ from rollmux.mux.job import PhaseKind
 from rollmux.mux.transitions import Job
 from rollmux.protocol.views import ClusterView, JobView
 from rollmux.service.host import Host
-from rollmux.service.tally import Tally
 
 # Seconds of an answer that is not parked, and of a write: from a good disk to one that should be mended.
 BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)
@@ -34,8 +33,8 @@ class Metrics:
         host.wrote = self._histogram("rollmux_write_seconds", "Writes to the journal", BUCKETS_S).observe
         waits = self._histogram("rollmux_wait_seconds", "From asking for a phase to its grant", WAITS_S, "kind")
         by_kind = {kind: waits.labels(kind.value) for kind in PhaseKind}
-        self._tally = Tally(lambda kind, seconds: by_kind[kind].observe(seconds))
-        host.controller.noted = self._tally.note
+        self._tally = host.controller.tally
+        self._tally.waited = lambda kind, seconds: by_kind[kind].observe(seconds)
 
     def text(self, view: ClusterView) -> bytes:
         """All figures, those of the cluster as it is seen here."""

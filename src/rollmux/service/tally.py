@@ -13,14 +13,14 @@ from rollmux.mux.job import PhaseKind
 
 
 class Tally:
-    """Hears of every event that changed something."""
+    """Hears of every event that changed something. `waited` hears how long each phase has waited for its grant."""
 
-    def __init__(self, waited: Callable[[PhaseKind, float], object]) -> None:
+    def __init__(self) -> None:
         # All there are from the start: Prometheus takes a counter that comes with its first count for one that stood.
         self.events = Counter({kind.__name__: 0 for kind in get_args(ev.Event)})
         self.commands = Counter({kind.__name__: 0 for kind in get_args(cmd.Command)})
         self.expired = 0  # leases whose holder was silent for too long
-        self._waited = waited
+        self.waited: Callable[[PhaseKind, float], object] = _unheard
         self.waits: dict[str, dict[PhaseKind, float]] = {}  # since when, by job
 
     def note(self, now: float, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
@@ -41,4 +41,8 @@ class Tally:
     def _granted(self, now: float, lease: cmd.Lease) -> None:
         since = self.waits.get(lease.job_id, {}).pop(lease.kind, None)
         if since is not None:
-            self._waited(lease.kind, now - since)
+            self.waited(lease.kind, now - since)
+
+
+def _unheard(kind: PhaseKind, seconds: float) -> None:
+    """Nobody looks at it."""
