@@ -329,6 +329,17 @@ def test_jobs_for_which_there_can_be_no_place_are_named_with_what_they_want(tmp_
     assert "7 are needed" in found[0]["refused"]
 
 
+def test_what_nothing_is_done_with_in_a_cluster_file_is_said_beside_the_figures(jobs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    content = (EXAMPLES / "cluster.yaml").read_text(encoding="utf-8")
+    path.write_text(content.replace("hbm_tb_per_s: 4.0", "network_gbps: 20"), encoding="utf-8")
+    found = CliRunner().invoke(
+        app, ["simulate", "--workload", str(jobs), "--policy", "solo", "--cluster", str(path), "--json", "-"]
+    )
+    assert found.stderr == f"{path}: nothing is done with rollout.node.network_gbps: leave that out.\n"
+    assert json.loads(found.stdout)["policies"]["solo"]["jobs"]
+
+
 @pytest.mark.parametrize("content", ["rollout: {}\n", "- 1\n", "rollout: {nod: 1}\n", "\x00", ": :\n", ""])
 def test_a_bad_cluster_file_is_refused(jobs: Path, tmp_path: Path, content: str) -> None:
     path = tmp_path / "cluster.yaml"

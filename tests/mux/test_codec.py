@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.codec import decode, encode
+from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec, Tail
 from rollmux.mux.placed import Placement
 
@@ -55,6 +56,16 @@ class Pair:
 @pytest.mark.parametrize("pair", [Pair((1, "a"), None), Pair((2, ""), -inf)])
 def test_pairs_and_missing_values_are_kept(pair: Pair) -> None:
     assert decode(Pair, json.loads(json.dumps(encode(Pair, pair), allow_nan=False))) == pair
+
+
+def test_what_a_node_was_said_to_have_before_that_nothing_used_is_read_over() -> None:
+    """Every journal from before names it, in the cluster that it was begun with."""
+    written = encode(Cluster, PAPER_CLUSTER)
+    for pool in written.values():
+        pool["node_type"].update(host_link_bytes_per_s=0.0, network_bytes_per_s=2.5e9)
+    assert decode(Cluster, written) == PAPER_CLUSTER
+    with pytest.raises(KeyError):
+        decode(PhaseSpec, {"duration_s": 1.0, "network_bytes_per_s": 2.5e9})
 
 
 def test_a_type_that_cannot_be_written_down_is_refused() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rollmux.errors import InvalidSpec
-from rollmux.mux.hardware import GB, PAPER_CLUSTER, PAPER_ROLLOUT
-from rollmux.protocol.cluster_file import CLUSTER_KEYS, NODE_KEYS, POOL_KEYS, read_cluster
+from rollmux.mux.hardware import GB, PAPER_CLUSTER
+from rollmux.protocol.cluster_file import CLUSTER_KEYS, NODE_KEYS, POOL_KEYS, read_cluster, read_cluster_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -51,11 +51,19 @@ def test_a_shared_pool_serves_both_kinds_of_phase(tmp_path: Path) -> None:
 
 
 def test_measures_are_turned_into_bytes(tmp_path: Path) -> None:
-    measures = {"host_reserve_gb": 0.5, "hbm_tb_per_s": 3.35, "host_link_gb_per_s": 64, "network_gbps": 20}
+    measures = {"host_reserve_gb": 0.5, "hbm_tb_per_s": 3.35}
     node = read_cluster(written(tmp_path, json.dumps({"shared": {"node": {**NODE, **measures}}}))).rollout.node_type
     assert (node.hbm_bytes_per_gpu, node.host_memory_bytes, node.host_reserve_bytes) == (80 * GB, 1000 * GB, GB // 2)
-    assert (node.hbm_bytes_per_s, node.host_link_bytes_per_s) == (3.35e12, 64e9)
-    assert node.network_bytes_per_s == PAPER_ROLLOUT.network_bytes_per_s
+    assert node.hbm_bytes_per_s == 3.35e12
+
+
+def test_what_files_of_before_say_that_nothing_uses_is_read_over_and_named(tmp_path: Path) -> None:
+    unused = {"host_link_gb_per_s": 64, "network_gbps": "twenty"}
+    content = {"rollout": {"node": {**NODE, **unused}}, "train": POOL}
+    found = read_cluster_file(written(tmp_path, json.dumps(content)))
+    assert found.unused == ("rollout.node.host_link_gb_per_s", "rollout.node.network_gbps")
+    assert found.cluster == read_cluster(written(tmp_path, json.dumps({"rollout": POOL, "train": POOL})))
+    assert "network_gbps" not in problems(tmp_path, {"shared": {"node": {**NODE, "hbm": 1}}})["shared.node.hbm"]
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path) -> None:
@@ -76,9 +84,9 @@ def test_every_problem_is_reported_at_once_in_the_words_of_the_file(tmp_path: Pa
         "host_memory_gb": 10,
         "host_reserve_gb": 20,
     }
-    content = {"rollout": {"node": {**bad, "network_gbps": True}, "on_demand": False}, "train": {"on_demand": "yes"}}
+    content = {"rollout": {"node": {**bad, "hbm_tb_per_s": True}, "on_demand": False}, "train": {"on_demand": "yes"}}
     found = problems(tmp_path, content)
-    names = [*bad, "network_gbps"]
+    names = [*bad, "hbm_tb_per_s"]
     names.remove("host_memory_gb")
     assert set(found) == {f"rollout.node.{name}" for name in names} | {"rollout.max_nodes", "train", "train.on_demand"}
     assert "below host_memory_gb = 10" in found["rollout.node.host_reserve_gb"]

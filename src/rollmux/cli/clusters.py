@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import typer
+
 from rollmux.cli.refusals import refusals
 from rollmux.mux.hardware import PAPER_CLUSTER, Cluster
 from rollmux.protocol.cluster_file import ClusterFile, read_cluster_file
@@ -17,4 +19,7 @@ def load_cluster_file(path: Path | None) -> ClusterFile:
     if path is None:
         return ClusterFile(PAPER_CLUSTER)
     with refusals():
-        return read_cluster_file(path)
+        found = read_cluster_file(path)
+    if found.unused:
+        typer.echo(f"{path}: nothing is done with {', '.join(found.unused)}: leave that out.", err=True)
+    return found

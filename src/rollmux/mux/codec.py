@@ -1,6 +1,7 @@
 """Values to plain JSON data and back, by their declared types: events, commands, and the state of a machine.
 
 `decode(T, encode(T, value)) == value` for every type used here, and the data passes through JSON text unchanged.
+What a type names as `DROPPED` is read over; any other field that it has not is an error.
 """
 
 from collections.abc import Callable
@@ -82,7 +83,8 @@ def _union_coders(args: tuple[Any, ...]) -> tuple[Coder, Coder]:
 def _dataclass_coders(kind: Any) -> tuple[Coder, Coder]:
     hints = get_type_hints(kind)
     parts = {field.name: _coders(hints[field.name]) for field in fields(kind)}
+    dropped = getattr(kind, "DROPPED", ())
     return (
         lambda v: {name: write(getattr(v, name)) for name, (write, _) in parts.items()},
-        lambda d: kind(**{name: parts[name][1](part) for name, part in d.items()}),
+        lambda d: kind(**{name: parts[name][1](part) for name, part in d.items() if name not in dropped}),
     )

@@ -5,6 +5,7 @@ registers as a node of its own. All GPUs of a node are always held together.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 GB = 10**9
 
@@ -20,8 +21,9 @@ class NodeType:
     host_memory_bytes: int
     host_reserve_bytes: int = 0
     hbm_bytes_per_s: float = 0.0
-    host_link_bytes_per_s: float = 0.0
-    network_bytes_per_s: float = 0.0
+
+    # What older journals say of a node beside, for nothing ever used it.
+    DROPPED: ClassVar = frozenset({"host_link_bytes_per_s", "network_bytes_per_s"})
 
     @property
     def usd_per_hour(self) -> float:
@@ -85,7 +87,7 @@ def finite(rollout: NodeType, train: NodeType) -> Cluster:
 
 
 # The two machines of the RollMux paper (arXiv 2512.11306, testbed and prices); host memory is the low end
-# of its 1 to 2 TB range, links are its 400 Gbit/s inside and 20 Gbit/s between the clusters.
+# of its 1 to 2 TB range.
 PAPER_ROLLOUT = NodeType(
     name="8xH20",
     gpus=8,
@@ -93,7 +95,6 @@ PAPER_ROLLOUT = NodeType(
     hbm_bytes_per_gpu=96 * GB,
     host_memory_bytes=1000 * GB,
     hbm_bytes_per_s=4.0e12,
-    network_bytes_per_s=2.5e9,
 )
 PAPER_TRAIN = NodeType(
     name="8xH800",
@@ -102,6 +103,5 @@ PAPER_TRAIN = NodeType(
     hbm_bytes_per_gpu=80 * GB,
     host_memory_bytes=1000 * GB,
     hbm_bytes_per_s=3.35e12,
-    network_bytes_per_s=2.5e9,
 )
 PAPER_CLUSTER = elastic(PAPER_ROLLOUT, PAPER_TRAIN)

@@ -147,9 +147,6 @@ def _pool(read: _Reader | None, pool: Pool) -> None:
     _node_type(read.part("node_type", pool.node_type, NodeType), pool.node_type)
 
 
-_RATES = ("hbm_bytes_per_s", "host_link_bytes_per_s", "network_bytes_per_s")
-
-
 def _node_type(read: _Reader | None, kind: NodeType) -> None:
     if read is None:
         return
@@ -162,5 +159,4 @@ def _node_type(read: _Reader | None, kind: NodeType) -> None:
     if reserve_ok and memory_ok and kind.room_bytes <= 0:
         limit = f"below host_memory_bytes = {kind.host_memory_bytes}"
         read.report("host_reserve_bytes", kind.host_reserve_bytes, limit, "lower the reserve")
-    for name in _RATES:
-        read.number(name, getattr(kind, name), 0.0, 1e18, "give bytes per second, 0 where it is not known")
+    read.number("hbm_bytes_per_s", kind.hbm_bytes_per_s, 0.0, 1e18, "give bytes per second, 0 where it is not known")

@@ -1,6 +1,6 @@
 """Clusters in YAML files (JSON is a part of YAML): a pool for rollouts and one for training, or one for both.
 
-Memory is GB, bandwidth TB/s, GB/s or Gbit/s, as data sheets have it. Every problem of a file is reported at once, in
+Memory is GB, bandwidth TB/s, as data sheets have it. Every problem of a file is reported at once, in
 the words and the units of the file.
 """
 
@@ -47,9 +47,9 @@ NODE_KEYS = {
     "host_memory_gb": Key("host_memory_bytes", "memory of the host in GB", needed=True, unit=GB, low=1.0),
     "host_reserve_gb": Key("host_reserve_bytes", "host memory in GB that jobs may not fill", unit=GB, high=1e6 - 1),
     "hbm_tb_per_s": Key("hbm_bytes_per_s", "memory bandwidth of one GPU in TB/s", unit=1e12),
-    "host_link_gb_per_s": Key("host_link_bytes_per_s", "bandwidth between host and GPU in GB/s", unit=1e9),
-    "network_gbps": Key("network_bytes_per_s", "network bandwidth in Gbit/s", unit=1e9 / 8),
 }
+# Once read, and never used for anything: jobs say what moving their state and weights takes, and are measured.
+UNUSED_NODE_KEYS = ("host_link_gb_per_s", "network_gbps")
 POOL_KEYS = {
     "node": "the machine: its name, gpus, price and memory",
     "on_demand": "whether machines are rented as needed",
@@ -65,10 +65,14 @@ CLUSTER_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """A cluster, and what its nodes have, by their names: nothing where the file does not say."""
+    """A cluster, and what its nodes have, by their names: nothing where the file does not say.
+
+    `unused` are the places in the file of what nothing is done with.
+    """
 
     cluster: Cluster
     means: Mapping[str, Means] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -85,7 +89,7 @@ def read_cluster_file(path: str | Path) -> ClusterFile:
     if read.problems:
         raise InvalidSpec(subject, tuple(read.problems.values()))
     means = {f"{pool}-{i}": each for pool, nodes in read.means.items() for i, each in enumerate(nodes)}
-    return ClusterFile(cluster, means)
+    return ClusterFile(cluster, means, tuple(read.unused))
 
 
 @dataclass(slots=True)
@@ -95,6 +99,7 @@ class _Read:
     problems: dict[str, Problem] = field(default_factory=dict)
     values: dict[str, object] = field(default_factory=dict)
     means: dict[str, list[Means]] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
 
     def report(self, path: str, value: object, limit: str, remedy: str) -> None:
         self.problems.setdefault(path, Problem(path, value, limit, remedy))
@@ -159,6 +164,9 @@ class _Read:
         return count or found.get("max_nodes")
 
     def _node(self, path: str, value: object) -> NodeType:
+        if isinstance(value, dict):
+            self.unused += [f"{path}.{key}" for key in UNUSED_NODE_KEYS if key in value]
+            value = {key: each for key, each in value.items() if key not in UNUSED_NODE_KEYS}
         found = self._part(path, value, NODE_KEYS)
         missing = [name for name, key in NODE_KEYS.items() if key.needed and name not in found]
         if missing and isinstance(value, dict):
