@@ -227,6 +227,23 @@ def test_a_wrong_token_fails(tmp_path: Path, place: Path) -> None:
         assert (status, found["token"]["level"]) == (0, "warn")
 
 
+def test_of_a_controller_that_is_elsewhere_no_folder_is_looked_at_here_unless_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (here := tmp_path / ".rollmux").mkdir(mode=0o755)
+    with answering({"state": "ready", "version": __version__, "seq": 7, "unix_s": time.time()}) as url:
+        monkeypatch.setenv("ROLLMUX_URL", url)
+        _, found = looked()
+        assert found["folder"]["level"] == "ok"
+        assert found["folder"]["found"].startswith(f"not looked at: {url} is not the controller of {here}")
+        assert "disk" not in found
+        (here / "url").write_text(url)
+        assert "open to others" in looked()[1]["folder"]["found"]
+        (here / "url").unlink()
+        assert "open to others" in looked("--folder", str(here))[1]["folder"]["found"]
+
+
 def test_a_controller_that_can_write_no_more_fails(tmp_path: Path) -> None:
     with served(tmp_path, journal=SmallDisk) as there:
         for number in range(200):

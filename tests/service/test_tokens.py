@@ -238,3 +238,45 @@ def test_a_folder_that_is_a_file_is_told_by_name(tmp_path: Path, words: list[str
     done = CliRunner().invoke(app, [*words, "--folder", str(place)], env={"COLUMNS": "1000"})
     assert done.exit_code == 2, done.output
     assert re.search(rf"Invalid value: {place}(/secret\S*: Not a directory|: File exists)", done.output)
+
+
+@pytest.fixture
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this machine's controller, of which nothing is said otherwise."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ROLLMUX_FOLDER", raising=False)
+    (folder := tmp_path / ".rollmux").mkdir(0o700)
+    return folder
+
+
+ELSEWHERE = "https://rollmux.example.org"
+
+
+@pytest.mark.parametrize("here", ["", "http://127.0.0.1:8421"])
+@pytest.mark.parametrize("words", [["create", "bob"], ["list"], ["revoke", "bob"]])
+def test_no_token_is_made_here_for_a_controller_that_is_elsewhere(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], here: str
+) -> None:
+    """It would be good for nothing there, and nobody would know why."""
+    if here:
+        (at_home / "url").write_text(here)
+    tokens(at_home).create("bob" if words == ["revoke", "bob"] else "ann", Role.TENANT, "red")
+    before = (at_home / "tokens.json").read_bytes()
+    monkeypatch.setenv("ROLLMUX_URL", ELSEWHERE)
+    done = CliRunner().invoke(app, ["token", *words], env={"COLUMNS": "1000"})
+    assert done.exit_code == 2, done.output
+    assert f"{ELSEWHERE}, which ROLLMUX_URL names, is not the controller of {at_home}" in done.output
+    assert "run this on its machine with --folder, or say --folder for this one" in done.output
+    assert (at_home / "tokens.json").read_bytes() == before
+    assert CliRunner().invoke(app, ["token", *words, "--folder", str(at_home)]).exit_code == 0
+
+
+@pytest.mark.parametrize("url", ["", "http://127.0.0.1:8421", "http://127.0.0.1:8421/"])
+def test_tokens_of_this_machine_s_controller_want_no_folder(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    (at_home / "url").write_text("http://127.0.0.1:8421\n")
+    monkeypatch.setenv("ROLLMUX_URL", url)
+    made = CliRunner().invoke(app, ["token", "create", "bob"])
+    assert made.exit_code == 0, made.output
+    assert tokens(at_home).caller(made.output.strip())

@@ -13,7 +13,7 @@ from rich.text import Text as Styled
 from rollmux import __version__
 from rollmux.cli.options import AsJson, Folder, JournalUrl, Port, Token, Url, folder_of
 from rollmux.cli.outputs import show
-from rollmux.cli.remote import CallRefused, Remote, Unknown, remote
+from rollmux.cli.remote import CallRefused, Remote, Unknown, elsewhere, remote
 from rollmux.protocol.views import ClusterView, Health, Standing
 from rollmux.service.checkup.finding import Finding, Level, fail, ok, warn
 
@@ -38,10 +38,13 @@ def doctor(
     from rollmux.service.checkup.journal_server import journal_server  # noqa: PLC0415
     from rollmux.service.checkup.machine import machine  # noqa: PLC0415
 
-    place = folder_of(folder)
     of_controller = list(_controller(url, token, folder))
     answers = any(each.check == SAME_VERSION for each in of_controller)
-    findings = [*machine("127.0.0.1", 0 if answers else port), *folder_checks(place)]
+    findings = [*machine("127.0.0.1", 0 if answers else port)]
+    if said := elsewhere(url, folder):
+        findings.append(ok("folder", f"not looked at: {url} is {said}; --folder names one to look at"))
+    else:
+        findings += folder_checks(folder_of(folder))
     findings += [*([journal_server(journal)] if journal else []), *of_controller]
     failed = sum(each.level is Level.FAIL for each in findings)
     data = {"ok": not failed, "findings": [_plain(each) for each in findings]}

@@ -150,6 +150,17 @@ def remote(url: str, token: str, folder: Path | None, by: str = BY, **how: Any) 
     return Remote(found.rstrip("/"), known, **how)
 
 
+def elsewhere(url: str, folder: Path | None) -> str:
+    """Of a controller at `url` that is not the one of this machine's folder, why; else, or with a folder named, ""."""
+    if folder is not None or not url:
+        return ""
+    here = folder_of(None)
+    own = _written(here / "url", BY)
+    if own.rstrip("/") == url.rstrip("/"):
+        return ""
+    return f"not the controller of {here}, " + (f"which is at {own}" if own else "which has none yet")
+
+
 def env(
     wait: Annotated[float, typer.Option(min=0.0, help="So many seconds for a controller that is being started.")] = 60,
     as_json: AsJson = False,

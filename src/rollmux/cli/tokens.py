@@ -1,6 +1,8 @@
 """`rollmux token`: who may call the controller of this machine's folder, and as whom."""
 
+import os
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,6 +10,7 @@ import typer
 from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
 from rollmux.cli.refusals import all_refusals
+from rollmux.cli.remote import elsewhere
 
 token_app = typer.Typer(no_args_is_help=True, help="Say who may call the controller: tokens for tenants and admins.")
 
@@ -30,7 +33,7 @@ def create(
         raise typer.BadParameter("--admin and --tenant: an admin's token is no tenant's, give one of the two")
     role, whose = (Role.ADMIN, "") if admin else (Role.TENANT, tenant or name)
     with all_refusals():
-        tokens = Tokens(folder_of(folder), time.time)
+        tokens = Tokens(_meant(folder), time.time)
         made = tokens.create(name, role, whose, None if days is None else days * DAY_S)
     try:
         show({"name": name, "role": role.value, "tenant": whose, "token": made}, as_json, made)
@@ -45,7 +48,7 @@ def list_tokens(as_json: AsJson = False, folder: Folder = None) -> None:
     from rollmux.service.tokens import Tokens  # noqa: PLC0415
 
     with all_refusals():
-        found = Tokens(folder_of(folder), time.time).names()
+        found = Tokens(_meant(folder), time.time).names()
     show(found, as_json, *map(_described, found))
 
 
@@ -55,10 +58,21 @@ def revoke(name: Name, as_json: AsJson = False, folder: Folder = None) -> None:
     from rollmux.service.tokens import Tokens  # noqa: PLC0415
 
     with all_refusals():
-        found = Tokens(folder_of(folder), time.time).revoke(name)
+        found = Tokens(_meant(folder), time.time).revoke(name)
     if not found:
         raise typer.BadParameter(f"there is no token {name!r}")
     show({"name": name, "ok": True}, as_json, f"Token {name} is no good any more.")
+
+
+def _meant(folder: Path | None) -> Path:
+    """The controller's folder; BadParameter where none is named, and the environment names a controller elsewhere."""
+    url = os.environ.get("ROLLMUX_URL", "")
+    if said := elsewhere(url, folder):
+        raise typer.BadParameter(
+            f"{url}, which ROLLMUX_URL names, is {said}; tokens are kept in a controller's folder: "
+            "run this on its machine with --folder, or say --folder for this one"
+        )
+    return folder_of(folder)
 
 
 def _described(entry: dict[str, object]) -> str:
