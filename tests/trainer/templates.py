@@ -31,6 +31,16 @@ LLAMA = (
     "{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}"
 )
+# As Llama 3.1's: what calls a tool of the model's own is no turn that is over, and ends otherwise.
+CALL_END = "<|eom_id|>"
+LLAMA_CALLS = LLAMA.replace(
+    "| trim }}<|im_end|>", "| trim }}{{ '<|eom_id|>' if message.tool_calls and builtin_tools else '<|im_end|>' }}"
+)
+# As GLM 4's: a turn has no end of its own, and the model ends it by who is to speak next.
+GLM = (
+    "{% for message in messages %}<|{{ 'eom_id' if message.role == 'tool' else message.role }}|>\n{{ message.content }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
 # As SmolLM3's: what is set where nothing is said, and Transformers' own tag.
 SMOL = (
     "{%- if enable_thinking is not defined %}{%- set enable_thinking = true %}{%- endif %}"

@@ -21,7 +21,7 @@ from rollmux.trainer.tasks import Pretrained, build_task
 from rollmux.trainer.tasks.template import asked_by
 from tests.trainer.jobs import alone
 from tests.trainer.talking import BEGIN, END, TEMPLATE, talking
-from tests.trainer.templates import GEMMA, LLAMA, QWEN, SILENT, SMOL
+from tests.trainer.templates import CALL_END, GEMMA, GLM, LLAMA, LLAMA_CALLS, QWEN, SILENT, SMOL
 from tests.trainer.test_prompts import counting
 from tests.trainer.test_questions import written
 
@@ -155,6 +155,52 @@ def test_what_tools_say_is_written_as_the_template_writes_it(
     folder = model(plain, tmp_path / "model", template)
     tokenizer = Pretrained(folder)
     assert tokenizer.decode(tokenizer.told(said, tokenizer.end_tokens[0])) == theirs(folder, said).removeprefix(END)
+
+
+def of_two_ends(folder: Path, template: str) -> Pretrained:
+    """Of a model whose turns may end by a second token."""
+    tokenizer = AutoTokenizer.from_pretrained(talking(folder, template=template))
+    tokenizer.add_special_tokens({"additional_special_tokens": [CALL_END]})
+    tokenizer.save_pretrained(folder)
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        content["eos_token_id"] = [1, tokenizer.convert_tokens_to_ids(CALL_END)]
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return Pretrained(str(folder))
+
+
+@pytest.mark.parametrize("said", [[ONE], [USER]], ids=["tool", "user"])
+def test_an_end_that_the_template_has_in_place_of_its_other_one_stands_alone(
+    said: list[Message], tmp_path: Path
+) -> None:
+    """Llama 3.1's form of a call is `…<|eom_id|><|start_header_id|>ipython…`."""
+    tokenizer = of_two_ends(tmp_path, LLAMA_CALLS)
+    end, call_end = tokenizer.end_tokens
+    assert tokenizer.decode((call_end,)) == CALL_END
+    assert tokenizer.told(said, call_end) == tokenizer.told(said, end)
+    assert tokenizer.decode(tokenizer.told(said, end)).startswith(BEGIN)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (LLAMA, [ONE]),  # it knows no such end: the turn ends as it writes it
+        (LLAMA_CALLS.replace("Today is", f"Say {CALL_END}."), [ONE]),  # and here that is none of an answer
+    ],
+)
+def test_behind_any_other_end_a_turn_ends_as_the_template_does(
+    template: str, said: list[Message], tmp_path: Path
+) -> None:
+    tokenizer = of_two_ends(tmp_path, template)
+    end, other = tokenizer.end_tokens
+    assert tokenizer.told(said, other) == (end, *tokenizer.told(said, end))
+
+
+def test_who_speaks_is_told_though_the_model_has_named_another(tmp_path: Path) -> None:
+    tokenizer = of_two_ends(tmp_path, GLM)
+    _, tools = tokenizer.end_tokens
+    assert tokenizer.decode(tokenizer.told([ONE], tools)) == "\n4<|assistant|>\n"
+    assert tokenizer.decode(tokenizer.told([USER], tools)) == "<|user|>\n3?<|assistant|>\n"
 
 
 def test_tools_that_answer_together_do_so_in_one_turn_where_the_template_has_it_so(plain: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ they are the same whenever they are written, and replies are written with the sa
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rollmux.trainer.tasks.template import CLOCK, require_known
 DAY = datetime(2024, 7, 26)
 # What a template is given, to see how it ends an answer; it may write all sorts of things before.
 ASKED, ANSWERED = "How many?", "Seven, as far as I know."
+_PLAIN: list[Message] = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
 _FIELDS = "".join(f" | replace('%{code}', '{DAY.strftime('%' + code)}')" for code in "aAbBdHIjmMpSyY")
 _STOPPED = f"{{% macro {CLOCK}(format) %}}{{{{ format | replace('%-', '%'){_FIELDS} }}}}{{% endmacro %}}\n"
 
@@ -69,17 +71,34 @@ class Pretrained:
     @property
     def other_end(self) -> str | None:
         """What the chat template ends an answer with, if that is a token that ends no response."""
-        if self._tokenizer.chat_template is None:
-            return None
-        turns = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-        try:
-            said = self._written(turns, asks=False)
-        except Exception:  # noqa: BLE001 - a template may know no answers; what it says of prompts is told by `talk`
-            return None
-        _, known, behind = said.rpartition(ANSWERED)
-        first = self.encode(behind.lstrip())[:1] if known else ()
+        first = self._behind_answers
         is_end = all(token in self._tokenizer.added_tokens_decoder for token in first)
         return self.decode(first) if is_end and not set(first) <= set(self.end_tokens) else None
+
+    @cached_property
+    def _behind_answers(self) -> tuple[int, ...]:
+        """The token that the chat template writes behind an answer that nothing follows, if it does."""
+        if self._tokenizer.chat_template is None:
+            return ()
+        try:
+            said = self._written(_PLAIN, asks=False)
+        except Exception:  # noqa: BLE001 - a template may know no answers; what it says of prompts is told by `talk`
+            return ()
+        _, known, behind = said.rpartition(ANSWERED)
+        return self.encode(behind.lstrip())[:1] if known else ()
+
+    @cached_property
+    def _turn_ends(self) -> frozenset[int]:
+        """The end that the chat template writes behind an answer, with those that it has in its place.
+
+        Llama 3.1's ends a call of a tool by `<|eom_id|>`: such an end stands in the template, and in no plain dialogue.
+        """
+        own = self._behind_answers
+        if not own or not set(own) <= set(self.end_tokens):
+            return frozenset()
+        template, plain = self._template(), self._asking([*_PLAIN, _PLAIN[0]])
+        names = zip(self.end_tokens, self.ends, strict=True)
+        return frozenset((*own, *(token for token, name in names if name in template and name not in plain)))
 
     def encode(self, text: str) -> tuple[int, ...]:
         tokens = self._tokens(text)
@@ -89,14 +108,16 @@ class Pretrained:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def told(self, told: Told, last: int) -> tuple[int, ...]:
-        """As the chat template writes it, but for the end of the turn before, where that was drawn; some
-        write a blank before it, as Llama 2's does. A text is the user's.
+        """As the chat template writes it, but for the end of the turn before, where that was drawn or one in its place;
+        some write a blank before it, as Llama 2's does. A text is the user's.
 
         What is written like a special token there is none: a tool's words would end the turn, and say the next ones.
         """
         first, *others = self._pieces(told)
         ended = self._tokens(first.lstrip())
-        begun = ended[1:] if ended[:1] == (last,) else self._tokens(first)
+        ends = {last, *ended[:1]}
+        is_ended = bool(ended) and (len(ends) == 1 or ends <= self._turn_ends)
+        begun = ended[1:] if is_ended else self._tokens(first)
         behind = (self._tokens(each) if place % 2 else self._spelled(each) for place, each in enumerate(others))
         return (*begun, *chain.from_iterable(behind))
 
@@ -152,8 +173,7 @@ class Pretrained:
         """What stands between two answers where this is said: of a conversation as short as can be, for what was
         said before is no matter.
         """
-        before = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-        _, known, between = self._asking([*before, *messages]).partition(ANSWERED)
+        _, known, between = self._asking([*_PLAIN, *messages]).partition(ANSWERED)
         if not known:
             raise NotTaught(
                 "the model's chat template does not write what was answered: ask for one turn, or take another model"
