@@ -108,13 +108,31 @@ RULES = {
         The answer is 42! :: 42 | **Answer: 2.5!** :: 5/2 | Answer: 5! = 120! :: 120 | Answer: 5! :: 5!
         Answer: n! :: n! | The answer is (A) 5 :: 5 | Answer: (B) \frac12 :: \frac12
         Answer: (C) -3\sqrt{2}. :: -3\sqrt2 | Answer: 5 m/s :: 5 | Answer: 5 m/s :: 5 m/s | Answer: 20 °C :: 20
-        Answer: 1,200 cm^2 :: 1200""",
+        Answer: 1,200 cm^2 :: 1200 | Answer: 5 L :: 5 | Answer: 1/2 N. :: 0.5 | The answer is -5 Ω. :: -5
+        Answer: 5 L :: 5 L | Answer: 5 N :: 5N""",
         r"""Answer: 3\sqrt{2} :: 3 | Answer: 2\pi :: 2 | Answer: n! :: n | Answer: 2^{10} :: 2 | Answer: 2+3i :: 2
         Answer: (1, 2) :: 2 | Answer: 3 or 4 :: 3 | Answer: 1,2,3 :: 3 | Answer: \frac{1}{2}x :: 0.5
         Answer: 7/x :: 7 | Answer: 10^{-3} :: 10 | The answer: so; #### 3\sqrt{2} :: 3 | \boxed{2}; Answer: 3 :: 3
         Answer: (-\infty, 3] :: 3 | The wrong answer is 2\pi :: 2\pi
         Answer: .5 :: 5 | The answer is 42! :: 41 | Answer: 5! :: 5!! | Answer: (A) 5 :: A | Answer: (A) 5 :: 6
-        Answer: 5 x/y :: 5 | Answer: 2\pi m^2 :: 2 | Answer: 5 x^2 :: 5""",
+        Answer: 5 x/y :: 5 | Answer: 2\pi m^2 :: 2 | Answer: 5 x^2 :: 5 | Answer: 5 x :: 5 | Answer: 5 L :: 6
+        Answer: 5 L :: 5 N | Answer: 5 N :: 5x | Answer: 5 L^2 :: 5 | Answer: 5 N or 6 N :: 5""",
+    ),
+    "a comma is a decimal point where one number is asked for": (
+        r"""Answer: 2,5 :: 2.5 | The answer is -0,125. :: -1/8 | **Answer: 2,3456** :: 2.3456 | Answer: 1234,5 :: 1234.5
+        Answer: 2,5 :: \frac52 | Answer: 2,5 :: $2.5$ | Answer: 2,5 :: 2,5 | Answer: 2,5 :: 5, 2 | Answer: 1,234 :: 1234
+        Answer: 2,5 :: 2 \text{ or } 5 | Answer: 2,5 :: \{2, 5\}""",
+        r"""Answer: 2,5 :: 2 | Answer: 2,5 :: 5 | Answer: 2,5 :: 25 | Answer: 2,5 :: 2.6 | Answer: 2, 5 :: 2.5
+        Answer: 1,234 :: 1.234 | Answer: 2,5,1 :: 2.51 | \boxed{2,5} :: 2.5 | Answer: 2,5 :: 2.5, 3
+        Answer: 2,34 :: 234""",
+    ),
+    "what is thought is no answer": (
+        r"""<think>\boxed{5}?</think> The answer is 6. :: 6 | So \boxed{5}?; </think>; The answer is $6$. :: 6
+        <think>It is 5.</think> \boxed{6} :: 6 | <think>5</think><think>4</think>Answer: \sqrt{2} :: \sqrt2
+        \boxed{6}<think> That was it. :: 6 | <think>\boxed{5}</think><answer>6</answer> :: 6""",
+        r"""<think>\boxed{5}</think> I am not sure. :: 5 | <think>So it is \boxed{5} :: 5
+        The answer is 5.</think> :: 5 | <think>\boxed{5}?</think> The answer is 6. :: 5
+        <think><answer>5</answer></think>Nothing. :: 5""",
     ),
     "what stands in tags is said to be the answer": (
         r"""<answer>42</answer> :: 42 | <think>The answer is 9.</think><answer>42</answer> :: 42

@@ -111,7 +111,7 @@ def same_answer(response: str, gold: str) -> tuple[bool | None, str]:
     """None: the gold answer itself can't be read, which is no fault of the response's."""
     from math_verify import parse, verify  # noqa: PLC0415 - half a second, wanted only where answers are compared
 
-    response = spelling.untagged(response)
+    response = spelling.untagged(spelling.without_thoughts(response))
     gold_text = spelling.spelled(f"\\boxed{{{spelling.with_answer_boxed(gold)}}}")
     text = spelling.spelled(spelling.with_answer_boxed(response, gold))
     gold_words, words = spelling.words(gold_text), spelling.words(text)

@@ -57,8 +57,11 @@ _LISTED = re.compile(r"^\([A-H]\)\s+(?=\(?[-−]?(?:[.√\d]|\\[dt]?frac|\\sqrt)
 _PLEASED = re.compile(r"(?<=\d)\s*!+$")
 # Units that math-verify drops where it looks for numbers, and takes for factors in a box.
 _MEASURED = re.compile(
-    r"[-−]?[\d.,/]*\d\s+(?:°\s?[CF]|[ckm]?m(?:\^\{?[23]\}?|[²³])|(?:[ckm]?m|mi|ft|k?g|m?L)/(?:s|h|hr|min))"
+    r"[-−]?[\d.,/]*\d\s+(?:[JKLNVWΩ]|°\s?[CF]|[ckm]?m(?:\^\{?[23]\}?|[²³])|(?:[ckm]?m|mi|ft|k?g|m?L)/(?:s|h|hr|min))"
 )
+# A comma may part thousands, ahead of three digits, and the numbers of a list, but where the one asked for has parts.
+_DECIMAL = re.compile(r"[-−]?(?:0,\d{3}|\d+,(?!\d{3}\Z)\d+)")
+_PARTS = re.compile(r"[-−]?(?:\d*\.\d+|\d+/\d+|\\[dt]?frac\s*(?:\d|\{\d+\})\s*(?:\d|\{\d+\}))")
 _SAYS = re.compile(r"[^\W_]")
 _NO_PROSE = re.compile(r"[\d$\\]")
 _DISPLAYED = re.compile(r"\$|\\[(\[]|\n|" + _BOX.pattern)
@@ -180,6 +183,12 @@ def without_unit(text: str) -> str:
     return _UNIT.sub(lambda found: found[0] if _COUNTS.search(found[1]) else "", text)
 
 
+def without_thoughts(response: str) -> str:
+    """What is said once it is thought over; where the thoughts have no end, what was said before them."""
+    _, is_over, said = response.rpartition("</think>")
+    return said if is_over else response.partition("<think>")[0]
+
+
 def untagged(response: str) -> str:
     """What stands in the last tags that R1 puts around its answer, and behind them: what was thought before is none.
 
@@ -221,6 +230,8 @@ def _last_formula(response: str, gold: str) -> str | None:
     said = _LISTED.sub("", said if "!" in gold else _PLEASED.sub("", said))
     is_formula = _SAYS.search(said) and not _DISPLAYED.search(said) and _halves(said + "}")[0] == said
     is_number = _MEASURED.fullmatch(said) and not any(map(str.isalpha, gold))
+    if _DECIMAL.fullmatch(said) and _PARTS.fullmatch(gold.strip("$ ")):
+        return said.replace(",", ".")
     return said if is_formula and not (is_number or _has_words(said)) else None
 
 
