@@ -280,3 +280,49 @@ def test_tokens_of_this_machine_s_controller_want_no_folder(
     made = CliRunner().invoke(app, ["token", "create", "bob"])
     assert made.exit_code == 0, made.output
     assert tokens(at_home).caller(made.output.strip())
+
+
+def test_tokens_that_have_run_out_leave_the_file_when_it_is_next_written(tmp_path: Path) -> None:
+    now = 0.0
+    known = Tokens(tmp_path, lambda: now)
+    lasting = known.create("ci", Role.TENANT, "red")
+    sizes = set[int]()
+    for _ in range(3):
+        short = known.create("night", Role.TENANT, "red", lasts_s=10.0)
+        assert known.caller(short)
+        sizes.add(known.path.stat().st_size)
+        now += 10.0
+        assert known.caller(short) is None
+    assert len(sizes) == 1
+    assert [known.revoke("night") for _ in range(2)] == [True, False]  # on the list it was, until now
+    assert [each["name"] for each in Tokens(tmp_path, lambda: now).names()] == ["ci"]
+    assert known.caller(lasting)
+
+
+def test_of_an_admin_whose_token_has_run_out_the_name_is_kept(tmp_path: Path) -> None:
+    """His jobs may be there yet."""
+    now = 0.0
+    known = Tokens(tmp_path, lambda: now)
+    known.create("ops", Role.ADMIN, lasts_s=10.0)
+    now = 10.0
+    known.create("ci", Role.TENANT, "red")
+    assert [each["name"] for each in known.names()] == ["ci"]
+    with pytest.raises(TokenExists, match="'ops' is or was an admin"):
+        known.create("ann", Role.TENANT, "ops")
+    again = known.create("ops", Role.ADMIN)
+    assert known.caller(again) == Caller(Role.ADMIN, "ops")
+
+
+def test_a_token_that_has_run_out_is_not_noted_as_one_that_somebody_has_revoked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rollmux.audit")
+    now = 0.0
+    running, other = Tokens(tmp_path, lambda: now), Tokens(tmp_path, lambda: now)
+    token = other.create("night", Role.TENANT, "red", lasts_s=10.0)
+    assert running.names()
+    now = 10.0
+    other.create("ci", Role.TENANT, "red")
+    assert running.caller(token) is None
+    noted = [(vars(record)["fields"]["token"], vars(record)["fields"]["change"]) for record in caplog.records]
+    assert noted == [("ci", "made"), ("night", "ran out")]

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -31,7 +31,7 @@ LONGEST_S = 36_500 * DAY_S
 # What is known of each token, by its hash.
 Entries = dict[str, dict[str, object]]
 _FIELDS = {"name", "role", "tenant", "expires"}
-# When an admin's token has run out that was revoked: it is kept for its name alone, which no tenant is to have.
+# When an admin's token has run out that is none any more: it is kept for its name alone, which no tenant is to have.
 _REVOKED = 0.0
 
 
@@ -98,26 +98,24 @@ class Tokens:
         """A new token. It is shown once: only its hash is kept."""
         _require_sound(name, tenant if role is Role.TENANT else name, lasts_s)
         with self._alone():
-            if any(each["name"] == name for each in _good(self._known).values()):
+            known = _lasting(self._known, self._clock())
+            if any(each["name"] == name for each in _good(known).values()):
                 raise TokenExists(f"there is a token {name!r}: revoke it first, or choose another name")
-            if role is Role.TENANT and any(_is_admin(each) and each["name"] == tenant for each in self._known.values()):
+            if role is Role.TENANT and any(_is_admin(each) and each["name"] == tenant for each in known.values()):
                 raise TokenExists(f"{tenant!r} is or was an admin, whose jobs are nobody else's: choose another tenant")
-            if role is Role.ADMIN and any(each["tenant"] == name for each in self._known.values()):
+            if role is Role.ADMIN and any(each["tenant"] == name for each in known.values()):
                 raise TokenExists(f"there are tokens of the tenant {name!r}: choose another name for an admin")
             token = f"rollmux_{secrets.token_urlsafe(32)}"
             expires = None if lasts_s is None else self._clock() + lasts_s
             entry: dict[str, object] = {"name": name, "role": role.value, "tenant": tenant, "expires": expires}
-            self._write({**self._known, _hash(token): entry})
+            self._write({**known, _hash(token): entry})
         return token
 
     def revoke(self, name: str) -> bool:
         """Whether there was a token of this name. An admin's name stays his, for jobs may be his yet."""
         with self._alone():
-            found = {key: each for key, each in _good(self._known).items() if each["name"] == name}
-            others = {key: each for key, each in self._known.items() if key not in found}
-            # Once for each name, however often it had a token.
-            names = {f"revoked {name}": {**each, "expires": _REVOKED} for each in found.values() if _is_admin(each)}
-            self._write(others | names)
+            found = {key for key, each in _good(self._known).items() if each["name"] == name}
+            self._write(_lasting(_without(self._known, found), self._clock()))
         return bool(found)
 
     @contextmanager
@@ -168,7 +166,7 @@ class Tokens:
 
     def _learn(self, known: Entries, seen: tuple[int, int]) -> None:
         if self._has_looked:
-            _note(_good(self._known), _good(known))
+            _note(_good(self._known), _good(known), self._clock())
         self._known, self._seen, self._has_looked = known, seen, True
 
     def _write(self, known: Entries) -> None:
@@ -191,12 +189,25 @@ def _good(known: Entries) -> Entries:
     return {key: each for key, each in known.items() if each["expires"] != _REVOKED}
 
 
-def _note(before: Entries, after: Entries) -> None:
+def _without(known: Entries, gone: Collection[str]) -> Entries:
+    """Of admins the name stays, once for each, however often it had a token."""
+    entries = [known[key] for key in gone]
+    names = {f"revoked {each['name']}": {**each, "expires": _REVOKED} for each in entries if _is_admin(each)}
+    return {key: each for key, each in known.items() if key not in gone} | names
+
+
+def _lasting(known: Entries, now: float) -> Entries:
+    """Those that have not run out: nobody needs the others any more."""
+    return _without(known, {key for key, each in _good(known).items() if _expired(each, now)})
+
+
+def _note(before: Entries, after: Entries, now: float) -> None:
     """Lines in the audit log of whoever keeps an eye on the file: other programs may have changed it."""
     for change, some, others in (("made", after, before), ("revoked", before, after)):
         for key in some.keys() - others.keys():
             entry = some[key]
-            fields = {"token": entry["name"], "role": entry["role"], "tenant": entry["tenant"], "change": change}
+            how = "ran out" if change == "revoked" and _expired(entry, now) else change
+            fields = {"token": entry["name"], "role": entry["role"], "tenant": entry["tenant"], "change": how}
             audit.info("token", extra={"fields": fields})
 
 
