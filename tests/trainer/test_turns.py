@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from random import Random
@@ -225,12 +226,13 @@ class Played:
         self.asked: list[GenerationRequest] = []
         self.events: list[Any] = []
         self.is_idle = True
+        self.forgotten: list[list[str]] = []
 
     def launch(self, request: GenerationRequest) -> None:
         self.asked.append(request)
 
     def forget(self, names: Any) -> None:
-        """Nothing rests here."""
+        self.forgotten += [list(names)] if names else []
 
     def cancel(self, names: Any) -> None:
         self.events += [Ended(name, FinishReason.CANCELLED, Generated()) for name in names]
@@ -307,6 +309,22 @@ def test_a_turn_whose_reply_is_awaited_may_still_be_the_last() -> None:
     assert over.response.versions == (4, 4, 4, 0, 0, 4, 4)
     assert (over.response.drawn, over.failed) == (5, "")
     assert world.turns.is_idle
+
+
+def test_whoever_comes_to_an_end_in_a_step_is_forgotten_by_one_call_at_its_end() -> None:
+    """An engine elsewhere answers each call once it has done the step that it is at."""
+    world = World()
+    for place, name in enumerate(("two", "three", "four")):
+        world.turns.launch(replace(REQUEST, sample=place + 3), replace(FIRST, id=name))
+    ends = {"one": FinishReason.LENGTH, "two": FinishReason.FAILED, "three": FinishReason.STOP}
+    world.workers.events = [Ended(name, reason, Generated((14,), (-1.0,), (4,))) for name, reason in ends.items()]
+    assert {each.id for each in world.turns.step() if isinstance(each, Over)} == {"one", "two"}
+    assert world.workers.forgotten == [["one", "two"]]
+    world.turns.step()
+    assert world.workers.forgotten == [["one", "two"]]
+    world.replies.ready = [(world.replies.asked[0][0], Reply(None))]
+    world.turns.step()
+    assert world.workers.forgotten[1:] == [["three"]]
 
 
 def test_one_waits_for_a_reply_only_where_nothing_else_is_to_be_done() -> None:

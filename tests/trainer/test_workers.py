@@ -382,3 +382,28 @@ def test_a_round_that_breaks_off_leaves_nobody_waiting() -> None:
     while not found[0]:
         sleep(0.001)
     assert done == ["done"]
+
+
+class Busy:
+    """An engine that is asked, and does nothing."""
+
+    def __init__(self) -> None:
+        self.unfinished = 0
+        self.cancelled: list[list[str]] = []
+
+    def submit(self, request: GenerationRequest) -> None:
+        self.unfinished += 1
+
+    def cancel(self, names: Collection[str]) -> None:
+        self.cancelled.append(list(names))
+
+
+def test_each_engine_is_told_at_once_of_all_that_nobody_goes_on_from() -> None:
+    one, other = Busy(), Busy()
+    workers = Workers([one, other])  # type: ignore[list-item]
+    for number in range(5):
+        workers.launch(GenerationRequest(str(number), (7,), 20, rests=number < 4))
+    workers.forget(["0", "1", "2", "4", "nobody"])
+    assert (one.cancelled, other.cancelled) == ([["0", "2"]], [["1"]])
+    workers.forget(["0", "4"])
+    assert (one.cancelled, other.cancelled) == ([["0", "2"]], [["1"]])

@@ -101,6 +101,7 @@ class Turns:
         self._max_turns, self._max_length = max_turns, max_length
         self._talks: dict[str, _Talk] = {}
         self._asked: dict[Request, str] = {}  # whose reply is to come
+        self._ended: list[str] = []  # in the step that is under way
         self._room_is_told = False
 
     @property
@@ -136,6 +137,8 @@ class Turns:
             waits = self._workers.is_idle and not heard
             for request, reply in self._scorer.replies(PATIENCE_S if waits else 0.0):
                 heard.append(self._go_on(self._asked.pop(request), reply))
+        ended, self._ended = self._ended, []
+        self._workers.forget(ended)  # of all at once: an engine elsewhere answers when it has done a step
         return heard
 
     def _hear(self, event: Event) -> list[Heard]:
@@ -193,7 +196,7 @@ class Turns:
         return self._over(name)
 
     def _over(self, name: str, failed: str = "", why: str = "") -> Over:
-        self._workers.forget([name])
+        self._ended.append(name)
         return Over(name, self._talks.pop(name).so_far, failed, why)
 
 

@@ -57,9 +57,12 @@ class Workers:
 
     def forget(self, names: Collection[str]) -> None:
         """Nobody goes on from these, which are over."""
+        resting: dict[Engine, list[str]] = {}
         for name in names:
             if engine := self._rests.pop(name, None):
-                engine.cancel([name])
+                resting.setdefault(engine, []).append(name)
+        for engine, those in resting.items():
+            engine.cancel(those)
 
     def step(self) -> list[Event]:
         """One step of every engine; who is away has something to tell at most."""
