@@ -616,7 +616,7 @@ def test_state_that_stayed_leaves_before_the_next_lease_is_given_back_and_before
     neighbours: int,
 ) -> None:
     """The answer that grants the next lease is lost, and so is all else, until that lease has run out."""
-    world, crowd, engine, hears = World(lease_s=0.3, drain_s=5.0), Crowd(), SlowToLeave(), Event()
+    world, crowd, engine, hears = World(lease_s=1.0, drain_s=5.0), Crowd(), SlowToLeave(), Event()
     first = world.connect(job_data("a", staleness=1))
     assert first._link is not None
     life, asked = first._link.instance, Event()
