@@ -16,7 +16,7 @@ BENCHMARKS := $(filter-out __init__ controllers harness populations,$(basename $
 
 GPU_TESTS := $(addprefix tests/runtime/residency/test_,cuda.py checksum.py visitor.py) tests/runtime/judge \
     $(addprefix tests/runtime/engine/test_,slots_exact.py engine_life.py histories.py rests.py twins.py) \
-    tests/trainer/test_devices.py
+    tests/trainer/test_devices.py tests/trainer/test_evaluation.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test quick test-slow test-gpu lint format bench clean

@@ -64,6 +64,12 @@ def test_answers_are_the_seeds_whoever_draws_and_scores_them(other: Mapping[str,
     assert asked(tiny(**EXACT, **other), 2) == asked(tiny(**EXACT), 2)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_a_gpu_gives_the_answers_of_the_processor() -> None:
+    on_gpu = {**EXACT, "model": {**EXACT["model"], "device": "cuda"}}
+    assert asked(tiny(**on_gpu), 2) == asked(tiny(**EXACT), 2)
+
+
 def test_another_seed_asks_other_prompts() -> None:
     _, one = asked(tiny(**EXACT, seed=1))
     _, other = asked(tiny(**EXACT, seed=2))
