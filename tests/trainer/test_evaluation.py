@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.utils import logging
 from typer.testing import CliRunner
 
 from rollmux.cli import app
@@ -76,12 +77,14 @@ def test_another_seed_asks_other_prompts() -> None:
     assert [each.asked for each in one.values()] != [each.asked for each in other.values()]
 
 
-def test_the_model_of_a_folder_is_asked(tmp_path: Path) -> None:
+def test_the_model_of_a_folder_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shape = Model(hidden=16, layers=1, heads=2, dtype="float64")
     torch.manual_seed(0)
     task = build_task(tiny(**EXACT).task, 0)
     export_model(build_model(shape, task.tokenizer.vocabulary, 48, seed=7), tmp_path)
+    logging.enable_progress_bar()
     _, there = asked(tiny(task=EXACT["task"], model={"path": str(tmp_path)}))
+    assert "Loading" not in capsys.readouterr().err  # in a log a bar is two lines of noise
     _, new = asked(tiny(**EXACT))
     assert {each.said for each in there.values()} != {each.said for each in new.values()}
 

@@ -23,6 +23,7 @@ def build_model(settings: Model, vocabulary: int, max_length: int, seed: int) ->
 
 
 def _loaded(settings: Model) -> Any:
+    logging.disable_progress_bar()
     try:
         return model_in(model_folder(settings.path))
     except NotLoaded as error:
