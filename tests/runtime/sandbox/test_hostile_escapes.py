@@ -3,7 +3,9 @@
 import errno
 import os
 import platform
+import shutil
 import socket
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -164,6 +166,33 @@ attempt(
             with pytest.raises(BlockingIOError):
                 listener.recv(1) if listener is udp else listener.accept()
         udp.close()
+
+
+def test_a_pair_of_sockets_reaches_no_socket_that_is_a_file() -> None:
+    """Where those of the machine are seen, such as /dev/log: without a mount namespace."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o755)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+            listener.bind(f"{folder}/log")
+            Path(f"{folder}/log").chmod(0o777)
+            with World((Mechanism.MOUNT_NAMESPACE,)) as shared:
+                shared.needs(Concern.NETWORK)
+                ended = shared.run(
+                    TRY
+                    + f"""
+def send(kind):
+    with socket.socketpair(socket.AF_UNIX, kind)[0] as one:
+        return one.sendto(b"hello", "{folder}/log")
+attempt(lambda: send(socket.SOCK_DGRAM), lambda: send(socket.SOCK_RAW))
+"""
+                )
+            assert (ended.cause, ended.stdout) == (Cause.EXITED, b""), ended
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.recv(1)
+    finally:
+        shutil.rmtree(folder)
 
 
 CALLS = ("ptrace", "unshare", "setns", "mount", "umount2", "chroot", "pivot_root", "socket", "bpf", "io_uring_setup",

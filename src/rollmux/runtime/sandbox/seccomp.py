@@ -51,7 +51,10 @@ _X32 = 0x40000000  # the second table of x86_64
 _NEW_NAMESPACES = 0x7E020000
 _TIOCSTI = 0x5412  # puts words into a terminal's mouth
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_UNIX, _STREAM, _PACKETS = 1, 1, 5  # the pairs that are left to a program
+_KIND = 0xF  # of a socket, without the flags that come with it
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _MASK, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 
@@ -75,7 +78,8 @@ def known_here() -> bool:
 def filter_program(table: Table | None = None, socket_pairs: bool = True) -> bytes:
     """The filter for this machine's architecture, or the one given.
 
-    Pairs of sockets hold memory that no process is charged for: refused, unless somebody counts them.
+    Pairs of sockets hold memory that no process is charged for: refused, unless somebody counts them. One of a pair
+    for datagrams would still send to whatever socket has a name in the file system.
     """
     allowed = {"clone", "ioctl", *(("socketpair",) if socket_pairs else ())}
     table = table or TABLES[platform.machine()]
@@ -87,6 +91,8 @@ def filter_program(table: Table | None = None, socket_pairs: bool = True) -> byt
             lines += [_line(_EQUAL, number, 0, 1), _refuse(errno.ENOSYS if name in _ABSENT else errno.EPERM)]
     lines += _refuse_with(table.numbers["clone"], 0, _ANY_BIT, _NEW_NAMESPACES)
     lines += _refuse_with(table.numbers["ioctl"], 1, _EQUAL, _TIOCSTI)
+    if socket_pairs:
+        lines += _connected_pairs_alone(table.numbers["socketpair"])
     lines.append(_line(_RETURN, _ALLOW))
     return b"".join(lines)
 
@@ -107,4 +113,15 @@ def _refuse_with(number: int, argument: int, test: int, value: int) -> list[byte
     """Refuses a call whose argument, its lower half, passes the test."""
     load = _line(_LOAD, _ARGUMENTS_AT + 8 * argument)
     checked = [load, _line(test, value, 0, 1), _refuse(errno.EPERM), _line(_RETURN, _ALLOW)]
+    return [_line(_EQUAL, number, 0, len(checked)), *checked]
+
+
+def _connected_pairs_alone(number: int) -> list[bytes]:
+    """Of Unix sockets that speak to each other for ever: no other family, none that sends where it likes."""
+    family, kind = _ARGUMENTS_AT, _ARGUMENTS_AT + 8
+    checked = [
+        *(_line(_LOAD, family), _line(_EQUAL, _UNIX, 0, 5)),
+        *(_line(_LOAD, kind), _line(_MASK, _KIND), _line(_EQUAL, _STREAM, 1, 0), _line(_EQUAL, _PACKETS, 0, 1)),
+        *(_line(_RETURN, _ALLOW), _refuse(errno.EPERM)),
+    ]
     return [_line(_EQUAL, number, 0, len(checked)), *checked]
