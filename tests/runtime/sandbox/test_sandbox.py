@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory, gettempdir, mkdtemp
 from typing import Any
 
 import pytest
@@ -29,9 +29,11 @@ from rollmux.runtime.sandbox import (
     frames,
     tree,
 )
+from rollmux.runtime.sandbox.probe import become_somebody
 from rollmux.runtime.sandbox.protections import Protections, Unprotected
 from rollmux.runtime.sandbox.sandbox import _BOOT
 from rollmux.runtime.sandbox.tree import descendants
+from rollmux.runtime.sandbox.zygote import _remove
 from tests.runtime.sandbox.world import (
     NAMESPACES,
     NEIGHBOUR,
@@ -722,6 +724,30 @@ def test_folders_deeper_than_python_goes_are_removed_too() -> None:
             return made
 
     assert asyncio.run(story()) == b"made\n"
+
+
+def test_folders_that_a_program_has_closed_are_removed_too() -> None:
+    """By whoever rights hold for: not by root."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            if os.getuid() == 0:
+                become_somebody()
+            status = 0 if _is_removed_once_closed() else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _is_removed_once_closed() -> bool:
+    folder = Path(mkdtemp(dir="/tmp"))
+    (folder / "one" / "two").mkdir(parents=True)
+    (folder / "one" / "two" / "file").touch()
+    for closed in (folder / "one" / "two", folder / "one", folder):
+        closed.chmod(0)
+    _remove(str(folder))
+    return not os.path.lexists(folder)
 
 
 def _folders_of(zygote: int) -> list[Path]:

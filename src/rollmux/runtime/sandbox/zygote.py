@@ -255,10 +255,11 @@ def _job(head: dict[str, Any], blobs: list[bytes]) -> Job:
 
 
 def _remove(folder: str) -> None:
-    """Folders within folders may be deeper than Python's own remover goes."""
-    try:
+    """Folders within folders may be deeper than Python's own remover goes, and closed to whoever is no root."""
+    with suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:
+    if os.path.lexists(folder):
+        os.spawnlp(os.P_WAIT, "chmod", "chmod", "-Rf", "u+rwx", folder)  # follows no link that it finds
         os.spawnlp(os.P_WAIT, "rm", "rm", "-rf", folder)
 
 
