@@ -548,3 +548,19 @@ def test_a_tenant_hears_no_name_and_no_word_of_another_s_job_that_it_waits_for(t
         ]
         said.append(there.call("POST", "/v1/quote", job("third", slo=1.001), token=bob).text)
         assert [text for text in said if "secret" in text] == []
+
+
+def test_a_jobs_own_words_command_no_terminal_of_those_who_read_them(tmp_path: Path) -> None:
+    words = "lost \x1b]0;title\x07\x1b[2J\x9b31m\u202e\nof 3"
+    with served(tmp_path) as there:
+        attempt = there.attached("wild")
+        left = {"attempt": attempt, "rank": 0, "instance": "one", "failed": words}
+        there.post("/v1/jobs/wild/leave", left, token=there.service.tokens.of_job("wild", "admin"))
+        reason = there.get("/v1/jobs/wild")["reason"]
+        assert reason.isprintable()
+        assert re.search(r"lost +\]0;title +\[2J +31m +of 3", reason)
+        who = ["--url", there.service.url, "--token", there.admin]
+        for command in (["status"], ["status", "wild"], ["top", "--once"]):
+            said = CliRunner().invoke(program, [*command, *who]).output
+            assert "wild" in said
+            assert not any(char in said for char in "\x1b\x07\x9b\u202e")

@@ -11,7 +11,7 @@ from rollmux.mux.transitions import Job
 from rollmux.protocol.job_file import Submission
 from rollmux.service.controller import Errand
 from rollmux.service.launcher import Attempt, Launcher, LaunchFailed
-from rollmux.service.live import Live
+from rollmux.service.live import Live, passed_on
 
 log = logging.getLogger("rollmux.service")
 Tell = Callable[[ev.Event], Awaitable[object]]
@@ -91,7 +91,7 @@ class Errands:
             try:
                 await self.launcher.start(attempt)
             except LaunchFailed as error:
-                await self._told(ev.JobFailed(errand.job_id, errand.attempt, str(error)))
+                await self._told(ev.JobFailed(errand.job_id, errand.attempt, passed_on(str(error))))
                 return
             await self._told(ev.JobStarted(errand.job_id, errand.attempt))
 
@@ -118,7 +118,7 @@ class Errands:
         if record.state is Job.STARTING and not failed:  # before its start was heard: a controller has died in between
             await self._told(ev.JobStarted(job_id, attempt))
         if failed or record.state is not Job.RUNNING:
-            await self._told(ev.JobFailed(job_id, attempt, failed or "it ended before it had begun"))
+            await self._told(ev.JobFailed(job_id, attempt, passed_on(failed) or "it ended before it had begun"))
         else:
             await self._told(ev.JobFinished(job_id, attempt))
 

@@ -11,6 +11,7 @@ from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Progress
 from rollmux.mux.transitions import Job
 from rollmux.mux.weave import Timing
+from rollmux.plain import plain
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.messages import MOST_REASON, Attach, Said
 
@@ -172,5 +173,10 @@ def gone(record: JobRecord, failed: str) -> ev.Event:
     if record.state is Job.STOPPING:
         return ev.JobStopped(record.job.id, record.attempt)
     if failed:
-        return ev.JobFailed(record.job.id, record.attempt, failed[:MOST_REASON])
+        return ev.JobFailed(record.job.id, record.attempt, passed_on(failed))
     return ev.JobFinished(record.job.id, record.attempt)
+
+
+def passed_on(why: str) -> str:
+    """As much of a job's own words as others hear: whoever operates the cluster reads them in a terminal."""
+    return plain(why[:MOST_REASON])

@@ -15,7 +15,6 @@ from rollmux.mux.job_record import JobRecord
 from rollmux.mux.seat import Lane, Seat
 from rollmux.mux.transitions import Job, Phase
 from rollmux.protocol.messages import (
-    MOST_REASON,
     Ask,
     Attach,
     Attached,
@@ -30,7 +29,7 @@ from rollmux.protocol.messages import (
     Said,
     Turn,
 )
-from rollmux.service.live import Live, gone
+from rollmux.service.live import Live, gone, passed_on
 
 if TYPE_CHECKING:
     from rollmux.service.controller import Controller
@@ -222,7 +221,7 @@ class Processes:
             self._say(now, job_id, live, rests, rank, Said.OFFLOADED)
         if not live.submission.command:
             if call.failed and not live.failed:
-                live.failed = call.failed
+                live.failed = passed_on(call.failed)
                 self._controller.order(job_id)
             if live.left >= live.ranks:
                 self._deserted(now, record, f"its script ended ({live.failed})")
@@ -243,7 +242,7 @@ class Processes:
             return Done()
         live.waits.pop(rank, None)
         if record.state in (Job.QUEUED, Job.PROVISIONING) and not live.leased:
-            why = f"its script ended while it waited for a place: {call.failed[:MOST_REASON]}"
+            why = f"its script ended while it waited for a place: {passed_on(call.failed)}"
             self._controller.tell(now, ev.JobAbandoned(job_id, record.attempt, why))
         return Done()
 
@@ -307,7 +306,7 @@ class Processes:
             if said not in _LESS.get(heard.get(rank), ()):
                 heard[rank] = said
             if said is Said.FAILED and lane is not None and epoch not in live.given_up:
-                live.given_up[epoch] = f"process {rank} of the job has given it up: {reason[:MOST_REASON]}"
+                live.given_up[epoch] = f"process {rank} of the job has given it up: {passed_on(reason)}"
                 self._controller.order(job_id)
             if lane is None or (len(heard) >= live.submission.ranks and _is_said(lane, heard) and not parked):
                 counts = next(each for each in _BY_ALL if each in heard.values())

@@ -179,7 +179,7 @@ print(*sorted({"asyncio", "dataclasses", "pathlib", "inspect", "logging"} & set(
     command = [sys.executable, *OPTIONS, program, ROOT]
     ours, others, heavy = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     parts = ["attempt_log", "by_proc", "durable", "keeper", "kinship", "memory", "process", "process_tree", "rank"]
-    packages = ["rollmux", "rollmux.service", "rollmux.service.local"]
+    packages = ["rollmux", "rollmux.plain", "rollmux.service", "rollmux.service.local"]
     assert ours.split() == [*packages, *(f"rollmux.service.local.{part}" for part in parts), "rollmux.system"]
     assert set(others.split()) <= {"__main__", "rollmux"}
     assert heavy == ""

@@ -11,8 +11,8 @@ from zipfile import ZipFile
 import httpx
 import pytest
 
+from rollmux.plain import plain
 from rollmux.service.launcher import LaunchFailed
-from rollmux.service.local.attempt_log import plain
 from rollmux.service.ray import http_gateway
 from rollmux.service.ray.gateway import RayGateway, RayJob, RayNode, RayTrouble, Unsure, Wish
 from rollmux.service.ray.http_gateway import CantCall, HttpGateway, token

@@ -8,6 +8,8 @@ import os
 from contextlib import suppress
 from itertools import dropwhile
 
+from rollmux.plain import plain
+
 CHUNK = 2**16
 # As much as the largest pipe holds: what comes after was not printed by who has ended.
 _LAST_CHUNKS = 2**20 // CHUNK
@@ -103,10 +105,3 @@ def _end(path: str, most_bytes: int) -> bytes:
             return file.read(most_bytes)
     except FileNotFoundError:
         return b""
-
-
-def plain(line: str) -> str:
-    """Without what would move a reader's cursor."""
-    if line.isprintable():  # as most are: character by character a megabyte takes a while
-        return line
-    return "".join(char if char.isprintable() or char == "\t" else " " for char in line)
