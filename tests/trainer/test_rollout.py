@@ -240,6 +240,19 @@ def test_a_reward_that_always_fails_ends_the_run_and_says_why() -> None:
         judged(broken)[0].round(unheard)
 
 
+def test_a_reward_that_fails_quotes_nothing_that_commands_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    quoted = "no answer in \x1b]0;title\x07\x1b[2J\n\x9b31m"
+
+    def broken(number: int, response: str) -> float:
+        raise ValueError(quoted)
+
+    with pytest.raises(RolloutStuck) as stuck:
+        judged(broken)[0].round(unheard)
+    for told in (str(stuck.value), *caplog.messages):
+        assert "no answer in  ]0;title  [2J  31m" in told
+        assert told.isprintable()
+
+
 def test_a_sample_of_another_version_is_refused_and_nothing_is_trained() -> None:
     made = parts(tiny())
     rolled = made.rollout.round(unheard)

@@ -29,6 +29,7 @@ from rollmux.packer import (
     TailBatcher,
     TrainedPrompt,
 )
+from rollmux.plain import plain
 from rollmux.runtime.engine import Engine, GenerationRequest
 from rollmux.runtime.rewards import Status
 from rollmux.trainer.data import Data
@@ -188,6 +189,7 @@ class Rollout:
         return self._failed(scored.request, f"reward {reward.status.value}", reward.detail)
 
     def _failed(self, request: Request, cause: str, why: str, tokens: int = 0) -> Event:
+        why = plain(why)  # it may quote the response
         self._failures[cause] += 1
         which = named(self._task, int(request.prompt.id))
         if self._failures.total() > self._most_failures:
