@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -564,3 +565,21 @@ def test_a_jobs_own_words_command_no_terminal_of_those_who_read_them(tmp_path: P
             said = CliRunner().invoke(program, [*command, *who]).output
             assert "wild" in said
             assert not any(char in said for char in "\x1b\x07\x9b\u202e")
+
+
+def test_who_takes_the_name_of_a_job_that_is_forgotten_hears_nothing_of_it(tmp_path: Path) -> None:
+    with served(tmp_path, rules=replace(RULES, ended_limit=1)) as there:
+        bob = token(there, "bob")
+        for name in ("a", "next", "last"):
+            attempt = there.attached(name)
+            there.post(f"/v1/jobs/{name}/ask", {"attempt": attempt, "kind": "rollout", "iteration": 0, "wait_s": 5.0})
+            there.post(f"/v1/jobs/{name}/cancel")
+            there.post(f"/v1/jobs/{name}/leave", {"attempt": attempt})
+        there.post("/v1/jobs", job("a"), token=bob)
+        story = there.get("/v1/jobs/a/story", token=bob)["lines"]
+        assert "JobSubmitted a" in story[0]
+        assert sum("JobSubmitted a" in line for line in story) == 1
+        assert not any("cancelled" in line.lower() for line in story)
+        spans = there.get("/v1/history", token=bob)["spans"]
+        assert [(each["job"], each["iteration"]) for each in spans] == [("another tenant's job", -1)] * 3
+        assert [each["job"] for each in there.get("/v1/history")["spans"]] == ["a", "next", "last"]

@@ -226,6 +226,11 @@ class Controller:
         """What this tenant (None: everybody) hears of a job's name."""
         return lambda job_id: job_id if self.is_of(job_id, tenant) else ANOTHERS
 
+    def since(self, job_id: str) -> float:
+        """When this job was submitted: what was before is of an older one of its name, perhaps another tenant's."""
+        account = self.history.books.accounts.get(job_id)
+        return -inf if account is None else account.submitted
+
     def _forget_the_oldest(self) -> None:
         """What the machine remembers no more of jobs that are over, nobody does."""
         for job_id in self.machine.state.forgotten(self.jobs):

@@ -178,8 +178,10 @@ def _first(controller: Controller, waits: Queue, tenant: str | None) -> str:
 def told(controller: Controller, job_id: str, tenant: str | None) -> Steps[tuple[str, ...]]:
     """What has happened to a job, as far as the log goes back: it is bounded, and begins with the controller."""
     lines: list[str] = []
+    since, name = controller.since(job_id), controller.names(tenant)
     for entry in list(controller.machine.log):
-        lines += story((entry,), job_id, controller.names(tenant))
+        if entry.at >= since:
+            lines += story((entry,), job_id, name)
         yield
     return tuple(lines)
 

@@ -37,6 +37,7 @@ def history_view(
 ) -> Steps[HistoryView]:
     """Phases under way at any time in the last `since_s` seconds."""
     history, name = controller.history, controller.names(tenant)
+    whose = _owners(controller, tenant)
     seq, first = controller.machine.state.ledger.seq, now - since_s
     used = pools(controller, now)
     open_now = list(history.spans.open.values())
@@ -46,10 +47,10 @@ def history_view(
     yield
     under_way, over = [], []
     for each in open_now:
-        under_way.append(_under_way(each, name(each.job)))
+        under_way.append(_under_way(each, whose(each)))
         yield
     for span in shown:
-        over.append(_over(span, name(span.job)))
+        over.append(_over(span, whose(span)))
         yield
     waits = yield from _waits(controller, now, name)
     return HistoryView(now, seq, first, whole_from_s, (*over, *under_way), waits, used)
@@ -164,6 +165,12 @@ def _held(controller: Controller, account: Account, now: float, under_way: Itera
         HeldView(name, seconds / HOUR_S, seconds / HOUR_S * pools[name].node_type.gpus)
         for name, seconds in node_s.items()
     )
+
+
+def _owners(controller: Controller, tenant: str | None) -> Callable[[Span | Open], str]:
+    """What this tenant (None: everybody) hears of whose a phase is. A name may have been another's job's before."""
+    name, since = controller.names(tenant), controller.since
+    return lambda span: ANOTHERS if tenant is not None and span.began < since(span.job) else name(span.job)
 
 
 def _over(span: Span, job: str) -> SpanView:
