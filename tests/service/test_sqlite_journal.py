@@ -1,7 +1,9 @@
 """The journal in a file on a real disk: what damage, power cuts and full disks leave of it."""
 
+import os
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -40,6 +42,19 @@ def durable(path: Path) -> list[Record]:
 def journal(tmp_path: Path) -> Iterator[SqliteJournal]:
     with closing(SqliteJournal(tmp_path / "journal.db")) as opened:
         yield opened
+
+
+def test_a_journal_is_its_owners_alone_in_a_folder_that_is_open_to_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    before = os.umask(0)
+    try:
+        with closing(SqliteJournal(tmp_path / "journal.db")) as journal:
+            journal.append(batch(1, 3))
+            modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert {"journal.db", "journal.db-wal"} <= modes.keys()
+    assert set(modes.values()) == {0o600}
 
 
 def test_no_damage_of_the_file_gives_other_records(tmp_path: Path) -> None:

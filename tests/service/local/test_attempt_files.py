@@ -160,6 +160,16 @@ def test_of_an_older_job_of_that_name_nothing_is_left_but_records_of_what_may_st
     assert files.tail("a", 9) == ["newer"]
 
 
+def test_nobody_else_puts_anything_among_what_is_remembered_of_attempts(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        AttemptFiles(tmp_path).prepare(("a", 1))
+    finally:
+        os.umask(before)
+    found = {str(each.relative_to(tmp_path)): each.stat().st_mode & 0o777 for each in tmp_path.rglob("*")}
+    assert found == dict.fromkeys(("logs", "logs/a", "attempts", "attempts/a"), 0o700)
+
+
 def test_a_record_is_replaced_as_a_whole(tmp_path: Path) -> None:
     for content in ({"failed": "x" * 9999}, {"failed": ""}):
         write(str(tmp_path / "record"), content)

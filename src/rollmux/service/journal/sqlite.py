@@ -46,6 +46,8 @@ class SqliteJournal(TableJournal):
         self.name = f"journal {self.path}"
         self._copies = Lock()
         self._opened = _last_write(self.path) if reads_only else None  # before any look at it
+        if not reads_only:
+            _make_private(self.path)
         with ExitStack() as undone:
             try:
                 name = _to_read(self.path) if reads_only else self.path
@@ -157,6 +159,15 @@ def _help(error: sqlite3.DatabaseError, reads_only: bool) -> str:
     if kind == sqlite3.SQLITE_CANTOPEN and reads_only:
         return "; copy it, with what lies beside it, to where files can be made"
     return ""
+
+
+def _make_private(path: Path) -> None:
+    """A new file is its owner's alone: in it are the environments that jobs were submitted with.
+
+    What is there already is not opened: to close it would be to lose its lock, where this process has that.
+    """
+    with suppress(OSError):  # SQLite says why, in its own words
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _to_read(path: Path) -> str:

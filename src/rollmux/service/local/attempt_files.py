@@ -52,7 +52,7 @@ class AttemptFiles:
         Attempts count up: what has this number or a higher one was that job's.
         """
         logs, records = self.log(key).parent, self.record(key).parent
-        for folder in (logs, records):
+        for folder in (self._logs, self._records, logs, records):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for number in _numbers(logs, key[1]):
             self._remove(logs, number)
