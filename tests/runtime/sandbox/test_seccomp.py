@@ -41,7 +41,7 @@ def verdict(
 @pytest.mark.parametrize("machine", TABLES)
 def test_each_call_that_is_named_is_refused_and_its_neighbours_are_not(machine: str) -> None:
     table = TABLES[machine]
-    special = {table.numbers[name] for name in ("clone", "ioctl", "socketpair")}
+    special = {table.numbers[name] for name in ("clone", "ioctl", "mmap", "socketpair")}
     absent = {table.numbers[name] for name in ("clone3", "memfd_create", "memfd_secret")}
     refused = set(table.numbers.values()) - special
     for number in range(451):
@@ -96,6 +96,15 @@ def test_a_terminal_takes_no_words_put_into_its_mouth(machine: str) -> None:
     assert verdict(table, table.numbers["ioctl"], 0, 0x5412) == EPERM
     assert verdict(table, table.numbers["ioctl"], 0, 0x5412 | 1 << 32) == EPERM
     assert verdict(table, table.numbers["ioctl"], 0, 0x5401) == ALLOW
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_no_memory_is_taken_that_counts_as_nobodys(machine: str) -> None:
+    table = TABLES[machine]
+    mmap, private, anonymous, huge_pages = table.numbers["mmap"], 0x2, 0x20, 0x40000
+    assert verdict(table, mmap, 0, 4096, 3, private | anonymous) == ALLOW
+    for size in (0, 21 << 26, 30 << 26):
+        assert verdict(table, mmap, 0, 1 << 30, 3, private | anonymous | huge_pages | size) == EPERM
 
 
 @pytest.mark.parametrize("machine", TABLES)
