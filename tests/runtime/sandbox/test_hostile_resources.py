@@ -118,7 +118,23 @@ time.sleep(100)
 """
 
 
-@pytest.mark.parametrize("source", [EATER, MANY_EATERS], ids=["one process", "many small ones"])
+# A page of its own in each GiB of a wide space, only read: nothing is resident but the kernel's tables to find them by.
+READER = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.prctl(15, b"VmPTE: 0 kB", 0, 0, 0)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+for number in range(40_000):
+    place = libc.mmap((1 << 44) + (number << 30), 4096, 1, 0x4022, -1, 0)
+    ctypes.c_char.from_address(place).value
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    "source", [EATER, MANY_EATERS, READER], ids=["one process", "many small ones", "tables of pages"]
+)
 def test_a_memory_bomb_ends_at_the_limit_of_its_whole_tree(world: World, source: str) -> None:
     ended = world.run(source, SMALL)
     assert ended.cause is Cause.MEMORY_LIMIT
@@ -207,15 +223,16 @@ def test_many_files_fill_no_more_than_their_number(world: World) -> None:
 
 
 def test_what_takes_memory_of_the_kernels_that_nobody_counts_is_refused(full: World) -> None:
-    """Events that wait to be read, and queues of requests, of which a machine has only so many."""
+    """Events that wait to be read, queues of requests, of which a machine has only so many, and rules of Landlock."""
     source = """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 print(libc.inotify_init(), libc.inotify_init1(0), libc.syscall({number}, 1000, ctypes.byref(ctypes.c_ulong())))
+print(libc.syscall(444, None, 0, 1))
 """.format(number=206 if platform.machine() == "x86_64" else 0)
     if Mechanism.SECCOMP not in full.sandbox.protections.active:
         pytest.skip("no filter here")
-    assert full.run(Program(source)).stdout == b"-1 -1 -1\n"
+    assert full.run(Program(source)).stdout == b"-1 -1 -1\n-1\n"
 
 
 def test_files_run_out_for_the_program_alone(world: World) -> None:

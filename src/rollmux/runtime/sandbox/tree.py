@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _GONE = (FileNotFoundError, ProcessLookupError)
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
@@ -19,7 +18,8 @@ _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children
 class Usage:
     """How many live below the root, CPU time of them and of those that have died, and memory.
 
-    `resident_bytes` counts what processes share once for each of them: it is quick to know, and never too little.
+    `resident_bytes`, tables of pages among them, counts what processes share once for each of them: it is quick to
+    know, and never too little.
     """
 
     processes: int
@@ -66,15 +66,15 @@ class Ledger:
         """
         listed = dict.fromkeys([self._root, *descendants(self._root, most)])
         listed |= dict.fromkeys(pid for pid, spent in self._known.items() if pid not in listed and _lives(pid, spent))
-        seen, pages = dict[int, _Spent](), 0
+        seen, resident_bytes = dict[int, _Spent](), 0
         # Parents come before their children: who dies meanwhile, and is credited, counts once or is left out this time.
         for pid in listed:
             with suppress(*_GONE):
                 seen[pid] = _spent(pid)
-                pages += int(_read(f"/proc/{pid}/statm").split()[1])
+                resident_bytes += _told_bytes(pid, b"VmRSS", b"VmPTE")
         self._settle(listed, seen)
         ticks = self._lost + sum(spent.ticks for spent in seen.values())
-        return Usage(len(seen.keys() - {self._root}), ticks * _TICK_S, pages * _PAGE_BYTES)
+        return Usage(len(seen.keys() - {self._root}), ticks * _TICK_S, resident_bytes)
 
     def _settle(self, listed: Collection[int], seen: dict[int, _Spent]) -> None:
         """Those that had gone when all were listed were credited by now, or never will be."""
@@ -116,10 +116,20 @@ def _own_memory_bytes(pid: int) -> int:
         try:
             lines = (line.split() for line in _read(f"/proc/{pid}/smaps_rollup").splitlines())
             kib = [int(words[1]) for words in lines if words[0] in (b"Pss_Anon:", b"Pss_Shmem:")]
-            return 1024 * sum(kib)
+            return 1024 * sum(kib) + _told_bytes(pid, b"VmPTE")
         except PermissionError:  # not ours to look into: then all that is resident counts
-            return int(_read(f"/proc/{pid}/statm").split()[1]) * _PAGE_BYTES
+            return _told_bytes(pid, b"VmRSS", b"VmPTE")
     return 0
+
+
+def _told_bytes(pid: int, *names: bytes) -> int:
+    """What the kernel says of a process's memory. Tables of pages are the kernel's own, beside what is resident:
+    who reads a page here and there in a wide space has nothing else, and may have many times its limit of them.
+    """
+    text = _read(f"/proc/{pid}/status")
+    lines = [b"\n%b:" % name for name in names]  # a process may call itself so, but on one line
+    places = [at + len(line) for line in lines if (at := text.find(line)) >= 0]
+    return 1024 * sum(int(text[at : text.index(b"kB", at)]) for at in places)
 
 
 def descendants(root: int, most: int | None = None, spared: Collection[int] = ()) -> list[int]:
