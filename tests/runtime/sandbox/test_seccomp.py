@@ -41,7 +41,7 @@ def verdict(
 @pytest.mark.parametrize("machine", TABLES)
 def test_each_call_that_is_named_is_refused_and_its_neighbours_are_not(machine: str) -> None:
     table = TABLES[machine]
-    special = {table.numbers[name] for name in ("clone", "ioctl", "mmap", "socketpair")}
+    special = {table.numbers[name] for name in ("clone", "ioctl", "mmap", "prctl", "socketpair")}
     absent = {table.numbers[name] for name in ("clone3", "memfd_create", "memfd_secret")} | {444, 445, 446}
     refused = set(table.numbers.values()) - special
     for number in range(451):
@@ -96,6 +96,15 @@ def test_a_terminal_takes_no_words_put_into_its_mouth(machine: str) -> None:
     assert verdict(table, table.numbers["ioctl"], 0, 0x5412) == EPERM
     assert verdict(table, table.numbers["ioctl"], 0, 0x5412 | 1 << 32) == EPERM
     assert verdict(table, table.numbers["ioctl"], 0, 0x5401) == ALLOW
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_an_option_of_prctl_that_nobody_here_has_judged_is_as_if_the_kernel_had_none(machine: str) -> None:
+    prctl, einval = TABLES[machine].numbers["prctl"], 0x00050016
+    set_name, keys, set_area, set_tracer = 15, 61, 0x53564D41, 0x59616D61
+    assert {verdict(TABLES[machine], prctl, each) for each in (set_name, keys, set_area, set_tracer)} == {ALLOW}
+    share_of_core, futex_hash = 62, 78
+    assert {verdict(TABLES[machine], prctl, each) for each in (share_of_core, futex_hash, 500)} == {einval}
 
 
 @pytest.mark.parametrize("machine", TABLES)

@@ -26,7 +26,7 @@ _X86_64 = {
     "swapon": 167, "syslog": 103, "umount2": 166, "unshare": 272, "uselib": 134, "userfaultfd": 323,
     "vhangup": 153, "vmsplice": 278, "clone3": 435, "memfd_create": 319, "memfd_secret": 447, "setsockopt": 54,
     "socketpair": 53, "clone": 56,
-    "ioctl": 16, "inotify_init": 253, "inotify_init1": 294, "io_setup": 206, "mmap": 9,
+    "ioctl": 16, "inotify_init": 253, "inotify_init1": 294, "io_setup": 206, "mmap": 9, "prctl": 157,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
 }  # fmt: skip
 _AARCH64 = {
@@ -43,7 +43,7 @@ _AARCH64 = {
     "setns": 268, "settimeofday": 170, "shmat": 196, "shmget": 194, "socket": 198, "swapoff": 225, "swapon": 224,
     "syslog": 116, "umount2": 39, "unshare": 97, "userfaultfd": 282, "vhangup": 58, "vmsplice": 75, "clone3": 435,
     "memfd_create": 279, "memfd_secret": 447, "setsockopt": 208, "socketpair": 199, "clone": 220, "ioctl": 29,
-    "inotify_init1": 26, "io_setup": 0, "mmap": 222,
+    "inotify_init1": 26, "io_setup": 0, "mmap": 222, "prctl": 167,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
 }  # fmt: skip
 # Refused as if the kernel had none, so that callers take the older way, which is filtered here or limited elsewhere.
@@ -58,6 +58,9 @@ _LAST_KNOWN = 451  # what is newer nobody here has judged
 _X32 = 0x40000000  # the second table of x86_64
 _NEW_NAMESPACES = 0x7E020000
 _TIOCSTI = 0x5412  # puts words into a terminal's mouth
+# Options of prctl, of which the latest lie between these: PR_SCHED_CORE (62) keeps others from the rest of a core, and
+# PR_FUTEX_HASH (78) takes as much of the kernel's memory as is asked for. Later ones nobody here has judged.
+_NEW_OPTION, _NAMED_OPTION = 62, 1 << 16
 _HUGE_PAGES = 0x40000  # of mmap: from a stock that the machine shares, and counted as no process's memory
 
 _UNIX, _STREAM, _PACKETS = 1, 1, 5  # the pairs that are left to a program
@@ -90,7 +93,7 @@ def filter_program(table: Table | None = None, socket_pairs: bool = True) -> byt
     Pairs of sockets hold memory that no process is charged for: refused, unless somebody counts them. One of a pair
     for datagrams would still send to whatever socket has a name in the file system.
     """
-    allowed = {"clone", "ioctl", "mmap", *(("socketpair",) if socket_pairs else ())}
+    allowed = {"clone", "ioctl", "mmap", "prctl", *(("socketpair",) if socket_pairs else ())}
     table = table or TABLES[platform.machine()]
     lines = [_line(_LOAD, _ARCHITECTURE_AT), *_unless(table.architecture, _KILL), _line(_LOAD, _NUMBER_AT)]
     lines += [_line(_AT_LEAST, _X32, 0, 1), _line(_RETURN, _KILL)]
@@ -101,6 +104,7 @@ def filter_program(table: Table | None = None, socket_pairs: bool = True) -> byt
     lines += _refuse_with(table.numbers["clone"], 0, _ANY_BIT, _NEW_NAMESPACES)
     lines += _refuse_with(table.numbers["ioctl"], 1, _EQUAL, _TIOCSTI)
     lines += _refuse_with(table.numbers["mmap"], 3, _ANY_BIT, _HUGE_PAGES)
+    lines += _no_new_options(table.numbers["prctl"])
     if socket_pairs:
         lines += _connected_pairs_alone(table.numbers["socketpair"])
     lines.append(_line(_RETURN, _ALLOW))
@@ -123,6 +127,14 @@ def _refuse_with(number: int, argument: int, test: int, value: int) -> list[byte
     """Refuses a call whose argument, its lower half, passes the test."""
     load = _line(_LOAD, _ARGUMENTS_AT + 8 * argument)
     checked = [load, _line(test, value, 0, 1), _refuse(errno.EPERM), _line(_RETURN, _ALLOW)]
+    return [_line(_EQUAL, number, 0, len(checked)), *checked]
+
+
+def _no_new_options(number: int) -> list[bytes]:
+    checked = [
+        *(_line(_LOAD, _ARGUMENTS_AT), _line(_AT_LEAST, _NEW_OPTION, 0, 2), _line(_AT_LEAST, _NAMED_OPTION, 1, 0)),
+        *(_refuse(errno.EINVAL), _line(_RETURN, _ALLOW)),
+    ]
     return [_line(_EQUAL, number, 0, len(checked)), *checked]
 
 
