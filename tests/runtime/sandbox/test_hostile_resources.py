@@ -1,6 +1,7 @@
 """Code that takes all it can get: each ends at its limit, with that limit named, and a neighbour notices nothing."""
 
 import platform
+import resource
 from dataclasses import replace
 
 import pytest
@@ -233,6 +234,23 @@ print(libc.syscall(444, None, 0, 1), libc.prctl(78, 1, 1 << 10, 0, 0))
     if Mechanism.SECCOMP not in full.sandbox.protections.active:
         pytest.skip("no filter here")
     assert full.run(Program(source)).stdout == b"-1 -1 -1\n-1 -1\n"
+
+
+def test_a_crash_has_the_machine_dump_no_core(world: World) -> None:
+    """Where the machine hands dumps to a program of its own, as most do, a limit of 0 does not keep it from that."""
+    world.needs(Concern.KERNEL)
+    ended = world.run("""
+import resource
+print(resource.getrlimit(resource.RLIMIT_CORE))
+for limit in ((0, 0), (0, 1)):
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, limit)
+        print("set")
+    except (OSError, ValueError):
+        pass
+""")
+    most = min(1, resource.getrlimit(resource.RLIMIT_CORE)[1] % (1 << 64))  # where the tests may have none, so may runs
+    assert ended.stdout == f"({most}, {most})\n".encode()
 
 
 def test_files_run_out_for_the_program_alone(world: World) -> None:

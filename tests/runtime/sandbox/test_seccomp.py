@@ -41,7 +41,8 @@ def verdict(
 @pytest.mark.parametrize("machine", TABLES)
 def test_each_call_that_is_named_is_refused_and_its_neighbours_are_not(machine: str) -> None:
     table = TABLES[machine]
-    special = {table.numbers[name] for name in ("clone", "ioctl", "mmap", "prctl", "socketpair")}
+    judged = ("clone", "ioctl", "mmap", "prctl", "prlimit64", "setrlimit", "socketpair")
+    special = {table.numbers[name] for name in judged}
     absent = {table.numbers[name] for name in ("clone3", "memfd_create", "memfd_secret")} | {444, 445, 446}
     refused = set(table.numbers.values()) - special
     for number in range(451):
@@ -96,6 +97,15 @@ def test_a_terminal_takes_no_words_put_into_its_mouth(machine: str) -> None:
     assert verdict(table, table.numbers["ioctl"], 0, 0x5412) == EPERM
     assert verdict(table, table.numbers["ioctl"], 0, 0x5412 | 1 << 32) == EPERM
     assert verdict(table, table.numbers["ioctl"], 0, 0x5401) == ALLOW
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_what_keeps_the_machine_from_dumping_a_core_can_not_be_undone(machine: str) -> None:
+    numbers, core, files = TABLES[machine].numbers, 4, 7
+    for kind, new, expected in ((core, 1 << 12, EPERM), (core, 1 << 40, EPERM), (core, 0, ALLOW), (files, 1, ALLOW)):
+        assert verdict(TABLES[machine], numbers["prlimit64"], 0, kind, new) == expected
+    assert verdict(TABLES[machine], numbers["setrlimit"], core) == EPERM
+    assert verdict(TABLES[machine], numbers["setrlimit"], files) == ALLOW
 
 
 @pytest.mark.parametrize("machine", TABLES)

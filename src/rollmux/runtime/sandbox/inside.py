@@ -34,6 +34,7 @@ STARTED = b"started\n"
 MEMORY_STATUS = 113  # what a run ends with when an allocation failed and nobody caught that
 _PROGRAM = "program.py"
 _BETWEEN = 10  # on the stack: calls of C, which have no frame, and what asks a program for asserts
+_NO_DUMP = 1  # bytes: of 0 the kernel takes no heed where a program of the machine's is given the dump (core(5))
 _SIGNALS = 1024  # that wait, or that a timer has set aside
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _UNSHARED = {
@@ -160,6 +161,7 @@ def _protect(place: Place, job: Job) -> None:
         become_somebody(place.uid)
         kernel.die_with_parent()  # becoming somebody else has undone it
     os.chdir(place.folder)
+    _hold(resource.RLIMIT_CORE, _NO_DUMP, _NO_DUMP)  # later no process of the run may set it
     _write_files(job.files)
     if Mechanism.PID_NAMESPACE not in active:
         kernel.adopt_orphans()
@@ -238,7 +240,6 @@ def _limit(limits: RunLimits, counted: bool) -> None:
         resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),
         resource.RLIMIT_NOFILE: (limits.open_files,) * 2,
         resource.RLIMIT_FSIZE: (limits.disk_bytes,) * 2,
-        resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_MEMLOCK: (0, 0),
         resource.RLIMIT_MSGQUEUE: (0, 0),
         resource.RLIMIT_SIGPENDING: (_SIGNALS, _SIGNALS),
@@ -249,9 +250,14 @@ def _limit(limits: RunLimits, counted: bool) -> None:
     if counted:
         wanted[resource.RLIMIT_NPROC] = (limits.processes + 1,) * 2
     for kind, (soft, hard) in wanted.items():
-        most = resource.getrlimit(kind)[1]
-        held = hard if most == resource.RLIM_INFINITY else min(hard, most)
-        resource.setrlimit(kind, (min(soft, held), held))
+        _hold(kind, soft, hard)
+
+
+def _hold(kind: int, soft: int, hard: int) -> None:
+    """Within what this process is held to already."""
+    most = resource.getrlimit(kind)[1]
+    held = hard if most == resource.RLIM_INFINITY else min(hard, most)
+    resource.setrlimit(kind, (min(soft, held), held))
 
 
 def _execute(command: tuple[str, ...], environment: Mapping[str, str]) -> int:

@@ -27,6 +27,7 @@ _X86_64 = {
     "vhangup": 153, "vmsplice": 278, "clone3": 435, "memfd_create": 319, "memfd_secret": 447, "setsockopt": 54,
     "socketpair": 53, "clone": 56,
     "ioctl": 16, "inotify_init": 253, "inotify_init1": 294, "io_setup": 206, "mmap": 9, "prctl": 157,
+    "setrlimit": 160, "prlimit64": 302,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
 }  # fmt: skip
 _AARCH64 = {
@@ -44,6 +45,7 @@ _AARCH64 = {
     "syslog": 116, "umount2": 39, "unshare": 97, "userfaultfd": 282, "vhangup": 58, "vmsplice": 75, "clone3": 435,
     "memfd_create": 279, "memfd_secret": 447, "setsockopt": 208, "socketpair": 199, "clone": 220, "ioctl": 29,
     "inotify_init1": 26, "io_setup": 0, "mmap": 222, "prctl": 167,
+    "setrlimit": 164, "prlimit64": 261,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
 }  # fmt: skip
 # Refused as if the kernel had none, so that callers take the older way, which is filtered here or limited elsewhere.
@@ -61,6 +63,7 @@ _TIOCSTI = 0x5412  # puts words into a terminal's mouth
 # Options of prctl, of which the latest lie between these: PR_SCHED_CORE (62) keeps others from the rest of a core, and
 # PR_FUTEX_HASH (78) takes as much of the kernel's memory as is asked for. Later ones nobody here has judged.
 _NEW_OPTION, _NAMED_OPTION = 62, 1 << 16
+_CORE = 4  # of limits: the one by which no crash has the machine run a program of its own
 _HUGE_PAGES = 0x40000  # of mmap: from a stock that the machine shares, and counted as no process's memory
 
 _UNIX, _STREAM, _PACKETS = 1, 1, 5  # the pairs that are left to a program
@@ -93,7 +96,8 @@ def filter_program(table: Table | None = None, socket_pairs: bool = True) -> byt
     Pairs of sockets hold memory that no process is charged for: refused, unless somebody counts them. One of a pair
     for datagrams would still send to whatever socket has a name in the file system.
     """
-    allowed = {"clone", "ioctl", "mmap", "prctl", *(("socketpair",) if socket_pairs else ())}
+    pairs = ("socketpair",) if socket_pairs else ()
+    allowed = {"clone", "ioctl", "mmap", "prctl", "setrlimit", "prlimit64", *pairs}
     table = table or TABLES[platform.machine()]
     lines = [_line(_LOAD, _ARCHITECTURE_AT), *_unless(table.architecture, _KILL), _line(_LOAD, _NUMBER_AT)]
     lines += [_line(_AT_LEAST, _X32, 0, 1), _line(_RETURN, _KILL)]
@@ -104,6 +108,8 @@ def filter_program(table: Table | None = None, socket_pairs: bool = True) -> byt
     lines += _refuse_with(table.numbers["clone"], 0, _ANY_BIT, _NEW_NAMESPACES)
     lines += _refuse_with(table.numbers["ioctl"], 1, _EQUAL, _TIOCSTI)
     lines += _refuse_with(table.numbers["mmap"], 3, _ANY_BIT, _HUGE_PAGES)
+    lines += _refuse_with(table.numbers["setrlimit"], 0, _EQUAL, _CORE)
+    lines += _no_limit_set(table.numbers["prlimit64"], _CORE)
     lines += _no_new_options(table.numbers["prctl"])
     if socket_pairs:
         lines += _connected_pairs_alone(table.numbers["socketpair"])
@@ -127,6 +133,17 @@ def _refuse_with(number: int, argument: int, test: int, value: int) -> list[byte
     """Refuses a call whose argument, its lower half, passes the test."""
     load = _line(_LOAD, _ARGUMENTS_AT + 8 * argument)
     checked = [load, _line(test, value, 0, 1), _refuse(errno.EPERM), _line(_RETURN, _ALLOW)]
+    return [_line(_EQUAL, number, 0, len(checked)), *checked]
+
+
+def _no_limit_set(number: int, kind: int) -> list[bytes]:
+    """By prlimit: one that only asks names no new limit."""
+    kind_at, new_at = _ARGUMENTS_AT + 8, _ARGUMENTS_AT + 16
+    checked = [
+        *(_line(_LOAD, kind_at), _line(_EQUAL, kind, 0, 5)),
+        *(_line(_LOAD, new_at), _line(_EQUAL, 0, 0, 2), _line(_LOAD, new_at + 4), _line(_EQUAL, 0, 1, 0)),
+        *(_refuse(errno.EPERM), _line(_RETURN, _ALLOW)),
+    ]
     return [_line(_EQUAL, number, 0, len(checked)), *checked]
 
 
