@@ -334,6 +334,15 @@ def test_moving_state_off_for_a_newcomer_is_a_switch_too() -> None:
     assert switches[:3] == [(0.0, 3.0, "rollout-0"), (103.0, 106.0, "train-0"), (150.0, 152.0, "rollout-0")]
 
 
+def test_a_job_that_ends_while_its_state_is_moved_off_has_switched_until_then() -> None:
+    phase = PhaseSpec(100.0, nodes=1, offload_s=50.0)
+    jobs = workload(*[JobSpec(name, phase, phase, 5.0, sync_s=20.0) for name in "ab"], at=(0.0, 150.0), iterations=1)
+    outcome = replay(jobs, "paper", HISTORY)
+    switches = sorted((s.start_s, s.end_s, s.node) for s in outcome.spans if s.kind == "switch" and s.job == "a")
+    assert switches == [(150.0, 200.0, "rollout-0"), (200.0, 220.0, "train-0")]
+    assert outcome.jobs[0].ended_h == pytest.approx(220 / HOUR_S)
+
+
 @pytest.mark.parametrize("offload_s", [0.0, 2.0])
 def test_a_newcomer_does_not_wait_out_a_phase_that_began_alone_and_may_pause(offload_s: float) -> None:
     long = JobSpec("long", PhaseSpec(600.0, 1, offload_s=offload_s, pause_s=0.0), PhaseSpec(300.0, 1), 2.0)

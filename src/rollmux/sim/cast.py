@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import ceil, inf
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
@@ -78,6 +78,14 @@ class Act:
     fresh: bool = True  # its nodes have not changed yet
 
 
+class MovingOff(NamedTuple):
+    """State that is being moved off its nodes."""
+
+    lease: cmd.Lease
+    nodes: tuple[str, ...]
+    since: float
+
+
 class Actor:
     """One attempt of a job: what it has done, asked for, and is doing."""
 
@@ -89,6 +97,7 @@ class Actor:
         "attempt",
         "job",
         "kept",
+        "moving_off",
         "paused",
         "rank",
         "rolled",
@@ -105,6 +114,7 @@ class Actor:
         self.ahead_s: list[float] = []  # in rollouts that are not trained yet, the next first
         self.kept: dict[PhaseKind, cmd.Lease] = {}  # the latest whose state may stay on the nodes
         self.paused: dict[PhaseKind, Act] = {}
+        self.moving_off: dict[int, MovingOff] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -292,6 +302,7 @@ class Cast:
         for act in actor.acts.values():
             self._used(act)
         actor.acts.clear()
+        self._used_moving_off(actor)
         return True
 
     def _used(self, act: Act, last: bool = False) -> None:
@@ -299,6 +310,14 @@ class Cast:
         if self.observer is not None and act.nodes and self.now > act.since:
             self.observer.used(act.lease, act.nodes, act.since, self.now, first=act.fresh, last=last)
         act.fresh = False
+
+    def _used_moving_off(self, actor: Actor, *epochs: int) -> None:
+        """State is off its nodes, that of these leases or whatever is on its way: with its job it is off at once."""
+        for epoch in epochs or tuple(actor.moving_off):
+            moved = actor.moving_off.pop(epoch, None)
+            if moved is not None and self.observer is not None and self.now > moved.since:
+                lease = replace(moved.lease, keep=False)
+                self.observer.used(lease, moved.nodes, moved.since, self.now, first=False, last=True)
 
     def _go_on(self, actor: Actor) -> None:
         """The job asks for whatever it may do next."""
@@ -391,6 +410,7 @@ class Cast:
     def _finish(self, actor: Actor) -> None:
         job_id = actor.job.id
         del self.actors[job_id]
+        self._used_moving_off(actor)
         self.ended[job_id] = self.now
         self.tell(ev.JobFinished(job_id, actor.attempt))
 
@@ -401,15 +421,14 @@ class Cast:
             return  # it is done
         self._used(act)
         act.left -= len(act.nodes) * (self.now - act.since)
-        act.nodes, act.ends_at, began_s = (), inf, self.now
+        act.nodes, act.ends_at = (), inf
+        actor.moving_off[command.epoch] = MovingOff(act.lease, command.nodes, self.now)
         offload_s = actor.job.phase(act.lease.kind).offload_s
 
         def paused() -> None:
             if actor.acts.pop(command.epoch, None) is not act:
                 return
-            if self.observer is not None and self.now > began_s:
-                last = replace(act.lease, keep=False)
-                self.observer.used(last, command.nodes, began_s, self.now, first=False, last=True)
+            self._used_moving_off(actor, command.epoch)
             actor.paused[act.lease.kind] = act
             self.tell(ev.PhasePaused(command.job_id, command.epoch))
 
@@ -440,13 +459,10 @@ class Cast:
     def _offload(self, command: cmd.Offload) -> None:
         actor = self.actors[command.job_id]
         lease = next(lease for lease in actor.kept.values() if lease.epoch == command.epoch)
-        began_s = self.now
+        actor.moving_off[command.epoch] = MovingOff(lease, command.nodes, self.now)
 
         def offloaded() -> None:
-            here = self.actors.get(command.job_id) is actor
-            if self.observer is not None and here and self.now > began_s:
-                last = replace(lease, keep=False)
-                self.observer.used(last, command.nodes, began_s, self.now, first=False, last=True)
+            self._used_moving_off(actor, command.epoch)
             self.tell(ev.PhaseOffloaded(command.job_id, command.epoch))
 
         self._later(self.now + actor.job.phase(lease.kind).offload_s, actor.rank, 3, offloaded)
