@@ -1,9 +1,19 @@
-"""What happens at one instant happens in the order of submission, then of phases, then of planning."""
+"""What happens at one instant happens in the order of submission, then of phases, then of planning.
 
-from hypothesis import given
+And whatever becomes of a job, its nodes are booked for as long as its leases hold them.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmux.mux import events as ev
+from rollmux.mux.job import JobSpec, PhaseSpec
+from rollmux.mux.transitions import Job, Phase
+from rollmux.sim.books import Books
 from rollmux.sim.cast import Cast, Delays
 from tests.builders import job
 from tests.sim.worlds import machine
@@ -52,3 +62,64 @@ def test_nodes_and_processes_take_their_time_to_come() -> None:
     cast.run(until=200.0)
     assert cast.started == {"a": 45.0}
     assert cast.completed["a"] == [145.0]
+
+
+class Holding(Cast):
+    """Counts, by pool, for how long nodes are held, state that rests on them after its phase aside."""
+
+    counted_to = 0.0
+    held_s: dict[str, float]
+
+    def tell(self, event: ev.Event) -> None:
+        state = self.machine.state
+        for weave in state.weaves.values():
+            for lane in weave.leases.values():
+                for node in lane.held if lane.state is not Phase.PARKED else ():
+                    self.held_s[state.book.nodes[node].pool] += self.now - self.counted_to
+        self.counted_to = self.now
+        super().tell(event)
+
+    def fail_if_it_runs(self, job_id: str) -> None:
+        record = self.machine.state.jobs.get(job_id)
+        if record is not None and record.state is Job.RUNNING:
+            self.fail(job_id, "struck down")
+
+
+SWITCHING = st.builds(
+    PhaseSpec,
+    duration_s=st.integers(20, 200).map(float),
+    nodes=st.just(1),
+    load_s=st.sampled_from((0.0, 5.0)),
+    offload_s=st.sampled_from((0.0, 60.0, 150.0)),
+    pause_s=st.sampled_from((None, 5.0)),
+)
+JOBS = st.builds(
+    JobSpec,
+    id=st.just(""),
+    rollout=SWITCHING,
+    train=SWITCHING,
+    slo=st.just(5.0),
+    sync_s=st.sampled_from((0.0, 30.0)),
+    iterations=st.integers(2, 6),
+)
+
+
+@settings(max_examples=100)
+@given(
+    policy=st.sampled_from(("paper", "rollmux")),
+    jobs=st.lists(st.tuples(st.integers(0, 300), JOBS), min_size=3, max_size=4),
+    failures=st.lists(st.tuples(st.integers(100, 1000), st.integers(0, 3)), max_size=8),
+)
+def test_nodes_work_or_switch_for_as_long_as_leases_hold_them(
+    policy: str, jobs: list[tuple[int, JobSpec]], failures: list[tuple[int, int]]
+) -> None:
+    of = machine(policy)
+    books = Books(of, history=False)
+    cast = Holding(of, observer=books)
+    cast.held_s = dict.fromkeys(books.pools, 0.0)
+    for number, (at, each) in enumerate(jobs):
+        cast.submit(float(at), replace(each, id=f"job-{number}"))
+    for at, number in failures:
+        cast.at(float(at), partial(cast.fail_if_it_runs, f"job-{number}"))
+    cast.run()
+    assert {name: book.busy_s + book.switch_s for name, book in books.pools.items()} == pytest.approx(cast.held_s)

@@ -1,6 +1,9 @@
 """The limits are what they say, and no placement that meets its SLOs undercuts the bounds."""
 
 from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +12,8 @@ from hypothesis import strategies as st
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
 from rollmux.mux.hardware import PAPER_CLUSTER
-from rollmux.mux.job import JobSpec, Tail
-from rollmux.mux.placed import ROLLOUT
+from rollmux.mux.job import JobSpec, PhaseKind, Tail
+from rollmux.mux.placed import ROLLOUT, TRAIN
 from rollmux.mux.plan import memory_problem
 from rollmux.sim.limits import (
     PARTS,
@@ -80,6 +83,28 @@ def workloads(draw: st.DrawFn) -> Workload:
         for i, each in enumerate(jobs)
     ]
     return Workload("drawn", tuple(sorted(arrivals, key=lambda arrival: arrival.at_s)))
+
+
+@given(workload=workloads())
+def test_both_limits_are_what_adding_up_every_stretch_of_time_gives(workload: Workload) -> None:
+    """In fractions: each job is there for so long as its work takes alone, and needs its share of the time of nodes."""
+    for cluster in (PAPER_CLUSTER, SHARED_CLUSTER):
+        lives = [(a.at_s, a.at_s + a.iterations * a.job.solo_s, a.job) for a in workload.arrivals]
+        fluid = whole = Fraction(0)
+        for begin, end in pairwise(sorted({at for life in lives for at in life[:2]})):
+            jobs = [each for came, gone, each in lives if came <= begin < gone]
+            shares = [sum(share_of(each, kind) for each in jobs) for kind in (ROLLOUT, TRAIN)]
+            if cluster.shared:
+                shares = [sum(shares)]
+            for pool, share in zip(cluster.pools, shares, strict=True):
+                usd = Fraction(pool.node_type.usd_per_hour) * Fraction(end - begin) / 3600
+                fluid, whole = fluid + usd * share, whole + usd * ceil(share)
+        assert fluid_usd(workload, cluster) == pytest.approx(float(fluid))
+        assert whole_node_usd(workload, cluster) == pytest.approx(float(whole))
+
+
+def share_of(job: JobSpec, kind: PhaseKind) -> Fraction:
+    return job.phase(kind).nodes * Fraction(job.phase(kind).planned_s) / Fraction(job.solo_s)
 
 
 @given(workload=workloads())
