@@ -52,13 +52,13 @@ with rollmux.connect(job={"name": "by-hand", "slo": 3.0, "rollout": phase, "trai
         for kind, state in states.items():
             with mux.phase(kind, state=state):
                 say("begins", attempt, kind, step, me)
-                if (script, kind, step) == ("waits", "train", 1):
+                if (script, kind, step) == ("eventful", "train", 1):
+                    if attempt == "1" and me == 3:
+                        os._exit(3)
                     until("go")
-                if (script, kind, step, me, attempt) == ("dies", "train", 1, 3, "1"):
-                    os._exit(3)
                 say("ends", attempt, kind, step, me)
-if script == "lingers" and me:
-    until("go")
+if script == "eventful" and me:
+    until("leave")
 """
 
 ONE_WORLD = (
@@ -68,7 +68,7 @@ ONE_WORLD = (
 STANDALONE = "exec {python} -m torch.distributed.run --standalone --nproc-per-node 2 {options} rank.py {script} {steps}"
 
 
-def submit(there: Commanded, folder: Path, script: str, command: str = ONE_WORLD, options: str = "") -> None:
+def submit(there: Commanded, folder: Path, script: str, command: str, options: str) -> None:
     """A job of two nodes with a torchrun on each, and two ranks below each of these."""
     (folder / "rank.py").write_text(RANK)
     shell = command.format(python=sys.executable, script=script, steps=STEPS, options=options)
@@ -100,50 +100,45 @@ def require_phases_of_all(folder: Path, attempt: int, ranks: set[str], begun: in
     assert places == sorted(places)
 
 
+def require_way_for_another(there: Commanded) -> None:
+    token = (there.folder / "admin.token").read_text()
+    job: dict[str, Any] = {"name": "b", "slo": 3.0, "rollout": PHASE, "train": PHASE}
+    with rollmux.connect(there.url, token, job) as mux:
+        for kind in KINDS:
+            with mux.phase(kind):
+                pass
+
+
 @pytest.mark.parametrize(
-    ("command", "world"), [(ONE_WORLD, "4"), pytest.param(STANDALONE, "2", marks=pytest.mark.slow)], ids=["one", "two"]
+    ("command", "world", "options"),
+    [
+        (ONE_WORLD, "4", ""),
+        pytest.param(STANDALONE, "2", "", marks=pytest.mark.slow),
+        pytest.param(ONE_WORLD, "4", RESTART, marks=pytest.mark.slow),
+    ],
+    ids=["one", "two", "one that would start ranks again"],
 )
-def test_the_ranks_of_two_torchruns_are_one_attempt_also_for_a_controller_that_is_killed_amid_it(
-    tmp_path: Path, command: str, world: str
-) -> None:
+def test_the_ranks_of_two_torchruns_are_one_attempt(tmp_path: Path, command: str, world: str, options: str) -> None:
+    """One that dies ends it for all, and the next goes on after the last sync; a controller that is killed amid it does
+    not end it; and the others make way for another job though one has ended."""
     with commanded(tmp_path / "controller", PAIR) as there:
-        submit(there, tmp_path, "waits", command)
-        there.until(lambda: ["1", "train", "1", "3"] in words(tmp_path, "begins"))
+        submit(there, tmp_path, "eventful", command, options)
+        there.until(lambda: ["2", "train", "1", "3"] in words(tmp_path, "begins"))
         there.kill()
         there.start()
         (tmp_path / "go").touch()
+        there.until(lambda: ["2", "train", str(STEPS - 1), "0"] in words(tmp_path, "ends"))
+        require_way_for_another(there)
+        (tmp_path / "leave").touch()
         assert there.until_ended("a") == "finished"
-    attempts, ranks, torchs, worlds, memories = map(set, zip(*words(tmp_path, "is"), strict=True))
-    assert (attempts, ranks, worlds) == ({"1"}, {"0", "1", "2", "3"}, {world})
+    told = words(tmp_path, "is")
+    assert {attempt for attempt, *_ in told} == {"1", "2"}
+    ranks, torchs, worlds, memories = map(set, zip(*(rest for attempt, *rest in told if attempt == "2"), strict=True))
+    assert (ranks, worlds) == ({"0", "1", "2", "3"}, {world})
     assert torchs == {str(rank) for rank in range(int(world))}
     (memory,) = memories
     assert not Path(memory).exists()
-    require_phases_of_all(tmp_path, 1, ranks)
-
-
-@pytest.mark.parametrize("options", ["", pytest.param(RESTART, marks=pytest.mark.slow)])
-def test_a_rank_that_dies_ends_the_attempt_and_the_next_goes_on_after_the_last_sync(
-    tmp_path: Path, options: str
-) -> None:
-    with commanded(tmp_path / "controller", PAIR) as there:
-        submit(there, tmp_path, "dies", options=options)
-        assert there.until_ended("a") == "finished"
-    require_phases_of_all(tmp_path, 2, {"0", "1", "2", "3"}, begun=1)
-
-
-def test_ranks_make_way_for_others_though_one_of_them_has_ended(tmp_path: Path) -> None:
-    with commanded(tmp_path / "controller", PAIR) as there:
-        submit(there, tmp_path, "lingers")
-        there.until(lambda: words(tmp_path, "ends").count(["1", "train", str(STEPS - 1), "0"]) == 1)
-        token = (there.folder / "admin.token").read_text()
-        job: dict[str, Any] = {"name": "b", "slo": 3.0, "rollout": PHASE, "train": PHASE}
-        with rollmux.connect(there.url, token, job) as mux:
-            for kind in KINDS:
-                with mux.phase(kind):
-                    pass
-        (tmp_path / "go").touch()
-        assert there.until_ended("a") == "finished"
-    assert {attempt for attempt, *_ in words(tmp_path, "is")} == {"1"}
+    require_phases_of_all(tmp_path, 2, ranks, begun=1)
 
 
 def test_the_script_runs_unchanged_by_hand_without_a_controller_and_beside_one(tmp_path: Path) -> None:
