@@ -6,14 +6,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
 
+from rollmux.runtime import forks
 from rollmux.runtime.forks import Fork, begun
 from rollmux.service.local.process_tree import look
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_server() -> Iterator[None]:
+    """Forks here are of a server of their own, which has imported no more than they need: some kill it, and the tests
+    of other files would wait for theirs to import all that it had."""
+    own = forkserver.ForkServer()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect_to_new_process", "ensure_running", "set_forkserver_preload"):
+            patch.setattr(forkserver, name, getattr(own, name))
+        patch.setattr(forks, "_HEAVY", ("torch",))
+        patch.setattr(forks, "_HEAVY_PARTS", ())
+        yield
+    own._stop()  # type: ignore[attr-defined]
 
 
 def adds_up(pipe: Connection) -> None:
