@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from threading import Event, Timer
@@ -191,21 +191,21 @@ def of_each_kind(number: int, response: str) -> Task:
     )[number]
 
 
-def every_kind(late_is_zero: bool = False) -> "closing[Pooled]":
-    turns = {Kind.MATHS: 1, Kind.CODE: 1, Kind.FUNCTION: 1, Kind.JUDGE: 1}
+def of_kinds(*kinds: Kind, late_is_zero: bool = False) -> "closing[Pooled]":
+    turns = dict.fromkeys(kinds, 1)
     pool = RewardPool(replace(SETTINGS, turns=turns, judge=JudgeSettings(Judged)), TimeoutPolicy(QUICK))
     return closing(Pooled(pool, of_each_kind, lag=1, late_is_zero=late_is_zero))
 
 
-def outcomes(scorer: Pooled, responses: Sequence[str]) -> list[tuple[Status, float | None]]:
-    for number, response in enumerate(responses):
+def outcomes(scorer: Pooled, responses: Mapping[int, str]) -> list[tuple[Status, float | None]]:
+    for number, response in responses.items():
         scorer.submit(request(number), response)
     return [(each.reward.status, each.reward.score) for each in scorer.collect(wait=True)]
 
 
 def test_maths_code_functions_and_judges_score_and_neither_timeouts_nor_errors_are_scores() -> None:
-    with every_kind() as scorer:
-        found = outcomes(scorer, ["0.5", "0.5", "0.5", "good", "", ""])
+    with of_kinds(Kind.MATHS, Kind.CODE, Kind.FUNCTION, Kind.JUDGE) as scorer:
+        found = outcomes(scorer, {0: "0.5", 1: "0.5", 2: "0.5", 3: "good", 4: "", 5: ""})
     assert found[:3] == [(Status.SCORE, 1.0), (Status.SCORE, 1.0), (Status.SCORE, 0.3)]
     status, score = found[3]
     assert (status, score and round(score, 2)) == (Status.SCORE, 1.0)
@@ -213,10 +213,9 @@ def test_maths_code_functions_and_judges_score_and_neither_timeouts_nor_errors_a
 
 
 def test_a_job_may_say_that_a_program_that_was_cut_off_is_worth_nothing_and_means_programs_alone() -> None:
-    with every_kind(late_is_zero=True) as scorer:
-        found = outcomes(scorer, ["2", "2", "", "bad", "", ""])
-    assert found[0] == found[1] == (Status.SCORE, 0.0)
-    assert found[3:] == [(Status.ERROR, None), (Status.SCORE, 0.0), (Status.ERROR, None)]
+    with of_kinds(Kind.CODE, Kind.FUNCTION, Kind.JUDGE, late_is_zero=True) as scorer:
+        found = outcomes(scorer, {1: "2", 3: "bad", 4: "", 5: ""})
+    assert found == [(Status.SCORE, 0.0), (Status.ERROR, None), (Status.SCORE, 0.0), (Status.ERROR, None)]
 
 
 def test_limits_of_time_that_code_has_earned_are_part_of_the_state() -> None:

@@ -54,6 +54,12 @@ def written(path: Path, *found: Mapping[str, Any]) -> Path:
     return path
 
 
+def worth_nothing(folder: Path, **more: Any) -> Path:
+    """A question of no answer. Where one is compared, its pool begins with two seconds of a core."""
+    (folder / "worthless.py").write_text("def score(response, messages=()):\n    return 0.0\n")
+    return written(folder / "mine.jsonl", {"function": "worthless:score", **more})
+
+
 def problems(content: bytes) -> dict[str, tuple[str, str]]:
     with pytest.raises(InvalidSpec) as refused:
         read_questions(content, "mine.jsonl", str(EXAMPLES))
@@ -351,7 +357,7 @@ def test_an_answer_that_the_template_ends_otherwise_than_responses_end_is_warned
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.eos_token = BEGIN
     tokenizer.save_pretrained(model)
-    path = written(tmp_path / "mine.jsonl", {"answer": 1})
+    path = worth_nothing(tmp_path)
     batching = {"prompts": 1, "responses": 2}
     train(job(model, path, steps=1, batching=batching, sampling={"max_tokens": 4}), tmp_path / "run", alone())
     told = f"the model's chat template ends an answer with '{END}', which ends no response: responses go on behind it"
@@ -467,10 +473,11 @@ def test_the_example_runs_and_goes_on_with_no_other_questions(folder: str, tmp_p
     path = tmp_path / "questions.jsonl"
     path.write_bytes((EXAMPLES / "questions.jsonl").read_bytes())
     (tmp_path / "questions_scores.py").write_bytes((EXAMPLES / "questions_scores.py").read_bytes())
-    settings = job(folder, path, steps=2, sampling={"max_tokens": 12})
+    batching = {"mode": "sync", "prompts": 8, "responses": 2}
+    settings = job(folder, path, steps=2, batching=batching, sampling={"max_tokens": 12})
     train(settings, tmp_path / "run", alone())
     steps = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
-    assert [(each["prompts"], each["responses"], each["failures"]) for each in steps] == [(8, 32, {})] * 2
+    assert [(each["prompts"], each["responses"], each["failures"]) for each in steps] == [(8, 16, {})] * 2
     path.write_bytes(path.read_bytes() + lines({"answer": 1}))
     with pytest.raises(CheckpointRefused, match=r"job\.task\.path's content .* or name another --out"):
         train(settings, tmp_path / "run", alone(), resume=True)

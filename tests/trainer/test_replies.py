@@ -25,7 +25,7 @@ from tests.trainer.jobs import alone
 from tests.trainer.talking import BEGIN, END, TEMPLATE, talking
 from tests.trainer.templates import SILENT
 from tests.trainer.test_pooled import request
-from tests.trainer.test_questions import EXAMPLES, job, lines, problems, written
+from tests.trainer.test_questions import EXAMPLES, job, lines, problems, worth_nothing, written
 from tests.trainer.test_recipes import block
 
 HINT = "questions_scores:hint"
@@ -213,10 +213,10 @@ def test_a_model_without_all_tokens_of_its_tokenizer_can_be_told_nothing(tmp_pat
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.add_tokens(["<one more>"])
     tokenizer.save_pretrained(model)
-    path = written(tmp_path / "mine.jsonl", {"answer": 1})
+    path = worth_nothing(tmp_path)
     settings = {"batching": {"prompts": 1, "responses": 2}, "steps": 1, "sampling": {"max_tokens": 4}}
     train(job(model, path, **settings), tmp_path / "run", alone())
-    written(path, {"answer": 1, "reply": "json:dumps"})
+    worth_nothing(tmp_path, reply="json:dumps")
     with pytest.raises(
         InvalidSpec, match=r"job\.model\.path .* must be a model of the 99 tokens that replies may have"
     ):
@@ -283,7 +283,7 @@ def test_a_tool_that_the_template_does_not_know_ends_a_run_that_has_no_other_res
     """Nothing says so at the start: who speaks is a reply's own matter."""
     model = talking(tmp_path / "model", template=SILENT)
     (tmp_path / "mine.py").write_text(TOOLS)
-    path = written(tmp_path / "mine.jsonl", {"answer": 1, "reply": "mine:on"})
+    path = worth_nothing(tmp_path, reply="mine:on")
     with pytest.raises(
         RolloutStuck, match=r"line 1 of the questions: reply: the model's chat template writes nothing of"
     ):
@@ -294,7 +294,7 @@ def test_a_dialogue_ends_where_the_model_has_no_more_places(tmp_path: Path) -> N
     """Which may be fewer than the job lets be."""
     model = talking(tmp_path / "model", places=300)
     (tmp_path / "mine.py").write_text("def on(messages):\n    return 'On.' * 20\n")
-    path = written(tmp_path / "mine.jsonl", {"answer": 1, "reply": "mine:on"})
+    path = worth_nothing(tmp_path, reply="mine:on")
     settings = job(
         model,
         path,
@@ -319,8 +319,9 @@ def test_the_example_s_hints_are_of_the_word() -> None:
 def test_the_document_s_calculator_answers(folder: str, tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(block("calculator"))
     line = json.loads(next(each for each in _document_lines() if '"reply"' in each))
-    path = tmp_path / "mine.jsonl"
-    path.write_text(f"{json.dumps(line)}\n" * 3)
+    answer = line.pop("answer")
+    path = worth_nothing(tmp_path, **line)
+    path.write_bytes(b"\n".join([path.read_bytes()] * 3))
     task = Questions(path, "", Pretrained(folder))
     said = ("Let me see: <calc>1234 * 5678</calc>", "It is 7.", "<calc>1234 *</calc>")
     with closing(open_pooled(Rewards(scorer="pool"), task, {})) as scorer:
@@ -328,7 +329,7 @@ def test_the_document_s_calculator_answers(folder: str, tmp_path: Path) -> None:
             scorer.ask(request(number), turn)
         found = [answered for _ in said for answered in scorer.replies(60.0)]  # all at once, or one after the other
     told = {each.prompt.id: reply for each, reply in found}
-    assert told == {0: Reply(f"It is {line['answer']}."), 1: Reply(), 2: Reply("I compute two numbers with +, - or *.")}
+    assert told == {0: Reply(f"It is {answer}."), 1: Reply(), 2: Reply("I compute two numbers with +, - or *.")}
 
 
 def _document_lines() -> list[str]:

@@ -14,10 +14,9 @@ from rollmux.packer.timeouts import TimeoutPolicy
 from rollmux.runtime.rewards import Case, CodeTask, FunctionTask, Kind, MathsTask, Reward, RewardPool, Status, Task
 from rollmux.runtime.sandbox import Program
 from rollmux.runtime.sandbox.tree import descendants
-from tests.runtime.rewards.world import QUICK, SETTINGS
+from tests.runtime.rewards.world import ONLY_FUNCTIONS, QUICK, SETTINGS
 
 SCORES = "tests.runtime.rewards.scores"
-ONLY_FUNCTIONS = replace(SETTINGS, turns={Kind.FUNCTION: 2})
 
 
 async def killed(pool: RewardPool, kind: Kind, tasks: Sequence[Task], times: int, seed: int) -> list[Reward]:

@@ -14,7 +14,7 @@ from rollmux.runtime.rewards.functions import MOST_REPLY
 from rollmux.runtime.sandbox import RunLimits, Sandbox, SandboxError
 from rollmux.runtime.sandbox.tree import descendants
 from tests.runtime.rewards import replies
-from tests.runtime.rewards.world import SETTINGS, Pooled
+from tests.runtime.rewards.world import ONLY_FUNCTIONS, Pooled
 from tests.waiting import until
 
 MODULE = "tests.runtime.rewards.replies"
@@ -31,7 +31,7 @@ WIDE = "\U0001f600" * (MOST_REPLY - len("user"))
 
 @pytest.fixture(scope="module")
 def pooled() -> Iterator[Pooled]:
-    with Pooled() as made:
+    with Pooled(ONLY_FUNCTIONS) as made:
         yield made
 
 
@@ -138,7 +138,7 @@ def test_the_line_that_raised_is_one_of_the_function_s_own(tmp_path: Path) -> No
     (tmp_path / "functions.py").write_text("import json\n\ndef told(said):\n    return json.loads(said)\n")
 
     async def story(**arguments: str) -> str:
-        settings = replace(SETTINGS, function_modules=["functions"], function_folders=[str(tmp_path)])
+        settings = replace(ONLY_FUNCTIONS, function_modules=["functions"], function_folders=[str(tmp_path)])
         async with RewardPool(settings) as pool:
             return (await pool.reply(FunctionTask("functions:told", arguments))).trouble
 
@@ -158,7 +158,7 @@ def test_a_trouble_without_words_is_one_all_the_same(pooled: Pooled, monkeypatch
 
 def test_one_that_hangs_costs_its_cap() -> None:
     async def story() -> tuple[Reply, Reply]:
-        settings = replace(SETTINGS, function=RunLimits(cpu_s=1.0, wall_s=0.5, address_bytes=None))
+        settings = replace(ONLY_FUNCTIONS, function=RunLimits(cpu_s=1.0, wall_s=0.5, address_bytes=None))
         async with RewardPool(settings) as pool:
             return await asyncio.gather(pool.reply(asked("hangs", said="")), pool.reply(asked("told", said="so")))
 
@@ -172,7 +172,7 @@ def test_who_stops_waiting_or_closes_ends_what_was_asked() -> None:
     before = set(descendants(os.getpid()))
 
     async def story() -> Reply:
-        async with RewardPool(SETTINGS) as pool:
+        async with RewardPool(ONLY_FUNCTIONS) as pool:
             idle = len(descendants(os.getpid()))
             waiting = asyncio.create_task(pool.reply(asked("hangs", said="")))
             await asyncio.to_thread(until, lambda: len(descendants(os.getpid())) > idle)

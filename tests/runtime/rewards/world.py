@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from rollmux.packer.timeouts import TimeoutPolicy, TimeoutSettings
@@ -19,12 +20,14 @@ SETTINGS = PoolSettings(
     function_modules=["tests.runtime.rewards.scores"],
     allow=list(Concern),
 )
+ONLY_FUNCTIONS = replace(SETTINGS, turns={Kind.FUNCTION: 2})  # where maths is warm begins two seconds of a core later
 
 
 class Pooled:
     """An event loop in a thread with one pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: PoolSettings = SETTINGS) -> None:
+        self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -40,7 +43,7 @@ class Pooled:
         self._loop.close()
 
     async def _made(self) -> RewardPool:
-        return await RewardPool(SETTINGS, TimeoutPolicy(QUICK)).start()
+        return await RewardPool(self._settings, TimeoutPolicy(QUICK)).start()
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
