@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.playing import EXAMPLES, Play, alone, begun, command, controller, gain
+from tests.examples.playing import EXAMPLES, alone, command, controller, gain
+from tests.forking import Play, begun
 
 SCRIPT = EXAMPLES / "own_engine" / "job.py"
 SEEDS = {"a": "1", "b": "2"}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.playing import EXAMPLES, alone, begun, command, controller, gain
+from tests.examples.playing import EXAMPLES, alone, command, controller, gain
+from tests.forking import begun
 
 NAMES = ("a", "b")
 

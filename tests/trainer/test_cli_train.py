@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
@@ -24,9 +23,10 @@ from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.model import build_model, export_model
 from rollmux.trainer.settings import Model
 from rollmux.trainer.tasks import Pretrained
-from tests.service.running import ROLLMUX
+from tests.forking import ROLLMUX, begun
 from tests.trainer.jobs import TINY, left_behind, tiny
 from tests.trainer.talking import talking
+from tests.waiting import until
 
 runner = CliRunner()
 
@@ -292,14 +292,15 @@ def test_where_nobody_looks_on_a_warm_up_is_told_beside_the_output_by_a_few_line
 
 def test_a_warm_up_in_a_pipe_is_told_before_the_first_step_is_over(tmp_path: Path) -> None:
     """The lines come while it works, and not all at its end."""
-    words = [*ROLLMUX, "train", job(tmp_path, warmup={"steps": 50_000}), "--out", str(tmp_path / "out")]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as trains:
-        assert trains.stderr is not None
-        try:
-            first = trains.stderr.readline()
-        finally:
-            trains.kill()
-    assert re.fullmatch(r"warm-up, step 1 of 50000, loss \d+\.\d\d\n", first)
+    words = ["train", job(tmp_path, warmup={"steps": 50_000}), "--out", str(tmp_path / "out")]
+    said = tmp_path / "said"
+    process = begun(ROLLMUX, *words, said=said, env=dict(os.environ)).process
+    try:
+        until(lambda: said.exists() and "\n" in said.read_text())
+    finally:
+        process.kill()
+        process.join()
+    assert re.fullmatch(r"warm-up, step 1 of 50000, loss \d+\.\d\d", said.read_text().splitlines()[0])
 
 
 def test_a_line_that_is_of_no_step_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
 from threading import Event, Thread, local
@@ -39,6 +38,7 @@ from rollmux.trainer.settings import JobFile
 from rollmux.trainer.tasks import build_task
 from rollmux.trainer.update.passes import Passes
 from tests.client.world import Crowd, Floor, World, job_data, soon
+from tests.forking import forks
 from tests.trainer.far import Apart, far, near, there_is_a_device
 from tests.trainer.jobs import alone, left_behind, require_equal_but_for_rounding, tiny
 from tests.trainer.test_migration import TAIL, WIDE, elastic_neighbour, moves, slow
@@ -390,7 +390,7 @@ def test_a_tail_leaves_nothing_on_the_nodes_that_it_frees(tmp_path: Path, monkey
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[Pool]:
     """A process of its own: torch takes a new device only before its first gradient."""
-    with get_context("spawn").Pool(1, initializer=far) as pool:
+    with forks().Pool(1, initializer=far) as pool:
         yield pool
 
 

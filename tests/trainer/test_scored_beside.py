@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import closing, suppress
 from pathlib import Path
@@ -19,10 +17,12 @@ from rollmux.runtime.sandbox.tree import descendants
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.errors import RolloutStuck
 from rollmux.trainer.job import train
+from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.parts import Parts
 from rollmux.trainer.pooled import Pooled
 from rollmux.trainer.rollout import Rollout
 from rollmux.trainer.scoring import Direct
+from tests.forking import ROLLMUX, begun
 from tests.thorough import some
 from tests.trainer import scores
 from tests.trainer.jobs import TINY, alone, left_behind, metrics, score_by, tiny
@@ -131,16 +131,17 @@ def test_a_run_that_is_killed_leaves_no_process_of_its_pool(
 ) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump({**TINY, "rewards": POOL, "steps": 1000}), encoding="utf-8")
-    program = "from rollmux.cli import app; app()"
-    command = [sys.executable, "-c", program, "train", str(file), "--out", str(tmp_path / "out"), "--json"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        for _ in range(2):
-            assert process.stdout.readline()
+    out, said = tmp_path / "out", tmp_path / "said"
+    process = begun(ROLLMUX, "train", str(file), "--out", str(out), said=said, env=environment).process
+    try:
+        until(lambda: (out / METRICS).exists() and (out / METRICS).read_text().count("\n") >= 2, instead=said.read_text)
+        assert process.pid is not None
         started = below(process.pid)
         assert started, "the pool has processes"
-        process.send_signal(ends)
-        process.stdout.read()
+        os.kill(process.pid, ends)
+        process.join()
+    finally:
+        process.kill()
     until(lambda: scores.alive(started) == [])
 
 
