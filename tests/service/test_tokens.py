@@ -4,7 +4,6 @@ import logging
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from rollmux.cli import app
 from rollmux.cli.remote import CallRefused, Remote, remote
 from rollmux.service import serve
 from rollmux.service.tokens import Caller, Role, TokenExists, Tokens, TokensUnreadable, write_private
+from tests.forking import forks
 
 AT_ONCE = 4
 
@@ -32,7 +32,7 @@ def _create(folder: Path, name: str, start: Barrier) -> None:
 
 def test_tokens_that_are_made_at_once_are_all_there(tmp_path: Path) -> None:
     tokens(tmp_path)
-    context = get_context("spawn")
+    context = forks()
     start = context.Barrier(AT_ONCE)
     makers = [context.Process(target=_create, args=(tmp_path, f"p{i}", start)) for i in range(AT_ONCE)]
     for each in makers:
