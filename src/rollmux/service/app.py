@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -81,9 +81,10 @@ class App:
         self.host, self.tokens, self.rates = host, tokens, Rates()
         self.strangers = Rates(per_s=STRANGERS_PER_S, burst=STRANGERS_BURST)
         self._paths = Paths((route.method, route.path, _Endpoint(route)) for route in ROUTES)
-        self._pages = {
-            ("GET", b"/"): (page.content(), page.HEADERS),
-            ("GET", b"/openapi.json"): (json.dumps(description(ROUTES)).encode(), ()),
+        content = page.content()
+        self._pages: dict[tuple[str, bytes], tuple[Callable[[], bytes], Headers]] = {
+            ("GET", b"/"): (lambda: content, page.HEADERS),
+            ("GET", b"/openapi.json"): (_described, ()),
         }
         self.metrics = Metrics(host)
         self._readers: Counter[str] = Counter()  # of streams, by caller
@@ -94,7 +95,8 @@ class App:
         method, raw_path = scope["method"], scope["raw_path"]
         found = self._paths.find(method, raw_path.decode("latin-1"))
         if found is None and (method, raw_path) in self._pages:
-            await _send(send, 200, *self._pages[method, raw_path])
+            made, headers = self._pages[method, raw_path]
+            await _send(send, 200, made(), headers)
             return
         if found is None and (method, raw_path) == ("GET", b"/metrics"):
             await self._figures(scope, send)
@@ -199,6 +201,12 @@ class App:
     def _bearer(self, scope: Scope) -> Caller | None:
         scheme, _, token = _header(scope, b"authorization").partition(" ")
         return self.tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
+
+
+@cache
+def _described() -> bytes:
+    """Once, for who asks: it takes longer to make than all else of an app."""
+    return json.dumps(description(ROUTES)).encode()
 
 
 class _Endpoint:
