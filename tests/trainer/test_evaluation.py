@@ -14,12 +14,15 @@ from transformers.utils import logging
 from typer.testing import CliRunner
 
 from rollmux.cli import app
+from rollmux.packer import Request
+from rollmux.runtime.engine import GenerationRequest
 from rollmux.trainer import evaluation
 from rollmux.trainer.errors import RolloutStuck
 from rollmux.trainer.evaluation import Answer, Worth, evaluate, in_words, worth
 from rollmux.trainer.model import build_model, export_model
 from rollmux.trainer.settings import JobFile, Model
 from rollmux.trainer.tasks import Arithmetic, build_task
+from rollmux.trainer.turns import Turns
 from rollmux.trainer.workers import Workers
 from tests.trainer.dialogues import Talks
 from tests.trainer.jobs import TINY, tiny
@@ -29,10 +32,10 @@ EXACT: Mapping[str, Any] = {"task": {"prompts": 6}, "model": {"dtype": "float64"
 
 
 def asked(job: JobFile, samples: int = 1) -> tuple[Worth, dict[tuple[int, int], Answer]]:
-    heard = list[Answer]()
-    found = evaluate(job, samples, heard.append)
-    answers = {(each.prompt, each.sample): each for each in heard}
-    assert len(answers) == len(heard)
+    heard = list[tuple[Answer, int]]()
+    found = evaluate(job, samples, lambda *told: heard.append(told))
+    answers = {(each.prompt, each.sample): each for each, _ in heard}
+    assert {total for _, total in heard} == {len(answers)} == {len(heard)}
     return found, answers
 
 
@@ -69,6 +72,25 @@ def test_answers_are_the_seeds_whoever_draws_and_scores_them(other: Mapping[str,
 def test_a_gpu_gives_the_answers_of_the_processor() -> None:
     on_gpu = {**EXACT, "model": {**EXACT["model"], "device": "cuda"}}
     assert asked(tiny(**on_gpu), 2) == asked(tiny(**EXACT), 2)
+
+
+def test_however_many_are_asked_so_many_are_under_way_as_engines_take_and_as_many_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launch, over, most = Turns.launch, list[Answer](), 0
+    launches = list[str]()
+
+    def launched(self: Turns, request: Request, first: GenerationRequest) -> None:
+        nonlocal most
+        launches.append(first.id)
+        most = max(most, len(launches) - len(over))
+        launch(self, request, first)
+
+    monkeypatch.setattr(Turns, "launch", launched)
+    job = tiny(**EXACT, rollout={"running": 2, "workers": 2})
+    found = evaluate(job, 5, lambda answer, total: over.append(answer))
+    assert found.answers == len(launches) == 30
+    assert most == 8
 
 
 def test_another_seed_asks_other_prompts() -> None:
@@ -166,6 +188,42 @@ def test_the_command_tells_what_it_found_and_keeps_the_answers(tmp_path: Path) -
     alone = runner.invoke(app, [*call, "--out", "-"])
     assert alone.stdout == out.read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"job.yaml", "answers.jsonl"}
+
+
+def test_answers_are_kept_where_the_rest_is_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "answers.jsonl"
+    runner.invoke(app, ["evaluate", job(tmp_path), "--out", str(whole)])
+    answered, count = evaluation._Asking._answer, 0
+
+    def breaks_off(self: Any, *given: Any) -> Answer:
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise KeyboardInterrupt
+        return answered(self, *given)
+
+    monkeypatch.setattr(evaluation._Asking, "_answer", breaks_off)
+    done = runner.invoke(app, ["evaluate", job(tmp_path), "--out", str(out)])
+    assert done.exit_code == 130
+    kept = out.read_text().splitlines()
+    assert len(kept) == 3
+    assert set(kept) < set(whole.read_text().splitlines())
+
+
+def test_nothing_is_written_over_where_nothing_was_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "answers.jsonl").write_text("of before\n")
+    monkeypatch.setattr(Workers, "launch", lambda self, request: None)
+    done = runner.invoke(app, ["evaluate", job(tmp_path), "--out", str(tmp_path / "answers.jsonl")])
+    assert done.exit_code == 1
+    assert (tmp_path / "answers.jsonl").read_text() == "of before\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, as Linux has it")
+def test_what_was_found_is_told_where_the_answers_have_no_room(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["evaluate", job(tmp_path), "--out", "/dev/full"])
+    assert done.exit_code == 2
+    assert done.stdout.startswith("5 prompts: reward ")
+    assert "No space left on device" in done.stderr
 
 
 def test_the_command_says_what_failed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

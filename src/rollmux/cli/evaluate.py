@@ -1,13 +1,15 @@
 """`rollmux evaluate`: what a model's answers to a job's prompts are worth."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rollmux.cli.options import Changes
 from rollmux.cli.outputs import HERE, require_writable, show, write_text
@@ -38,20 +40,35 @@ def evaluate(
     with torch_wanted():
         from rollmux.trainer import evaluation  # noqa: PLC0415  torch, for whoever computes
     answers = list["Answer"]()
+    try:
+        with run_refusals(), _bar(shown=not as_json) as advanced:
+
+            def heard(answer: "Answer", total: int) -> None:
+                answers.append(answer)
+                advanced(len(answers), total)
+
+            found = evaluation.evaluate(settings, samples, heard)
+        if out != HERE:
+            show(found, as_json, evaluation.in_words(found, samples), *_failures(answers))
+    finally:
+        if out is not None and answers:
+            _keep(answers, out)
+
+
+@contextmanager
+def _bar(shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """How many answers there are, of how many."""
     screen = Console(stderr=True)
-    with run_refusals(), Progress(console=screen, transient=True, disable=as_json or not screen.is_terminal) as bar:
+    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not (shown and screen.is_terminal)) as bar:
         task = bar.add_task("answers", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
-        def heard(answer: "Answer") -> None:
-            answers.append(answer)
-            bar.advance(task)
 
-        found = evaluation.evaluate(settings, samples, heard)
-    if out is not None:
-        lines = [json.dumps(asdict(each)) for each in sorted(answers, key=lambda each: (each.prompt, each.sample))]
-        write_text("\n".join([*lines, ""]), out)
-    if out != HERE:
-        show(found, as_json, evaluation.in_words(found, samples), *_failures(answers))
+def _keep(answers: "list[Answer]", out: Path) -> None:
+    """Those of an evaluation that is broken off, too: they may have taken hours."""
+    lines = [json.dumps(asdict(each)) for each in sorted(answers, key=lambda each: (each.prompt, each.sample))]
+    write_text("\n".join([*lines, ""]), out)
 
 
 def _failures(answers: "list[Answer]") -> list[str]:

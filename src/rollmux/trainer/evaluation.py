@@ -1,12 +1,13 @@
 """What a model's answers to a task's prompts are worth: each is asked, and nothing is trained.
 
-Invariant: what is drawn depends on the job's seed, the prompt's number and the answer's alone; an answer without a
-reward is no zero, and counts in no mean.
+Invariants: what is drawn depends on the job's seed, the prompt's number and the answer's alone; an answer without a
+reward is no zero, and counts in no mean; twice as many are under way at most as the engines run at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import sqrt
 from statistics import fmean, stdev
 
@@ -54,8 +55,8 @@ class Worth:
     failed: int
 
 
-def evaluate(job: JobFile, samples: int, heard: Callable[[Answer], None]) -> Worth:
-    """Asks each prompt so many times. Answers are heard as they come, which is not their order."""
+def evaluate(job: JobFile, samples: int, heard: Callable[[Answer, int], None]) -> Worth:
+    """Asks each prompt so many times. Answers are heard as they come, which is not their order, and of how many."""
     checks = Checks("job")
     check_device(checks, job.model.device, False)
     checks.require()
@@ -72,28 +73,26 @@ def evaluate(job: JobFile, samples: int, heard: Callable[[Answer], None]) -> Wor
         most = min(job.rollout.max_length, model.config.max_position_embeddings)
         answers = list[Answer]()
         for answer in _Asking(job, task, Workers(engines), scorer, most).ask(samples):
-            heard(answer)
+            heard(answer, len(task) * samples)
             answers.append(answer)
     return worth(answers)
 
 
 class _Asking:
-    """All prompts at once: the engines take as many as they have room for."""
+    """Asks as many at a time as the engines run at once, whenever no more than that are under way: of thousands each
+    would be looked at for each that ends, and by ones they would be drawn alone."""
 
     def __init__(self, job: JobFile, task: Task, workers: Workers, scorer: Scorer, max_length: int) -> None:
         self._job, self._task, self._scorer = job, task, scorer
         most_turns = job.sampling.max_turns if task.needs.talks else 1
         self._turns = Turns(workers, scorer, task.tokenizer, most_turns, max_length)
+        self._at_once = job.rollout.running * job.rollout.workers
         self._under_way: dict[str, Request] = {}
         self._ended: dict[Request, Response] = {}
 
     def ask(self, samples: int) -> Iterator[Answer]:
-        for number in range(len(self._task)):
-            for sample in range(samples):
-                request = Request(0, Prompt(0, number), sample)
-                self._under_way[str(request)] = request
-                self._turns.launch(request, self._drawn(request))
-        while self._under_way or self._scorer.pending:
+        wanted = self._wanted(samples)
+        while self._launched(wanted):
             heard = self._turns.step()
             for over in heard:
                 if isinstance(over, Over):
@@ -103,6 +102,13 @@ class _Asking:
             for scored in self._scorer.collect(wait=self._turns.is_idle):
                 yield self._answer(scored.request, self._ended.pop(scored.request), scored.reward)
 
+    def _launched(self, wanted: Iterator[GenerationRequest]) -> bool:
+        """Whether any are under way, with those that are due."""
+        if len(self._under_way) + self._scorer.pending <= self._at_once:
+            for drawn in islice(wanted, self._at_once):
+                self._turns.launch(self._under_way[drawn.id], drawn)
+        return bool(self._under_way or self._scorer.pending)
+
     def _over(self, request: Request, over: Over) -> Iterator[Answer]:
         if over.failed:
             yield self._answer(request, over.response, Reward(Status.ERROR, None, f"{over.failed}: {over.why}"))
@@ -110,17 +116,23 @@ class _Asking:
             self._ended[request] = over.response
             self._scorer.submit(request, *over.response.said)
 
-    def _drawn(self, request: Request) -> GenerationRequest:
+    def _wanted(self, samples: int) -> Iterator[GenerationRequest]:
+        """Each is under way once it is taken."""
         tokenizer, sampling = self._task.tokenizer, self._job.sampling
-        return GenerationRequest(
-            str(request),
-            tokenizer.encode(self._task.prompt(int(request.prompt.id))),
-            sampling.max_tokens,
-            sampling.temperature,
-            sampling.top_p,
-            response_seed(self._job.seed, request),
-            tokenizer.end_tokens,
-        )
+        for number in range(len(self._task)):
+            asked = tokenizer.encode(self._task.prompt(number))
+            for sample in range(samples):
+                request = Request(0, Prompt(0, number), sample)
+                self._under_way[str(request)] = request
+                yield GenerationRequest(
+                    str(request),
+                    asked,
+                    sampling.max_tokens,
+                    sampling.temperature,
+                    sampling.top_p,
+                    response_seed(self._job.seed, request),
+                    tokenizer.end_tokens,
+                )
 
     def _answer(self, request: Request, response: Response, reward: Reward) -> Answer:
         number = int(request.prompt.id)
