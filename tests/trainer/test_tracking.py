@@ -71,6 +71,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "heard = []",
         "def tell(step, numbers): heard.append((step, numbers)); print('told')",
         "def fails(step, numbers): heard.append(step); raise RuntimeError('no network')",
+        "def leaves(step, numbers): heard.append(step); raise SystemExit('no key')",
+        "async def waits(step, numbers): heard.append(step)",
         "number = 3",
     ]
     (tmp_path / "own_tracker.py").write_text("\n".join(lines))
@@ -102,23 +104,37 @@ def test_a_function_of_ones_own_hears_each_step(own: str, capsys: pytest.Capture
     assert capsys.readouterr() == ("", "told\n" * 2)  # the run's own lines may be read by a program
 
 
-def test_one_that_fails_is_told_of_once_and_called_no_more(own: str, caplog: pytest.LogCaptureFixture) -> None:
-    tracking = tracked(f"{own}:fails")
+@pytest.mark.parametrize(("name", "raised"), [("fails", "RuntimeError: no network"), ("leaves", "SystemExit: no key")])
+def test_one_that_fails_is_told_of_once_and_called_no_more(
+    own: str, name: str, raised: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracking = tracked(f"{own}:{name}")
     with caplog.at_level(logging.WARNING, "rollmux"):
         tracking(4, FOUND)
         tracking(5, FOUND)
         tracking.close()
     assert heard() == [4]
     (said,) = caplog.messages
-    assert f"{own}:fails has failed (RuntimeError: no network)" in said
+    assert f"{own}:{name} has failed ({raised})" in said
 
 
 @pytest.mark.parametrize(
-    "name", ["own_tracker:nothing", "no_such_module:tell", "own_tracker:number", ":tell", "wandbb"]
+    "name",
+    ["own_tracker:nothing", "no_such_module:tell", "own_tracker:number", "own_tracker:waits", ":tell", "wandbb"],
 )
 def test_what_is_no_tracker_is_refused_before_anything_is_trained(own: str, name: str) -> None:
     with pytest.raises(InvalidSpec, match="track"):
         tracked(name)
+
+
+@pytest.mark.parametrize("content", ["def (:", "raise ValueError('no key')", "raise SystemExit('no key')", "1 / 0"])
+def test_a_module_that_cant_be_imported_is_refused_with_what_it_raises(
+    own: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_tracker.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidSpec, match=r"broken_tracker:tell.*mend the module, which raises [A-Z]"):
+        tracked("broken_tracker:tell")
 
 
 def test_one_that_is_not_installed_is_refused_with_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:

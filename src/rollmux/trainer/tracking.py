@@ -13,6 +13,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ class Tracking:
         try:
             with redirect_stdout(sys.stderr):
                 call()
-        except Exception as error:  # noqa: BLE001  whatever somebody else's code raises
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever somebody else's code raises
             self._is_well = False
             told = f"{type(error).__name__}: {error}"
             log.warning(
@@ -82,14 +83,21 @@ def _leaves(values: Mapping[str, Any], between: str) -> Iterator[tuple[str, Any]
 def _own(name: str) -> Callable[[int], Begun]:
     """A function of the user's, in a module that Python finds, or that is in the folder where the command was given."""
     module, _, function = name.partition(":")
+    limit = "a module and a function in it"
     if "" not in sys.path:
         sys.path.append("")
     try:
-        tell = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise _refusal(name, "a module and a function in it", f"mend its name ({error})") from error
+        with redirect_stdout(sys.stderr):
+            tell = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise _refusal(name, limit, f"mend its name ({error})") from error
+    except (Exception, SystemExit) as error:
+        told = f"mend the module, which raises {type(error).__name__}: {error}"
+        raise _refusal(name, "a module that can be imported", told) from error
     if not callable(tell):
-        raise _refusal(name, "a module and a function in it", f"this is a {type(tell).__name__}")
+        raise _refusal(name, limit, f"this is a {type(tell).__name__}")
+    if iscoroutinefunction(tell):
+        raise _refusal(name, limit, "nobody awaits it: write def instead of async def")
     return lambda step: Begun(tell)
 
 
