@@ -101,6 +101,17 @@ def test_a_dry_run_refuses_what_a_run_would(tmp_path: Path) -> None:
     assert "job.rollout.max_length = 31: must be at least" in unframed(done.stderr)
 
 
+@pytest.mark.parametrize("judge", ["", "nowhere"])
+def test_a_dry_run_refuses_a_judge_that_is_not_there(tmp_path: Path, judge: str) -> None:
+    (tmp_path / "lines.jsonl").write_text('{"prompt": "Hi.", "judge": "Is this polite? {response}"}\n')
+    task = {"name": "questions", "path": str(tmp_path / "lines.jsonl")}
+    changed = {"task": task, "model": {"path": talking(tmp_path / "model")}, "rewards": {"scorer": "pool"}}
+    call = ["train", job(tmp_path, **changed, warmup={}), f"rewards.judge={judge}", "rollout.max_length=200"]
+    done = runner.invoke(app, [*call, "rollout.room_tokens=200", "--out", str(tmp_path / "out"), "--dry-run"])
+    assert done.exit_code == 2
+    assert f"job.rewards.judge = {judge!r}: must be a folder with a model" in unframed(done.stderr)
+
+
 def test_trackers_hear_each_step_and_an_unknown_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "listening.py").write_text("heard = []\ndef tell(step, numbers): heard.append((step, numbers))\n")
     monkeypatch.syspath_prepend(tmp_path)

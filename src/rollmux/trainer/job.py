@@ -25,7 +25,7 @@ from rollmux.trainer.errors import CheckpointRefused, RunExists
 from rollmux.trainer.job_file import written_job
 from rollmux.trainer.metrics import METRICS, Metrics, Tracker, record
 from rollmux.trainer.model import export_model
-from rollmux.trainer.parts import Parts, engine_of, model_of, objective
+from rollmux.trainer.parts import Parts, engine_of, model_of, objective, scorer_of
 from rollmux.trainer.pooled import judge_digest
 from rollmux.trainer.prompts import looked_through
 from rollmux.trainer.ranks import Ranks, Roles, follow
@@ -90,6 +90,7 @@ def look_through(job: JobFile) -> None:
     checks.require()
     task = build_task(job.task, job.seed, job.model.path)
     looked_through(job, task, model_of(job, task))
+    scorer_of(job, task, {}).close()
     if Kind.JUDGE in task.needs.kinds:
         judge_digest(Path(job.rewards.judge))
 
