@@ -81,6 +81,16 @@ def test_a_value_is_held_to_what_a_file_is_and_named_by_its_key(tmp_path: Path, 
     assert refusal(tmp_path, "slo: 2\n", f"rollout.nodes={value}").startswith("rollout.nodes = ")
 
 
+@pytest.mark.parametrize("value", ["Answer. # Then stop.", "a#b # c", "'a' # b"])
+def test_no_part_of_a_text_is_left_out_as_a_comment(tmp_path: Path, value: str) -> None:
+    assert "put the text in quotes" in refusal(tmp_path, "system: A.\n", f"system={value}")
+
+
+@pytest.mark.parametrize("value", ["a#b", "'a # b'", '"a # b"', "|\n  a # b"])
+def test_a_text_may_have_a_hash_where_yaml_takes_it_for_one(tmp_path: Path, value: str) -> None:
+    assert read(tmp_path, "system: A.\n", f"system={value}") == {"system": value.strip("|'\"\n ")}
+
+
 @given(data)
 @example(
     {"a": "1e5", "b": "1e-05", "c": 1e-05, "d": 2e300, "e": "2e-05x", "f": "-1E+5", "g": "yes", "h": "\x85 \u2028"}

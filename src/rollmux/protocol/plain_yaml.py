@@ -85,7 +85,10 @@ def _changed(content: object, change: str, subject: str) -> dict[str, Any]:
     changed = inner = _part(content, "the file", change, subject)
     for part in parts:
         inner[part] = inner = _part(inner.get(part), part, change, subject)
-    inner[last] = _loaded(value, subject, key) if value else ""
+    inner[last] = found = _loaded(value, subject, key) if value else ""
+    if isinstance(found, str) and found.count("#") < value.count("#"):
+        limit, remedy = "without a comment, which ends it at #", "put the text in quotes, within those of the shell"
+        raise InvalidSpec(subject, (Problem(key, value, limit, remedy),))
     return changed
 
 
