@@ -123,6 +123,8 @@ def test_what_is_said_beside_a_file_counts_as_if_it_stood_there(tmp_path: Path) 
     assert (found.env, Path(found.folder)) == ((("SEED", "3"),), tmp_path / "sub")
     with pytest.raises(InvalidSpec, match=r"rollout\.node'?.* nearest is nodes"):
         read_job_file(tmp_path / "job.yaml", ["rollout.node=2"])
+    with pytest.raises(InvalidSpec, match=r"""behind a file env\.NAME="'value'\""""):
+        read_job_file(tmp_path / "job.yaml", ["env.SEED=3"])
 
 
 def test_a_folder_may_be_an_address(tmp_path: Path) -> None:

@@ -90,6 +90,14 @@ def test_names_and_paths_are_short_and_printable(text: object) -> None:
     assert set(problems({"name": text, "task": {"path": text}})) == {"job.name", "job.task.path"}
 
 
+@pytest.mark.parametrize("said", ["007", "2026-01-01", "yes", "a: b"])
+def test_what_yaml_takes_for_something_else_than_a_text_wants_quotes(said: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("{}")
+    for name in ("name", "task.system"):
+        with pytest.raises(InvalidSpec, match=rf"job\.{name} = .* put it in quotes"):
+            read_job_file(tmp_path / "job.yaml", [f"{name}={said}"])
+
+
 @pytest.mark.parametrize("text", [3, None, "half of a pair: \ud83d"])
 def test_what_is_no_text_is_told_to_no_model(text: object) -> None:
     assert set(problems({"task": {"system": text}})) == {"job.task.system"}

@@ -174,7 +174,8 @@ class _Read:
         pairs = isinstance(env, Mapping) and _texts(list(env)) and _texts(list(env.values()))
         if not pairs or not all("=" not in name and name for name in env):
             limit = f"up to {MAX_ENTRIES} names with text values of up to {MAX_TEXT} characters"
-            checks.report("env", env, limit, "write {NAME: 'value'}, and what is longer into a file")
+            remedy = "write {NAME: 'value'}, behind a file env.NAME=\"'value'\", and what is longer into a file"
+            checks.report("env", env, limit, remedy)
         folder, processes, each = found.get("folder", ""), found.get("processes", 1), found.get("ranks_per_process", 1)
         if not _texts([folder]):
             checks.report("folder", folder, "the path of a folder", "name the folder to start the command in")

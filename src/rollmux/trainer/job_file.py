@@ -19,6 +19,7 @@ from rollmux.trainer.settings import LEAST_CLIP, Batching, Bounds, JobFile, Obje
 
 EXAMPLE = "see examples/train/arithmetic.yaml"
 MAX_TEXT = 4096
+IN_QUOTES = "put it in quotes, within those of the shell where it stands behind a file"
 _HALF = re.compile(r"[\ud800-\udfff]")  # of a surrogate pair, which YAML's escapes can write and no tokenizer reads
 
 
@@ -92,7 +93,8 @@ class _Read:
             limit = f"a printable text of at most {MAX_TEXT} characters"
             is_right = isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
         if not is_right:
-            checks.report(name, value, limit, bounds.remedy)
+            is_text = bounds.choices or isinstance(value, str)
+            checks.report(name, value, limit, bounds.remedy if is_text else IN_QUOTES)
 
     def check_together(self, job: JobFile) -> None:
         """What is right by itself and not beside the rest."""
