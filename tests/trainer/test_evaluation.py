@@ -182,12 +182,23 @@ def test_the_command_tells_what_it_found_and_keeps_the_answers(tmp_path: Path) -
     told, data = runner.invoke(app, [*call, "--out", str(out)]), runner.invoke(app, [*call, "--json"])
     assert told.exit_code == data.exit_code == 0, told.output + data.output
     found, lines = json.loads(data.stdout), [json.loads(line) for line in out.read_text().splitlines()]
-    assert told.stdout.startswith(f"5 prompts, 2 answers each: reward {found['reward']:.3f}")
+    assert told.stdout.startswith(f"a new model: 5 prompts, 2 answers each: reward {found['reward']:.3f}")
     assert [(each["prompt"], each["sample"]) for each in lines] == [(n, s) for n in range(5) for s in range(2)]
     assert fmean(each["reward"] for each in lines) == pytest.approx(found["reward"])
     alone = runner.invoke(app, [*call, "--out", "-"])
     assert alone.stdout == out.read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"job.yaml", "answers.jsonl"}
+
+
+def test_the_command_says_which_model_was_asked(tmp_path: Path) -> None:
+    """A run's settings name the one that it began with."""
+    call, model = ["evaluate", job(tmp_path)], tmp_path / "model"
+    build = build_model(
+        Model(hidden=16, layers=1, heads=2), build_task(tiny().task, 0).tokenizer.vocabulary, 48, seed=7
+    )
+    export_model(build, model)
+    done = runner.invoke(app, [*call, f"model.path={model}"])
+    assert done.stdout.startswith(f"{model}: 5 prompts: reward "), done.output
 
 
 def test_answers_are_kept_where_the_rest_is_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +233,7 @@ def test_nothing_is_written_over_where_nothing_was_answered(tmp_path: Path, monk
 def test_what_was_found_is_told_where_the_answers_have_no_room(tmp_path: Path) -> None:
     done = runner.invoke(app, ["evaluate", job(tmp_path), "--out", "/dev/full"])
     assert done.exit_code == 2
-    assert done.stdout.startswith("5 prompts: reward ")
+    assert done.stdout.startswith("a new model: 5 prompts: reward ")
     assert "No space left on device" in done.stderr
 
 

@@ -49,7 +49,8 @@ def evaluate(
 
             found = evaluation.evaluate(settings, samples, heard)
         if out != HERE:
-            show(found, as_json, evaluation.in_words(found, samples), *_failures(answers))
+            asked = settings.model.path or "a new model"
+            show(found, as_json, f"{asked}: {evaluation.in_words(found, samples)}", *_failures(answers))
     finally:
         if out is not None and answers:
             _keep(answers, out)
