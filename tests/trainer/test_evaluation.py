@@ -201,6 +201,13 @@ def test_the_command_says_which_model_was_asked(tmp_path: Path) -> None:
     assert done.stdout.startswith(f"{model}: 5 prompts: reward "), done.output
 
 
+def test_where_nobody_looks_on_a_few_lines_beside_the_output_tell_how_far_it_is(tmp_path: Path) -> None:
+    call = ["evaluate", job(tmp_path), "--samples", "5"]
+    told, data = runner.invoke(app, call), runner.invoke(app, [*call, "--json"])
+    assert told.stderr.splitlines() == [f"{done} of 25 answers" for done in range(3, 25, 3)]
+    assert not data.stderr
+
+
 def test_answers_are_kept_where_the_rest_is_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, out = tmp_path / "whole.jsonl", tmp_path / "answers.jsonl"
     runner.invoke(app, ["evaluate", job(tmp_path), "--out", str(whole)])

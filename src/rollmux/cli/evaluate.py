@@ -19,6 +19,9 @@ from rollmux.trainer.job_file import read_job_file
 if TYPE_CHECKING:
     from rollmux.trainer.evaluation import Answer
 
+# Of how far it is, where nobody looks on.
+LINES = 10
+
 
 def evaluate(
     job: Annotated[Path, typer.Argument(metavar="FILE", help="A training job, as for `rollmux train`.")],
@@ -58,12 +61,20 @@ def evaluate(
 
 @contextmanager
 def _bar(shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """How many answers there are, of how many."""
+    """How many answers there are, of how many: a bar in a terminal, else a line every now and then."""
     screen = Console(stderr=True)
+    if shown and not screen.is_terminal:
+        yield _line
+        return
     columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not (shown and screen.is_terminal)) as bar:
+    with Progress(*columns, console=screen, transient=True, disable=not shown) as bar:
         task = bar.add_task("answers", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _line(done: int, total: int) -> None:
+    if done < total and done % -(-total // LINES) == 0:
+        typer.echo(f"{done} of {total} answers", err=True)
 
 
 def _keep(answers: "list[Answer]", out: Path) -> None:
