@@ -12,8 +12,7 @@ from safetensors.torch import load
 import rollmux
 from rollmux.client import Mux
 from rollmux.trainer import parts
-from rollmux.trainer.job import MODEL
-from rollmux.trainer.job_file import read_job
+from rollmux.trainer.job_file import MODEL, read_job
 from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.settings import JobFile
 from rollmux.trainer.settings import Task as TaskSettings

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.cli import train as train_module
-from rollmux.trainer.job import LOCK, SETTINGS
-from rollmux.trainer.job_file import read_job_file
+from rollmux.trainer.job import LOCK
+from rollmux.trainer.job_file import SETTINGS, read_job_file
 from rollmux.trainer.metrics import METRICS
 from rollmux.trainer.model import build_model, export_model
 from rollmux.trainer.settings import Model

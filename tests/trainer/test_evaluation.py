@@ -201,6 +201,18 @@ def test_the_command_says_which_model_was_asked(tmp_path: Path) -> None:
     assert done.stdout.startswith(f"{model}: 5 prompts: reward "), done.output
 
 
+def test_of_a_runs_folder_the_model_is_asked_that_the_run_has_left(tmp_path: Path) -> None:
+    run = tmp_path / "a run: #1"
+    assert runner.invoke(app, ["train", job(tmp_path), "--steps", "1", "--out", str(run)]).exit_code == 0
+    model = json.dumps(str(run / "model"))
+    by_hand = runner.invoke(app, ["evaluate", str(run / "settings.yaml"), f"model.path={model}", "seed=3"])
+    done = runner.invoke(app, ["evaluate", str(run), "seed=3"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout == by_hand.stdout
+    assert done.stdout.startswith(f"{run / 'model'}: 5 prompts: reward ")
+    assert "settings.yaml" in runner.invoke(app, ["evaluate", str(tmp_path)]).stderr
+
+
 def test_where_nobody_looks_on_a_few_lines_beside_the_output_tell_how_far_it_is(tmp_path: Path) -> None:
     call = ["evaluate", job(tmp_path), "--samples", "5"]
     told, data = runner.invoke(app, call), runner.invoke(app, [*call, "--json"])

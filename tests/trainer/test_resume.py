@@ -18,7 +18,8 @@ from rollmux.client import Mux
 from rollmux.trainer import job as job_module
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.errors import CheckpointRefused, RunExists
-from rollmux.trainer.job import CHECKPOINTS, MODEL, train
+from rollmux.trainer.job import CHECKPOINTS, train
+from rollmux.trainer.job_file import MODEL
 from rollmux.trainer.metrics import METRICS, TIMES, Metrics
 from rollmux.trainer.summary import SUMMARY
 from tests.trainer.jobs import TINY, alone, left_behind, tiny

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rollmux.cli.options import Changes
 from rollmux.cli.outputs import HERE, require_writable, show, write_text
 from rollmux.cli.refusals import refusals, run_refusals, torch_wanted
-from rollmux.trainer.job_file import read_job_file
+from rollmux.trainer.job_file import read_job_file, read_trained
 
 if TYPE_CHECKING:
     from rollmux.trainer.evaluation import Answer
@@ -24,7 +24,9 @@ LINES = 10
 
 
 def evaluate(
-    job: Annotated[Path, typer.Argument(metavar="FILE", help="A training job, as for `rollmux train`.")],
+    job: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A training job, or the folder of a run, whose model is asked then.")
+    ],
     changes: Changes = None,
     samples: Annotated[int, typer.Option(min=1, max=10_000, help="The answers to each prompt.")] = 1,
     out: Annotated[
@@ -35,10 +37,10 @@ def evaluate(
 ) -> None:
     """Ask a model each prompt of a job, and say what its answers are worth. Nothing is trained.
 
-    Changes say which model and whose prompts: model.path=runs/one/model task.path=others.jsonl.
+    Changes say which model and whose prompts: model.path=models/other task.path=others.jsonl.
     """
     with refusals():
-        settings = read_job_file(job, changes or ())
+        settings = (read_trained if job.is_dir() else read_job_file)(job, changes or ())
     require_writable("--out", out)
     with torch_wanted():
         from rollmux.trainer import evaluation  # noqa: PLC0415  torch, for whoever computes

@@ -22,7 +22,7 @@ from rollmux.system import took_lock
 from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.device import berth_of, check_device
 from rollmux.trainer.errors import CheckpointRefused, RunExists
-from rollmux.trainer.job_file import written_job
+from rollmux.trainer.job_file import MODEL, SETTINGS, written_job
 from rollmux.trainer.metrics import METRICS, Metrics, Tracker, record
 from rollmux.trainer.model import export_model
 from rollmux.trainer.parts import Parts, engine_of, model_of, objective, scorer_of
@@ -41,7 +41,7 @@ log = logging.getLogger("rollmux")
 
 # What may change between a run and its continuation: no update depends on it.
 FREE = ("name", "steps", "checkpoint_every")
-SETTINGS, CHECKPOINTS, MODEL, LOCK = "settings.yaml", "checkpoints", "model", "lock"
+CHECKPOINTS, LOCK = "checkpoints", "lock"
 # Beside a controller an attempt may follow one whose process, or the lock that its node had on a shared file system,
 # is not gone yet: NFS gives up the locks of a node that it does not hear of after 90 s.
 LOCK_PATIENCE_S, LOCK_POLL_S = 150.0, 0.2

@@ -18,6 +18,7 @@ from rollmux.runtime.sandbox import Concern
 from rollmux.trainer.settings import LEAST_CLIP, Batching, Bounds, JobFile, Objective
 
 EXAMPLE = "see examples/train/arithmetic.yaml"
+SETTINGS, MODEL = "settings.yaml", "model"  # what a run leaves in its folder: the job, and what it came to
 MAX_TEXT = 4096
 IN_QUOTES = "put it in quotes, within those of the shell where it stands behind a file"
 _HALF = re.compile(r"[\ud800-\udfff]")  # of a surrogate pair, which YAML's escapes can write and no tokenizer reads
@@ -28,6 +29,11 @@ def read_job_file(path: str | Path, changes: Sequence[str] = ()) -> JobFile:
     path = Path(path)
     subject = f"job file {str(path)!r}"
     return read_job(read_plain(path, subject, TO_TRAIN, changes), subject)
+
+
+def read_trained(folder: Path, changes: Sequence[str] = ()) -> JobFile:
+    """The job of a run, with the model that the run has left."""
+    return read_job_file(folder / SETTINGS, [f"model.path={json.dumps(str(folder / MODEL))}", *changes])
 
 
 def written_job(job: JobFile) -> str:
