@@ -7,23 +7,21 @@ reward is no zero, and counts in no mean; twice as many are under way at most as
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from math import sqrt
 from statistics import fmean, stdev
 
 from rollmux.checks import Checks
 from rollmux.packer import Prompt, Request
-from rollmux.runtime.engine import GenerationRequest
 from rollmux.runtime.rewards import Reward, Status, Told
 from rollmux.trainer.device import berth_of, check_device
 from rollmux.trainer.errors import RolloutStuck
 from rollmux.trainer.parts import engine_of, model_of, scorer_of
 from rollmux.trainer.prompts import looked_through, named
 from rollmux.trainer.scoring import Scorer
-from rollmux.trainer.seeds import response_seed
 from rollmux.trainer.settings import JobFile
 from rollmux.trainer.tasks import Task, build_task
-from rollmux.trainer.turns import Over, Response, Turns
+from rollmux.trainer.turns import Over, Response, Turns, first_turn
 from rollmux.trainer.workers import Workers
 
 
@@ -91,7 +89,8 @@ class _Asking:
         self._ended: dict[Request, Response] = {}
 
     def ask(self, samples: int) -> Iterator[Answer]:
-        wanted = self._wanted(samples)
+        numbers = product(range(len(self._task)), range(samples))
+        wanted = (Request(0, Prompt(0, number), sample) for number, sample in numbers)
         while self._launched(wanted):
             heard = self._turns.step()
             for over in heard:
@@ -102,11 +101,13 @@ class _Asking:
             for scored in self._scorer.collect(wait=self._turns.is_idle):
                 yield self._answer(scored.request, self._ended.pop(scored.request), scored.reward)
 
-    def _launched(self, wanted: Iterator[GenerationRequest]) -> bool:
+    def _launched(self, wanted: Iterator[Request]) -> bool:
         """Whether any are under way, with those that are due."""
         if len(self._under_way) + self._scorer.pending <= self._at_once:
-            for drawn in islice(wanted, self._at_once):
-                self._turns.launch(self._under_way[drawn.id], drawn)
+            for request in islice(wanted, self._at_once):
+                first = first_turn(str(request), request, self._task, self._job.sampling, self._job.seed)
+                self._under_way[first.id] = request
+                self._turns.launch(request, first)
         return bool(self._under_way or self._scorer.pending)
 
     def _over(self, request: Request, over: Over) -> Iterator[Answer]:
@@ -115,24 +116,6 @@ class _Asking:
         else:
             self._ended[request] = over.response
             self._scorer.submit(request, *over.response.said)
-
-    def _wanted(self, samples: int) -> Iterator[GenerationRequest]:
-        """Each is under way once it is taken."""
-        tokenizer, sampling = self._task.tokenizer, self._job.sampling
-        for number in range(len(self._task)):
-            asked = tokenizer.encode(self._task.prompt(number))
-            for sample in range(samples):
-                request = Request(0, Prompt(0, number), sample)
-                self._under_way[str(request)] = request
-                yield GenerationRequest(
-                    str(request),
-                    asked,
-                    sampling.max_tokens,
-                    sampling.temperature,
-                    sampling.top_p,
-                    response_seed(self._job.seed, request),
-                    tokenizer.end_tokens,
-                )
 
     def _answer(self, request: Request, response: Response, reward: Reward) -> Answer:
         number = int(request.prompt.id)

@@ -30,7 +30,7 @@ from rollmux.packer import (
     TrainedPrompt,
 )
 from rollmux.plain import plain
-from rollmux.runtime.engine import Engine, GenerationRequest
+from rollmux.runtime.engine import Engine
 from rollmux.runtime.rewards import Status
 from rollmux.trainer.data import Data
 from rollmux.trainer.early import Early, UnderWay
@@ -39,11 +39,10 @@ from rollmux.trainer.prompts import named
 from rollmux.trainer.safe_points import SafePoints
 from rollmux.trainer.sample import Sample
 from rollmux.trainer.scoring import Scored, Scorer
-from rollmux.trainer.seeds import response_seed
 from rollmux.trainer.settings import Sampling
 from rollmux.trainer.tasks import Task
 from rollmux.trainer.token_clock import TokenClock
-from rollmux.trainer.turns import Over, Response, Turns
+from rollmux.trainer.turns import Over, Response, Turns, first_turn
 from rollmux.trainer.workers import Workers
 
 log = logging.getLogger("rollmux")
@@ -222,8 +221,9 @@ class Rollout:
         return []
 
     def _launch(self, request: Request) -> None:
-        self._turns.launch(request, self._request(request))
-        self._clock.begin(_name(request), request)
+        name = _name(request)
+        self._turns.launch(request, first_turn(name, request, self._task, self._sampling, self._seed))
+        self._clock.begin(name, request)
 
     def _abort(self, requests: Collection[Request]) -> list[Event]:
         """How far they had come is known at once: what an engine was ahead does not count."""
@@ -236,18 +236,6 @@ class Rollout:
                 self._generated_tokens += tokens
                 aborted.append(ResponseAborted(request, tokens))
         return aborted
-
-    def _request(self, request: Request) -> GenerationRequest:
-        tokenizer, sampling = self._task.tokenizer, self._sampling
-        return GenerationRequest(
-            _name(request),
-            tokenizer.encode(self._task.prompt(int(request.prompt.id))),
-            sampling.max_tokens,
-            sampling.temperature,
-            sampling.top_p,
-            response_seed(self._seed, request),
-            tokenizer.end_tokens,
-        )
 
     # -- training before the end ---------------------------------------------------------------------------------------
 

@@ -15,8 +15,9 @@ from rollmux.runtime.engine import Ended, Event, FinishReason, GenerationRequest
 from rollmux.runtime.rewards import Reply, Told
 from rollmux.trainer.errors import NotTaught
 from rollmux.trainer.scoring import Scorer
-from rollmux.trainer.seeds import derived
-from rollmux.trainer.tasks import Tokenizer
+from rollmux.trainer.seeds import derived, response_seed
+from rollmux.trainer.settings import Sampling
+from rollmux.trainer.tasks import Task, Tokenizer
 from rollmux.trainer.workers import Workers
 
 log = logging.getLogger("rollmux")
@@ -65,6 +66,19 @@ class Over:
 
 
 Heard = Drawn | Over
+
+
+def first_turn(name: str, request: Request, task: Task, sampling: Sampling, seed: int) -> GenerationRequest:
+    """Of a job with this seed; its engines know the response by this name."""
+    return GenerationRequest(
+        name,
+        task.tokenizer.encode(task.prompt(int(request.prompt.id))),
+        sampling.max_tokens,
+        sampling.temperature,
+        sampling.top_p,
+        response_seed(seed, request),
+        task.tokenizer.end_tokens,
+    )
 
 
 @dataclass(slots=True)
