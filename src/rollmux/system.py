@@ -61,14 +61,14 @@ def _text(path: str) -> str:
         return file.read()
 
 
-def took_lock(file: int, patience_s: float = 0.0, pause_s: float = 0.0) -> bool:
+def took_lock(file: int, patience_s: float = 0.0, pause_s: float = 0.0, *, shared: bool = False) -> bool:
     """Whether a file's lock was to be had within so long. It goes with the process that has it, however that ends."""
     import fcntl  # noqa: PLC0415  not each system has it
 
     until = time.monotonic() + patience_s
     while True:
         with suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             return True
         if time.monotonic() >= until:
             return False

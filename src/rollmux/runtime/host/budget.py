@@ -4,7 +4,6 @@ A claim is a file whose lock its process holds: the kernel lets go of it wheneve
 one lock over the folder the sum of claims never exceeds the limit, and what the dead have left is reclaimed.
 """
 
-import fcntl
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -276,13 +275,11 @@ class Budget:
     def _hold(self, name: str, shared: bool) -> int:
         """Opens the claim's file with its lock. Forked children share the lock, and keep the claim alive."""
         file = os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(file)
-            remedy = "take another name, end that process, or share the state on both sides"
-            raise NameTaken(f"a living process keeps state as {name!r} in {self.folder}; {remedy}") from error
-        return file
+        if took_lock(file, shared=shared):
+            return file
+        os.close(file)
+        remedy = "take another name, end that process, or share the state on both sides"
+        raise NameTaken(f"a living process keeps state as {name!r} in {self.folder}; {remedy}")
 
 
 def cleared(folder: Path, files: Sequence[str]) -> bool:
@@ -296,8 +293,8 @@ def cleared(folder: Path, files: Sequence[str]) -> bool:
     except OSError:
         return False
     try:
-        if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock is not None and not took_lock(lock):
+            return False
         for name in files:
             (folder / name).unlink(missing_ok=True)
     except OSError:

@@ -3,7 +3,6 @@
 Invariant: while a `Weights` is open its bytes do not change: whoever wants to write there waits for its shared lock.
 """
 
-import fcntl
 import mmap
 import os
 import time
@@ -17,7 +16,7 @@ from rollmux.runtime.sync.generation import DIGEST_BYTES, Words, bytes_of, diges
 from rollmux.runtime.sync.layout import slots
 from rollmux.runtime.sync.plan import Plan, Side
 from rollmux.runtime.sync.shelf import Mark, read_mark
-from rollmux.system import let_go
+from rollmux.system import let_go, took_lock
 
 # Each further try means that the version changed in between.
 _TRIES, _TRY_S = 100, 0.002
@@ -53,7 +52,8 @@ class Weights:
                     f"version {mark.version} in {self._folder} is of another plan: sync again, or read by it"
                 )
             file = os.open(self._folder / f"weights-{mark.generation}", os.O_RDONLY)
-            if _shared(file) and read_mark(self._folder, "held") == mark:
+            # A lock is not to be had where the next version is already being written.
+            if took_lock(file, shared=True) and read_mark(self._folder, "held") == mark:
                 return file, mark
             os.close(file)
             time.sleep(_TRY_S)
@@ -79,12 +79,3 @@ class Weights:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _shared(file: int) -> bool:
-    """A lock that says that this is read; not to be had where the next version is already being written there."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
