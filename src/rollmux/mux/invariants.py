@@ -91,8 +91,8 @@ def _check_holding(weave: Weave, lane: Lane) -> None:
 def _check_turn(weave: Weave, lane: Lane) -> None:
     """I4 and I5: it did not overtake anybody who waits for its nodes, and it is the next of its job's iterations."""
     turns = weave.turns
-    if lane.iteration != lane.seat.committed(lane.kind):
-        raise InvariantViolated("I5", f"{lane} runs with {lane.seat.committed(lane.kind)} done before")
+    if lane.iteration != lane.seat.progress.committed(lane.kind):
+        raise InvariantViolated("I5", f"{lane} runs with {lane.seat.progress.committed(lane.kind)} done before")
     if lane.tail:
         return
     for node in lane.held:
@@ -120,8 +120,8 @@ def _may_be_put_off(lane: Lane) -> bool:
 def _check_waiting(weave: Weave, lane: Lane) -> None:
     """I4, I5 and one step of L1: it stands in line, in its place, and does not wait for what is free."""
     turns = weave.turns
-    if lane.iteration != lane.seat.committed(lane.kind):
-        raise InvariantViolated("I5", f"{lane} waits with {lane.seat.committed(lane.kind)} done before")
+    if lane.iteration != lane.seat.progress.committed(lane.kind):
+        raise InvariantViolated("I5", f"{lane} waits with {lane.seat.progress.committed(lane.kind)} done before")
     ready = 0
     for node in lane.nodes:
         queue = turns.queues[node]

@@ -47,6 +47,12 @@ class Progress:
     rolled_at: float = 0.0  # by the clock of `active_s`, when the rollout of the latest iteration was done
     synced_at: list[float] = field(default_factory=list)  # and when those before were synced that a next may lag behind
 
+    def committed(self, kind: PhaseKind) -> int:
+        """How many phases of this kind are done."""
+        if kind is _ROLLOUT:
+            return self.rolled
+        return self.trained if kind is _TRAIN else self.synced
+
     def back_to_commit(self) -> None:
         """An attempt ended: what it did after its last sync is lost."""
         self.rolled = self.trained = self.synced
@@ -201,13 +207,6 @@ class Seat:
             if lane.state is not Phase.IDLE and lane.state is not Phase.PARKED:
                 return False
         return self.progress.rolled == self.progress.synced
-
-    def committed(self, kind: PhaseKind) -> int:
-        """How many phases of this kind are done."""
-        progress = self.progress
-        if kind is _ROLLOUT:
-            return progress.rolled
-        return progress.trained if kind is _TRAIN else progress.synced
 
     def plan(self) -> None:
         """Counts anew how long the phases hold their nodes: the job was measured, or has other neighbours."""

@@ -151,7 +151,7 @@ class Weave:
     def _requested(self, now: float, event: PhaseRequested) -> Commands | None:
         seat, kind, iteration = self.seats[event.job_id], event.kind, event.iteration
         lane = seat.lanes[kind]
-        if 0 <= iteration < seat.committed(kind):
+        if 0 <= iteration < seat.progress.committed(kind):
             return None  # done before: a late repeat
         state = lane.state
         if state is Phase.FENCED:
@@ -319,7 +319,7 @@ class Weave:
         self._end_lease(lane)
         lane.state = Phase.IDLE
         if lane.nodes:
-            is_undone = lane.iteration == lane.seat.committed(lane.kind) and not lane.wanted
+            is_undone = lane.iteration == lane.seat.progress.committed(lane.kind) and not lane.wanted
             had_its_turn = lane.tail  # others were let in already
             if is_undone and not had_its_turn:
                 lane.rounds -= 1  # in a strict order its turn is still due

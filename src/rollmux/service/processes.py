@@ -135,7 +135,7 @@ class Processes:
         live.is_there()
         self._say(now, job_id, live, call.finished, call.rank)
         seat = self._seat(job_id, call.attempt)
-        if call.iteration < seat.committed(call.kind):
+        if call.iteration < seat.progress.committed(call.kind):
             return Turn(None, done=True)
         leased = [lane for lane in seat.lanes.values() if lane.holding and lane.state not in _AT_REST]
         mine = [lane for lane in leased if live.is_done(call.rank, lane.epoch)]
@@ -275,14 +275,7 @@ class Processes:
 
     def _committed(self, job_id: str, kind: PhaseKind) -> int:
         record = self._state.jobs.get(job_id)
-        if record is None:
-            return 0
-        progress = record.progress
-        return {
-            PhaseKind.ROLLOUT: progress.rolled,
-            PhaseKind.TRAIN: progress.trained,
-            PhaseKind.SYNC: progress.synced,
-        }[kind]
+        return 0 if record is None else record.progress.committed(kind)
 
     def _say(
         self,
