@@ -211,6 +211,3 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 def _held(storages: Storages) -> Storages:
     return [(ref, nbytes) for ref, nbytes in storages if ref() is not None]
-
-
-__all__ = ["Leaf", "OnDevice"]

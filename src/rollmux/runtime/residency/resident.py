@@ -312,20 +312,13 @@ class Resident:
 
     def drop(self) -> None:
         """Gives the host's copy up. State that is not on the device is lost then, and the next load starts cold."""
-        with self._lock:
-            kept = self._parted()
-            if kept is not None:
-                kept.release()
+        self.close()
 
     def close(self, *, keep: bool = False) -> None:
         """Ends residency; with `keep` the host's copy stays for a later process, as long as it is to survive."""
         with self._lock:
-            kept = self._parted()
+            if self._at_end is not None:
+                self._at_end.detach()
+            kept, self.kept, self._at_end = self.kept, None, None
             if kept is not None:
                 kept.leave() if keep else kept.release()
-
-    def _parted(self) -> Kept | None:
-        if self._at_end is not None:
-            self._at_end.detach()
-        kept, self.kept, self._at_end = self.kept, None, None
-        return kept
