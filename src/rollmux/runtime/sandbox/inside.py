@@ -22,7 +22,7 @@ from io import TextIOWrapper
 from itertools import pairwise, takewhile
 from math import ceil
 from types import ModuleType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from rollmux.runtime.sandbox import frames, kernel, landlock, root, seccomp
 from rollmux.runtime.sandbox.limits import BOM, RunLimits
@@ -122,10 +122,14 @@ def _told(go: int) -> tuple[Job, int | None] | None:
         message, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
         if message != b"g":
             return None
-        head, blobs = frames.receive(connection, MOST_PROGRAM_BYTES)
-    files = dict(zip(head["files"], blobs[1:], strict=True))
-    job = Job(blobs[0], tuple(head["command"]), files, RunLimits(**head["limits"]))
+        job = job_of(*frames.receive(connection, MOST_PROGRAM_BYTES))
     return job, descriptors[0] if descriptors else None
+
+
+def job_of(head: dict[str, Any], blobs: list[bytes]) -> Job:
+    """As it is told: its source, then its files."""
+    files = dict(zip(head["files"], blobs[1:], strict=True))
+    return Job(blobs[0], tuple(head["command"]), files, RunLimits(**head["limits"]))
 
 
 def _bury_until(pid: int) -> bytes:

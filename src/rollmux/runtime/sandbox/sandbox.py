@@ -216,7 +216,7 @@ def _ended(connection: socket.socket) -> Iterator[None]:
 
 async def _exchange(connection: socket.socket, program: Program, limits: RunLimits) -> Ended:
     head = {"command": list(program.command), "files": list(program.files), "limits": asdict(limits)}
-    blobs = [program.source.encode(errors="surrogatepass"), program.stdin, *program.files.values()]
+    blobs = [program.stdin, program.source.encode(errors="surrogatepass"), *program.files.values()]
     await asyncio.get_running_loop().sock_sendall(connection, frames.packed(head, blobs))
     told, (stdout, stderr) = await frames.receive_soon(connection, 2 * limits.output_bytes)
     return Ended(**{**told, "cause": Cause[told["cause"]], "stdout": stdout, "stderr": stderr})

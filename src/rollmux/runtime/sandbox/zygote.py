@@ -22,9 +22,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from rollmux.runtime.sandbox import frames, kernel, probe, root, tree
-from rollmux.runtime.sandbox.inside import MOST_PROGRAM_BYTES, Job, Place
+from rollmux.runtime.sandbox.inside import MOST_PROGRAM_BYTES, Place, job_of
 from rollmux.runtime.sandbox.keeper import Keeper
-from rollmux.runtime.sandbox.limits import RunLimits
 from rollmux.runtime.sandbox.outcome import Cause, Ended
 from rollmux.runtime.sandbox.protections import Mechanism, Protections
 
@@ -237,21 +236,16 @@ def _keep_one(place: Place, link: socket.socket, spare: bool) -> None:
     if not descriptors:
         return
     owner = socket.socket(fileno=descriptors[0])
-    head, blobs = frames.receive(owner, MOST_PROGRAM_BYTES)
+    head, (stdin, *blobs) = frames.receive(owner, MOST_PROGRAM_BYTES)
     channel = descriptors[1] if len(descriptors) > 1 else None
     ended: Ended | None = Ended(Cause.BROKEN, 0, b"", b"", 0.0, 0.0, 0, failure)
     if keeper is not None:
         try:
-            ended = keeper.run(_job(head, blobs), blobs[1], owner, channel)
+            ended = keeper.run(job_of(head, blobs), stdin, owner, channel)
         except OSError as error:
             ended = Ended(Cause.BROKEN, 0, b"", b"", 0.0, 0.0, 0, f"its keeper failed: {error}")
     if ended is not None:
         owner.sendall(_answer(ended))
-
-
-def _job(head: dict[str, Any], blobs: list[bytes]) -> Job:
-    files = dict(zip(head["files"], blobs[2:], strict=True))
-    return Job(blobs[0], tuple(head["command"]), files, RunLimits(**head["limits"]))
 
 
 def _remove(folder: str) -> None:
