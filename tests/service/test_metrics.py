@@ -46,21 +46,36 @@ def test_a_job_that_has_lost_its_place_is_in_line_since_then() -> None:
     assert oldest_s(recover(journal, STANDING, RollmuxPolicy(), RULES)[0], 7011.0) == 10.0
 
 
-def test_of_a_job_that_is_gone_no_wait_is_remembered_though_nobody_has_looked() -> None:
+def one_waits() -> Controller:
+    """A has the nodes for its rollout, and B is in line for them."""
     controller, _ = recover(MemoryJournal(), STANDING, RollmuxPolicy(), RULES)
-    tally = controller.tally
     for pool in ("rollout", "train"):
         controller.tell(1.0, ev.NodeJoined(f"{pool}-0", pool))
     for name in "AB":
-        job = replace(JOB.job, id=name, slo=5.0)
-        controller.submit(1.0, "team", replace(JOB, job=job))
+        controller.submit(1.0, "team", replace(JOB, job=replace(JOB.job, id=name, slo=5.0)))
         controller.tell(1.0, ev.JobStarted(name, 1))
         controller.tell(1.0, ev.PhaseRequested(name, 1, PhaseKind.ROLLOUT, 0))
-    assert tally.waits["B"] == {PhaseKind.ROLLOUT: 1.0}
+    assert controller.history.spans.waits == {("B", "rollout"): 1.0}
+    return controller
+
+
+def test_of_a_job_that_is_gone_no_wait_is_remembered_though_nobody_has_looked() -> None:
+    controller = one_waits()
     controller.cancel(5.0, "B")
     controller.tick(1000.0)  # nobody has said that its processes are gone
     assert list(controller.machine.state.ended) == ["B"]
-    assert "B" not in tally.waits
+    assert not controller.history.spans.waits
+
+
+def test_whoever_failed_as_it_waited_waits_anew_when_it_is_there_again() -> None:
+    controller, waited = one_waits(), list[float]()
+    controller.history.waited = lambda kind, seconds: waited.append(seconds)
+    controller.tell(50.0, ev.JobFailed("B", 1, "broke"))
+    controller.cancel(60.0, "A")
+    controller.tell(61.0, ev.JobStopped("A", 1))
+    controller.tell(900.0, ev.JobStarted("B", 2))
+    controller.tell(1000.0, ev.PhaseRequested("B", 2, PhaseKind.ROLLOUT, 0))
+    assert waited == [0.0]
 
 
 def test_a_cluster_that_is_another_than_before_the_start_is_counted(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class Controller:
             self.jobs[event.job_id].over(event.attempt, event.reason)
         self._route(commands)
         self.history.heard(now, event, commands)
-        self.tally.note(now, event, commands)
+        self.tally.note(event, commands)
         self.pending.append(record)
 
     def tick(self, now: float) -> None:

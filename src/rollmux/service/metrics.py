@@ -34,7 +34,7 @@ class Metrics:
         waits = self._histogram("rollmux_wait_seconds", "From asking for a phase to its grant", WAITS_S, "kind")
         by_kind = {kind: waits.labels(kind.value) for kind in PhaseKind}
         self._tally = host.controller.tally
-        self._tally.waited = lambda kind, seconds: by_kind[kind].observe(seconds)
+        host.controller.history.waited = lambda kind, seconds: by_kind[kind].observe(seconds)
 
     def text(self, view: ClusterView) -> bytes:
         """All figures, those of the cluster as it is seen here."""

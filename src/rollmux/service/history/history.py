@@ -61,6 +61,8 @@ class History:
 
     def __init__(self, state: ClusterState, saved: Any = None) -> None:
         self.state = state
+        # Hears how long each phase has waited for its nodes; of one that goes on after a pause that is not told.
+        self.waited: Callable[[PhaseKind, float], object] = lambda *_: None
         self.news: deque[News] = deque(maxlen=MOST_NEWS)
         self.news_after = state.ledger.seq  # of all later records the news are here
         self._changes: list[Change] = []
@@ -148,6 +150,7 @@ class History:
         for epoch in [epoch for epoch, span in self.spans.open.items() if span.job == event.job_id]:
             if self.state.lane(event.job_id, epoch) is None:
                 self._end(epoch, "gone", now)
+        self.spans.forget_waits(event.job_id)
         self._see_job(now, event.job_id)
 
     def _of_node(self, now: float, said: _OfNode) -> None:
@@ -218,6 +221,8 @@ class History:
         kind = lease.kind.value
         span = self._open(lease, kind, now, self.spans.waited(lease.job_id, kind, now))
         self._tell_of("granted", span)
+        if not lease.resumed:
+            self.waited(lease.kind, span.waited_s)
 
     def _revoked(self, now: float, command: cmd.Revoke) -> None:
         span = self.spans.open.get(command.epoch)
