@@ -18,7 +18,7 @@ from rich.live import Live
 
 from rollmux.cli.options import AsJson
 from rollmux.cli.outputs import console
-from rollmux.cli.refusals import refusals, require_name
+from rollmux.cli.refusals import refusals, require_name, run_refusals
 from rollmux.cli.remote import Remote
 from rollmux.cli.top_screen import screen
 from rollmux.cli.virtual_demo import POLICIES, as_data, play_demo
@@ -29,7 +29,6 @@ from rollmux.cli.woven.jobs import SLO_WOVEN, DemoJob, Engine, Phases, jobs
 from rollmux.cli.woven.report import outcomes
 from rollmux.cli.woven.runs import Look, alone, woven
 from rollmux.cli.woven.show import show
-from rollmux.errors import RollmuxError
 from rollmux.protocol.history import HistoryView
 from rollmux.protocol.views import ClusterView
 from rollmux.report.page import html_report
@@ -127,16 +126,13 @@ def _real(folder: Path, jobs: Sequence[DemoJob], as_json: bool) -> Figures:
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
     shown = Console(stderr=True) if as_json else console()
-    try:
+    with run_refusals():
         if jobs[0].engine is Engine.SLOTS:  # what is played takes the same time everywhere
             jobs = _fitted(folder / "fit", jobs, shown)
         with _watched("each alone, on nodes of its own", shown) as look:
             before = alone(folder, jobs, look)
         with _watched("both woven, on the nodes of one", shown) as look:
             after = woven(folder / "woven", jobs, _phases(before), look)
-    except RollmuxError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from error
     found = figures(before, after, SLO_WOVEN)
     both = outcomes(before, after, found)
     (folder / REPORT).write_text(html_report("RollMux: two jobs, alone and woven", both), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -47,19 +48,10 @@ def doctor(
         findings += folder_checks(folder_of(folder))
     findings += [*([journal_server(journal)] if journal else []), *of_controller]
     failed = sum(each.level is Level.FAIL for each in findings)
-    data = {"ok": not failed, "findings": [_plain(each) for each in findings]}
+    data = {"ok": not failed, "findings": [asdict(each) | {"level": each.level.value} for each in findings]}
     show(data, as_json, _table(findings), _verdict(findings))
     if failed:
         raise typer.Exit(1)
-
-
-def _plain(finding: Finding) -> dict[str, str]:
-    return {
-        "check": finding.check,
-        "level": finding.level.value,
-        "found": finding.found,
-        "advice": finding.advice,
-    }
 
 
 def _controller(url: str, token: str, folder: Path | None) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rollmux.errors import RollmuxError
+from rollmux.cli.refusals import run_refusals
 
 model_app = typer.Typer(no_args_is_help=True, help="Get pretrained models to train.")
 
@@ -29,10 +29,8 @@ def fetch(
         raise typer.BadParameter(f"no model {name!r}: give one of {', '.join(fetching.MODELS)}")
     folder = out or Path("models") / name
     try:
-        fetching.fetch(name, folder)
+        with run_refusals():
+            fetching.fetch(name, folder)
     except ImportError as error:
         raise typer.BadParameter(f"{error.name} is missing: install rollmux[models,torch]") from error
-    except RollmuxError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from error
     typer.echo(f"Written: {folder}")

@@ -15,7 +15,7 @@ from rollmux.cli.nodes import few_words
 from rollmux.cli.outputs import HERE, console, fitted, require_writable, write_json
 from rollmux.cli.refusals import refusals, require_name
 from rollmux.sim.abilities import PAUSE_S, SPARES, able
-from rollmux.sim.planning import PlannedCluster, PlannedGroup, PlannedJob, plan_jobs
+from rollmux.sim.planning import PlannedCluster, PlannedJob, plan_jobs
 from rollmux.sim.policies import CONTENDERS
 
 NAMES = tuple(name for name, contender in CONTENDERS.items() if not contender.colocated)
@@ -67,16 +67,10 @@ def as_data(planned: PlannedCluster) -> dict[str, Any]:
         "usd_per_hour": planned.usd_per_hour,
         "dedicated_usd_per_hour": planned.dedicated_usd_per_hour,
         "saved": planned.saved,
-        "groups": [_group_data(group) for group in planned.groups],
+        "groups": [asdict(group) | {"jobs": list(map(_job_data, group.jobs))} for group in planned.groups],
         "unplaced": [asdict(job) for job in planned.unplaced],
         "explanations": planned.explanations,
     }
-
-
-def _group_data(group: PlannedGroup) -> dict[str, Any]:
-    data = asdict(group)
-    data["jobs"] = [_job_data(job) for job in group.jobs]
-    return data
 
 
 def _job_data(job: PlannedJob) -> dict[str, Any]:

@@ -105,9 +105,7 @@ def _steady_mean(done: list[float]) -> float | None:
 
 def as_data(result: DemoResult) -> dict[str, Any]:
     """The result as plain data."""
-    data = asdict(result)
-    data["usd_of_work_ratio"] = result.usd_of_work_ratio
-    return data
+    return asdict(result) | {"usd_of_work_ratio": result.usd_of_work_ratio}
 
 
 def show(result: DemoResult, console: Console) -> None:
