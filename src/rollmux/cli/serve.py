@@ -133,12 +133,7 @@ def _launcher(name: str, folder: Path, file: ClusterFile, ray_address: str) -> "
     if not system.IS_LINUX and any(each.cores is not None or each.memory_bytes is not None for each in means.values()):
         held = "cores and memory of nodes, which only Linux holds jobs to"
         raise typer.BadParameter(f"the cluster file gives {held}: leave them out, or serve on Linux")
-    return ProcessLauncher(
-        folder,
-        cores={node: each.cores for node, each in means.items() if each.cores is not None},
-        devices={node: each.devices for node, each in means.items() if each.devices is not None} or None,
-        node_memory_bytes={n: each.memory_bytes for n, each in means.items() if each.memory_bytes is not None} or None,
-    )
+    return ProcessLauncher(folder, means)
 
 
 def _on_ray(folder: Path, file: ClusterFile, address: str) -> "Launcher":

@@ -4,13 +4,15 @@ A launcher keeps no promise but this one: `stop` returns when nothing of the att
 ends by itself is reported once, even one that an earlier life of the controller has started.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rollmux.errors import RollmuxError
 from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
+
+T = TypeVar("T")
 
 
 class LaunchFailed(RollmuxError):
@@ -57,6 +59,11 @@ def seen_by(rank: int, processes: int, placement: Placement) -> tuple[str, ...]:
     """The nodes whose devices are this rank's to see: its own, or all where some node has no rank."""
     nodes = placement.all_nodes
     return (home_of(rank, processes, placement),) if processes >= len(nodes) else nodes
+
+
+def each_once(some: Iterable[Sequence[T] | None]) -> list[T]:
+    """What several nodes have together, as far as it is told."""
+    return list(dict.fromkeys(one for each in some for one in each or ()))
 
 
 # Told when all processes of an attempt have ended by themselves: job, attempt, and why if its work is not done.

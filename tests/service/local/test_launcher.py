@@ -18,6 +18,7 @@ import pytest
 
 from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
+from rollmux.protocol.node_means import Means
 from rollmux.service.launcher import Attempt, LaunchFailed
 from rollmux.service.local import memory
 from rollmux.service.local.attempt_files import KEPT_JOBS, AttemptFiles
@@ -314,8 +315,9 @@ def test_a_process_gets_its_environment_and_no_word_for_another(
     core = min(os.sched_getaffinity(0))
 
     async def story() -> list[str]:
-        devices = {"r0": ["0", "1"], "r1": ["1", "2"], "t0": ["GPU-x"], "other": ["9"]}
-        async with launching(tmp_path, devices=devices, cores={"t0": [core]}) as (launcher, exits):
+        devices = {"r0": ("0", "1"), "r1": ("1", "2"), "t0": ("GPU-x",), "other": ("9",)}
+        means = {node: Means((core,) if node == "t0" else None, seen) for node, seen in devices.items()}
+        async with launching(tmp_path, means=means) as (launcher, exits):
             command = f"{sys.executable} -c '{program.replace('CORE', str(core))}'; cat"
             await launcher.start(
                 shell(
@@ -346,7 +348,7 @@ def test_a_process_gets_its_environment_and_no_word_for_another(
 
 def test_cores_that_the_machine_lacks_are_named(tmp_path: Path) -> None:
     async def story() -> None:
-        async with launching(tmp_path, cores={"t0": [1000]}) as (launcher, _):
+        async with launching(tmp_path, means={"t0": Means((1000,))}) as (launcher, _):
             with pytest.raises(LaunchFailed, match="no such cores"):
                 await launcher.start(shell(tmp_path, "true"))
 
@@ -355,7 +357,7 @@ def test_cores_that_the_machine_lacks_are_named(tmp_path: Path) -> None:
 
 def test_a_process_that_wants_more_memory_than_it_may_have_fails_alone(tmp_path: Path) -> None:
     async def story() -> None:
-        async with launching(tmp_path, memory_bytes=2**28) as (launcher, exits):
+        async with launching(tmp_path, means={"t0": Means(memory_bytes=2**28)}) as (launcher, exits):
             await launcher.start(shell(tmp_path, "sleep 60", name="other"))
             await launcher.start(shell(tmp_path, f"{sys.executable} -c 'x = bytearray(2**29)'"))
             assert await exits.next() == "rank 0 ended with exit code 1; its last line: MemoryError"

@@ -13,10 +13,11 @@ from collections.abc import Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rollmux.protocol.node_means import Means
 from rollmux.service.launcher import Attempt, LaunchFailed, OnExit, OnNode
 from rollmux.service.local.attempt_files import AttemptFiles, Key, Started
 from rollmux.service.local.kept import Kept, answer, ask, beside, end_leftovers, remove_memory, spawn, wait_ended
-from rollmux.service.local.plans import Bounds, plan_for
+from rollmux.service.local.plans import plan_for
 from rollmux.service.local.process_tree import leftovers
 from rollmux.service.starts import Starts
 from rollmux.system import Watched
@@ -35,20 +36,11 @@ VANISHED = "its processes vanished, killed from outside or the machine was resta
 
 
 class ProcessLauncher:
-    """Starts attempts on this machine, within the bounds that `Bounds` tells of."""
+    """Starts attempts on this machine, each with what `means` gives its nodes of it."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        devices: Mapping[str, Sequence[str]] | None = None,
-        cores: Mapping[str, Sequence[int]] | None = None,
-        memory_bytes: int | None = None,
-        log_bytes: int = LOG_BYTES,
-        node_memory_bytes: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, means: Mapping[str, Means] | None = None, *, log_bytes: int = LOG_BYTES) -> None:
         self.files = AttemptFiles(folder)
-        self.bounds = Bounds(devices, cores, memory_bytes, log_bytes, node_memory_bytes)
+        self._means, self._log_bytes = means or {}, log_bytes
         self._on_exit: OnExit | None = None
         self._starting, self._one_by_one = Starts(), asyncio.Lock()
         self._kept: dict[Key, Kept] = {}
@@ -136,7 +128,7 @@ class ProcessLauncher:
         raise LaunchFailed(f"job {key[0]!r}: {failed or f'its keeper has failed: {self.files.complaint(key)}'}")
 
     def _spawn(self, attempt: Attempt, kept: set[Key]) -> tuple[Watched, int]:
-        plan = plan_for(attempt, self.bounds, self.files)
+        plan = plan_for(attempt, self._means, self._log_bytes, self.files)
         self.files.prune(kept)
         self.files.prepare(attempt.key)
         return spawn(plan)

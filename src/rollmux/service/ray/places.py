@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rollmux.mux.placed import Placement
 from rollmux.protocol.node_means import Means, RayName
-from rollmux.service.launcher import home_of, seen_by
+from rollmux.service.launcher import each_once, home_of, seen_by
 from rollmux.service.ray.gateway import RayNode
 from rollmux.service.ray.wire import Part
 
@@ -80,14 +80,14 @@ def _part(
     return Part(
         machine,
         ranks,
-        tuple(dict.fromkeys(core for means in has for core in means.cores or ())),
-        {rank: _devices(each) for rank, each in seen.items() if any(means.devices is not None for means in each)},
+        tuple(each_once(means.cores for means in has)),
+        {
+            rank: tuple(each_once(means.devices for means in each))
+            for rank, each in seen.items()
+            if any(means.devices is not None for means in each)
+        },
         None if any(means.memory_bytes is None for means in has) else _memory(has) // (len(ranks) * each),
     )
-
-
-def _devices(has: Sequence[Means]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(device for means in has for device in means.devices or ()))
 
 
 def _memory(has: Sequence[Means]) -> int:
