@@ -5,6 +5,7 @@ Invariant: trying changes nothing for this process, and what is reported as acti
 
 import os
 from collections.abc import Callable, Collection
+from functools import partial
 
 from rollmux.runtime.sandbox import kernel, landlock, root, seccomp
 from rollmux.runtime.sandbox.protections import Mechanism, Protections
@@ -39,9 +40,9 @@ def _attempts(user_namespace: bool) -> dict[Mechanism, Callable[[], None]]:
     first = kernel.CLONE_NEWUSER if user_namespace else 0
     return {
         Mechanism.OWN_USER: become_somebody,
-        Mechanism.USER_NAMESPACE: lambda: _enter(kernel.CLONE_NEWUSER) if user_namespace else _not_needed(),
-        Mechanism.MOUNT_NAMESPACE: lambda: _enter_root(first),
-        **{each: _entering(first | flag) for each, flag in _NAMESPACES.items()},
+        Mechanism.USER_NAMESPACE: partial(_enter, kernel.CLONE_NEWUSER) if user_namespace else _not_needed,
+        Mechanism.MOUNT_NAMESPACE: partial(_enter_root, first),
+        **{each: partial(_enter, first | flag) for each, flag in _NAMESPACES.items()},
         Mechanism.LANDLOCK: _try_landlock,
         Mechanism.SECCOMP: _try_seccomp,
         Mechanism.CPU_COUNTER: _try_counter,
@@ -56,10 +57,6 @@ def become_somebody(uid: int = FIRST_USER) -> None:
 
 def _not_needed() -> None:
     raise OSError("not needed with a user of its own")
-
-
-def _entering(flags: int) -> Callable[[], None]:
-    return lambda: _enter(flags)
 
 
 def _enter(flags: int) -> None:
