@@ -236,8 +236,7 @@ class Host:
     def _tell_followers(self) -> None:
         followers, self._followers = self._followers, []
         for news in followers:
-            if not news.done():
-                news.set_result(None)
+            _settle(news)
 
     def _unpark(self, job_id: str, news: asyncio.Future[None]) -> None:
         waiting = self._parked[job_id]
