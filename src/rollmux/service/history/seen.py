@@ -149,8 +149,7 @@ def _told(change: Change, name: Names) -> Change | None:
 
 def _as_of_now(controller: Controller, account: Account) -> Account:
     """The account of a job that lives, as of now."""
-    copy = Account(account.job, account.submitted, account.usd, account.parts, account.counted_to, account.node_s)
-    copy.state = account.state
+    copy = structs.replace(account)
     copy.follow(controller.machine.state.jobs[account.job], controller.machine.state.cluster)
     return copy
 
