@@ -18,7 +18,7 @@ from rollmux.service.launcher import LaunchFailed
 from rollmux.service.local import kept, process_tree
 from rollmux.service.local import launcher as launchers
 from rollmux.service.local.kept import ask, spawn, wait_ended
-from rollmux.service.local.launcher import VANISHED
+from rollmux.service.local.launcher import LOG_BYTES, VANISHED
 from rollmux.service.local.plans import plan_for
 from rollmux.service.local.process_tree import Process, boot_id, everything, look
 from rollmux.system import Watched
@@ -136,7 +136,7 @@ def test_a_keeper_without_a_controller_starts_nothing(tmp_path: Path) -> None:
         async with launching(tmp_path) as (launcher, _):
             attempt = shell(tmp_path, "touch ran")
             launcher.files.prepare(attempt.key)
-            plan = plan_for(attempt, launcher.bounds, launcher.files)._replace(controller=1)
+            plan = plan_for(attempt, {}, LOG_BYTES, launcher.files)._replace(controller=1)
             descriptor, heard = spawn(plan)
             await wait_ended(descriptor)
             os.close(heard)
