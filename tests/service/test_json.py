@@ -27,7 +27,7 @@ WITHOUT = {
     "workload import": "a file",
 }
 # Those that speak to no controller have tests of their own.
-OFFLINE = {"demo", "simulate", "plan", "sweep", "job-sim", "train", "workload describe"}
+OFFLINE = {"demo", "simulate", "plan", "sweep", "job-sim", "train", "evaluate", "workload describe"}
 
 
 def commands(group: Any, *above: str) -> Iterator[tuple[str, click.Command]]:

@@ -210,7 +210,9 @@ def test_of_a_runs_folder_the_model_is_asked_that_the_run_has_left(tmp_path: Pat
     assert done.exit_code == 0, done.output
     assert done.stdout == by_hand.stdout
     assert done.stdout.startswith(f"{run / 'model'}: 5 prompts: reward ")
-    assert "settings.yaml" in runner.invoke(app, ["evaluate", str(tmp_path)]).stderr
+    nothing = runner.invoke(app, ["evaluate", str(tmp_path)])
+    assert nothing.exit_code == 2
+    assert "settings.yaml:Nosuchfile" in "".join(nothing.stderr.replace("│", "").split())  # its frame breaks lines
 
 
 def test_where_nobody_looks_on_a_few_lines_beside_the_output_tell_how_far_it_is(tmp_path: Path) -> None:
