@@ -7,7 +7,7 @@ COMPILED := $(wildcard src/rollmux/*/*.c)
 # Those that this process may use, where there is a program that tells; else all of the machine's.
 CORES := $(shell nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)
 # Many tests wait for leases, processes and sockets rather than for a core.
-WORKERS := $(shell echo $$(( $(CORES) + 2 )))
+WORKERS := $(shell echo $$(( $(CORES) + 1 )))
 # Two are done sooner than one, and take more of the processors.
 CHECKERS := $(CORES)
 # Hundreds of processes are started here, each of which would compile all that it imports.

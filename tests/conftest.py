@@ -40,7 +40,7 @@ from tests.elsewhere import be_elsewhere
 gc.disable()
 os.environ["OMP_NUM_THREADS"] = "1"
 
-settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None, database=None, max_examples=40)
+settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None, database=None, max_examples=25)
 settings.register_profile("dev", derandomize=False, print_blob=True, deadline=None)
 settings.register_profile("thorough", settings.get_profile("ci"), max_examples=100)
 settings.load_profile("ci")

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 def examples(count: int) -> int:
     """So many where there is time (`--hypothesis-profile=thorough`)."""
-    return count if _is_thorough() else max(8, count // 12)
+    return count if _is_thorough() else max(8, count // 16)
 
 
 def some(of: Sequence[T], every: int) -> Sequence[T]:

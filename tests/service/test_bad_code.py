@@ -136,6 +136,7 @@ def iteration_beside(folder: Path, script: str) -> float:
         return median(map(float, there.get("/v1/jobs/timed/log?lines=100")["lines"]))
 
 
+@pytest.mark.slow
 def test_iterations_beside_a_job_that_fails_take_no_longer_than_beside_one_that_works(tmp_path: Path) -> None:
     pairs: list[tuple[float, float]] = []
     for look in range(3):  # a machine that is busy with something else slows one of them, and not each time

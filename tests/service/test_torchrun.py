@@ -141,6 +141,7 @@ def test_the_ranks_of_two_torchruns_are_one_attempt(tmp_path: Path, command: str
     require_phases_of_all(tmp_path, 2, ranks, begun=1)
 
 
+@pytest.mark.slow
 def test_the_script_runs_unchanged_by_hand_without_a_controller_and_beside_one(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
     command = STANDALONE.removeprefix("exec ").format(python=sys.executable, options="", script="runs", steps=STEPS)

@@ -159,7 +159,7 @@ def test_the_same_holds_where_little_decides_what_happens() -> None:
 
 
 @if_compiled
-@pytest.mark.parametrize("policy", ["rollmux", "paper"])
+@pytest.mark.parametrize("policy", [pytest.param("rollmux", marks=pytest.mark.slow), "paper"])
 def test_a_long_and_crowded_replay_comes_to_the_same(policy: str) -> None:
     jobs = GENERATORS["mixed"](3, 60, 60.0)
     found = played(jobs, policy, Settings())

@@ -183,6 +183,7 @@ def require_replayed(folder: Path) -> None:
     assert found.exit_code == 0, found.output
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_while_it_trains_and_whose_controller_is_killed_while_it_starts_trains_what_it_would_have(
     tmp_path: Path,
 ) -> None:

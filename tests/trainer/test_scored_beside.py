@@ -145,6 +145,7 @@ def test_a_run_that_is_killed_leaves_no_process_of_its_pool(
     until(lambda: scores.alive(started) == [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", some(range(3), every=3))
 def test_a_run_whose_reward_processes_are_killed_over_and_over_ends_with_every_prompt_accounted_for(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

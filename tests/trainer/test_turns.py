@@ -130,6 +130,7 @@ def test_who_draws_a_turn_changes_nothing(changed: dict[str, Any]) -> None:
     assert of(talking(rollout={"max_length": 80, **changed})) == of(talking())
 
 
+@pytest.mark.slow
 def test_however_long_replies_take_a_run_trains_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they race, with rewards that are told after a time of their own."""
     job = talking(steps=2, rewards=POOL, batching=RACE)

@@ -99,6 +99,7 @@ def test_a_process_that_is_killed_in_the_middle_of_a_response_is_replaced_and_no
         assert finished(engine)["long"].response.tokens == want.tokens
 
 
+@pytest.mark.slow
 def test_what_it_is_a_fork_of_may_be_killed_with_it() -> None:
     want = finished(slots(tiny("llama", torch.float64), TIGHT), [LONG])["long"].response
     with beside(1) as (engine,):
