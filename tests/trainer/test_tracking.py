@@ -175,6 +175,15 @@ def test_what_the_environment_says_of_a_run_goes_first(called: Calls, monkeypatc
     assert "set_experiment" not in {call[0] for call in called}
 
 
+@pytest.mark.parametrize(("name", "begins", "by"), [("wandb", "init", "name"), ("mlflow", "start_run", "run_name")])
+def test_a_run_in_the_folder_where_one_is_has_that_folders_name(
+    called: Calls, name: str, begins: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Tracking(name, tiny(), Path("."))(4, FOUND)
+    assert [call[-1][by] for call in called if call[0] == begins] == [tmp_path.name]
+
+
 def test_mlflow_hears_settings_then_steps(called: Calls) -> None:
     tracking = tracked("mlflow")
     tracking(4, FOUND)

@@ -1,7 +1,7 @@
 """Clusters in YAML files (JSON is a part of YAML): a pool for rollouts and one for training, or one for both.
 
-Memory is GB, bandwidth TB/s, as data sheets have it. Every problem of a file is reported at once, in
-the words and the units of the file.
+Memory is GB, bandwidth TB/s, as data sheets have it. Every problem of a file is reported at once, in the words and the
+units of the file.
 """
 
 from collections.abc import Mapping

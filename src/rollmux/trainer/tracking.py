@@ -121,6 +121,11 @@ def _settings(job: JobFile) -> dict[str, Any]:
     return dict(_leaves(asdict(job), "."))
 
 
+def _name(folder: Path) -> str:
+    """Of the run, also where its folder is `.`."""
+    return folder.resolve().name
+
+
 def _tensorboard(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
     writer = module.SummaryWriter(folder / TENSORBOARD, purge_step=step)  # later ones did not count
 
@@ -134,7 +139,7 @@ def _tensorboard(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
 
 def _like_wandb(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
     own = module.__name__.upper()
-    project, name = os.environ.get(f"{own}_PROJECT") or job.name, os.environ.get(f"{own}_NAME") or folder.name
+    project, name = os.environ.get(f"{own}_PROJECT") or job.name, os.environ.get(f"{own}_NAME") or _name(folder)
     here = {"dir": folder} if own == "WANDB" else {}
     module.init(project=project, name=name, config=_settings(job), **here)
     return Begun(lambda step, numbers: module.log(numbers, step=step), module.finish)
@@ -143,6 +148,6 @@ def _like_wandb(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
 def _mlflow(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
     if not os.environ.get("MLFLOW_EXPERIMENT_NAME"):
         module.set_experiment(job.name)
-    module.start_run(run_name=folder.name)
+    module.start_run(run_name=_name(folder))
     module.log_params(_settings(job))
     return Begun(lambda step, numbers: module.log_metrics(numbers, step=step), module.end_run)
