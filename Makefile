@@ -63,15 +63,15 @@ clean: ## Remove the environment and every cache
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
 
-# The build backend is pinned too: pip reads the first variable, from 25.3 on the second. A pip as old as Python 3.11 takes
-# twice as long. What it would compile on one core is compiled on all, but for what is hardly ever imported; some of it
-# is for other versions of Python, and is not.
+# The build backend is pinned too (pip reads the first variable, from 25.3 on the second), and need not say three times
+# that its tables of extensions may change. A pip as old as Python 3.11 takes twice as long. What it would compile on one
+# core is compiled on all, but for what is hardly ever imported; some of it is for other versions of Python, and is not.
 HARDLY_IMPORTED := /(networkx|pandas|pip|pygments|setuptools|tests)/|/ray/(air|data|llm|rllib|serve|train|tune)/|/transformers/models/
 
 $(INSTALLED): pyproject.toml constraints.txt $(COMPILED)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt --upgrade pip
-	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PYTHONWARNINGS=ignore \
 	    $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m compileall -q -j 0 -x '$(HARDLY_IMPORTED)' .venv/lib > /dev/null 2>&1 || true
 	@touch $@
