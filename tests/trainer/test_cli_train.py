@@ -82,8 +82,17 @@ def test_what_is_said_beside_the_file_counts_and_is_kept_with_the_rest_as_a_file
     assert left_behind(second) == left_behind(first)
 
 
-def test_a_dry_run_prints_the_whole_job_and_leaves_nothing(tmp_path: Path) -> None:
-    call = ["train", job(tmp_path), "batching.prompts=2", "--steps", "9", "--out", str(tmp_path / "out"), "--dry-run"]
+def test_a_run_without_a_folder_has_one_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = runner.invoke(app, ["train", job(tmp_path), "name=quick", "steps=1"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == "Written: runs/quick"
+    assert (tmp_path / "runs" / "quick" / METRICS).is_file()
+
+
+def test_a_dry_run_prints_the_whole_job_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    call = ["train", job(tmp_path), "batching.prompts=2", "--steps", "9", "--dry-run"]
     done, as_data = runner.invoke(app, call), runner.invoke(app, [*call, "--json"])
     assert done.exit_code == as_data.exit_code == 0, done.output + as_data.output
     assert yaml.safe_load(done.stdout) == json.loads(as_data.stdout)
@@ -91,7 +100,7 @@ def test_a_dry_run_prints_the_whole_job_and_leaves_nothing(tmp_path: Path) -> No
     assert read_job_file(tmp_path / "whole.yaml") == tiny(
         steps=9, warmup={"steps": 2, "batch": 32, "rate": 2e-3}, batching={"prompts": 2}
     )
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_dry_run_refuses_what_a_run_would(tmp_path: Path) -> None:

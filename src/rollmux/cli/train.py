@@ -29,8 +29,13 @@ LINES = 10
 
 def train(
     job: Annotated[Path, typer.Argument(metavar="FILE", help="The training job, as in examples/train.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="For metrics, checkpoints and the model.")],
     changes: Changes = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="For metrics, checkpoints and the model; runs/NAME if not given."
+        ),
+    ] = None,
     steps: Annotated[
         int, typer.Option(min=0, help="The updates to be made in all; 0 for as many as the file says.")
     ] = 0,
@@ -49,6 +54,7 @@ def train(
     """Train a model by reinforcement: roll out, update, sync, step after step, with a checkpoint after each."""
     with refusals():
         settings = read_job_file(job, changes or ())
+        out = out or Path("runs", settings.name)
         if not dry_run:
             out.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, steps=steps or settings.steps)
