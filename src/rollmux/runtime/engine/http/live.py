@@ -64,7 +64,7 @@ class Live(Growing):
             raise Unsound(f"the log-probabilities {chances} are not all numbers: weights or memory may be damaged")
         if len(self.tokens) + len(fresh) > self.request.max_tokens:
             raise Unsound(f"more than {self.request.max_tokens} tokens came")
-        if fresh and (stopped := set(self.request.stop_tokens) & {*self.tokens, *fresh[:-1]}):
+        if fresh and (stopped := {*self.tokens[-1:], *fresh[:-1]}.intersection(self.request.stop_tokens)):
             raise Unsound(f"tokens came after the stop token {min(stopped)}")
         gained = Generated(fresh, numbers, (version,) * len(fresh))
         self.grow(gained)
