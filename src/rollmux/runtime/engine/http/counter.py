@@ -8,16 +8,31 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
+from typing import Protocol
 
 from rollmux.checks import Checks
 from rollmux.runtime.engine.http.calls import Attempt, Over, Piece
 from rollmux.runtime.engine.http.errors import Unsound
 from rollmux.runtime.engine.http.live import Live
 from rollmux.runtime.engine.http.settings import Settings
-from rollmux.runtime.engine.http.wire import Cut, Heard, Refused, Stream
-from rollmux.runtime.engine.requests import Ended, Event, FinishReason, Grown, Unfinished, several
+from rollmux.runtime.engine.http.wire import Cut, Heard, Refused
+from rollmux.runtime.engine.requests import (
+    Ended,
+    Event,
+    FinishReason,
+    GenerationRequest,
+    Grown,
+    Unfinished,
+    several,
+)
 
 LONGEST_RETRY_S = 10.0
+
+
+class Stream(Protocol):
+    """What tells of an attempt, until nobody listens any more."""
+
+    def hang_up(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +75,35 @@ class Counter:
         checks = Checks("request")
         if request.id in self.live or request.id in adding:
             checks.report("id", request.id, "the id of no other unfinished request", "give each request its own")
-        most = self._settings.max_length - self._spare
-        if (length := len(request.prompt) + request.max_tokens) > most:
-            limit = f"at most {most} with the {len(request.prompt)} tokens of the prompt"
-            remedy = f"ask for less, or serve with a limit of {length + self._spare}"
-            checks.report("max_tokens", request.max_tokens, limit, remedy)
+        self.check_length(checks, request)
         if len(had) >= request.max_tokens or any(token in request.stop_tokens for token in had):
             checks.report("response", len(had), "an unfinished response", "take it as it is: it is over")
         checks.require()
         self._check(each)
 
+    def check_length(self, checks: Checks, request: GenerationRequest) -> None:
+        most = self._settings.max_length - self._spare
+        if (length := len(request.prompt) + request.max_tokens) > most:
+            limit = f"at most {most} with the {len(request.prompt)} tokens of the prompt"
+            remedy = f"ask for less, or serve with a limit of {length + self._spare}"
+            checks.report("max_tokens", request.max_tokens, limit, remedy)
+
     def launch(self, begin: Callable[[Attempt, Live], Stream], prefix: str) -> None:
-        """Opens streams for those that wait, the first come first, as far as there may be more."""
+        """Opens streams for those that wait, the first come first, as far as there may be more.
+
+        Whose stream can't be opened, since `begin` raises, waits on.
+        """
         now = self._now()
         ready = (name for name in self.waiting if self.live[name].not_before_s <= now)
         for name in tuple(islice(ready, self._settings.max_open - len(self.open))):
-            del self.waiting[name]
             live = self.live[name]
-            self.continued_tokens += len(live.tokens)
             live.attempt = self._attempts
             attempt = live.next_attempt(prefix)
             self._attempts = live.attempt
             live.heard_s = now
             self.open[name] = Open(live.attempt, attempt.name, begin(attempt, live))
+            del self.waiting[name]
+            self.continued_tokens += len(live.tokens)
 
     def pausing(self) -> None:
         """The server is about to be paused: what it has and ends as aborted goes on later. Older ones can't freeze."""

@@ -41,7 +41,7 @@ class Vllm(Dialect):
             "max_tokens": attempt.max_tokens,
             "temperature": request.temperature,
             "top_p": request.top_p,
-            "seed": _seed(request.seed, len(attempt.tokens)),
+            "seed": signed_seed(request.seed, len(attempt.tokens)),
             "stop_token_ids": list(request.stop_tokens),
             "ignore_eos": True,  # nothing but the request's own stop tokens ends it
             "logprobs": 1,
@@ -153,10 +153,10 @@ def _reload(weights: dict[str, Any]) -> Call:
     return Call("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": weights})
 
 
-def _seed(seed: int, place: int) -> int:
-    """64 bits as the server wants them, with a sign.
+def signed_seed(seed: int, place: int) -> int:
+    """64 bits as vLLM wants them, with a sign.
 
-    The server counts a request's draws from where it begins, so a response that is continued with the same seed would
+    It counts a request's draws from where it begins, so a response that is continued with the same seed would
     meet its first draws again: from its second beginning on, it gets a seed of its own.
     """
     if place:

@@ -66,17 +66,23 @@ def require_whole(folder: str, wanted: Shapes) -> Shapes:
         found = weights_in(folder)
     except ValueError as error:
         raise UpdateRefused(f"{error}: write it anew, and give it its name when it is whole") from error
+    if found:
+        require_same(repr(folder), found, wanted)
+    return found
+
+
+def require_same(what: str, found: Shapes, wanted: Shapes) -> None:
+    """`UpdateRefused` if any that are `wanted` are missing from `found`, or other there."""
     lacking = sorted(name for name in wanted.keys() - found.keys() if not name.endswith(OUTPUT))
-    if found and lacking:
+    if lacking:
         raise UpdateRefused(
-            f"{folder!r} lacks {len(lacking)} of the model's {len(wanted)} weights ({_named(lacking)}), and the server "
-            "would take it without a word: write all of them"
+            f"{what} lacks {len(lacking)} of the model's {len(wanted)} weights ({_named(lacking)}), and would be "
+            "taken without a word: give all of them"
         )
     other = sorted(name for name in wanted.keys() & found.keys() if wanted[name] != found[name])
     if other:
         first = f"{list(found[other[0]])}, not {list(wanted[other[0]])}"
-        raise UpdateRefused(f"{folder!r} is of another model: {_named(other)} of another shape, {first}")
-    return found
+        raise UpdateRefused(f"{what} is of another model: {_named(other)} of another shape, {first}")
 
 
 def _named(names: list[str]) -> str:
