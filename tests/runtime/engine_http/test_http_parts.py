@@ -4,6 +4,7 @@ import asyncio
 import json
 import pickle
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -55,6 +56,20 @@ def test_pieces_that_overlap_repeat_or_come_late_make_one_response(steps: list[t
     assert live.generated().tokens == tuple(range(100, 120))
     assert live.generated().logprobs == tuple(-float(n) for n in range(20))
     assert live.generated().versions == (4,) * 20
+
+
+def test_a_piece_is_not_compared_with_all_that_came_before_it() -> None:
+    class Untouched(list[int]):
+        def __iter__(self) -> NoReturn:
+            raise AssertionError("the work would grow with the square of the length")
+
+    live = Live(asked(stops=(9,)))
+    live.tokens = Untouched([4, 5])
+    live.take(Piece((6,), (-1.0,), 3), 0)
+    assert live.tokens == [4, 5, 6]
+    live.tokens.append(9)
+    with pytest.raises(Unsound, match="after the stop token 9"):
+        live.take(Piece((7,), (-1.0,), 5), 0)
 
 
 def test_a_piece_after_a_gap_changes_nothing() -> None:
