@@ -56,4 +56,5 @@ def _play(script: str, arguments: tuple[str, ...], said: str, env: dict[str, str
     for standard in (1, 2):
         os.dup2(file, standard)
     sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).parent))  # as Python does
     runpy.run_path(script, run_name="__main__")

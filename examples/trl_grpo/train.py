@@ -11,16 +11,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, PrinterCallback
+from digits import COUNTED, DIGITS, ROWS, counts_on, new_model, new_tokenizer
+from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import rollmux
 from rollmux.runtime.engine import Ended, GenerationRequest, Limits, stream
 from rollmux.runtime.engine.slots import slots
 
-STEPS, RESPONSES, GROUP, LENGTH, DIGITS = 12, 128, 16, 2, 10
+STEPS, RESPONSES, GROUP = 12, 128, 16
 
 name, seed = sys.argv[1], int(sys.argv[2])
 phase = {"nodes": 1, "duration_s": 0.3}
@@ -28,16 +27,7 @@ job = {"name": name, "slo": 2.5, "iterations": STEPS, "rollout": phase, "train":
 
 torch.set_num_threads(1)
 torch.manual_seed(seed)
-vocabulary = {str(digit): digit for digit in range(DIGITS)} | {"<end>": DIGITS}
-words = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
-words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<end>", eos_token="<end>")
-config = LlamaConfig(
-    vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=64, bos_token_id=None, eos_token_id=DIGITS, pad_token_id=DIGITS,
-    initializer_range=0.1,
-)  # fmt: skip
-policy = LlamaForCausalLM(config)
+policy, tokenizer = new_model(), new_tokenizer()
 engine = slots(copy.deepcopy(policy), Limits(room_tokens=32 * RESPONSES, max_running=RESPONSES))
 
 
@@ -48,7 +38,7 @@ def generate(prompts: list[str], step: int) -> dict[str, list[Any]]:
     prompt_ids = tokenizer(prompts)["input_ids"]
     for place, ids in enumerate(prompt_ids):
         lot = (seed * STEPS + step) * RESPONSES + place
-        engine.submit(GenerationRequest(str(place), tuple(ids), LENGTH, seed=lot, stop_tokens=(DIGITS,)))
+        engine.submit(GenerationRequest(str(place), tuple(ids), COUNTED, seed=lot, stop_tokens=(DIGITS,)))
     ended = {int(event.id): event.response for event in stream(engine) if isinstance(event, Ended)}
     responses = [ended[place] for place in range(len(prompts))]
     return {
@@ -56,12 +46,6 @@ def generate(prompts: list[str], step: int) -> dict[str, list[Any]]:
         "completion_ids": [list(response.tokens) for response in responses],
         "logprobs": [list(response.logprobs) for response in responses],
     }
-
-
-def counts_on(prompts: list[str], completion_ids: list[list[int]], **_: object) -> list[float]:
-    """The share of right digits where each is one more than the one before."""
-    right = [[(int(prompt) + place) % DIGITS for place in range(1, LENGTH + 1)] for prompt in prompts]
-    return [sum(map(int.__eq__, *pair)) / LENGTH for pair in zip(completion_ids, right, strict=True)]
 
 
 with rollmux.connect(job=job) as mux, ExitStack() as training:
@@ -79,10 +63,10 @@ with rollmux.connect(job=job) as mux, ExitStack() as training:
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(),
             use_cpu=True, bf16=False, report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1,
-            per_device_train_batch_size=RESPONSES, num_generations=GROUP, max_completion_length=LENGTH,
+            per_device_train_batch_size=RESPONSES, num_generations=GROUP, max_completion_length=COUNTED,
             max_steps=STEPS, learning_rate=0.01, lr_scheduler_type="constant", seed=seed,
         ),
-        train_dataset=Dataset.from_dict({"prompt": [str(digit) for digit in range(DIGITS)] * 8}),
+        train_dataset=ROWS,
         processing_class=tokenizer,
         rollout_func=rollout,
     )  # fmt: skip

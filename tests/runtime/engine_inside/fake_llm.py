@@ -91,18 +91,20 @@ class FakeLLM:
         return Params()
 
     def sleep(self, level: int) -> None:
-        """What it has is ended, of which nobody is told. Half awake it sleeps no further."""
+        """What it has is ended, of which nobody is told. Half awake it sleeps no further. At level 2 it forgets."""
         core = self.llm_engine.scheduler
-        assert level == 1
+        assert level in {1, 2}
         if self.llm_engine.model_executor.sleeping_tags:
             return
+        self.weights = self.weights if level == 1 else "none"
         core.drop(list(core.requests))
         core.cache.clear()
         core.is_paused = True
         self.llm_engine.model_executor.sleeping_tags |= TAGS
 
-    def wake_up(self, tags: Sequence[str]) -> None:
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
         asleep = self.llm_engine.model_executor.sleeping_tags
+        tags = tags or list(asleep)
         assert asleep.issuperset(tags), "those that are awake are warned of"
         asleep.difference_update(tags)
         assert asleep != {"weights"}, "keys and values before weights"

@@ -1,0 +1,280 @@
+"""TRL's GRPOTrainer with tail batching: more rows are drawn than a step wants, and the first to be done are trained.
+
+TRL's data loader says how many rows are wanted, and the batcher which. All else stays TRL's: chat templates, rewards,
+advantages, losses, logs, checkpoints.
+Invariants: what is trained in a step was drawn whole, with its weights; each row is trained once an epoch, also by a
+run that goes on from a checkpoint; between two rounds the engine is idle and holds no keys and values.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+from datasets import IterableDataset
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOConfig, GRPOTrainer
+
+from rollmux.client import Mux
+from rollmux.packer import Batching, Race, RoundKind, TailBatcher
+from rollmux.packer.batching import launches
+from rollmux.runtime.engine import Engine, Limits
+from rollmux.runtime.engine.http import HttpEngine, Server, Settings, Vllm
+from rollmux.runtime.engine.slots import slots
+from rollmux.runtime.engine.vllm_inside import VllmInside
+from rollmux.trainer.data import Data
+from rollmux.trainer.rollout import Rolled, Rollout
+from rollmux.trainer.sample import Sample
+from rollmux.trainer.scoring import Direct
+from rollmux.trainer.settings import Sampling
+from rollmux.trainer.tasks import Needs
+
+ROOM_TOKENS = 65_536
+
+
+class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
+    """As GRPOTrainer. `tail` has what `Batching` takes beside prompts and responses.
+
+    `room_tokens` is for the engine of ours, which draws where TRL has no vLLM. With `mux` a round is its rollout phase,
+    and what is between two rounds its training.
+    """
+
+    def __init__(
+        self, *args: Any, tail: Mapping[str, Any], room_tokens: int = ROOM_TOKENS, mux: Mux | None = None, **own: Any
+    ) -> None:
+        super().__init__(*args, **own)
+        state = self.accelerator
+        self._is_served = bool(self.use_vllm) and self.vllm_mode == "server"  # one process draws what all will train
+        here, of = (0, 1) if self._is_served else (state.process_index, state.num_processes)
+        wanted = self.args.generation_batch_size // of
+        _require_fitting(self, wanted)
+        race = Race(tail.get("race", Race.NONE.value))
+        self._batching = Batching(wanted // self.num_generations, self.num_generations, **{**tail, "race": race})
+        self.rows = range(here, len(self.train_dataset), of)  # those of this process
+        self._drawer = self._new_drawer(room_tokens)
+        self.rollout = self._new_rollout()
+        self._samples: tuple[Sample, ...] = ()
+        self._figures = dict[str, float]()
+        self._phase: Callable[[str], AbstractContextManager[object]] = nullcontext if mux is None else mux.phase
+        self._training = ExitStack()
+
+    @property
+    def most(self) -> int:
+        """Responses that are drawn at once."""
+        batching = self._batching
+        prompts, responses = launches(batching.prompts, batching.eta_prompts), batching.responses
+        return prompts * launches(responses, 1.0 if batching.race is Race.NONE else batching.eta_responses)
+
+    def _new_drawer(self, room_tokens: int) -> "_Own | _Colocated | _Served":
+        if not self.use_vllm:
+            return _Own(self, room_tokens)
+        return _Served(self) if self._is_served else _Colocated(self)
+
+    def _new_rollout(self) -> Rollout:
+        args, longest = self.args, self.model.config.max_position_embeddings
+        sampling = Sampling(args.temperature, args.top_p, args.max_completion_length, max_turns=1)
+        asked: Any = _Asked(self)
+        data, unscored = Data(len(self.rows), args.seed), Direct(lambda *_: 0.0)  # TRL scores what is trained
+        batcher = TailBatcher(self._batching)
+        return Rollout(self._drawer.engines, batcher, data, asked, unscored, sampling, longest, args.seed)
+
+    def row(self, number: int) -> dict[str, Any]:
+        return dict(self.train_dataset[self.rows[number]])
+
+    def roll(self) -> Rolled:
+        """A round, with the model's present weights."""
+        self._training.close()  # there is nothing to close before the first
+        with self._phase("rollout"), self._drawer.awake():
+            rolled, self._figures = self._round()
+        self._training.enter_context(self._phase("train"))
+        return rolled
+
+    def _round(self) -> tuple[Rolled, dict[str, float]]:
+        """What it came to, and what TRL's trackers hear of it."""
+        found = list[Any]()
+        for engine in self.rollout.engines:  # the only one, where this process has it
+            self.rollout.update(engine.version + 1)
+            rolled = self.rollout.round(lambda done, total: None)
+            found = [rolled, _told(rolled, self.rollout.batcher)]
+        if self._is_served:
+            found = found or [None, None]
+            broadcast_object_list(found)
+        rolled, figures = found
+        return rolled, figures
+
+    def train(self, *args: Any, **more: Any) -> Any:
+        with self._training:
+            return super().train(*args, **more)
+
+    # -- where TRL asks ------------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.model.training:
+            return dict(super()._generate_and_score_completions(inputs))
+        rolled = self.roll()
+        for name, value in self._figures.items():
+            self._log_metric(f"tail_batching/{name}", value)
+        trained = sorted(rolled.batch.prompts, key=lambda each: each.prompt.order)
+        rows = [row for each in trained for row in [self.row(int(each.prompt.id))] * len(each.responses)]
+        first = self.accelerator.process_index * len(inputs) if self._is_served else 0
+        self._samples = rolled.samples[first : first + len(inputs)]
+        return dict(super()._generate_and_score_completions(rows[first : first + len(inputs)]))
+
+    def _generate_single_turn(self, *asked: Any, **more: Any) -> tuple[list[list[int]], list[list[float]] | None]:
+        samples, self._samples = self._samples, ()
+        if not samples:  # an evaluation
+            completions, logprobs = super()._generate_single_turn(*asked, **more)
+            return completions, logprobs
+        drawn_with = [list(sample.logprobs) for sample in samples]
+        return [list(sample.tokens) for sample in samples], drawn_with if self.use_vllm else None  # as TRL's own ways
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        folder.mkdir(parents=True, exist_ok=True)
+        batcher, position = self.rollout.batcher.state(), self.rollout.data.position
+        state = {"rows": str(self.rows), "position": position, "batcher": batcher}
+        self._file(folder).write_text(json.dumps(state), encoding="utf-8")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and (file := self._file(Path(checkpoint))).exists():
+            state = json.loads(file.read_text(encoding="utf-8"))
+            if state["rows"] != str(self.rows):
+                told = f"{file} is of a process with rows {state['rows']}, and this one has {self.rows}"
+                raise ValueError(f"{told}: go on with the same data, and with as many processes")
+            self.rollout.batcher = TailBatcher.from_state(self._batching, state["batcher"])
+            self.rollout.data.position = state["position"]
+
+    def _file(self, checkpoint: Path) -> Path:
+        return checkpoint / f"tail_batching-{self.accelerator.process_index}.json"
+
+
+class _Asked:
+    """What a rollout asks of its task: here rows are named by their numbers, and TRL makes tokens of them."""
+
+    needs = Needs(())
+
+    def __init__(self, trainer: TailBatchedTrainer) -> None:
+        self.tokenizer = self
+        self.end_tokens = tuple(trainer.eos_token_ids)
+        self.encode = lru_cache(4096)(
+            lambda number: tuple(trainer._tokenize_prompts([trainer.row(int(number))["prompt"]])[0][0])
+        )
+
+    def prompt(self, number: int) -> str:
+        return str(number)
+
+    def decode(self, tokens: tuple[int, ...]) -> str:
+        return ""
+
+
+class _Own:
+    """Our engine, over the model's own weights: it holds no keys and values while they are trained."""
+
+    def __init__(self, trainer: TailBatchedTrainer, room_tokens: int) -> None:
+        longest = trainer.model.config.max_position_embeddings
+        self.engines: list[Engine] = [slots(trainer.model, Limits(room_tokens, trainer.most, longest))]
+        self.engines[0].suspend()
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        self.engines[0].resume()
+        try:
+            yield
+        finally:
+            self.engines[0].suspend()
+
+
+class _Colocated:
+    """TRL's vLLM in this process. It sleeps and wakes, and has its weights, as TRL has it do so."""
+
+    def __init__(self, trainer: TailBatchedTrainer) -> None:
+        self._trainer, self._vllm = trainer, trainer.vllm_generation
+        if self._vllm.enable_sleep_mode:
+            self._vllm.llm.wake_up()
+        sampled = {**_sampled(trainer.args), **(trainer.args.generation_kwargs or {})}
+        self.engines: list[Engine] = [VllmInside(self._vllm.llm, sampling=sampled, as_drawn=True)]
+        self._sleep()
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        _sync(self._trainer, self._vllm._llm_weights_sleeping)
+        if self._vllm.enable_sleep_mode:
+            self._vllm.llm.wake_up(tags=["kv_cache"])
+        try:
+            yield
+        finally:
+            self._sleep()
+
+    def _sleep(self) -> None:
+        if self._vllm.enable_sleep_mode:
+            self._vllm.llm.sleep(level=2)
+            self._vllm._llm_weights_sleeping = True
+
+
+class _Served:
+    """The vLLM server that TRL is told of; one process speaks to it."""
+
+    def __init__(self, trainer: TailBatchedTrainer) -> None:
+        self._trainer, self.engines = trainer, list[Engine]()
+        if trainer.accelerator.is_main_process:
+            longest = trainer.model.config.max_position_embeddings
+            settings = Settings(trainer.args.vllm_max_model_length or longest)
+            url = trainer.vllm_generation.vllm_client.base_url
+            self.engines.append(HttpEngine(Server(url), Vllm(), settings))
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        _sync(self._trainer, has_none=False)
+        yield
+
+
+def _sync(trainer: TailBatchedTrainer, has_none: bool) -> None:
+    """vLLM has the weights that are trained."""
+    if has_none or trainer.state.global_step != trainer._last_loaded_step:
+        trainer.vllm_generation.sync_weights()
+        trainer._last_loaded_step = trainer.state.global_step
+
+
+def _sampled(args: GRPOConfig) -> dict[str, Any]:
+    """What is drawn with beside temperature and top_p, where it is said."""
+    usual = {"top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+    return {name: value for name, none in usual.items() if (value := getattr(args, name)) != none}
+
+
+def _told(rolled: Rolled, batcher: TailBatcher) -> dict[str, float]:
+    batch, trained = rolled.batch, sum(sample.drawn for sample in rolled.samples)
+    return {
+        "long": float(batch.kind is RoundKind.LONG),
+        "deferred": float(len(batch.deferred)),
+        "waiting": float(batcher.queued),
+        "aborted": float(batch.aborted),
+        "wasted_share": 1 - trained / rolled.generated_tokens,
+    }
+
+
+def _require_fitting(trainer: TailBatchedTrainer, wanted: int) -> None:
+    """What would be done otherwise than asked is refused."""
+    args, data = trainer.args, trainer.train_dataset
+    shards = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    is_colocated, alone = args.use_vllm and args.vllm_mode == "colocate", "without use_vllm in this process"
+    refused = {
+        "a stream of rows (they are asked for by number)": isinstance(data, IterableDataset),
+        "images": any(name in (data.column_names or ()) for name in ("image", "images")),
+        "tools, environments and rollout_func": trainer.tools or trainer.environment_factories or trainer.rollout_func,
+        "use_transformers_continuous_batching": args.use_transformers_continuous_batching,
+        "vllm_structured_outputs_regex": args.vllm_structured_outputs_regex,
+        "remove_unused_columns (rewards may want them)": args.remove_unused_columns,
+        f"top_k, min_p, repetition_penalty and generation_kwargs {alone}": (
+            not is_colocated and (_sampled(args) or args.generation_kwargs)
+        ),
+        "parameters in shards without use_vllm": shards and not args.use_vllm,
+        f"groups that lie in two processes ({wanted} responses each)": wanted % trainer.num_generations,
+    }
+    found = [what for what, is_so in refused.items() if is_so]
+    if found:
+        raise ValueError(f"tail batching goes without {'; '.join(found)}")

@@ -1,0 +1,239 @@
+"""TRL's trainer with tail batching: rows once an epoch, groups whole and on-policy, and a run that goes on exactly.
+
+Responses are as long as chance has them: the model is new, and ends one at any token.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rollmux.errors import RollmuxError
+from rollmux.packer import Account
+from rollmux.runtime.engine import Ended, GenerationRequest, stream
+from rollmux.trainer.rollout import Rolled
+from tests.runtime.engine_http.fake_machine import greedy
+from tests.runtime.engine_inside.fake_llm import FakeLLM
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: it comes with the extra `trl`"),
+    pytest.mark.filterwarnings("ignore"),  # what Transformers says of TRL's own settings
+]
+
+ROWS, PROMPTS, GROUP, LONGEST = 20, 4, 2, 12
+STEPS = 12  # of four prompts: two epochs, and a part of a third
+
+
+@dataclass
+class Seen:
+    """What TRL has scored: the rows of each call, with the lengths of their responses."""
+
+    rounds: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    def reward(self, completion_ids: list[list[int]], number: list[int], **_: object) -> list[float]:
+        self.rounds.append([(row, len(tokens)) for row, tokens in zip(number, completion_ids, strict=True)])
+        return [float(tokens[0] % 2) for tokens in completion_ids]
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A trainer of a new model: `settings` are TRL's, or the trainer's own."""
+    import torch  # noqa: PLC0415
+    from datasets import Dataset  # noqa: PLC0415
+    from transformers import PrinterCallback, set_seed  # noqa: PLC0415
+    from trl import GRPOConfig  # noqa: PLC0415
+
+    from examples.trl_grpo import digits  # noqa: PLC0415
+    from examples.trl_grpo.tail_batching import TailBatchedTrainer  # noqa: PLC0415
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    rows = Dataset.from_list([{"prompt": str(row % 10), "number": row} for row in range(ROWS)])
+    torch.set_num_threads(1)
+
+    def made(seen: Seen | None = None, own: dict[str, Any] | None = None, **settings: Any) -> Any:
+        set_seed(3)
+        shared = {
+            "output_dir": str(tmp_path),
+            **dict.fromkeys(("use_cpu", "disable_tqdm"), True),
+            "bf16": False,
+            "report_to": [],
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "max_steps": STEPS,
+            "per_device_train_batch_size": PROMPTS * GROUP,
+            "num_generations": GROUP,
+            "max_completion_length": LONGEST,
+            "learning_rate": 1e-3,
+        }
+        given = {"train_dataset": rows, "tail": {"eta_prompts": 1.5, "eta_responses": 1.5, "race": "generated"}}
+        reward = (seen or Seen()).reward
+        args = GRPOConfig(**{**shared, **settings})
+        made = TailBatchedTrainer(
+            digits.new_model(), reward, args=args, processing_class=digits.new_tokenizer(), **{**given, **(own or {})}
+        )
+        made.remove_callback(PrinterCallback)
+        return made
+
+    return made
+
+
+def test_each_row_is_trained_once_an_epoch_in_whole_groups_and_long_ones_in_long_rounds(make: Make) -> None:
+    seen = Seen()
+    trainer = make(seen)
+    trainer.train()
+    trained = Counter[int]()
+    for scored in seen.rounds:
+        groups = [scored[first : first + GROUP] for first in range(0, PROMPTS * GROUP, GROUP)]
+        assert [len({row for row, _ in group}) for group in groups] == [1] * PROMPTS
+        trained.update(group[0][0] for group in groups)
+    accounts: dict[int, Account] = trainer.rollout.batcher.accounts()
+    assert sum(trained.values()) == PROMPTS * STEPS == sum(account.trained for account in accounts.values())
+    assert accounts[0] == Account(drawn=ROWS, trained=ROWS)
+    assert set(trained) == set(range(ROWS))
+    assert max(trained.values()) <= len(accounts)
+    kinds = [log["tail_batching/long"] for log in trainer.state.log_history[:STEPS]]
+    assert set(kinds) == {0.0, 1.0}
+    lengths = {
+        kind: [n for each, scored in zip(kinds, seen.rounds, strict=True) if each == kind for _, n in scored]
+        for kind in (0.0, 1.0)
+    }
+    assert fmean(lengths[0.0]) < fmean(lengths[1.0])
+
+
+def test_what_is_trained_was_drawn_with_the_weights_that_are_trained(make: Make) -> None:
+    import torch  # noqa: PLC0415
+
+    trainer, rounds, differences = make(max_steps=6), list[Rolled](), list[float]()
+    roll, scored = trainer.roll, trainer._generate_and_score_completions
+
+    def rolled() -> Rolled:
+        rounds.append(roll())
+        return rounds[-1]
+
+    def compared(inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = scored(inputs)
+        ids, mask = (torch.cat([found[f"prompt_{what}"], found[f"completion_{what}"]], 1) for what in ("ids", "mask"))
+        longest = found["completion_ids"].shape[1]
+        with torch.no_grad():
+            theirs = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest)[0]
+        for sample, prompt, tokens, logprobs in zip(
+            rounds[-1].samples, found["prompt_ids"], found["completion_ids"], theirs, strict=True
+        ):
+            length = len(sample.tokens)
+            assert (list(sample.prompt), list(sample.tokens)) == (prompt.tolist(), tokens[:length].tolist())
+            assert set(sample.versions) == {len(rounds)}
+            differences.append(float((logprobs[:length] - torch.tensor(sample.logprobs)).abs().max()))
+        return found
+
+    trainer.roll, trainer._generate_and_score_completions = rolled, compared
+    trainer.train()
+    assert len(differences) == 6 * PROMPTS * GROUP
+    assert max(differences) < 1e-5
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_trains_what_it_would_have(make: Make, tmp_path: Path) -> None:
+    import torch  # noqa: PLC0415
+
+    whole, rest = Seen(), Seen()
+    first = make(whole, save_strategy="steps", save_steps=5)
+    first.train()
+    second = make(rest)
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert rest.rounds == whole.rounds[5:]
+    pairs = zip(first.model.parameters(), second.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_checkpoint_of_other_rows_is_refused(make: Make, tmp_path: Path) -> None:
+    make(max_steps=1, save_strategy="steps", save_steps=1).train()
+    fewer = make(own={"train_dataset": make().train_dataset.select(range(ROWS - 1))})
+    with pytest.raises(ValueError, match=r"rows range\(0, 20\).*range\(0, 19\): go on with the same data"):
+        fewer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_an_evaluation_is_trl_s_own_and_touches_no_round(make: Make) -> None:
+    seen, asked = Seen(), Seen()
+    make(seen, max_steps=4).train()
+    rows = make().train_dataset.select(range(3))
+    evaluation = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": GROUP}
+    trainer = make(asked, own={"eval_dataset": rows}, max_steps=4, **evaluation)
+    trainer.train()
+    sizes = [len(scored) for scored in asked.rounds]
+    assert sizes == [8, 8, 2, 2, 2, 8, 8, 2, 2, 2]
+    assert [scored for scored in asked.rounds if len(scored) == PROMPTS * GROUP] == seen.rounds
+
+
+def test_between_rounds_the_engine_holds_nothing(make: Make) -> None:
+    trainer = make(max_steps=2)
+    trainer.train()
+    (engine,) = trainer.rollout.engines
+    assert engine.is_suspended
+    assert engine.unfinished == engine.gauges().held_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "settings"),
+    [
+        ("top_k", {"top_k": 5}),
+        ("top_k", {"generation_kwargs": {"no_repeat_ngram_size": 2}}),
+        ("remove_unused_columns", {"remove_unused_columns": True}),
+        ("use_transformers_continuous_batching", {"use_transformers_continuous_batching": True}),
+        ("rollout_func", {"own": {"rollout_func": lambda prompts, trainer: {}}}),
+        ("Race", {"own": {"tail": {"race": "longest"}}}),
+        ("eta_prompts", {"own": {"tail": {"eta_prompts": 0.5}}}),
+        ("eta", {"own": {"tail": {"eta": 1.5}}}),
+    ],
+)
+def test_what_would_be_done_otherwise_than_asked_is_refused(make: Make, wrong: str, settings: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError, RollmuxError), match=wrong):
+        make(**settings)
+
+
+class Vllm:
+    """TRL's `VLLMGeneration` in its colocate mode, as far as it moves weights and lets its `LLM` sleep."""
+
+    def __init__(self, sleeps: bool) -> None:
+        self.llm = FakeLLM(enable_sleep_mode=sleeps, logprobs_mode="processed_logprobs")
+        self.enable_sleep_mode = self._llm_weights_sleeping = sleeps
+        self.syncs = 0
+        if sleeps:
+            self.llm.sleep(level=2)
+
+    def sync_weights(self) -> None:
+        if self.enable_sleep_mode:
+            self.llm.wake_up(tags=["weights"])
+            self._llm_weights_sleeping = False
+        self.syncs += 1
+        self.llm.weights = f"those of sync {self.syncs}"
+        self.llm.llm_engine.reset_prefix_cache()
+
+
+@pytest.mark.parametrize(("sleeps", "syncs"), [(False, [1, 1, 2]), (True, [1, 2, 3])])
+def test_a_colocated_vllm_has_the_weights_and_sleeps_when_trl_has_it_do_so(sleeps: bool, syncs: list[int]) -> None:
+    from examples.trl_grpo.tail_batching import _Colocated  # noqa: PLC0415
+
+    vllm = Vllm(sleeps)
+    args = SimpleNamespace(top_k=5, min_p=None, repetition_penalty=1.0, generation_kwargs=None)
+    trainer: Any = SimpleNamespace(args=args, vllm_generation=vllm, state=SimpleNamespace(global_step=0))
+    trainer._last_loaded_step = -1
+    drawer = _Colocated(trainer)
+    (engine,) = drawer.engines
+    for number, step in enumerate((0, 0, 1)):
+        trainer.state.global_step = step
+        assert vllm.llm.llm_engine.is_sleeping() == sleeps
+        with drawer.awake():
+            engine.update(number + 1)
+            engine.submit(GenerationRequest("r", (1, 2, 3), 4, temperature=0.0))
+            (tokens,) = (event.response.tokens for event in stream(engine) if isinstance(event, Ended))
+        assert vllm.syncs == syncs[number]
+        assert tokens == greedy(f"those of sync {syncs[number]}", (1, 2, 3), 4)
+    assert vllm.llm.llm_engine.is_sleeping() == sleeps
