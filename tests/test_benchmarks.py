@@ -26,7 +26,7 @@ SLOW = {
         "switch",
         "together",
     ),
-    *("sync", "turns", "update", "weave"),
+    *("sync", "tail_in_trl", "turns", "update", "weave"),
 }
 
 
