@@ -185,13 +185,11 @@ class VllmInside:
     def step(self) -> list[Event]:
         self._require_open()
         counter = self._counter
-        if not self._suspended:
+        if counter.live and not counter.events and not self._suspended:
+            self._require_computable()
+            counter.launch(self._begin, self._prefix)
+            self._advance()
             self._hear()
-            if counter.live and not counter.events:
-                self._require_computable()
-                counter.launch(self._begin, self._prefix)
-                self._advance()
-                self._hear()
             self._let_go()
         return self._told()
 
