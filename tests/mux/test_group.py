@@ -75,7 +75,7 @@ def test_other_limits_change_what_follows_from_limits_and_nothing_else(group: Gr
         for member in group.members
         if data.draw(st.booleans())
     }
-    asked = ("uses", "parts", "nodes", "least_crowded", "sole_tenants", "roams", "load_s", "free_shares", "emptiest")
+    asked = ("uses", "parts", "nodes", "least_crowded", "sole_tenants", "roams", "load_s", "free_shares", "glance")
     for name in asked:
         if data.draw(st.booleans()):
             getattr(group, name)  # known before, or not
@@ -235,11 +235,14 @@ def test_a_newcomer_that_says_something_else_of_its_slo_leaves_all_else_that_is_
 
 
 @given(group=GROUPS)
-def test_a_group_knows_its_emptiest_nodes_and_who_has_one_to_itself(group: Group) -> None:
-    uses = group.uses
-    assert group.emptiest == tuple(
-        min(uses[n].share for n in nodes) for nodes in (group.rollout_nodes, group.train_nodes)
-    )
+def test_a_group_knows_at_a_glance_what_holds_of_its_nodes_and_who_has_one_to_itself(group: Group) -> None:
+    uses, glance = group.uses, group.glance
+    assert (glance.members, glance.hermit, glance.free_shares) == (len(group.members), group.hermit, group.free_shares)
+    for nodes, outline in ((group.rollout_nodes, glance.rollout), (group.train_nodes, glance.train)):
+        each = [uses[node] for node in nodes]
+        least = [min(use.share for use in each), min(use.spare for use in each)]
+        times = [max(use.blocks_s for use in each), min(use.away_s for use in each)]
+        assert outline == (len(nodes), *least, *times, max(use.host_bytes for use in each))
     for member in group.members:
         alone = [
             node for node in member.placement.all_nodes if [t.job_id for t in uses[node].tenants] == [member.job.id]

@@ -5,6 +5,7 @@ A group is a value: adding or removing a job makes a new one. Its nodes are exac
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rollmux.mux.hardware import Cluster, NodeType
 from rollmux.mux.job import JobSpec
@@ -30,6 +31,36 @@ _OF_ANY_LIMITS = {
 
 # A node and its use; and of that, what policies look at first: `share`, `spare`, `blocks_s` and `away_s`.
 NodeRow = tuple[str, NodeUse, float, float, float, float]
+
+
+class Outline(NamedTuple):
+    """Bounds on all rollout or all training nodes of a group: the least or the most of what `NodeUse` says of each."""
+
+    nodes: int
+    share: float
+    spare: float
+    blocks_s: float
+    away_s: float
+    host_bytes: int
+
+    @staticmethod
+    def of(rows: tuple[NodeRow, ...]) -> "Outline":
+        if len(rows) == 1:
+            ((_, use, share, spare, blocked_s, gone_s),) = rows
+            return Outline(1, share, spare, blocked_s, gone_s, use.host_bytes)
+        _, uses, shares, spares, blocks_s, away_s = zip(*rows, strict=True)
+        most_bytes = max([use.host_bytes for use in uses])
+        return Outline(len(rows), min(shares), min(spares), max(blocks_s), min(away_s), most_bytes)
+
+
+class Glance(NamedTuple):
+    """What a policy that looks at all groups sees of one at first. `free_shares` are of rollout and training nodes."""
+
+    members: int
+    hermit: "Member | None"
+    free_shares: tuple[float, float]
+    rollout: Outline
+    train: Outline
 
 
 @dataclass(frozen=True)
@@ -206,10 +237,10 @@ class Group:
         return known[1]
 
     @kept
-    def emptiest(self) -> tuple[float, float]:
-        """The least part of its time that SLOs need of any rollout and of any training node."""
-        uses = self.uses
-        return min(uses[n].share for n in self.rollout_nodes), min(uses[n].share for n in self.train_nodes)
+    def glance(self) -> Glance:
+        """Asked for of every group, at every arrival."""
+        rollout, train = Outline.of(self.rollout_rows), Outline.of(self.train_rows)
+        return Glance(len(self.members), self.hermit, self.free_shares, rollout, train)
 
     @kept
     def hermit(self) -> Member | None:

@@ -6,22 +6,21 @@ over those of its group. Among equal prices the fullest group that still works i
 in large pieces.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 from operator import itemgetter
-from typing import NamedTuple
 
 from rollmux.mux.forecast import Forecaster
 from rollmux.mux.group import Group
-from rollmux.mux.hardware import Cluster
 from rollmux.mux.job import JobSpec, PhaseKind
 from rollmux.mux.order import Order
-from rollmux.mux.placed import NOWHERE, ROLLOUT, TRAIN, Member, Placement
+from rollmux.mux.placed import ROLLOUT, TRAIN, Member, Placement
 from rollmux.mux.plan import TRAIL_LIMIT, USD_ROUNDING, Candidate, Decision, Plan, Strategy, Trail, Verdict
-from rollmux.mux.policies.attempt import Widening, choices, packed, place_alone, widening, works
-from rollmux.mux.policies.seeker import NONE, Seeker, crowded
+from rollmux.mux.policies.attempt import Widening, packed, place_alone, widening, works
+from rollmux.mux.policies.seeker import MOST
+from rollmux.mux.policies.ways import Newcomer, Open, places
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.worth import (
     burden_usd_per_hour,
@@ -36,53 +35,8 @@ from rollmux.mux.worth import (
 TRIES, WINS = 5, 2
 # A job that runs has a place: for it the likeliest others do. More are no cheaper, and cost most of the time.
 TRIES_TO_MOVE, WINS_TO_MOVE = 2, 1
-# How full the nodes are over which a rollout roams, taken together. Of 530 such placements that would promise more
-# of them than this 4 % worked.
-POOL_FULL = 0.94
 # A job that wants many nodes is offered none, all, and a few numbers of new nodes between.
 WIDTHS_LIMIT = 5
-
-
-class Open(NamedTuple):
-    """A group that may take the job. `pool_free` is what its rollout nodes have to spare together, in nodes, for a
-    rollout that may roam; a negative number for any other.
-    """
-
-    free_usd: float
-    group: Group
-    pool_free: float
-
-
-FULLEST = itemgetter(0)
-
-
-class Newcomer(NamedTuple):
-    """A job that looks for a place, and both of its phases."""
-
-    member: Member
-    rollout: Seeker
-    train: Seeker
-
-    @staticmethod
-    def of(job: JobSpec, order: Order, cluster: Cluster) -> "Newcomer":
-        member = Member.of(job, NOWHERE)
-        rollout_room, train_room = cluster.rollout.node_type.room_bytes, cluster.train.node_type.room_bytes
-        return Newcomer(member, Seeker(member, ROLLOUT, order, rollout_room), Seeker(member, TRAIN, order, train_room))
-
-
-class Way(NamedTuple):
-    """How a group could take the job in, and how tight that is: on nodes out of these.
-
-    Without `rollout`, the rollout roams.
-    """
-
-    tight: int
-    group: Group
-    train: tuple[str, ...]
-    rollout: tuple[str, ...] | None
-
-
-TIGHTEST_LAST = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -165,13 +119,16 @@ class RollmuxPolicy:
         trail: Trail | None,
     ) -> None:
         """Plays the likeliest places with these new nodes, but for those that can't be the best."""
-        usd, member = added.added_usd_per_hour, newcomer.member
-        for group, placement in _placements(newcomer, added, candidates):
-            idle = idle_usd(group, snapshot.cluster, self.forecaster)
-            least = usd - _most_gained(member.job, placement, search.worths, idle)
+        usd, member, cluster = added.added_usd_per_hour, newcomer.member, snapshot.cluster
+        worths, wanted = search.worths, (member.job.rollout.nodes, member.job.train.nodes)
+        for group, rollout, train in places(newcomer, added, candidates, cluster):
+            idle = idle_usd(group, cluster, self.forecaster)
+            most = _most_gained(rollout, worths[ROLLOUT], wanted[0], idle)
+            least = usd - (most + _most_gained(train, worths[TRAIN], wanted[1], idle))
             if least >= search.below_usd:
                 search.outdone.append((group.id, added, least))
                 continue
+            placement = Placement(rollout, train)
             plan = packed(group, Member(member.job, placement, member.limit_s), added)
             search.tries -= 1
             if works(plan, snapshot, self.forecaster, trail, fits=_is_apart(placement)):
@@ -186,34 +143,35 @@ class RollmuxPolicy:
         return place_alone(job, snapshot, self.order, self.forecaster, trail)
 
     def _open(self, newcomer: Newcomer, snapshot: Snapshot, trail: Trail | None, below_usd: float) -> list[Open]:
-        """The groups that may take one more job, fullest first. The trail, if there is one, hears why others can't."""
+        """The groups that may take one more job. The trail, if there is one, hears why others can't."""
         member, rollout, train = newcomer
         least = None if trail is not None else self._least_burdens(member.job, snapshot)
-        roams = member.job.rollout_spares > 0
-        frozen, bears_company = snapshot.frozen, member.bears_company
+        roams, rollout_need, train_need = member.job.rollout_spares > 0, rollout.need, train.need
+        frozen, bears_company, max_group = snapshot.frozen, member.bears_company, self.max_group
         found: list[Open] = []
         closed: list[Closed] = []
         for group in snapshot.groups.values():
             if least is not None and (group.id in frozen or least(group) >= below_usd + USD_ROUNDING):
                 continue
-            if len(group.members) >= self.max_group:
-                closed.append((Verdict.FULL, group, len(group.members), self.max_group))
-                continue
-            hermit = group.hermit if bears_company else member
-            if hermit is not None:
+            members, hermit, free, of_rollout, of_train = group.glance
+            pool_free = free[0] if roams else -1.0
+            if members >= max_group:
+                closed.append((Verdict.FULL, group, members, max_group))
+            elif hermit is not None or not bears_company:
                 closed.append((Verdict.NO_SLACK, group, 0.0, 0.0))
-                continue
-            pool_free = group.free_shares[0] if roams else -1.0
-            if not (pool_free >= rollout.need or rollout.nodes(group)[1] or train.nodes(group)[1]):
-                needed = min(rollout.need, train.need)
-                closed.append((Verdict.SHARE, group, needed, max(group.free_shares)))
-            elif group.id in frozen:
+            elif not (
+                pool_free >= rollout_need
+                or (of_rollout[1] + rollout_need <= MOST and rollout.finds(group, of_rollout))
+                or (of_train[1] + train_need <= MOST and train.finds(group, of_train))
+            ):
+                closed.append((Verdict.SHARE, group, min(rollout_need, train_need), max(free)))
+            elif frozen and group.id in frozen:
                 closed.append((Verdict.FROZEN, group, 0.0, 0.0))
             else:
-                found.append(Open(group.free_usd(snapshot.cluster), group, pool_free))
-        found.sort(key=FULLEST)
+                nodes, rollout_share, train_share = of_rollout[0], of_rollout[1], of_train[1]  # by name takes longer
+                found.append((group, pool_free, nodes, rollout_share, train_share))
         if trail is not None:
-            _record(closed, member, snapshot, trail)
+            _record(closed, newcomer, trail)
         return found
 
     def _least_burdens(self, job: JobSpec, snapshot: Snapshot) -> Callable[[Group], float]:
@@ -234,71 +192,14 @@ class RollmuxPolicy:
         return least
 
 
-def _placements(newcomer: Newcomer, added: Widening, candidates: list[Open]) -> Iterator[tuple[Group, Placement]]:
-    """Every way to take the job in with these new nodes, the likeliest and fullest groups first."""
-    later: list[Way] = []
-    for each in candidates:
-        for way in _ways(newcomer, added, each):
-            if way.tight:
-                later.append(way)
-            else:
-                yield from _places(newcomer, added, way)
-    for way in sorted(later, key=TIGHTEST_LAST):  # of the like, the fullest first
-        yield from _places(newcomer, added, way)
-
-
-def _ways(newcomer: Newcomer, added: Widening, candidate: Open) -> list[Way]:
-    """How this group could take the job in with these new nodes.
-
-    A rollout that may roam over more than one node does so, and is pinned only where that is likelier by far.
-    """
-    _, group, pool_free = candidate
-    job = newcomer.member.job
-    old_rollout, old_train = job.rollout.nodes - len(added.rollout), job.train.nodes - len(added.train)
-    tight, train = newcomer.train.nodes(group) if old_train else NONE
-    if len(train) < old_train:
-        return []
-    found: list[Way] = []
-    nodes = len(group.rollout_nodes)
-    roams = pool_free >= 0 and nodes > old_rollout
-    if roams:
-        need = newcomer.member.share(ROLLOUT) * job.rollout.nodes - len(added.rollout)
-        load = 1 - (pool_free - need) / (nodes + len(added.rollout))
-        if load <= POOL_FULL:
-            found.append(Way(max(tight, crowded(load)), group, train, None))
-    rollout_tight, rollout = newcomer.rollout.nodes(group) if old_rollout else NONE
-    if len(rollout) >= old_rollout:
-        found.append(Way(max(tight, rollout_tight) + (roams and nodes > 1), group, train, rollout))
-    return found
-
-
-def _places(newcomer: Newcomer, added: Widening, way: Way) -> Iterator[tuple[Group, Placement]]:
-    """The placements of one way."""
-    job, group = newcomer.member.job, way.group
-    old_rollout, old_train = job.rollout.nodes - len(added.rollout), job.train.nodes - len(added.train)
-    for train in choices(way.train, group.uses, old_train):
-        if way.rollout is None:
-            pool = newcomer.rollout.pool(group)[: old_rollout + job.rollout_spares]
-            if len(pool) > old_rollout:
-                yield group, Placement(added.rollout + pool, train + added.train)
-            continue
-        for rollout in choices(way.rollout, group.uses, old_rollout):
-            yield group, Placement(rollout + added.rollout, train + added.train)
-
-
-def _most_gained(
-    job: JobSpec, placement: Placement, worths: Mapping[PhaseKind, float], idle_usd: Mapping[str, float]
-) -> float:
-    """What the placement may add to the worth of the work: on no node more than is now left undone there."""
-    most = 0.0
-    for kind, worth in worths.items():
-        nodes = placement.nodes(kind)
-        gained = 0.0
-        for node in nodes:
-            idle = idle_usd.get(node, worth)
-            gained += idle if idle < worth else worth
-        most += min(gained, worth * job.holds(kind, len(nodes)))
-    return most
+def _most_gained(nodes: tuple[str, ...], worth: float, wanted: int, idle_usd: Mapping[str, float]) -> float:
+    """What a phase may add to the worth of the work: on no node more than is now left undone there."""
+    gained = 0.0
+    for node in nodes:
+        idle = idle_usd.get(node, worth)
+        gained += idle if idle < worth else worth
+    most = worth * wanted
+    return gained if gained < most else most
 
 
 def _is_apart(placement: Placement) -> bool:
@@ -326,33 +227,29 @@ def _widths(wanted: int) -> list[int]:
 Closed = tuple[Verdict, Group, float, float]
 
 
-def _record(closed: list[Closed], member: Member, snapshot: Snapshot, trail: Trail) -> None:
+def _record(closed: list[Closed], newcomer: Newcomer, trail: Trail) -> None:
     """Leaves the closed groups in the trail: all of a few, or a count and the nearest miss of many."""
     if len(closed) <= TRAIL_LIMIT:
         for entry in closed:
-            trail.add(_as_candidate(entry, member, snapshot))
+            trail.add(_as_candidate(entry, newcomer))
         return
     for verdict in dict.fromkeys(entry[0] for entry in closed):
         alike = [entry for entry in closed if entry[0] is verdict]
         nearest = min(alike, key=lambda entry: entry[2] - entry[3])
-        trail.more[verdict] = (len(alike), _as_candidate(nearest, member, snapshot))
+        trail.more[verdict] = (len(alike), _as_candidate(nearest, newcomer))
 
 
-def _as_candidate(entry: Closed, member: Member, snapshot: Snapshot) -> Candidate:
+def _as_candidate(entry: Closed, newcomer: Newcomer) -> Candidate:
     verdict, group, value, limit = entry
     subject = ""
     if verdict is Verdict.NO_SLACK:
-        hermit = group.hermit if member.bears_company else member
+        hermit = group.hermit if newcomer.member.bears_company else newcomer.member
         subject = hermit.job.id if hermit is not None else ""
     if verdict is Verdict.SHARE:
-        cluster = snapshot.cluster
-        for kind, nodes, pool in (
-            (ROLLOUT, group.rollout_nodes, cluster.rollout),
-            (TRAIN, group.train_nodes, cluster.train),
-        ):
-            room, phase = pool.node_type.room_bytes, member.job.phase(kind)
-            for node in nodes:
-                needed = group.uses[node].host_bytes_with(phase)
-                if needed > room and group.uses[node].spare_with(member.tenant(kind, group.order)) >= 0:
-                    verdict, subject, value, limit = Verdict.MEMORY, node, needed, room
+        _, _, _, of_rollout, of_train = group.glance
+        for phase, outline in ((newcomer.rollout, of_rollout), (newcomer.train, of_train)):
+            short = phase.short_of_memory(group, outline)
+            if short is not None:
+                verdict = Verdict.MEMORY
+                subject, value, limit = short
     return Candidate(group.id, Strategy.DIRECT, 0.0, verdict, subject, value, limit)

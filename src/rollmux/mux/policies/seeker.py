@@ -1,6 +1,6 @@
 """Which nodes of a group a phase would find room on, and how likely it is that the group works with it there."""
 
-from rollmux.mux.group import Group
+from rollmux.mux.group import Group, Outline
 from rollmux.mux.job import PhaseKind
 from rollmux.mux.order import Order
 from rollmux.mux.placed import ROUNDING, TRAIN, Member
@@ -13,6 +13,9 @@ TIGHT_SPARE = 0.03
 # How tight the likeliest of some nodes is, and all of them, those that cost the least waiting first.
 Fitting = tuple[int, tuple[str, ...]]
 NONE: Fitting = (0, ())
+NEVER = 5  # tighter than any way is
+# SLOs may need all of a node's time.
+MOST = 1 + ROUNDING
 
 
 class Seeker:
@@ -21,13 +24,14 @@ class Seeker:
     Which nodes of a group those are is found when it is first asked.
     """
 
-    __slots__ = ("_found", "_is_train", "_phase", "_room", "_tenant", "_weighs", "need")
+    __slots__ = ("_found", "_hurries", "_is_train", "_phase", "_room", "_tenant", "_weighs", "need")
 
     def __init__(self, member: Member, kind: PhaseKind, order: Order, room: int) -> None:
         self._is_train, self._room = kind is TRAIN, room
         self._tenant, self._phase = member.tenant(kind, order), member.job.phase(kind)
         self._weighs = self._phase.resident_bytes > 0 or self._phase.transient_bytes > 0
         self.need = self._tenant.phase_s / member.limit_s
+        self._hurries = self._tenant.spare < TIGHT_SPARE
         self._found: dict[str, Fitting] = {}
 
     def nodes(self, group: Group) -> Fitting:
@@ -37,6 +41,32 @@ class Seeker:
             found = self._found[group.id] = self._nodes(group)
         return found
 
+    def finds(self, group: Group, outline: Outline) -> bool:
+        """Whether a group with a node that has the time has one for it: what holds of all its nodes mostly says so."""
+        _, _, spare, longest_s, soonest_s, _ = outline
+        _, _, _, blocks_s, away_s, _, _, own = self._tenant
+        nobody_waits = blocks_s <= soonest_s and longest_s <= away_s
+        return (nobody_waits and spare >= 0 and own >= 0 and not self._weighs) or bool(self.nodes(group)[1])
+
+    def short_of_memory(self, group: Group, outline: Outline) -> tuple[str, int, int] | None:
+        """The last of the group's nodes that has the time but not the memory for it: (node, needed, room)."""
+        found, phase, room = None, self._phase, self._room
+        if outline.host_bytes + phase.resident_bytes + phase.transient_bytes <= room:
+            return None
+        for node, use, *_ in group.train_rows if self._is_train else group.rollout_rows:
+            needed = use.host_bytes_with(phase)
+            if needed > room and use.spare_with(self._tenant) >= 0:
+                found = node, needed, room
+        return found
+
+    def least_tight(self, share: float) -> int:
+        """How tight the likeliest of some nodes is at least, if SLOs need no less than this of the time of any."""
+        taken = share + self.need
+        if taken > MOST:
+            return NEVER
+        some, much = CROWDED
+        return (taken > some) + (taken > much) + self._hurries
+
     def pool(self, group: Group) -> tuple[str, ...]:
         """The group's rollout nodes with the memory for it, those with the fewest tenants first."""
         if not self._weighs:
@@ -45,15 +75,13 @@ class Seeker:
         return tuple([node for node in group.least_crowded if uses[node].host_bytes_with(phase) <= self._room])
 
     def _nodes(self, group: Group) -> Fitting:
-        need, room, most = self.need, self._room, 1 + ROUNDING
-        if group.emptiest[self._is_train] + need > most:  # so it is with most groups of many
-            return NONE
+        need, room = self.need, self._room
         _, _, _, blocks_s, away_s, _, _, own = self._tenant
         some, much = CROWDED
         found = []
         for node, use, share, spare, longest_s, soonest_s in group.train_rows if self._is_train else group.rollout_rows:
             taken = share + need
-            if taken > most or (self._weighs and use.host_bytes_with(self._phase) > room):
+            if taken > MOST or (self._weighs and use.host_bytes_with(self._phase) > room):
                 continue
             left = own if own < spare else spare
             if blocks_s > soonest_s or longest_s > away_s:  # somebody waits for somebody: not just the least of both
@@ -63,8 +91,10 @@ class Seeker:
                 found.append(((taken > some) + (taken > much) + (left < TIGHT_SPARE), -left, node))
         if not found:
             return NONE
-        if len(found) > 1:
-            found.sort()
+        if len(found) == 1:
+            ((tight, _, node),) = found
+            return tight, (node,)
+        found.sort()
         return found[0][0], tuple([node for _, _, node in found])
 
 
