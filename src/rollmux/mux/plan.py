@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from rollmux.errors import InvariantViolated
 from rollmux.mux.forecast import Forecaster
@@ -66,8 +67,7 @@ class Verdict(Enum):
     NO_NODES = "no nodes"
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One thing that was tried: where, what it would add per hour, and what came of it.
 
     `subject` is the node or job that decided; `value` and `limit` are the two numbers compared.

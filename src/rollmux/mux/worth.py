@@ -20,6 +20,7 @@ WORTH = 1.2
 
 
 Priced = tuple[Cluster, dict[PhaseKind, float], float]
+Done = list[tuple[float, tuple[str, ...]]]
 
 
 def worth_by_phase(job: JobSpec, cluster: Cluster) -> dict[PhaseKind, float]:
@@ -84,9 +85,12 @@ def most_idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> tup
     return known[1]
 
 
-def _done_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> list[tuple[float, tuple[str, ...]]]:
+def _done_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> Done:
     """What each phase does in an hour on each of its nodes."""
-    done = []
+    known: tuple[Cluster, Done] | None = group.__dict__.get("_done")
+    if known is not None and known[0] is cluster:
+        return known[1]
+    done: Done = []
     paces = forecaster.trial(group).iteration_s if group.members else ()
     for member, pace in zip(group.members, paces, strict=True):
         job, placement = member.job, member.placement
@@ -95,6 +99,7 @@ def _done_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> list[tu
         rollout = placement.rollout  # of which one that roams uses each as much as the others, in the long run
         done.append((worths[ROLLOUT] * speed * job.holds(ROLLOUT, len(rollout)) / len(rollout), rollout))
         done.append((worths[TRAIN] * speed, placement.train))
+    group.__dict__["_done"] = cluster, done
     return done
 
 
