@@ -58,6 +58,7 @@ def test_to_look_into_the_likeliest_groups_alone_changes_no_decision(groups: lis
     assert repr(RollmuxPolicy().place(job, before)) == repr(expected)
 
 
+@settings(max_examples=examples(1500))
 @given(group=GROUPS, job=JOBS, room=st.sampled_from((200, 400, 1000)))
 def test_what_holds_of_all_nodes_says_what_a_look_at_each_would_say(group: Group, job: JobSpec, room: int) -> None:
     newcomer = Member.of(job, Placement((), ()))
