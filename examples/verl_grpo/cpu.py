@@ -19,7 +19,7 @@ from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
 from verl.workers.rollout.replica import RolloutMode, RolloutReplica, RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from rollmux.runtime.engine import Ended, GenerationRequest, Limits
+from rollmux.runtime.engine import Ended, FinishReason, GenerationRequest, Limits
 from rollmux.runtime.engine.slots import slots
 
 
@@ -110,19 +110,34 @@ class SlotsServer:
         self.waiting[request_id] = asyncio.get_running_loop().create_future()
         if self.working is None or self.working.done():
             self.working = asyncio.create_task(self._work())
-        return await self.waiting[request_id]
+        try:
+            return await self.waiting[request_id]
+        except asyncio.CancelledError:  # as vLLM's servers do
+            self.engine.cancel([request_id])
+            raise
 
     async def _work(self) -> None:
-        while self.engine.unfinished:
+        while self.waiting:
             await asyncio.sleep(0)  # who asks meanwhile is decoded with the others
             for event in self.engine.step():
                 if isinstance(event, Ended):
-                    drawn, steps = event.response, {"global_steps": self.engine.version}
-                    output = TokenOutput(
-                        token_ids=list(drawn.tokens), log_probs=list(drawn.logprobs), stop_reason="completed",
-                        extra_fields=steps,
-                    )  # fmt: skip
-                    self.waiting.pop(event.id).set_result(output)
+                    self._answer(event)
+
+    def _answer(self, event: Ended) -> None:
+        drawn, asked = event.response, self.waiting.pop(event.id)
+        if not asked.cancelled():
+            output = TokenOutput(
+                token_ids=list(drawn.tokens), log_probs=list(drawn.logprobs),
+                stop_reason="aborted" if event.reason is FinishReason.CANCELLED else "completed",
+                extra_fields={"global_steps": self.engine.version},
+            )  # fmt: skip
+            asked.set_result(output)
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        self.engine.cancel(self.waiting)
+        await asyncio.gather(*self.waiting.values(), return_exceptions=True)
+
+    async def resume_generation(self) -> None: ...
 
     async def update(self, version: int, weights: dict[str, torch.Tensor]) -> None:
         if version > self.engine.version:
@@ -156,13 +171,15 @@ class SlotsWeights(BaseRollout):
         taken = {name: tensor.clone() async for name, tensor in ensure_async_iterator(weights)}
         await ray.get_actor("slots_0").update.remote(global_steps, taken)
 
-    async def resume(self, tags: list[str]) -> None: ...
+    async def resume(self, tags: list[str]) -> None:
+        await ray.get_actor("slots_0").wake_up.remote()
 
     async def release(self) -> None: ...
 
 
 for name in ("empty_cache", "max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
     setattr(torch.cpu, name, lambda *_: 0)
+vars(torch.cpu)["set_rng_state"] = torch.set_rng_state  # asked of the device where a checkpoint is read
 set_platform(Processor())
 if (
     "WG_PREFIX" in os.environ
