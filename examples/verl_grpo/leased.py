@@ -19,7 +19,7 @@ from torch import Tensor
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineManager, CheckpointEngineRegistry
 from verl.trainer.ppo.v1 import PPOTrainer, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
+from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
 
 import rollmux
@@ -90,16 +90,13 @@ class Leased(PPOTrainer):
 
     def _setup(self) -> None:
         super()._setup()
-        self.servers = Servers.create(config=self.config)
+        self.llm_server_manager = Servers.create(config=self.config)
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
-        replicas = self.servers.get_replicas()
+        replicas = self.llm_server_manager.get_replicas()
         manager = CheckpointEngineManager(engine, self.actor_rollout_wg, replicas)
         self.drawing = SimpleNamespace(load=manager.wake_up_replicas, offload=manager.sleep_replicas)
         moves = [self.actor_rollout_wg.to, *([self.critic_wg.to] if self.use_critic else [])]
         self.learning = [SimpleNamespace(load=partial(to, "device"), offload=partial(to, "cpu")) for to in moves]
-
-    def get_llm_client(self) -> LLMServerClient:
-        return self.servers.get_client()
 
     def on_init_end(self) -> None:
         self._write_weights()
@@ -130,7 +127,7 @@ class Leased(PPOTrainer):
         if self.leased != "rollout":
             self._enter("rollout", self.drawing)
             if self.drawn_with != self.written:
-                workers = [worker for replica in self.servers.get_replicas() for worker in replica.workers]
+                workers = [worker for replica in self.llm_server_manager.get_replicas() for worker in replica.workers]
                 ray.get([worker.update_weights.remote(global_steps=self.written) for worker in workers])
                 self.drawn_with = self.written
 
