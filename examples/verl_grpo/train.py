@@ -52,6 +52,13 @@ def make_questions(file: Path) -> None:
     file.write_text("".join(json.dumps(question) + "\n" for question in questions))
 
 
+def tail(found: dict[str, float]) -> str:
+    """How many prompts wait after the step, how many responses lost, and how old the weights were that drew others."""
+    stale = found["training/off_policy/trajectory_staleness_worst/max"]
+    waiting, aborted = (found[f"tail_batching/{name}"] for name in ("waiting", "aborted"))
+    return f"  waiting {waiting:.0f}  aborted {aborted:3.0f}  stale {stale:.0f}"
+
+
 def main(name: str, seed: int, *more: str) -> None:
     folder = Path(tempfile.mkdtemp())
     make_model(folder / "model", seed)
@@ -67,7 +74,7 @@ def main(name: str, seed: int, *more: str) -> None:
         "actor_rollout_ref.rollout.n": GROUP,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
         "actor_rollout_ref.rollout.agent.num_workers": 1,
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": PROMPTS * GROUP,
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": GROUP,
         "actor_rollout_ref.model.path": folder / "model",
         "actor_rollout_ref.model.use_remove_padding": False,
         "actor_rollout_ref.model.enable_gradient_checkpointing": False,
@@ -78,7 +85,7 @@ def main(name: str, seed: int, *more: str) -> None:
         "+actor_rollout_ref.actor.fsdp_config.mixed_precision": "{param_dtype: fp32, reduce_dtype: fp32}",
         "actor_rollout_ref.actor.optim.lr": 0.01,
         "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS,
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": PROMPTS * GROUP,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": GROUP,
         "algorithm.adv_estimator": "grpo",
         "data.train_files": folder / "questions.jsonl",
         "data.val_files": folder / "questions.jsonl",
@@ -105,7 +112,7 @@ def main(name: str, seed: int, *more: str) -> None:
         "hydra.run.dir": folder,
     }
     os.environ |= {
-        "VERL_USE_EXTERNAL_MODULES": "cpu,leased",
+        "VERL_USE_EXTERNAL_MODULES": "cpu,leased,tail_batching",
         "VERL_ENGINE_DEVICE": "cuda",  # its FSDP engine is registered for no other, and asks the platform for the rest
         "VERL_FILE_LOGGER_PATH": str(folder / "log"),
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -120,7 +127,8 @@ def main(name: str, seed: int, *more: str) -> None:
     for line in (folder / "log").read_text().splitlines():
         step, found = json.loads(line).values()
         if "critic/score/mean" in found:  # no validation before the first step
-            print(f"step {step:2}  reward {found['critic/score/mean']:.3f}  gradient {found['actor/grad_norm']:.4f}")
+            said = f"step {step:2}  reward {found['critic/score/mean']:.3f}  gradient {found['actor/grad_norm']:.4f}"
+            print(said + (tail(found) if "tail_batching/waiting" in found else ""))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,450 @@
+"""Tail batching for veRL's synchronous trainers: `trainer.v1.trainer_mode=tail_batching_sync`, with this module among
+`VERL_USE_EXTERNAL_MODULES`, or `tail_batching_leased` with `leased` before it.
+
+Invariants: what a step trains was drawn whole, in that step; each prompt that is drawn is trained once, also by a job
+that was stopped and goes on from a checkpoint; when a rollout is over, the servers are idle.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from rollmux.packer import (
+    Abort,
+    Batch,
+    Batching,
+    DataEnded,
+    DataResumed,
+    Draw,
+    Event,
+    Launch,
+    Prompt,
+    PromptDrawn,
+    Race,
+    Request,
+    Response,
+    ResponseFailed,
+    ResponseGenerated,
+    ResponseRewarded,
+    RoundComplete,
+    RoundKind,
+    RoundStarted,
+    TailBatcher,
+)
+
+Row = Any  # a prompt as veRL's dataloader gives it: a TensorDict of one
+
+MOST_FAILURES = 10  # in a rollout, for each response that is trained: more are no accident
+ASK_AGAIN_S = 1.0  # a server that did not know the request yet is told again to stop it
+REQUESTS = "__requests__"  # beside a prompt: which of its responses are to be drawn
+FILE = "tail_batching.pt"  # in each checkpoint
+TAKEN = (
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+    "skip.rollout_tq.enable",
+    "trainer.tail_batching.quotas",
+    "trainer.v1.sampler.custom_sampler.path",
+    "trainer.v1.sync.parameter_sync_step",
+)
+
+
+def batching(config: DictConfig) -> Batching:
+    """veRL's own settings, and `trainer.tail_batching`. Without `eta_responses` only prompts race."""
+    for key in TAKEN:
+        if OmegaConf.select(config, key):
+            raise ValueError(f"{key} does not go with tail batching: leave it out")
+    said = OmegaConf.to_container(config.trainer.get("tail_batching") or OmegaConf.create())
+    settings: dict[str, Any] = {"eta_responses": 1.0} | said
+    race = Race(settings.pop("race", Race.REWARDED.value))
+    return Batching(config.data.train_batch_size, config.actor_rollout_ref.rollout.n, race=race, **settings)
+
+
+def metric_of_filter(config: DictConfig) -> str | None:
+    """What `algorithm.filter_groups` looks at, if it is asked for: a prompt is refused if all have the same."""
+    groups = config.algorithm.get("filter_groups")
+    return groups.metric if groups is not None and groups.enable else None
+
+
+def differ(responses: tuple[Response, ...]) -> bool:
+    return len(responses) == 1 or len({each.reward for each in responses}) > 1
+
+
+class Prompts:
+    """The batcher, and the prompts that are not at their end as the data gave them: they are saved together."""
+
+    def __init__(self, terms: Batching, is_filtered: bool, fetch: Callable[[], Row], epoch: int) -> None:
+        self._terms, self._keep = terms, differ if is_filtered else None
+        self._fetch, self._epoch = fetch, epoch  # an epoch has so many prompts
+        self.batcher = TailBatcher(terms, self._keep)
+        self.rows: dict[Prompt, Row] = {}
+        self._drawn = 0  # so far, in all epochs
+        self._has_ended = False  # what there is to draw, for the batcher
+        self._wanted = 0  # prompts, from the present step to the last
+
+    def begin(self, steps: int) -> list[Event]:
+        """A rollout starts, with so many steps to come. The data go on where the job was to end before."""
+        self._wanted = steps * self._terms.prompts
+        return [*(self.resume() if self._waiting < self._wanted else ()), RoundStarted()]
+
+    def resume(self) -> list[Event]:
+        """There are data, whatever was said: one more may be wanted."""
+        had_ended, self._has_ended = self._has_ended, False
+        return [DataResumed()] if had_ended else []
+
+    def draw(self, count: int, drawn: list[Event]) -> None:
+        """The next prompts of the data, beside those drawn, but no more than the steps to come will train."""
+        for _ in range(count):
+            if self._has_ended:
+                return
+            if self._keep is None and self._waiting + len(drawn) >= self._wanted:  # a filter may want any number
+                self._has_ended = True
+                drawn.append(DataEnded())
+                return
+            prompt = Prompt(*divmod(self._drawn, self._epoch))
+            self._drawn += 1
+            self.rows[prompt] = self._fetch()
+            drawn.append(PromptDrawn(prompt))
+
+    @property
+    def _waiting(self) -> int:
+        """Prompts that the batcher knows of and that are not at their end."""
+        return sum(each.waiting for each in self.batcher.accounts().values())
+
+    def uid(self, prompt: Prompt) -> str:
+        """What veRL calls it."""
+        (uid,) = self.rows[prompt]["uid"]
+        return str(uid)
+
+    def end(self, batch: Batch) -> None:
+        """What is at its end is forgotten."""
+        trained, failed = ([each.prompt for each in ended] for ended in (batch.prompts, batch.failed_prompts))
+        for prompt in (*trained, *failed, *batch.filtered):
+            del self.rows[prompt]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "batcher": self.batcher.state(),
+            "rows": [(each.epoch, each.id, row) for each, row in self.rows.items()],
+            "drawn": self._drawn,
+            "has_ended": self._has_ended,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.batcher = TailBatcher.from_state(self._terms, state["batcher"], self._keep)
+        self.rows = {Prompt(epoch, place): row for epoch, place, row in state["rows"]}
+        self._drawn, self._has_ended = state["drawn"], state["has_ended"]
+
+
+class Client(LLMServerClient):
+    """Asks servers for responses, and has them stop what is given up: veRL's own lets them go on."""
+
+    def __init__(self, config: DictConfig, load_balancer: Any) -> None:
+        super().__init__(config, load_balancer)
+        is_sglang = config.actor_rollout_ref.rollout.name == "sglang"
+        self._http = httpx.AsyncClient(timeout=None, trust_env=False) if is_sglang else None
+
+    async def _acquire_server(self, request_id: str, **more: Any) -> tuple[str, Any]:
+        asked = asyncio.ensure_future(super()._acquire_server(request_id, **more))
+        try:
+            name, server = await asyncio.shield(asked)
+        except asyncio.CancelledError:  # it is ours all the same, and would count as busy for ever
+            name, _ = await asked
+            self._release_server(name, request_id)
+            raise
+        return name, SimpleNamespace(generate=SimpleNamespace(remote=partial(self._draw, name, server)))
+
+    async def _draw(self, name: str, server: Any, request_id: str, **asked: Any) -> TokenOutput:
+        drawing = server.generate.remote(request_id=request_id, **asked)
+        try:
+            output = await drawing
+        except asyncio.CancelledError:
+            await self._stop(name, request_id, drawing)
+            raise
+        if output.stop_reason in {"abort", "aborted"}:
+            raise RuntimeError("the server has given the response up")
+        return output
+
+    async def _stop(self, name: str, request_id: str, drawing: Any) -> None:
+        """Until the server has stopped. SGLang's would go on where a call is cancelled, and is told which it was."""
+        over = asyncio.wrap_future(drawing.future())
+        over.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will ask
+        while not over.done():
+            if self._http is not None:
+                await self._http.post(f"http://{name}/abort_request", json={"rid": request_id})
+            else:
+                ray.cancel(drawing)
+            await asyncio.wait([over], timeout=ASK_AGAIN_S)
+
+
+class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # what Ray has wrapped
+    """Tells what becomes of each response as it happens, and gives up those that it is told to."""
+
+    def __init__(self, config: DictConfig, llm_client: LLMServerClient, *more: Any) -> None:
+        super().__init__(config, Client(config, llm_client._load_balancer), *more)
+        self._metric = metric_of_filter(config) or "reward"
+        self._drawing: dict[Any, Request] = {}  # tasks, as long as they can be given up
+        self._lost: set[Request] = set()
+        self._news: list[Event] = []
+        self._has_news = asyncio.Event()
+
+    async def news(self) -> list[Event]:
+        """What has happened since this was last asked, once there is something."""
+        await self._has_news.wait()
+        self._has_news.clear()
+        told, self._news = self._news, []
+        return told
+
+    async def abort(self, requests: tuple[Request, ...]) -> None:
+        """Those of the requests that are drawn here, or will be, are given up."""
+        self._lost.update(requests)
+        for task in [task for task, request in self._drawing.items() if request in self._lost]:
+            del self._drawing[task]  # once: cancelled again, it would not wait for its server
+            task.cancel()
+
+    async def settle(self) -> None:
+        """Returns when nothing is under way any more. What was told of the rollout and not heard comes too late."""
+        await asyncio.gather(*self.background_tasks)
+        self._lost.clear()
+        self._news.clear()
+        self._has_news.clear()
+
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **prompt: Any
+    ) -> None:
+        if trajectory["validate"]:
+            await super()._run_agent_loop(sampling_params, trajectory, session_id=session_id, **prompt)
+            return
+        request = prompt.pop(REQUESTS)[session_id]
+        if request in self._lost:
+            return
+        task = asyncio.current_task()
+        self._drawing[task] = request
+        try:
+            await super()._run_agent_loop(sampling_params, trajectory, session_id=request.sample, **prompt)
+        except asyncio.CancelledError:
+            if request not in self._lost:
+                raise
+        except Exception as error:
+            self._tell(ResponseFailed(request, repr(error)))
+            raise  # veRL logs it
+        finally:
+            self._drawing.pop(task, None)
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **prompt: Any) -> None:
+        request = self._drawing.get(asyncio.current_task())
+        if request is None:  # a validation
+            await super()._agent_loop_postprocess(output, validate, **prompt)
+            return
+        outputs = output if isinstance(output, list) else [output]
+        if not outputs:
+            raise ValueError("the agent loop has given no output")
+        self._tell(ResponseGenerated(request, sum(len(each.response_ids) for each in outputs)))
+        await super()._agent_loop_postprocess(output, validate, **prompt)
+        self._tell(ResponseRewarded(request, self._reward(outputs[-1])))
+
+    async def _compute_teacher_logprobs(self, *given: Any, **more: Any) -> None:
+        """The last thing before the response is put away: that is not broken off, or half of it would be there."""
+        await super()._compute_teacher_logprobs(*given, **more)
+        self._drawing.pop(asyncio.current_task(), None)
+
+    def _reward(self, output: Any) -> float:
+        if self.reward_loop_worker_handles is None:
+            return 0.0  # a model on the trainer's devices scores the batch, later
+        extra, metric = output.extra_fields["reward_extra_info"], self._metric
+        reward = output.reward_score if metric == "reward" else extra[metric]
+        if not isfinite(reward):
+            raise ValueError(f"a {metric} of {reward}")
+        return float(reward)
+
+    def _tell(self, event: Event) -> None:
+        self._news.append(event)
+        self._has_news.set()
+
+
+class Manager(AgentLoopManagerTQ):
+    """The workers, as one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(Worker)
+        self._listening: dict[Any, Any] = {}
+
+    def news(self) -> list[Event]:
+        """What has happened to responses, once there is something."""
+        for worker in set(self.agent_loop_workers) - set(self._listening.values()):
+            self._listening[worker.news.remote()] = worker
+        (first,), _ = ray.wait(list(self._listening), num_returns=1)
+        del self._listening[first]
+        told: list[Event] = ray.get(first)
+        return told
+
+    def abort(self, requests: tuple[Request, ...]) -> None:
+        ray.get([worker.abort.remote(requests) for worker in self.agent_loop_workers])
+
+    def settle(self) -> None:
+        ray.get([worker.settle.remote() for worker in self.agent_loop_workers])
+
+
+class Rollouts:
+    """In the place of veRL's replay buffer: the batcher says what is wanted, and the workers draw it."""
+
+    def __init__(self, trainer: "TailBatching", buffer: Any) -> None:
+        self._trainer, self._buffer = trainer, buffer
+        self._failures = 0  # in the rollout under way
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, float]]:
+        if partition_id == "train":
+            return self._roll_out()
+        found: tuple[KVBatchMeta, dict[str, float]] = self._buffer.sample(
+            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
+        )
+        return found
+
+    def _roll_out(self) -> tuple[KVBatchMeta, dict[str, float]]:
+        trainer, prompts = self._trainer, self._trainer.prompts
+        self._failures = 0
+        last = min(trainer.total_training_steps, trainer.steps_per_epoch * trainer.config.trainer.total_epochs)
+        batch = self._tell(*prompts.begin(last - trainer.global_steps + 1))
+        while batch is None:
+            batch = self._happened(trainer.agent_loop_manager.news())
+        asyncio.run(stopped(trainer.llm_server_manager.get_replicas()))
+        trainer.agent_loop_manager.settle()
+        stored = _stored(batch, prompts)
+        prompts.end(batch)
+        return stored, metrics(batch, prompts.batcher)
+
+    def _happened(self, events: list[Event]) -> Batch | None:
+        """A prompt that is given up is replaced, though no more was to be drawn."""
+        terms, fail = self._trainer.terms, [event.why for event in events if isinstance(event, ResponseFailed)]
+        self._failures += len(fail)
+        if self._failures > MOST_FAILURES * terms.prompts * terms.responses:
+            raise RuntimeError(
+                f"{MOST_FAILURES} times as many failures as responses in one rollout, the last: {fail[-1]}"
+            )
+        return self._tell(*(self._trainer.prompts.resume() if fail else ()), *events)
+
+    def _tell(self, *events: Event) -> Batch | None:
+        """The batch, once it is complete."""
+        prompts, complete = self._trainer.prompts, None
+        while events:
+            follows: list[Event] = []
+            launched: dict[Prompt, list[Request]] = {}
+            for command in prompts.batcher.handle(*events):
+                match command:
+                    case Draw(count=count):
+                        prompts.draw(count, follows)
+                    case Launch(request=request):
+                        launched.setdefault(request.prompt, []).append(request)
+                    case Abort(requests=requests):
+                        self._trainer.agent_loop_manager.abort(requests)
+                    case RoundComplete(batch=batch):
+                        complete = batch
+            if launched:
+                self._trainer.launch(launched)
+            events = tuple(follows)
+        return complete
+
+
+def _stored(batch: Batch, prompts: Prompts) -> KVBatchMeta:
+    """Where what is trained is stored. What has lost is stored no longer."""
+    tags: dict[str, Any] = (tq.kv_list("train") or {}).get("train", {})
+    requests = [each.request for trained in batch.prompts for each in trained.responses]
+    places = {f"{prompts.uid(each.prompt)}_{each.sample}": place for place, each in enumerate(requests)}
+    parts = {key: key.rpartition("_") for key in tags}  # a response of an agent may come in several
+    won = [(places[response], int(part), key) for key, (response, _, part) in parts.items() if response in places]
+    keys = [key for *_, key in sorted(won)]
+    lost = list(tags.keys() - set(keys))
+    if lost:
+        tq.kv_clear(keys=lost, partition_id="train")
+    return KVBatchMeta(partition_id="train", keys=keys, tags=[tags[key] for key in keys])
+
+
+class TailBatching(PPOTrainer):
+    """What is added to a trainer that samples as the synchronous one does."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.terms = batching(config)
+        with open_dict(config):
+            config.data.gen_batch_size = 1  # a prompt is drawn alone
+            config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = f"{__name__}.{Manager.__name__}"
+        config.trainer.v1.trainer_mode = "sync"  # whoever asks for the name means that
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> Rollouts:
+        return Rollouts(self, super()._build_replay_buffer())
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        is_filtered = metric_of_filter(self.config) is not None
+        self.prompts = Prompts(self.terms, is_filtered, self._fetch_one_gen_batch, len(self.train_dataloader))
+
+    def _save_checkpoint(self) -> None:
+        folder = Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(self.prompts.state(), folder / FILE)
+        super()._save_checkpoint()  # whose last word makes the folder a checkpoint
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if not self.global_steps:
+            return
+        trainer = self.config.trainer
+        is_named = trainer.resume_mode == "resume_path"
+        latest = Path(trainer.default_local_dir, f"global_step_{self.global_steps}")
+        file = (Path(trainer.resume_from_path) if is_named else latest) / FILE
+        if not file.exists():  # the data would stand at a batch, and are drawn by prompts
+            raise FileNotFoundError(f"{file}: a job goes on with tail batching only where it began with it")
+        self.prompts.restore(torch.load(file, weights_only=False))
+
+    def prepare_step(self) -> dict[str, float]:
+        return {}  # the rollout draws its prompts
+
+    def launch(self, launched: dict[Prompt, list[Request]]) -> None:
+        """The workers draw these responses of these prompts."""
+        rows = tu.concat_tensordict([self.prompts.rows[prompt] for prompt in launched])
+        tu.assign_non_tensor_stack(rows, "__rollout_n__", [len(requests) for requests in launched.values()])
+        tu.assign_non_tensor_stack(rows, REQUESTS, list(launched.values()))
+        tu.assign_non_tensor_data(rows, "global_steps", self.global_steps)
+        self._submit_batch_to_rollout(rows)
+
+
+async def stopped(replicas: list[Any]) -> None:
+    """The servers are idle, and can be asked again. Most had nothing left to stop."""
+    await asyncio.gather(*(each.abort_all_requests() for each in replicas))
+    await asyncio.gather(*(each.resume_generation() for each in replicas))
+
+
+def metrics(batch: Batch, batcher: TailBatcher) -> dict[str, float]:
+    """What veRL's trackers hear of a rollout."""
+    counts = {
+        "long": batch.kind is RoundKind.LONG,
+        "deferred": len(batch.deferred),
+        "waiting": batcher.queued,
+        "filtered": len(batch.filtered),
+        "aborted": batch.aborted,
+        "failed": batch.failed,
+        "wasted_tokens": batch.wasted_tokens,
+    }
+    return {f"tail_batching/{name}": float(count) for name, count in counts.items()}
+
+
+for mode in TRAINER_REGISTRY.keys() & {"sync", "leased"}:
+    register_trainer(f"tail_batching_{mode}")(
+        type(f"TailBatching{mode.title()}", (TailBatching, TRAINER_REGISTRY[mode]), {})
+    )
