@@ -85,16 +85,20 @@ class Processor(PlatformBase):
 
 
 class SlotsServer:
-    """One rollout server: `slots` beside requests that come one by one and are decoded together."""
+    """One rollout server: `slots` beside requests that come one by one and are decoded together.
 
-    def __init__(self, path: str, mode: RolloutMode, length: int, most: int) -> None:
+    `token_s` has it wait before each token, where a large model would compute.
+    """
+
+    def __init__(self, path: str, mode: RolloutMode, length: int, most: int, token_s: float = 0.0) -> None:
         torch.set_num_threads(1)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self.engine = slots(model, Limits(room_tokens=64 * most, max_running=most))
-        self.mode, self.length, self.stop = mode, length, model.config.eos_token_id
+        self.mode, self.length, self.stop, self.token_s = mode, length, model.config.eos_token_id, token_s
         self.waiting: dict[str, asyncio.Future[TokenOutput]] = {}
         self.lots: Counter[tuple[int, ...]] = Counter()  # a prompt's responses are drawn one by one, whoever asks first
         self.working: asyncio.Task[None] | None = None
+        self.given_up: list[int] = []  # how far responses had come that nobody wanted any more, since the last weights
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: object
@@ -113,12 +117,14 @@ class SlotsServer:
         try:
             return await self.waiting[request_id]
         except asyncio.CancelledError:  # as vLLM's servers do
-            self.engine.cancel([request_id])
+            for left in self.engine.export([request_id]):
+                self.given_up.append(len(left.response.tokens))
+                del self.waiting[request_id]
             raise
 
     async def _work(self) -> None:
         while self.waiting:
-            await asyncio.sleep(0)  # who asks meanwhile is decoded with the others
+            await asyncio.sleep(self.token_s)  # who asks meanwhile is decoded with the others
             for event in self.engine.step():
                 if isinstance(event, Ended):
                     self._answer(event)
@@ -143,6 +149,9 @@ class SlotsServer:
         if version > self.engine.version:
             self.engine.update(version, weights)
         self.lots.clear()
+        if self.given_up:
+            print(f"version {version}: {len(self.given_up)} responses were given up after {sum(self.given_up)} tokens")
+            self.given_up.clear()
 
     async def sleep(self) -> None:
         if self.mode is not RolloutMode.STANDALONE:  # as veRL's servers do
@@ -155,10 +164,11 @@ class SlotsServer:
 class SlotsReplica(RolloutReplica):
     async def launch_servers(self) -> None:
         limits = (self.config.response_length, self.config.max_num_seqs)
+        pace = self.config.engine_kwargs.get("slots", {})
         server = ray.remote(num_cpus=0)(SlotsServer).options(
             name=f"slots_{self.replica_rank}", max_concurrency=self.max_concurrency
         )
-        self.servers = [server.remote(self.model_config.path, self.rollout_mode, *limits)]
+        self.servers = [server.remote(self.model_config.path, self.rollout_mode, *limits, **pace)]
         self._server_handle, self._server_address = self.servers[0], f"slots_{self.replica_rank}"
 
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmux.errors import InvalidSpec
@@ -25,6 +25,7 @@ from rollmux.packer import Account, Prompt, Request
 from tests.examples import ray_stand_in as beneath
 from tests.examples import verl_stand_in as verl
 from tests.examples.playing import EXAMPLES
+from tests.thorough import examples
 
 PROMPTS, EPOCHS, BATCH, GROUP = 20, 2, 4, 2
 STEPS = PROMPTS * EPOCHS // BATCH
@@ -75,7 +76,7 @@ async def turns(count: int) -> None:
 
 
 @contextmanager
-def a_job(folder: Path, server: str = "vllm", **settings: Any) -> Iterator[Job]:
+def a_job(folder: Path, server: str = "vllm", **batching: Any) -> Iterator[Job]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         verl.install(monkeypatch)
         name = "verl_tail_batching"
@@ -87,7 +88,7 @@ def a_job(folder: Path, server: str = "vllm", **settings: Any) -> Iterator[Job]:
         vars(example)["ASK_AGAIN_S"] = 0.0
         it = verl.Server(server)
         try:
-            yield Job(example, configuration(folder, server, settings), it, verl.Balancer(beneath.Actor(it)))
+            yield Job(example, configuration(folder, server, batching), it, verl.Balancer(beneath.Actor(it)))
         finally:
             while tasks := asyncio.all_tasks(beneath.loop):  # whoever listens for news, and what an error has left
                 for task in tasks:
@@ -96,7 +97,7 @@ def a_job(folder: Path, server: str = "vllm", **settings: Any) -> Iterator[Job]:
             beneath.loop.close()
 
 
-def configuration(folder: Path, server: str, settings: dict[str, Any]) -> beneath.DictConfig:
+def configuration(folder: Path, server: str, batching: dict[str, Any]) -> beneath.DictConfig:
     return beneath.OmegaConf.create({
         "prompts": PROMPTS,
         "reward_model": False,
@@ -105,7 +106,7 @@ def configuration(folder: Path, server: str, settings: dict[str, Any]) -> beneat
         "actor_rollout_ref": {"rollout": {"name": server, "n": GROUP, "agent": {"agent_loop_manager_class": None}}},
         "trainer": {
             "v1": {"trainer_mode": "tail_batching_sync"},
-            "tail_batching": {"eta_prompts": 1.5} | settings,
+            "tail_batching": {"eta_prompts": 1.5} | batching,
             "total_epochs": EPOCHS,
             "default_local_dir": str(folder),
             "resume_mode": "auto",
@@ -119,6 +120,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         yield found
 
 
+@settings(max_examples=examples(192))
 @given(
     seed=st.integers(0, 1000),
     eta_prompts=st.sampled_from([1.0, 1.25, 1.5, 2.0]),
@@ -131,8 +133,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def test_each_prompt_is_trained_once_an_epoch_whatever_is_put_off_and_wherever_the_job_is_stopped(
     seed: int, eta_prompts: float, eta_responses: float, race: str, server: str, parts: int, stops: set[int]
 ) -> None:
-    settings = {"eta_prompts": eta_prompts, "eta_responses": eta_responses, "race": race}
-    with TemporaryDirectory() as folder, a_job(Path(folder), server, **settings) as job:
+    batching = {"eta_prompts": eta_prompts, "eta_responses": eta_responses, "race": race}
+    with TemporaryDirectory() as folder, a_job(Path(folder), server, **batching) as job:
         verl.world.length = lambda index, sample: 1 + Random(repr((seed, index, sample))).randrange(40)
         verl.world.reward_turns = lambda index: Random(index).randrange(5)
         verl.world.parts = parts
