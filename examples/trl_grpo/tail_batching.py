@@ -3,17 +3,20 @@
 TRL's data loader says how many rows are wanted, and the batcher which. All else stays TRL's: chat templates, rewards,
 advantages, losses, logs, checkpoints.
 Invariants: what is trained in a step was drawn whole, with its weights; each row is trained once an epoch, also by a
-run that goes on from a checkpoint; between two rounds the engine is idle and holds no keys and values.
+run that goes on from a checkpoint, or after a round that broke off; between two rounds the engine is idle and holds no
+keys and values.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, is_peft_model
 from datasets import IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
@@ -21,7 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 from rollmux.client import Mux
 from rollmux.packer import Batching, Race, RoundKind, TailBatcher
 from rollmux.packer.batching import launches
-from rollmux.runtime.engine import Engine, Limits
+from rollmux.runtime.engine import Engine, Limits, stream
 from rollmux.runtime.engine.http import HttpEngine, Server, Settings, Vllm
 from rollmux.runtime.engine.slots import slots
 from rollmux.runtime.engine.vllm_inside import VllmInside
@@ -32,7 +35,10 @@ from rollmux.trainer.scoring import Direct
 from rollmux.trainer.settings import Sampling
 from rollmux.trainer.tasks import Needs
 
+log = logging.getLogger("rollmux")
+
 ROOM_TOKENS = 65_536
+RACES = (Race.NONE, Race.GENERATED)  # rewards come when the round is over, too late for a race
 
 
 class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
@@ -45,15 +51,16 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def __init__(
         self, *args: Any, tail: Mapping[str, Any], room_tokens: int = ROOM_TOKENS, mux: Mux | None = None, **own: Any
     ) -> None:
+        each = Batching(1, 1, **{**tail, "race": Race(tail.get("race", Race.NONE.value))})
         super().__init__(*args, **own)
         state = self.accelerator
         self._is_served = bool(self.use_vllm) and self.vllm_mode == "server"  # one process draws what all will train
         here, of = (0, 1) if self._is_served else (state.process_index, state.num_processes)
         wanted = self.args.generation_batch_size // of
-        _require_fitting(self, wanted)
-        race = Race(tail.get("race", Race.NONE.value))
-        self._batching = Batching(wanted // self.num_generations, self.num_generations, **{**tail, "race": race})
+        _require_fitting(self, wanted, each)
+        self._batching = replace(each, prompts=wanted // self.num_generations, responses=self.num_generations)
         self.rows = range(here, len(self.train_dataset), of)  # those of this process
+        self._seed = self.args.seed + here  # with one for all, processes would draw the same responses to like prompts
         self._drawer = self._new_drawer(room_tokens)
         self.rollout = self._new_rollout()
         self._samples: tuple[Sample, ...] = ()
@@ -68,18 +75,23 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         prompts, responses = launches(batching.prompts, batching.eta_prompts), batching.responses
         return prompts * launches(responses, 1.0 if batching.race is Race.NONE else batching.eta_responses)
 
+    @property
+    def longest(self) -> int:
+        """Tokens that the model takes, of a prompt and its response together."""
+        return int(self.model.config.get_text_config().max_position_embeddings)
+
     def _new_drawer(self, room_tokens: int) -> "_Own | _Colocated | _Served":
         if not self.use_vllm:
             return _Own(self, room_tokens)
         return _Served(self) if self._is_served else _Colocated(self)
 
     def _new_rollout(self) -> Rollout:
-        args, longest = self.args, self.model.config.max_position_embeddings
+        args = self.args
         sampling = Sampling(args.temperature, args.top_p, args.max_completion_length, max_turns=1)
         asked: Any = _Asked(self)
-        data, unscored = Data(len(self.rows), args.seed), Direct(lambda *_: 0.0)  # TRL scores what is trained
+        data, unscored = Data(len(self.rows), self._seed), Direct(lambda *_: 0.0)  # TRL scores what is trained
         batcher = TailBatcher(self._batching)
-        return Rollout(self._drawer.engines, batcher, data, asked, unscored, sampling, longest, args.seed)
+        return Rollout(self._drawer.engines, batcher, data, asked, unscored, sampling, self.longest, self._seed)
 
     def row(self, number: int) -> dict[str, Any]:
         return dict(self.train_dataset[self.rows[number]])
@@ -97,7 +109,8 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         found = list[Any]()
         for engine in self.rollout.engines:  # the only one, where this process has it
             self.rollout.update(engine.version + 1)
-            rolled = self.rollout.round(lambda done, total: None)
+            with _left_idle(engine):
+                rolled = self.rollout.round(lambda done, total: None)
             found = [rolled, _told(rolled, self.rollout.batcher)]
         if self._is_served:
             found = found or [None, None]
@@ -114,40 +127,65 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return dict(super()._generate_and_score_completions(inputs))
+        before = self._state()
+        try:
+            return self._rolled_and_scored(inputs)
+        except BaseException:  # Ctrl-C, too: whoever trains on draws the round's rows anew
+            self._go_on_from(before)
+            raise
+
+    def _rolled_and_scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         rolled = self.roll()
         for name, value in self._figures.items():
             self._log_metric(f"tail_batching/{name}", value)
         trained = sorted(rolled.batch.prompts, key=lambda each: each.prompt.order)
-        rows = [row for each in trained for row in [self.row(int(each.prompt.id))] * len(each.responses)]
+        rows = [self.row(int(each.prompt.id)) for each in trained for _ in each.responses]  # no two share a value
         first = self.accelerator.process_index * len(inputs) if self._is_served else 0
         self._samples = rolled.samples[first : first + len(inputs)]
         return dict(super()._generate_and_score_completions(rows[first : first + len(inputs)]))
 
-    def _generate_single_turn(self, *asked: Any, **more: Any) -> tuple[list[list[int]], list[list[float]] | None]:
+    def _generate_single_turn(
+        self, prompts: list[list[int]], *asked: Any, **more: Any
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
         samples, self._samples = self._samples, ()
         if not samples:  # an evaluation
-            completions, logprobs = super()._generate_single_turn(*asked, **more)
+            completions, logprobs = super()._generate_single_turn(prompts, *asked, **more)
             return completions, logprobs
+        if [tuple(prompt) for prompt in prompts] != [sample.prompt for sample in samples]:
+            raise ValueError("the prompts are not those that were drawn for: let a row have the same prompt each time")
         drawn_with = [list(sample.logprobs) for sample in samples]
         return [list(sample.tokens) for sample in samples], drawn_with if self.use_vllm else None  # as TRL's own ways
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
         folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         folder.mkdir(parents=True, exist_ok=True)
-        batcher, position = self.rollout.batcher.state(), self.rollout.data.position
-        state = {"rows": str(self.rows), "position": position, "batcher": batcher}
-        self._file(folder).write_text(json.dumps(state), encoding="utf-8")
+        self._file(folder).write_text(json.dumps(self._state()), encoding="utf-8")  # first: what is whole has it
+        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and (file := self._file(Path(checkpoint))).exists():
-            state = json.loads(file.read_text(encoding="utf-8"))
-            if state["rows"] != str(self.rows):
-                told = f"{file} is of a process with rows {state['rows']}, and this one has {self.rows}"
-                raise ValueError(f"{told}: go on with the same data, and with as many processes")
-            self.rollout.batcher = TailBatcher.from_state(self._batching, state["batcher"])
-            self.rollout.data.position = state["position"]
+        if checkpoint is None:
+            return
+        if not (file := self._file(Path(checkpoint))).exists():
+            log.warning("there is no %s: rows are drawn as if none of them had been trained", file)
+            return
+        state, own = json.loads(file.read_text(encoding="utf-8")), self._state()
+        if any(state[name] != own[name] for name in ("rows", "seed")):
+            told = f"{file} is of a process with rows {state['rows']} by seed {state['seed']}"
+            remedy = "go on with the same data and seed, and with as many processes"
+            raise ValueError(f"{told}, and this one has {self.rows} by seed {self._seed}: {remedy}")
+        self._go_on_from(state)
+
+    def _state(self) -> dict[str, Any]:
+        """Which rows are drawn, which of them wait, and which come next."""
+        batcher, position = self.rollout.batcher.state(), self.rollout.data.position
+        return {"rows": str(self.rows), "seed": self._seed, "position": position, "batcher": batcher}
+
+    def _go_on_from(self, state: dict[str, Any]) -> None:
+        self._samples = ()
+        self.rollout = self._new_rollout()
+        self.rollout.batcher = TailBatcher.from_state(self._batching, state["batcher"])
+        self.rollout.data.position = state["position"]
 
     def _file(self, checkpoint: Path) -> Path:
         return checkpoint / f"tail_batching-{self.accelerator.process_index}.json"
@@ -161,9 +199,7 @@ class _Asked:
     def __init__(self, trainer: TailBatchedTrainer) -> None:
         self.tokenizer = self
         self.end_tokens = tuple(trainer.eos_token_ids)
-        self.encode = lru_cache(4096)(
-            lambda number: tuple(trainer._tokenize_prompts([trainer.row(int(number))["prompt"]])[0][0])
-        )
+        self.encode = lru_cache(4096)(lambda number: _prompt(trainer, int(number)))
 
     def prompt(self, number: int) -> str:
         return str(number)
@@ -172,12 +208,31 @@ class _Asked:
         return ""
 
 
+def _prompt(trainer: TailBatchedTrainer, number: int) -> tuple[int, ...]:
+    (tokens,), images, _ = trainer._tokenize_prompts([trainer.row(number)["prompt"]])
+    if images:
+        raise ValueError(f"row {trainer.rows[number]} has images, and tail batching goes without them")
+    return tuple(tokens)
+
+
+@contextmanager
+def _left_idle(engine: Engine) -> Iterator[None]:
+    """A round that breaks off leaves no request: the next would meet it, and a vLLM would go to sleep with it."""
+    try:
+        yield
+    except BaseException:
+        engine.export()
+        for _ in stream(engine):
+            pass  # what was still to be told
+        raise
+
+
 class _Own:
     """Our engine, over the model's own weights: it holds no keys and values while they are trained."""
 
     def __init__(self, trainer: TailBatchedTrainer, room_tokens: int) -> None:
-        longest = trainer.model.config.max_position_embeddings
-        self.engines: list[Engine] = [slots(trainer.model, Limits(room_tokens, trainer.most, longest))]
+        limits = Limits(room_tokens, trainer.most, trainer.longest)
+        self.engines: list[Engine] = [slots(trainer.model, limits)]
         self.engines[0].suspend()
 
     @contextmanager
@@ -222,8 +277,7 @@ class _Served:
     def __init__(self, trainer: TailBatchedTrainer) -> None:
         self._trainer, self.engines = trainer, list[Engine]()
         if trainer.accelerator.is_main_process:
-            longest = trainer.model.config.max_position_embeddings
-            settings = Settings(trainer.args.vllm_max_model_length or longest)
+            settings = Settings(trainer.args.vllm_max_model_length or trainer.longest)
             url = trainer.vllm_generation.vllm_client.base_url
             self.engines.append(HttpEngine(Server(url), Vllm(), settings))
 
@@ -257,11 +311,12 @@ def _told(rolled: Rolled, batcher: TailBatcher) -> dict[str, float]:
     }
 
 
-def _require_fitting(trainer: TailBatchedTrainer, wanted: int) -> None:
+def _require_fitting(trainer: TailBatchedTrainer, wanted: int, batching: Batching) -> None:
     """What would be done otherwise than asked is refused."""
     args, data = trainer.args, trainer.train_dataset
     shards = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     is_colocated, alone = args.use_vllm and args.vllm_mode == "colocate", "without use_vllm in this process"
+    tuned, race = is_peft_model(trainer.model) or args.cast_lm_head_to_fp32, batching.race
     refused = {
         "a stream of rows (they are asked for by number)": isinstance(data, IterableDataset),
         "images": any(name in (data.column_names or ()) for name in ("image", "images")),
@@ -269,10 +324,14 @@ def _require_fitting(trainer: TailBatchedTrainer, wanted: int) -> None:
         "use_transformers_continuous_batching": args.use_transformers_continuous_batching,
         "vllm_structured_outputs_regex": args.vllm_structured_outputs_regex,
         "remove_unused_columns (rewards may want them)": args.remove_unused_columns,
+        "shuffle_dataset=False (rows are drawn in an order of its own)": not args.shuffle_dataset,
+        "quotas (rows are of one kind)": batching.quotas,
+        f"race {race.value!r} (it is one of {', '.join(each.value for each in RACES)})": race not in RACES,
         f"top_k, min_p, repetition_penalty and generation_kwargs {alone}": (
             not is_colocated and (_sampled(args) or args.generation_kwargs)
         ),
         "parameters in shards without use_vllm": shards and not args.use_vllm,
+        "PEFT and cast_lm_head_to_fp32 without use_vllm": tuned and not args.use_vllm,
         f"groups that lie in two processes ({wanted} responses each)": wanted % trainer.num_generations,
     }
     found = [what for what, is_so in refused.items() if is_so]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import pytest
 
 from rollmux.errors import RollmuxError
 from rollmux.packer import Account
-from rollmux.runtime.engine import Ended, GenerationRequest, stream
+from rollmux.runtime.engine import Ended, Event, GenerationRequest, stream
 from rollmux.trainer.rollout import Rolled
 from tests.runtime.engine_http.fake_machine import greedy
 from tests.runtime.engine_inside.fake_llm import FakeLLM
@@ -36,7 +37,7 @@ class Seen:
 
     rounds: list[list[tuple[int, int]]] = field(default_factory=list)
 
-    def reward(self, completion_ids: list[list[int]], number: list[int], **_: object) -> list[float]:
+    def reward(self, completion_ids: list[list[int]], number: list[int], **_: Any) -> list[float]:
         self.rounds.append([(row, len(tokens)) for row, tokens in zip(number, completion_ids, strict=True)])
         return [float(tokens[0] % 2) for tokens in completion_ids]
 
@@ -74,12 +75,14 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             "max_completion_length": LONGEST,
             "learning_rate": 1e-3,
         }
-        given = {"train_dataset": rows, "tail": {"eta_prompts": 1.5, "eta_responses": 1.5, "race": "generated"}}
-        reward = (seen or Seen()).reward
+        given = {
+            "reward_funcs": (seen or Seen()).reward,
+            "train_dataset": rows,
+            "processing_class": digits.new_tokenizer(),
+            "tail": {"eta_prompts": 1.5, "eta_responses": 1.5, "race": "generated"},
+        }
         args = GRPOConfig(**{**shared, **settings})
-        made = TailBatchedTrainer(
-            digits.new_model(), reward, args=args, processing_class=digits.new_tokenizer(), **{**given, **(own or {})}
-        )
+        made = TailBatchedTrainer(digits.new_model(), args=args, **{**given, **(own or {})})
         made.remove_callback(PrinterCallback)
         return made
 
@@ -153,11 +156,115 @@ def test_a_run_that_goes_on_from_a_checkpoint_trains_what_it_would_have(make: Ma
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_a_checkpoint_of_other_rows_is_refused(make: Make, tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_rows_or_another_order_is_refused(make: Make, tmp_path: Path) -> None:
     make(max_steps=1, save_strategy="steps", save_steps=1).train()
     fewer = make(own={"train_dataset": make().train_dataset.select(range(ROWS - 1))})
-    with pytest.raises(ValueError, match=r"rows range\(0, 20\).*range\(0, 19\): go on with the same data"):
+    with pytest.raises(ValueError, match=r"rows range\(0, 20\).*range\(0, 19\).*: go on with the same data"):
         fewer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    with pytest.raises(ValueError, match=r"by seed 42.*by seed 7"):
+        make(seed=7).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_a_checkpoint_that_does_not_say_who_waits_is_gone_on_from_with_a_warning(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(max_steps=1, save_strategy="steps", save_steps=1).train()
+    (tmp_path / "checkpoint-1" / "tail_batching-0.json").unlink()
+    with caplog.at_level("WARNING", "rollmux"):
+        make(max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "as if none of them had been trained" in caplog.text
+
+
+class Broken(Exception):
+    """What a reward raises."""
+
+
+def test_the_rows_of_a_round_that_could_not_be_scored_are_drawn_anew(make: Make) -> None:
+    seen, broken = Seen(), Seen()
+
+    def reward(completion_ids: list[list[int]], number: list[int], **_: Any) -> list[float]:
+        if len(seen.rounds) == 2 and not broken.rounds:
+            broken.reward(completion_ids, number)
+            raise Broken
+        return seen.reward(completion_ids, number)
+
+    trainer = make(own={"reward_funcs": reward}, max_steps=3)
+    with pytest.raises(Broken):
+        trainer.train()
+    trainer.train()
+    assert broken.rounds == seen.rounds[2:3]
+    assert sum(account.trained for account in trainer.rollout.batcher.accounts().values()) == 5 * PROMPTS
+
+
+def test_after_ctrl_c_amid_a_round_the_engine_is_idle_and_the_next_train_draws_it_anew(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, seen = Seen(), Seen()
+    make(whole, max_steps=1).train()
+    trainer = make(seen, max_steps=1)
+    (engine,) = trainer.rollout.engines
+    step, steps = engine.step, iter(range(LONGEST))
+
+    def interrupted() -> list[Event]:
+        if next(steps) == 3:
+            raise KeyboardInterrupt
+        return list(step())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    assert engine.unfinished == 0
+    trainer.train()
+    assert seen.rounds == whole.rounds
+
+
+def test_a_reward_that_changes_what_a_row_has_changes_nothing_of_another_response(make: Make) -> None:
+    found = list[int]()
+
+    def reward(completion_ids: list[list[int]], answers: list[list[str]], **_: Any) -> list[float]:
+        for each in answers:
+            found.append(len(each))
+            each.clear()
+        return [0.0] * len(completion_ids)
+
+    rows = make().train_dataset.map(lambda row: {"answers": ["one", "two"]})
+    make(own={"reward_funcs": reward, "train_dataset": rows}, max_steps=1).train()
+    assert found == [2] * PROMPTS * GROUP
+
+
+def test_two_processes_draw_different_responses_to_like_prompts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make().train_dataset.map(lambda row: {"prompt": "1"})
+    monkeypatch.setattr("accelerate.Accelerator.num_processes", 2)
+    drawn = list[list[tuple[int, ...]]]()
+    for process in range(2):
+        monkeypatch.setattr("accelerate.Accelerator.process_index", process)
+        trainer = make(own={"train_dataset": rows})
+        assert trainer.rows == range(process, ROWS, 2)
+        drawn.append([sample.tokens for sample in trainer.roll().samples])
+    assert drawn[0] != drawn[1]
+
+
+def test_a_row_with_an_image_in_its_messages_is_refused(make: Make) -> None:
+    template = "{% for message in messages %}{{ message['content'][0]['text'] }}{% endfor %}"
+    content = [{"type": "text", "text": "1"}, {"type": "image", "image": "of a 1"}]
+    trainer = make()
+    trainer.processing_class.chat_template = template
+    rows = trainer.train_dataset.map(lambda row: {"prompt": [{"role": "user", "content": content}]})
+    trained = make(own={"train_dataset": rows, "processing_class": trainer.processing_class})
+    with pytest.raises(ValueError, match="has images"):
+        trained.train()
+
+
+def test_rows_whose_prompt_is_another_each_time_are_refused(make: Make) -> None:
+    asked = count()
+
+    def changing(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {**rows, "prompt": [str(next(asked) % 10) for _ in rows["prompt"]]}
+
+    rows = make().train_dataset.with_transform(changing)
+    with pytest.raises(ValueError, match="the same prompt each time"):
+        make(own={"train_dataset": rows}).train()
 
 
 def test_an_evaluation_is_trl_s_own_and_touches_no_round(make: Make) -> None:
@@ -188,6 +295,10 @@ def test_between_rounds_the_engine_holds_nothing(make: Make) -> None:
         ("remove_unused_columns", {"remove_unused_columns": True}),
         ("use_transformers_continuous_batching", {"use_transformers_continuous_batching": True}),
         ("rollout_func", {"own": {"rollout_func": lambda prompts, trainer: {}}}),
+        ("shuffle_dataset", {"shuffle_dataset": False}),
+        ("cast_lm_head_to_fp32", {"cast_lm_head_to_fp32": True}),
+        ("race 'rewarded'", {"own": {"tail": {"race": "rewarded"}}}),
+        ("quotas", {"own": {"tail": {"quotas": {"sums": PROMPTS}}}}),
         ("Race", {"own": {"tail": {"race": "longest"}}}),
         ("eta_prompts", {"own": {"tail": {"eta_prompts": 0.5}}}),
         ("eta", {"own": {"tail": {"eta": 1.5}}}),
