@@ -20,6 +20,7 @@ from accelerate.utils import broadcast_object_list, is_peft_model
 from datasets import IterableDataset
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
 
 from rollmux.client import Mux
 from rollmux.packer import Batching, Race, RoundKind, TailBatcher
@@ -52,7 +53,8 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self, *args: Any, tail: Mapping[str, Any], room_tokens: int = ROOM_TOKENS, mux: Mux | None = None, **own: Any
     ) -> None:
         each = Batching(1, 1, **{**tail, "race": Race(tail.get("race", Race.NONE.value))})
-        super().__init__(*args, **own)
+        with _places_for_all(each):
+            super().__init__(*args, **own)
         state = self.accelerator
         self._is_served = bool(self.use_vllm) and self.vllm_mode == "server"  # one process draws what all will train
         here, of = (0, 1) if self._is_served else (state.process_index, state.num_processes)
@@ -189,6 +191,24 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _file(self, checkpoint: Path) -> Path:
         return checkpoint / f"tail_batching-{self.accelerator.process_index}.json"
+
+
+@contextmanager
+def _places_for_all(batching: Batching) -> Iterator[None]:
+    """TRL's vLLM in the process has places for those that are wanted: who is launched beyond would wait for one, and
+    the round for them. Its settings have no word for more, so whoever makes it is asked for them.
+    """
+    theirs = grpo_trainer.VLLMGeneration
+    factor = batching.eta_prompts * (1.0 if batching.race is Race.NONE else batching.eta_responses)
+
+    def made(*, max_num_seqs: int, **given: Any) -> Any:
+        return theirs(max_num_seqs=launches(max_num_seqs, factor), **given)
+
+    grpo_trainer.VLLMGeneration = made
+    try:
+        yield
+    finally:
+        grpo_trainer.VLLMGeneration = theirs
 
 
 class _Asked:

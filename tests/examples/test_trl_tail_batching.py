@@ -328,6 +328,25 @@ class Vllm:
         self.llm.llm_engine.reset_prefix_cache()
 
 
+@pytest.mark.parametrize(("race", "places"), [("none", 12), ("generated", 18)])
+def test_a_colocated_vllm_has_a_place_for_each_response_that_is_launched(
+    make: Make, monkeypatch: pytest.MonkeyPatch, race: str, places: int
+) -> None:
+    from trl.trainer import grpo_trainer  # noqa: PLC0415
+
+    asked = list[int]()
+
+    def made(*, max_num_seqs: int, **_: Any) -> Vllm:
+        asked.append(max_num_seqs)
+        return Vllm(sleeps=False)
+
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", made)
+    tail = {"eta_prompts": 1.5, "eta_responses": 1.5, "race": race}
+    trainer = make(own={"tail": tail}, use_vllm=True, vllm_mode="colocate")
+    assert asked == [places] == [trainer.most]
+    assert grpo_trainer.VLLMGeneration is made
+
+
 @pytest.mark.parametrize(("sleeps", "syncs"), [(False, [1, 1, 2]), (True, [1, 2, 3])])
 def test_a_colocated_vllm_has_the_weights_and_sleeps_when_trl_has_it_do_so(sleeps: bool, syncs: list[int]) -> None:
     from examples.trl_grpo.tail_batching import _Colocated  # noqa: PLC0415
