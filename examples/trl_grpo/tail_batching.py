@@ -121,6 +121,7 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return rolled, figures
 
     def train(self, *args: Any, **more: Any) -> Any:
+        self._last_loaded_step = -1  # steps are counted anew, and vLLM may have the weights of one of that number
         with self._training:
             return super().train(*args, **more)
 

@@ -19,7 +19,7 @@ from rollmux.errors import RollmuxError
 from rollmux.packer import Account
 from rollmux.runtime.engine import Ended, Event, GenerationRequest, stream
 from rollmux.trainer.rollout import Rolled
-from tests.runtime.engine_http.fake_machine import greedy
+from tests.runtime.engine_http.fake_machine import VOCABULARY, greedy
 from tests.runtime.engine_inside.fake_llm import FakeLLM
 
 pytestmark = [
@@ -77,12 +77,13 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         }
         given = {
             "reward_funcs": (seen or Seen()).reward,
+            "model": digits.new_model(),
             "train_dataset": rows,
             "processing_class": digits.new_tokenizer(),
             "tail": {"eta_prompts": 1.5, "eta_responses": 1.5, "race": "generated"},
         }
         args = GRPOConfig(**{**shared, **settings})
-        made = TailBatchedTrainer(digits.new_model(), args=args, **{**given, **(own or {})})
+        made = TailBatchedTrainer(args=args, **{**given, **(own or {})})
         made.remove_callback(PrinterCallback)
         return made
 
@@ -345,6 +346,23 @@ def test_a_colocated_vllm_has_a_place_for_each_response_that_is_launched(
     trainer = make(own={"tail": tail}, use_vllm=True, vllm_mode="colocate")
     assert asked == [places] == [trainer.most]
     assert grpo_trainer.VLLMGeneration is made
+
+
+def test_a_second_train_gives_a_colocated_vllm_the_weights_of_the_first(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaForCausalLM  # noqa: PLC0415
+    from trl.trainer import grpo_trainer  # noqa: PLC0415
+
+    config = make().model.config
+    config.vocab_size = VOCABULARY
+    vllm = Vllm(sleeps=False)
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", lambda **_: vllm)
+    model = LlamaForCausalLM(config)
+    trainer = make(own={"model": model}, max_steps=1, use_vllm=True, vllm_mode="colocate")
+    for trained in range(2):
+        trainer.train()
+        assert vllm.syncs == trained + 1
 
 
 @pytest.mark.parametrize(("sleeps", "syncs"), [(False, [1, 1, 2]), (True, [1, 2, 3])])
