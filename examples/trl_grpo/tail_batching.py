@@ -24,7 +24,7 @@ from trl.trainer import grpo_trainer
 
 from rollmux.client import Mux
 from rollmux.packer import Batching, Race, RoundKind, TailBatcher
-from rollmux.packer.batching import launches
+from rollmux.packer.batching import launches, require_batching
 from rollmux.runtime.engine import Engine, Limits, stream
 from rollmux.runtime.engine.http import HttpEngine, Server, Settings, Vllm
 from rollmux.runtime.engine.slots import slots
@@ -52,15 +52,16 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def __init__(
         self, *args: Any, tail: Mapping[str, Any], room_tokens: int = ROOM_TOKENS, mux: Mux | None = None, **own: Any
     ) -> None:
-        each = Batching(1, 1, **{**tail, "race": Race(tail.get("race", Race.NONE.value))})
-        with _places_for_all(each):
+        asked = Batching(1, 1, **{**tail, "race": Race(tail.get("race", Race.NONE.value))})
+        with _places_for_all(asked):
             super().__init__(*args, **own)
         state = self.accelerator
         self._is_served = bool(self.use_vllm) and self.vllm_mode == "server"  # one process draws what all will train
         here, of = (0, 1) if self._is_served else (state.process_index, state.num_processes)
         wanted = self.args.generation_batch_size // of
-        _require_fitting(self, wanted, each)
-        self._batching = replace(each, prompts=wanted // self.num_generations, responses=self.num_generations)
+        _require_fitting(self, wanted, asked)
+        prompts, responses = wanted // self.num_generations, self.num_generations
+        self._batching = require_batching(replace(asked, prompts=prompts, responses=responses))
         self.rows = range(here, len(self.train_dataset), of)  # those of this process
         self._seed = self.args.seed + here  # with one for all, processes would draw the same responses to like prompts
         self._drawer = self._new_drawer(room_tokens)
@@ -200,9 +201,9 @@ def _places_for_all(batching: Batching) -> Iterator[None]:
     the round for them. Its settings have no word for more, so whoever makes it is asked for them.
     """
     theirs = grpo_trainer.VLLMGeneration
-    factor = batching.eta_prompts * (1.0 if batching.race is Race.NONE else batching.eta_responses)
 
     def made(*, max_num_seqs: int, **given: Any) -> Any:
+        factor = batching.eta_prompts * (1.0 if batching.race is Race.NONE else batching.eta_responses)
         return theirs(max_num_seqs=launches(max_num_seqs, factor), **given)
 
     grpo_trainer.VLLMGeneration = made

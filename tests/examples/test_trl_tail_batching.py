@@ -302,6 +302,7 @@ def test_between_rounds_the_engine_holds_nothing(make: Make) -> None:
         ("quotas", {"own": {"tail": {"quotas": {"sums": PROMPTS}}}}),
         ("Race", {"own": {"tail": {"race": "longest"}}}),
         ("eta_prompts", {"own": {"tail": {"eta_prompts": 0.5}}}),
+        ("eta_prompts = '1.25'", {"own": {"tail": {"eta_prompts": "1.25"}}}),
         ("eta", {"own": {"tail": {"eta": 1.5}}}),
     ],
 )
