@@ -45,9 +45,9 @@ ENGINE, PROMPTS, RESPONSES = "our engine, no more than wanted", "prompts race", 
 MODES = {
     ITSELF: Mode({}),
     CONTINUOUS: Mode({"use_transformers_continuous_batching": True, "transformers_continuous_batching_config": ROOM}),
-    ENGINE: Mode({}, {"eta_prompts": 1.0, "eta_responses": 1.0}),
+    ENGINE: Mode({}, {"eta_prompts": 1.0}),
     PROMPTS: Mode({}, {"eta_prompts": 1.25}),
-    RESPONSES: Mode({}, {"eta_prompts": 1.25, "eta_responses": 1.25, "race": "generated"}),
+    RESPONSES: Mode({}, {"eta_prompts": 1.25, "eta_responses": 1.25}),
 }
 
 

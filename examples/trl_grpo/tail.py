@@ -12,7 +12,7 @@ from trl import GRPOConfig
 import rollmux
 
 STEPS, RESPONSES, GROUP, LONGEST = 15, 128, 8, 56
-TAIL = {"eta_prompts": 1.25, "eta_responses": 1.25, "race": "generated"}
+TAIL = {"eta_prompts": 1.25, "eta_responses": 1.25}
 
 name, seed = sys.argv[1], int(sys.argv[2])
 phase = {"nodes": 1, "duration_s": 0.3}

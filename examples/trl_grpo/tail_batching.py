@@ -43,7 +43,8 @@ RACES = (Race.NONE, Race.GENERATED)  # rewards come when the round is over, too 
 
 
 class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
-    """As GRPOTrainer. `tail` has what `Batching` takes beside prompts and responses.
+    """As GRPOTrainer. `tail` has what `Batching` takes beside prompts and responses. Without `eta_responses` rows race
+    and responses do not.
 
     `room_tokens` is for the engine of ours, which draws where TRL has no vLLM. With `mux` a round is its rollout phase,
     and what is between two rounds its training.
@@ -52,7 +53,8 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def __init__(
         self, *args: Any, tail: Mapping[str, Any], room_tokens: int = ROOM_TOKENS, mux: Mux | None = None, **own: Any
     ) -> None:
-        asked = Batching(1, 1, **{**tail, "race": Race(tail.get("race", Race.NONE.value))})
+        race = Race(tail.get("race", Race.GENERATED.value))
+        asked = Batching(1, 1, **{"eta_responses": 1.0, **tail, "race": race})
         with _places_for_all(asked):
             super().__init__(*args, **own)
         state = self.accelerator

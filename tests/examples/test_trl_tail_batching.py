@@ -80,7 +80,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             "model": digits.new_model(),
             "train_dataset": rows,
             "processing_class": digits.new_tokenizer(),
-            "tail": {"eta_prompts": 1.5, "eta_responses": 1.5, "race": "generated"},
+            "tail": {"eta_prompts": 1.5, "eta_responses": 1.5},
         }
         args = GRPOConfig(**{**shared, **settings})
         made = TailBatchedTrainer(args=args, **{**given, **(own or {})})
