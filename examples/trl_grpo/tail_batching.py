@@ -55,6 +55,8 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     ) -> None:
         race = Race(tail.get("race", Race.GENERATED.value))
         asked = Batching(1, 1, **{"eta_responses": 1.0, **tail, "race": race})
+        if race is Race.NONE:
+            asked = replace(asked, eta_responses=1.0)  # nobody is launched for a race that there is not
         with _places_for_all(asked):
             super().__init__(*args, **own)
         state = self.accelerator
@@ -78,7 +80,7 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Responses that are drawn at once."""
         batching = self._batching
         prompts, responses = launches(batching.prompts, batching.eta_prompts), batching.responses
-        return prompts * launches(responses, 1.0 if batching.race is Race.NONE else batching.eta_responses)
+        return prompts * launches(responses, batching.eta_responses)
 
     @property
     def longest(self) -> int:
@@ -205,8 +207,8 @@ def _places_for_all(batching: Batching) -> Iterator[None]:
     theirs = grpo_trainer.VLLMGeneration
 
     def made(*, max_num_seqs: int, **given: Any) -> Any:
-        factor = batching.eta_prompts * (1.0 if batching.race is Race.NONE else batching.eta_responses)
-        return theirs(max_num_seqs=launches(max_num_seqs, factor), **given)
+        places = launches(max_num_seqs, batching.eta_prompts * batching.eta_responses)
+        return theirs(max_num_seqs=places, **given)
 
     grpo_trainer.VLLMGeneration = made
     try:
