@@ -63,6 +63,13 @@ class Glance(NamedTuple):
     train: Outline
 
 
+class Counted(NamedTuple):
+    """Members whose uses of nodes are known. It is no group: one that remembers others must not be held by them."""
+
+    members: tuple[Member, ...]
+    uses: dict[str, NodeUse]
+
+
 @dataclass(frozen=True)
 class Group:
     """Jobs that share nodes, in the order in which they joined."""
@@ -76,7 +83,7 @@ class Group:
         parts = grown(self.parts, len(self.members), member) if self.members else None
         if parts is not None:
             joined.__dict__["parts"] = parts  # what the property would find
-        joined.__dict__["_before"] = self if "uses" in self.__dict__ else None  # who comes again comes last
+        joined.__dict__["_before"] = self._own_count  # who comes again comes last
         return joined
 
     def with_newcomer_as(self, member: Member) -> "Group":
@@ -146,13 +153,13 @@ class Group:
     @kept
     def uses(self) -> dict[str, NodeUse]:
         """Each node's use by this group; only the nodes of who has just come or gone are counted anew."""
-        before: Group | None = self.__dict__.pop("_before", None)
+        before: Counted | None = self.__dict__.pop("_before", None)
         known: dict[str, NodeUse] = {}
         if before is not None:
             known = before.uses
             if self.members[:-1] == before.members:
                 return self._uses_with_newcomer(known)
-            then, now = ({id(member): member for member in group.members} for group in (before, self))
+            then, now = ({id(member): member for member in of.members} for of in (before, self))
             moved = [member for key, member in (then | now).items() if key not in then or key not in now]
             changed = {node for member in moved for node in member.placement.all_nodes}
             known = {node: use for node, use in known.items() if node not in changed}
@@ -169,10 +176,14 @@ class Group:
         return found
 
     @property
-    def _counted(self) -> "Group | None":
-        """The latest group on the way to this one whose uses are known: no other need be kept."""
-        before: Group | None = self.__dict__.get("_before")
-        return self if "uses" in self.__dict__ else before
+    def _own_count(self) -> Counted | None:
+        uses = self.__dict__.get("uses")
+        return None if uses is None else Counted(self.members, uses)
+
+    @property
+    def _counted(self) -> Counted | None:
+        """The latest on the way to this group whose uses are known: nothing else need be kept."""
+        return self._own_count or self.__dict__.get("_before")
 
     def _uses_with_newcomer(self, known: Mapping[str, NodeUse]) -> dict[str, NodeUse]:
         """The same as counting anew, as it is the last to be counted."""
