@@ -47,6 +47,7 @@ class Setting:
     seed: int = 0
     data: int = 7  # prompts of each domain in an epoch
     epochs: int = 3
+    ends: int | None = None  # the job is to end after so many rounds
     resumes: int = 0  # so often a domain's data go on for one more epoch once they have ended
     fails: float = 0.0  # of generations, and of rewards
     refused: float = 0.0  # rewards that are zero: prompts with nothing else are filtered, if anything is
@@ -84,7 +85,7 @@ class Setting:
 
 @dataclass
 class Player:
-    """Plays a job until its data or the rounds are at their end. `told` and `batches` are what it came to."""
+    """Plays a job until it, its data or the rounds are at their end. `told` and `batches` are what it came to."""
 
     setting: Setting
     rounds: int = 10**6
@@ -111,11 +112,13 @@ class Player:
         self.epochs = dict.fromkeys(self.setting.domains, self.setting.epochs)
 
     def play(self) -> "Player":
-        while len(self.batches) < self.rounds and not (self.batches and self.batches[-1].is_last and not self.resumes):
+        ends = self.setting.ends
+        most = self.rounds if ends is None else min(self.rounds, ends)
+        while len(self.batches) < most and not (self.batches and self.batches[-1].is_last and not self.resumes):
             complete = len(self.batches)
             if self.over and self.resumes:
                 self.resume(min(self.over))
-            self.tell([RoundStarted()])
+            self.tell([RoundStarted(None if ends is None else ends - complete)])
             while len(self.batches) == complete:
                 assert self.heap, "nothing is under way, and the round is not complete: it hangs"
                 self.advance()
@@ -243,11 +246,12 @@ def settings_of_jobs(batching: st.SearchStrategy[Batching] | None = None, **fixe
         "seed": st.integers(0, 10**6),
         "data": st.integers(1, 25),
         "epochs": st.integers(1, 3),
+        "ends": st.none() | st.integers(1, 12),
         "resumes": st.sampled_from((0, 0, 0, 2)),
         "fails": st.sampled_from((0.0, 0.0, 0.1, 0.5)),
         "refused": st.sampled_from((0.0, 0.0, 0.3, 0.7)),
         "slow_source": st.sampled_from((0, 0, 3)),
         "knows_long": st.booleans(),
     }
-    parts = {name: st.just(fixed[name]) if name in fixed else free[name] for name in free}
-    return st.builds(Setting, batchings() if batching is None else batching, **parts)
+    free |= {name: value if isinstance(value, st.SearchStrategy) else st.just(value) for name, value in fixed.items()}
+    return st.builds(Setting, batchings() if batching is None else batching, **free)

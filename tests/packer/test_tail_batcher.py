@@ -51,7 +51,7 @@ def drawn(player: Player) -> list[Prompt]:
 
 
 @PLAYS
-@given(settings_of_jobs())
+@given(settings_of_jobs(ends=None))
 def test_to_the_end_of_the_data_every_prompt_is_trained_filtered_or_failed_exactly_once(setting: Setting) -> None:
     player = Player(setting).play()
     ends = Counter(
@@ -87,6 +87,55 @@ def test_the_accounts_of_each_epoch_say_what_the_batches_say(setting: Setting) -
         assert player.batcher.accounts() == expected
         open_prompts = sum(account.waiting for account in expected.values())
         assert open_prompts >= player.batcher.queued
+
+
+def waiting(batcher: TailBatcher) -> int:
+    """Prompts that are not at their end, or are still to come."""
+    to_come = sum(batcher.state()["drawing"].values())
+    return to_come + sum(account.waiting for account in batcher.accounts().values())
+
+
+@settings(max_examples=examples(600))
+@given(
+    settings_of_jobs(data=10**6, epochs=1, ends=st.integers(1, 12), resumes=0, slow_source=st.sampled_from((0, 3, 12))),
+    st.integers(-4, 4),
+)
+def test_a_job_that_says_how_long_it_is_draws_no_more_than_it_trains(setting: Setting, longer: int) -> None:
+    """Also if it is told in between that it is longer, or shorter."""
+
+    def listen(player: Player) -> None:
+        _, commands = player.told[-1] if player.told else ((), ())
+        if player.setting.ends is not None and any(isinstance(each, Draw) for each in commands):
+            assert waiting(player.batcher) <= setting.batching.prompts * (player.setting.ends - len(player.batches))
+
+    player = Player(setting, between=listen)
+    assert setting.ends is not None
+    for ends in (setting.ends, max(1, setting.ends + longer)):
+        player.setting = replace(setting, ends=ends)
+        player.rounds = max(1, ends // 2)
+        player.play()
+    player.rounds = 100
+    player.play()
+    assert all(quotas_met(batch, setting.batching) for batch in player.batches)
+    assert longer < 0 or waiting(player.batcher) == 0
+
+
+def test_a_job_of_one_round_launches_nobody_beyond_its_want_and_one_of_two_has_a_surplus_that_it_trains() -> None:
+    batching = Batching(4, 1, 1.5, 1.0)
+    one, two, three = (Player(Setting(batching, data=100, ends=ends)).play() for ends in (1, 2, 3))
+    kinds = [[batch.kind for batch in player.batches] for player in (one, two, three)]
+    short, mixed = RoundKind.SHORT, RoundKind.MIXED
+    assert kinds == [[short], [short, mixed], [short, short, RoundKind.LONG]]
+    assert [len(drawn(player)) for player in (one, two, three)] == [4, 8, 12]
+    assert [len(player.batches[0].deferred) for player in (one, two, three)] == [0, 2, 2]
+
+
+def test_a_job_that_is_ordered_to_run_for_longer_draws_on() -> None:
+    player = Player(Setting(Batching(4, 1, 1.5, 1.0), data=100, ends=2)).play()
+    player.setting = replace(player.setting, ends=4)
+    player.play()
+    assert [len(batch.prompts) for batch in player.batches] == [4] * 4
+    assert len(drawn(player)) == 16
 
 
 @PLAYS
@@ -159,13 +208,13 @@ def test_between_rounds_it_is_known_how_the_next_one_starts(setting: Setting) ->
         expected = player.batcher.next_kind
         player.rounds = rounds
         batch = player.play().batches[-1]
-        if batch.is_last:
+        if batch.is_last or len(player.batches) == setting.ends:
             break
         assert batch.kind in {expected, RoundKind.MIXED if expected is RoundKind.SHORT else expected}
 
 
 @PLAYS
-@given(settings_of_jobs(batchings(races=(Race.NONE,)), fails=0.0, refused=0.0, resumes=0))
+@given(settings_of_jobs(batchings(races=(Race.NONE,)), fails=0.0, refused=0.0, ends=None, resumes=0))
 def test_without_a_race_of_responses_what_is_trained_is_the_data(setting: Setting) -> None:
     player = Player(setting).play()
     trained = [each for batch in player.batches for each in batch.prompts]

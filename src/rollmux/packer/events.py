@@ -10,7 +10,13 @@ from rollmux.packer.prompt import Prompt, Request
 
 @dataclass(frozen=True, slots=True)
 class RoundStarted:
-    """The trainer has fresh weights on the engine and wants the next batch."""
+    """The trainer has fresh weights on the engine and wants the next batch.
+
+    `rounds_left`: with this one, so many are to come. No more prompts are drawn than they train, so when the last of
+    them is over nobody waits. None: the job goes on for as long as there are data.
+    """
+
+    rounds_left: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

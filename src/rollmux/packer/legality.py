@@ -28,7 +28,13 @@ def check(memory: Memory, event: ev.Event, said: Said | None) -> Run | None:
 def _started(memory: Memory, event: ev.RoundStarted, said: Said | None) -> None:
     if memory.round is not None:
         raise IllegalEvent(f"round {memory.number} is not complete: the next one starts after it")
-    _only_once(event, said)
+    left: object = event.rounds_left
+    if left is not None and (type(left) is not int or left < 1):
+        raise IllegalEvent(f"rounds_left is {left!r}: give a whole number from 1, with this round, or None")
+    if said is not None:
+        if ev.RoundStarted in said:
+            raise IllegalEvent(f"{event!r}: a round is started twice")
+        said[ev.RoundStarted] = True
 
 
 def _drawn(memory: Memory, event: ev.PromptDrawn, said: Said | None) -> None:

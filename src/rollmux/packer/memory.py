@@ -31,6 +31,7 @@ class Memory:
         "fresh",
         "known_long",
         "ledger",
+        "left",
         "number",
         "queue",
         "round",
@@ -47,6 +48,7 @@ class Memory:
         self.bias = LengthBias()
         self.number = 0  # of the last round started
         self.round: Round | None = None
+        self.left: int | None = None  # rounds to come, with the one under way, if it was said
         self.drawing = {domain: 0 for domain, _ in batching.lanes}  # prompts asked for that have not come yet
         self.fresh: dict[str, deque[Prompt]] = {domain: deque() for domain, _ in batching.lanes}  # for the next round
         self.dry: set[str] = set()  # domains whose data have ended
@@ -56,6 +58,17 @@ class Memory:
     def lane_of(self, prompt: Prompt) -> str:
         """Without quotas all domains share one lane."""
         return prompt.domain if self.batching.quotas else ""
+
+    def drawable(self, domain: str, count: int) -> int:
+        """How many of so many more prompts may be drawn: none that the rounds to come would not train."""
+        if domain in self.dry:
+            return 0
+        if self.left is None:
+            return count
+        waiting = self.drawing[domain] + len(self.fresh[domain]) + len(self.queue.lanes[domain])
+        if self.round is not None:
+            waiting += self.round.lanes[domain].running
+        return max(0, min(count, self.left * self.queue.quotas[domain] - waiting))
 
     def is_over(self, request: Request) -> bool:
         """Whether it belongs to a round that is over."""
@@ -69,6 +82,7 @@ class Memory:
             "eta": self.eta.state(),
             "known_long": None if self.known_long is None else self.known_long.state(),
             "number": self.number,
+            "left": self.left,
             "round": None if self.round is None else self.round.state(),
             "queue": [
                 [domain, [[entry.round, *_fields(entry.prompt)] for entry in lane]]
@@ -115,6 +129,7 @@ class Memory:
         if self.known_long is not None:
             self.known_long.restore(state["known_long"])
         self.number = state["number"]
+        self.left = state.get("left")  # an older checkpoint does not say
         self.round = None if state["round"] is None else Round.from_state(state["round"], terms)
         for domain, entries in state["queue"]:
             for deferred_in, *fields in entries:

@@ -44,9 +44,13 @@ class Lane:
         self.is_closed = False
 
     @property
+    def running(self) -> int:
+        return len(self.racing) + len(self.seated)
+
+    @property
     def missing(self) -> int:
         """Prompts that it lacks to come to its end."""
-        return 0 if self.is_closed else self.wanted - len(self.racing) - len(self.seated) - self.awaited
+        return 0 if self.is_closed else self.wanted - self.running - self.awaited
 
 
 class Round:

@@ -104,6 +104,7 @@ class TailBatcher:
 
     def _started(self, event: ev.RoundStarted, run: None, out: list[Command]) -> None:
         batching = self._memory.batching
+        self._memory.left = event.rounds_left
         factors = self._memory.eta.factors(batching)
         surplus = self._surplus(factors)
         kind = self._kind(surplus)
@@ -153,17 +154,17 @@ class TailBatcher:
         lane.awaited += max(count, 0)
         while fresh and lane.awaited:
             self._join(now, lane, fresh.popleft(), out)
-        if domain in memory.dry:
-            lane.awaited = 0
-            self._make_do(now, lane, out)
-            return
         lacking = lane.awaited - memory.drawing[domain]
-        if lacking > 0:
-            memory.drawing[domain] += lacking
-            out.append(Draw(lacking, domain))
+        drawn = memory.drawable(domain, max(lacking, 0))
+        if drawn:
+            memory.drawing[domain] += drawn
+            out.append(Draw(drawn, domain))
+        if drawn < lacking:
+            lane.awaited -= lacking - drawn
+            self._make_do(now, lane, out)
 
     def _make_do(self, now: Round, lane: Lane, out: list[Command]) -> None:
-        """There are no more data: the queue is all that is left, and the batch may stay smaller."""
+        """No more are drawn: the queue is all that is left. It has enough, unless the data have ended."""
         if lane.missing > 0:
             if self._enter_queued(now, lane, out) and now.kind is RoundKind.SHORT:
                 now.kind = RoundKind.MIXED
