@@ -25,8 +25,6 @@ from rollmux.packer import (
     Abort,
     Batch,
     Batching,
-    DataEnded,
-    DataResumed,
     Draw,
     Event,
     Launch,
@@ -74,41 +72,24 @@ class Source(RolloutDataSource):  # type: ignore[misc]  # slime has no types
         self.refused: list[list[Drawn]] = []  # by the filter
         self.reasons = MetricGatherer()
         self._firsts: dict[Prompt, Sample] = {}  # of prompts that are not at their end, as the data gave them
-        self._has_ended = False  # what there is to draw, for the batcher
-        self._wanted = 0  # prompts, from the present rollout to the last
         self._places = {id(sample): place for place, sample in enumerate(self.dataset.origin_samples)}
 
-    def begin(self, rollout_id: int) -> list[Event]:
-        """A rollout starts, and nothing of the last one is left. The data go on where the job was to end before."""
+    def begin(self, rollout_id: int) -> Event:
+        """A rollout starts, and nothing of the last one is left."""
         self.answers, self.refused, self.reasons = {}, [], MetricGatherer()
-        batch, epochs = self.args.rollout_batch_size, self.args.num_epoch
-        rollouts = len(self) // batch * epochs if self.args.num_rollout is None else self.args.num_rollout
-        self._wanted = batch * (rollouts - rollout_id)
-        return [*(self.resume() if self._waiting < self._wanted else ()), RoundStarted()]
+        rollouts = self.args.num_rollout
+        if rollouts is None:
+            rollouts = len(self) // self.args.rollout_batch_size * self.args.num_epoch
+        if rollout_id >= rollouts:
+            raise ValueError(f"rollout {rollout_id} comes after the last one that was ordered")
+        return RoundStarted(rollouts - rollout_id)
 
-    def resume(self) -> list[Event]:
-        """There are data, whatever was said: one more may be wanted."""
-        had_ended, self._has_ended = self._has_ended, False
-        return [DataResumed()] if had_ended else []
-
-    def draw(self, count: int, drawn: list[Event]) -> None:
-        """The next prompts of the data, beside those drawn, but no more than the rollouts to come will train."""
-        for _ in range(count):
-            if self._has_ended:
-                return
-            if self._filter is None and self._waiting + len(drawn) >= self._wanted:  # a filter may want any number
-                self._has_ended = True
-                drawn.append(DataEnded())
-                return
-            ((first, *_),) = self.get_samples(1)
-            prompt = Prompt(self.epoch_id, self._places[id(self.dataset.samples[self.sample_offset - 1])])
-            self._firsts[prompt] = first
-            drawn.append(PromptDrawn(prompt))
-
-    @property
-    def _waiting(self) -> int:
-        """Prompts that the batcher knows of and that are not at their end."""
-        return sum(each.waiting for each in self.batcher.accounts().values())
+    def draw(self) -> Event:
+        """The next prompt of the data."""
+        ((first, *_),) = self.get_samples(1)
+        prompt = Prompt(self.epoch_id, self._places[id(self.dataset.samples[self.sample_offset - 1])])
+        self._firsts[prompt] = first
+        return PromptDrawn(prompt)
 
     def sample(self, request: Request) -> Sample:
         """A fresh one to be generated, with an index that no other one of the job has."""
@@ -131,11 +112,7 @@ class Source(RolloutDataSource):  # type: ignore[misc]  # slime has no types
 
     def save(self, rollout_id: int) -> None:
         waiting = [[each.epoch, each.id, first.group_index, first.index] for each, first in self._firsts.items()]
-        self.metadata["tail_batching"] = {
-            "batcher": self.batcher.state(),
-            "waiting": waiting,
-            "has_ended": self._has_ended,
-        }
+        self.metadata["tail_batching"] = {"batcher": self.batcher.state(), "waiting": waiting}
         super().save(rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
@@ -144,7 +121,6 @@ class Source(RolloutDataSource):  # type: ignore[misc]  # slime has no types
         if saved is None:  # the job begins, or has been without tail batching so far
             return
         self.batcher = TailBatcher.from_state(self._batching, saved["batcher"], self._keep)
-        self._has_ended = saved["has_ended"]
         for epoch, place, group_index, index in saved["waiting"]:
             first = self._firsts[Prompt(epoch, place)] = copy.deepcopy(self.dataset.origin_samples[place])
             first.group_index, first.index = group_index, index
@@ -172,18 +148,13 @@ class Rollout:
         self._failures = 0
 
     async def run(self, rollout_id: int) -> Batch:
-        self._tell(*self._source.begin(rollout_id))
+        self._tell(self._source.begin(rollout_id))
         while self._batch is None:
             done, self._state.pendings = await asyncio.wait(self._state.pendings, return_when=asyncio.FIRST_COMPLETED)
             over = [(*self._wanted.pop(task), task) for task in done if task in self._wanted]
             over.sort(key=lambda each: each[0])  # as the batcher does with what happens at the same time
-            self._happened([event for _, then, task in over for event in then(task.result())])
+            self._tell(*(event for _, then, task in over for event in then(task.result())))
         return self._batch
-
-    def _happened(self, events: list[Event]) -> None:
-        """slime wants whole batches: a prompt that is given up is replaced though no more was to be drawn."""
-        fails = any(isinstance(event, ResponseFailed) for event in events)
-        self._tell(*(self._source.resume() if fails else ()), *events)
 
     def _tell(self, *events: Event) -> None:
         while events:
@@ -191,7 +162,7 @@ class Rollout:
             for command in self._source.batcher.handle(*events):
                 match command:
                     case Draw(count=count):
-                        self._source.draw(count, follows)
+                        follows += [self._source.draw() for _ in range(count)]
                     case Launch(request=request):
                         self._launch(request)
                     case Abort(requests=requests):
@@ -273,10 +244,6 @@ async def _rollout(args: Namespace, rollout_id: int, source: Source) -> RolloutF
         await sglang_rollout.abort(args, rollout_id)
         sglang_rollout.GenerateState(args).reset()
     groups = source.end(batch)
-    if len(groups) < args.rollout_batch_size:  # slime would weigh the rewards of all groups as those of one
-        raise ValueError(
-            f"rollout {rollout_id} has {len(groups)} prompts: it comes after the last one that was ordered"
-        )
     if args.rollout_sample_filter_path is not None:
         load_function(args.rollout_sample_filter_path)(args, groups)
     if args.rollout_all_samples_process_path is not None:

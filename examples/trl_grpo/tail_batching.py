@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +118,22 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for engine in self.rollout.engines:  # the only one, where this process has it
             self.rollout.update(engine.version + 1)
             with _left_idle(engine):
-                rolled = self.rollout.round(lambda done, total: None)
+                rolled = self.rollout.round(lambda done, total: None, self._rounds_left)
             found = [rolled, _told(rolled, self.rollout.batcher)]
         if self._is_served:
             found = found or [None, None]
             broadcast_object_list(found)
         rolled, figures = found
         return rolled, figures
+
+    @property
+    def _rounds_left(self) -> int | None:
+        """With the next one, where a run is under way. Steps that end amid a round, or early with their epoch, may
+        make it too many, never too few.
+        """
+        args, steps = self.args, self.state.max_steps - self.state.global_step
+        left = ceil(steps * args.gradient_accumulation_steps / (args.steps_per_generation * self.num_iterations))
+        return left or None
 
     def train(self, *args: Any, **more: Any) -> Any:
         self._last_loaded_step = -1  # steps are counted anew, and vLLM may have the weights of one of that number

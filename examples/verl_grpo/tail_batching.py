@@ -30,8 +30,6 @@ from rollmux.packer import (
     Abort,
     Batch,
     Batching,
-    DataEnded,
-    DataResumed,
     Draw,
     Event,
     Launch,
@@ -94,37 +92,13 @@ class Prompts:
         self.batcher = TailBatcher(terms, self._keep)
         self.rows: dict[Prompt, Row] = {}
         self._drawn = 0  # so far, in all epochs
-        self._has_ended = False  # what there is to draw, for the batcher
-        self._wanted = 0  # prompts, from the present step to the last
 
-    def begin(self, steps: int) -> list[Event]:
-        """A rollout starts, with so many steps to come. The data go on where the job was to end before."""
-        self._wanted = steps * self._terms.prompts
-        return [*(self.resume() if self._waiting < self._wanted else ()), RoundStarted()]
-
-    def resume(self) -> list[Event]:
-        """There are data, whatever was said: one more may be wanted."""
-        had_ended, self._has_ended = self._has_ended, False
-        return [DataResumed()] if had_ended else []
-
-    def draw(self, count: int, drawn: list[Event]) -> None:
-        """The next prompts of the data, beside those drawn, but no more than the steps to come will train."""
-        for _ in range(count):
-            if self._has_ended:
-                return
-            if self._keep is None and self._waiting + len(drawn) >= self._wanted:  # a filter may want any number
-                self._has_ended = True
-                drawn.append(DataEnded())
-                return
-            prompt = Prompt(*divmod(self._drawn, self._epoch))
-            self._drawn += 1
-            self.rows[prompt] = self._fetch()
-            drawn.append(PromptDrawn(prompt))
-
-    @property
-    def _waiting(self) -> int:
-        """Prompts that the batcher knows of and that are not at their end."""
-        return sum(each.waiting for each in self.batcher.accounts().values())
+    def draw(self) -> Event:
+        """The next prompt of the data."""
+        prompt = Prompt(*divmod(self._drawn, self._epoch))
+        self._drawn += 1
+        self.rows[prompt] = self._fetch()
+        return PromptDrawn(prompt)
 
     def uid(self, prompt: Prompt) -> str:
         """What veRL calls it."""
@@ -142,13 +116,12 @@ class Prompts:
             "batcher": self.batcher.state(),
             "rows": [(each.epoch, each.id, row) for each, row in self.rows.items()],
             "drawn": self._drawn,
-            "has_ended": self._has_ended,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.batcher = TailBatcher.from_state(self._terms, state["batcher"], self._keep)
         self.rows = {Prompt(epoch, place): row for epoch, place, row in state["rows"]}
-        self._drawn, self._has_ended = state["drawn"], state["has_ended"]
+        self._drawn = state["drawn"]
 
 
 class Client(LLMServerClient):
@@ -320,7 +293,7 @@ class Rollouts:
         trainer, prompts = self._trainer, self._trainer.prompts
         self._failures = 0
         last = min(trainer.total_training_steps, trainer.steps_per_epoch * trainer.config.trainer.total_epochs)
-        batch = self._tell(*prompts.begin(last - trainer.global_steps + 1))
+        batch = self._tell(RoundStarted(last - trainer.global_steps + 1))
         while batch is None:
             batch = self._happened(trainer.agent_loop_manager.news())
         asyncio.run(stopped(trainer.llm_server_manager.get_replicas()))
@@ -330,14 +303,13 @@ class Rollouts:
         return stored, metrics(batch, prompts.batcher)
 
     def _happened(self, events: list[Event]) -> Batch | None:
-        """A prompt that is given up is replaced, though no more was to be drawn."""
         terms, fail = self._trainer.terms, [event.why for event in events if isinstance(event, ResponseFailed)]
         self._failures += len(fail)
         if self._failures > MOST_FAILURES * terms.prompts * terms.responses:
             raise RuntimeError(
                 f"{MOST_FAILURES} times as many failures as responses in one rollout, the last: {fail[-1]}"
             )
-        return self._tell(*(self._trainer.prompts.resume() if fail else ()), *events)
+        return self._tell(*events)
 
     def _tell(self, *events: Event) -> Batch | None:
         """The batch, once it is complete."""
@@ -348,7 +320,7 @@ class Rollouts:
             for command in prompts.batcher.handle(*events):
                 match command:
                     case Draw(count=count):
-                        prompts.draw(count, follows)
+                        follows += [prompts.draw() for _ in range(count)]
                     case Launch(request=request):
                         launched.setdefault(request.prompt, []).append(request)
                     case Abort(requests=requests):

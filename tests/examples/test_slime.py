@@ -264,7 +264,7 @@ def test_nobody_waits_when_the_last_rollout_is_over_and_a_job_may_be_ordered_to_
 
 
 @pytest.mark.parametrize("rollouts", [1, 2, 4])
-def test_a_prompt_that_is_given_up_is_replaced_though_the_data_had_ended(world: World, rollouts: int) -> None:
+def test_a_prompt_that_is_given_up_is_replaced_though_no_more_was_to_be_drawn(world: World, rollouts: int) -> None:
     source = world.source()
     hard = source.dataset.samples[0].label
     world.lengths = lambda sample: 300 if sample.label == hard else 10
@@ -272,6 +272,8 @@ def test_a_prompt_that_is_given_up_is_replaced_though_the_data_had_ended(world: 
     world.args.num_rollout = rollouts
     source = world.source()
     assert [len(world.rollout(source, number).samples) for number in range(rollouts)] == [4] * rollouts
+    with pytest.raises(ValueError, match=f"rollout {rollouts} comes after the last"):
+        world.rollout(source, rollouts)
     assert source.batcher.accounts() == {0: Account(drawn=4 * rollouts + 1, trained=4 * rollouts, failed=1)}
 
 

@@ -102,6 +102,7 @@ def test_each_row_is_trained_once_an_epoch_in_whole_groups_and_long_ones_in_long
     accounts: dict[int, Account] = trainer.rollout.batcher.accounts()
     assert sum(trained.values()) == PROMPTS * STEPS == sum(account.trained for account in accounts.values())
     assert accounts[0] == Account(drawn=ROWS, trained=ROWS)
+    assert not any(account.waiting for account in accounts.values())
     assert set(trained) == set(range(ROWS))
     assert max(trained.values()) <= len(accounts)
     kinds = [log["tail_batching/long"] for log in trainer.state.log_history[:STEPS]]
@@ -111,6 +112,22 @@ def test_each_row_is_trained_once_an_epoch_in_whole_groups_and_long_ones_in_long
         for kind in (0.0, 1.0)
     }
     assert fmean(lengths[0.0]) < fmean(lengths[1.0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_iterations": 2},
+        {"gradient_accumulation_steps": 2, "per_device_train_batch_size": PROMPTS * GROUP // 2},
+        {"steps_per_generation": 2, "per_device_train_batch_size": PROMPTS * GROUP // 2},
+    ],
+    ids=lambda settings: next(iter(settings), "one step a round"),
+)
+def test_who_is_put_off_in_the_last_rounds_of_an_epoch_is_trained_too(make: Make, settings: dict[str, Any]) -> None:
+    trainer = make(max_steps=-1, num_train_epochs=1, **settings)
+    trainer.train()
+    assert trainer.rollout.batcher.accounts() == {0: Account(drawn=ROWS, trained=ROWS)}
 
 
 def test_what_is_trained_was_drawn_with_the_weights_that_are_trained(make: Make) -> None:

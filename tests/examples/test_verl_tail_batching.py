@@ -235,7 +235,7 @@ def test_a_response_that_a_server_gives_up_is_drawn_again(job: Job) -> None:
     assert told["tail_batching/failed"] >= BATCH
 
 
-def test_a_prompt_whose_responses_always_fail_is_given_up_and_replaced_though_the_data_had_ended(job: Job) -> None:
+def test_a_prompt_whose_responses_always_fail_is_given_up_and_replaced_though_no_more_was_to_be_drawn(job: Job) -> None:
     hard = first_drawn()
     job.config.trainer.total_training_steps = 1
     verl.world.stop_reason = lambda index, sample: "aborted" if index == hard else "completed"
@@ -269,6 +269,7 @@ def test_a_filter_replaces_prompts_whose_responses_all_have_the_same_of_what_it_
     assert trained.total() == steps * BATCH
     assert all(index % 2 for index in trained)
     assert filtered
+    assert sum(each.waiting for each in trainer.prompts.batcher.accounts().values()) == 0
 
 
 @pytest.mark.parametrize(("race", "slow_ones"), [("rewarded", 2), ("generated", 4)])

@@ -18,7 +18,6 @@ from rollmux.packer import (
     Batching,
     Command,
     DataEnded,
-    DataResumed,
     Draw,
     EtaPolicy,
     Event,
@@ -48,7 +47,6 @@ class Setting:
     data: int = 7  # prompts of each domain in an epoch
     epochs: int = 3
     ends: int | None = None  # the job is to end after so many rounds
-    resumes: int = 0  # so often a domain's data go on for one more epoch once they have ended
     fails: float = 0.0  # of generations, and of rewards
     refused: float = 0.0  # rewards that are zero: prompts with nothing else are filtered, if anything is
     slow_source: int = 0
@@ -107,29 +105,17 @@ class Player:
         self.drawn = dict.fromkeys(self.setting.domains, 0)
         self.source_at = dict.fromkeys(self.setting.domains, 0)
         self.ended: set[str] = set()
-        self.over: set[str] = set()  # those of them of which it was told
-        self.resumes = self.setting.resumes
-        self.epochs = dict.fromkeys(self.setting.domains, self.setting.epochs)
 
     def play(self) -> "Player":
         ends = self.setting.ends
         most = self.rounds if ends is None else min(self.rounds, ends)
-        while len(self.batches) < most and not (self.batches and self.batches[-1].is_last and not self.resumes):
+        while len(self.batches) < most and not (self.batches and self.batches[-1].is_last):
             complete = len(self.batches)
-            if self.over and self.resumes:
-                self.resume(min(self.over))
             self.tell([RoundStarted(None if ends is None else ends - complete)])
             while len(self.batches) == complete:
                 assert self.heap, "nothing is under way, and the round is not complete: it hangs"
                 self.advance()
         return self
-
-    def resume(self, domain: str) -> None:
-        self.resumes -= 1
-        self.epochs[domain] += 1
-        self.over.remove(domain)
-        self.ended.remove(domain)
-        self.tell([DataResumed(domain)])
 
     def advance(self) -> None:
         """What happens next, with all that happens at the same time."""
@@ -149,7 +135,6 @@ class Player:
         self.between(self)
         commands = self.batcher.handle(*events)
         self.told.append((tuple(events), commands))
-        self.over |= {event.domain for event in events if isinstance(event, DataEnded)}
         for event in sorted(events, key=repr):
             if isinstance(event, ResponseGenerated):
                 self.reward(event.request)
@@ -174,7 +159,7 @@ class Player:
 
     def draw(self, domain: str) -> None:
         setting, number = self.setting, self.drawn[domain]
-        if number >= setting.data * self.epochs[domain]:
+        if number >= setting.data * setting.epochs:
             if domain not in self.ended:
                 self.ended.add(domain)
                 self.later(max(0, self.source_at[domain] - self.now), DataEnded(domain))
@@ -247,7 +232,6 @@ def settings_of_jobs(batching: st.SearchStrategy[Batching] | None = None, **fixe
         "data": st.integers(1, 25),
         "epochs": st.integers(1, 3),
         "ends": st.none() | st.integers(1, 12),
-        "resumes": st.sampled_from((0, 0, 0, 2)),
         "fails": st.sampled_from((0.0, 0.0, 0.1, 0.5)),
         "refused": st.sampled_from((0.0, 0.0, 0.3, 0.7)),
         "slow_source": st.sampled_from((0, 0, 3)),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from rollmux.packer import (
     Batching,
     Command,
     DataEnded,
-    DataResumed,
     Draw,
     Event,
     Keep,
@@ -442,29 +442,18 @@ def test_data_that_end_between_rounds_are_not_asked_for_again() -> None:
     assert (batch.kind, len(batch.prompts), batch.is_last) == (RoundKind.LONG, 1, True)
 
 
-def test_a_job_that_is_ordered_to_run_for_longer_draws_on_where_its_data_had_ended() -> None:
-    batcher = started()
-    finish(batcher, 0, 0, 1)
-    batch_of(finish(batcher, 1, 0, 1))
-    batcher.handle(DataEnded())
-    batcher = TailBatcher.from_state(TWO_OF_THREE, batcher.state())
-    assert batcher.next_kind is RoundKind.LONG
-    assert batcher.handle(RoundStarted(), DataResumed()) == (Draw(3, ""),)
-    launched = batcher.handle(*(PromptDrawn(prompt(identity, epoch=1)) for identity in range(3)))
-    assert len(launched) == 9
-    assert batcher.queued == 1
+@pytest.mark.parametrize("left", [0, -1, True, 1.0, "2"])
+def test_rounds_that_are_left_are_a_whole_number_with_the_one_that_starts(left: Any) -> None:
+    batcher = TailBatcher(TWO_OF_THREE)
+    with pytest.raises(IllegalEvent, match="rounds_left is"):
+        batcher.handle(RoundStarted(left))
+    assert batcher.handle(RoundStarted(1)) == (Draw(2, ""),)
 
 
-def test_only_data_that_have_ended_go_on() -> None:
-    batcher = started()
-    with pytest.raises(IllegalEvent, match="the data of domain '' have not ended"):
-        batcher.handle(DataResumed())
-    batcher.handle(DataEnded())
-    with pytest.raises(IllegalEvent, match="is told twice"):
-        batcher.handle(DataResumed(), DataResumed())
-    with pytest.raises(IllegalEvent, match="the data of domain 'code' have not ended"):
-        batcher.handle(DataResumed("code"))
-    assert batcher.handle(DataResumed()) == ()
+def test_a_round_is_started_once_however_long_the_job_is_said_to_be() -> None:
+    batcher = TailBatcher(TWO_OF_THREE)
+    with pytest.raises(IllegalEvent, match="a round is started twice"):
+        batcher.handle(RoundStarted(2), RoundStarted(3))
 
 
 def test_requests_and_prompts_have_an_order_whatever_their_ids_are() -> None:

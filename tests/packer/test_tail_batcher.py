@@ -64,7 +64,7 @@ def test_to_the_end_of_the_data_every_prompt_is_trained_filtered_or_failed_exact
         )
     )
     assert ends == Counter(drawn(player))
-    assert len(ends) == setting.data * (setting.epochs * len(setting.domains) + setting.resumes)
+    assert len(ends) == setting.data * setting.epochs * len(setting.domains)
     assert player.batcher.queued == 0
 
 
@@ -91,13 +91,13 @@ def test_the_accounts_of_each_epoch_say_what_the_batches_say(setting: Setting) -
 
 def waiting(batcher: TailBatcher) -> int:
     """Prompts that are not at their end, or are still to come."""
-    to_come = sum(batcher.state()["drawing"].values())
+    to_come: int = sum(batcher.state()["drawing"].values())
     return to_come + sum(account.waiting for account in batcher.accounts().values())
 
 
 @settings(max_examples=examples(600))
 @given(
-    settings_of_jobs(data=10**6, epochs=1, ends=st.integers(1, 12), resumes=0, slow_source=st.sampled_from((0, 3, 12))),
+    settings_of_jobs(data=10**6, epochs=1, ends=st.integers(1, 12), slow_source=st.sampled_from((0, 3, 12))),
     st.integers(-4, 4),
 )
 def test_a_job_that_says_how_long_it_is_draws_no_more_than_it_trains(setting: Setting, longer: int) -> None:
@@ -139,7 +139,7 @@ def test_a_job_that_is_ordered_to_run_for_longer_draws_on() -> None:
 
 
 @PLAYS
-@given(settings_of_jobs(data=60, epochs=1, resumes=0))
+@given(settings_of_jobs(data=60, epochs=1))
 def test_while_there_are_data_every_batch_meets_its_quotas_with_exactly_the_responses_wanted(setting: Setting) -> None:
     player = Player(setting, rounds=12)
     player.play()
@@ -201,7 +201,7 @@ def test_nobody_is_deferred_longer_than_the_bound_however_many_each_round_defers
 
 
 @PLAYS
-@given(settings_of_jobs(data=40, resumes=0))
+@given(settings_of_jobs(data=40))
 def test_between_rounds_it_is_known_how_the_next_one_starts(setting: Setting) -> None:
     player = Player(setting)
     for rounds in range(1, 10):
@@ -214,7 +214,7 @@ def test_between_rounds_it_is_known_how_the_next_one_starts(setting: Setting) ->
 
 
 @PLAYS
-@given(settings_of_jobs(batchings(races=(Race.NONE,)), fails=0.0, refused=0.0, ends=None, resumes=0))
+@given(settings_of_jobs(batchings(races=(Race.NONE,)), fails=0.0, refused=0.0, ends=None))
 def test_without_a_race_of_responses_what_is_trained_is_the_data(setting: Setting) -> None:
     player = Player(setting).play()
     trained = [each for batch in player.batches for each in batch.prompts]

@@ -19,7 +19,6 @@ from rollmux.packer.commands import (
 from rollmux.packer.eta import AdaptiveEta, EtaPolicy, Factors, FixedEta
 from rollmux.packer.events import (
     DataEnded,
-    DataResumed,
     Event,
     PromptDrawn,
     ResponseAborted,
@@ -51,7 +50,6 @@ __all__ = [
     "BiasReport",
     "Command",
     "DataEnded",
-    "DataResumed",
     "DecodeRates",
     "Draw",
     "EtaPolicy",

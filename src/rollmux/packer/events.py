@@ -34,13 +34,6 @@ class DataEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class DataResumed:
-    """Data that had ended go on: the job was ordered to run for longer."""
-
-    domain: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ResponseGenerated:
     """The engine has ended a response, which is so long."""
 
@@ -74,4 +67,4 @@ class ResponseAborted:
 
 
 ResponseEvent = ResponseGenerated | ResponseRewarded | ResponseFailed | ResponseAborted
-Event = RoundStarted | PromptDrawn | DataEnded | DataResumed | ResponseEvent
+Event = RoundStarted | PromptDrawn | DataEnded | ResponseEvent

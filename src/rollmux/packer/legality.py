@@ -60,12 +60,6 @@ def _data_ended(memory: Memory, event: ev.DataEnded, said: Said | None) -> None:
     _only_once(event, said)
 
 
-def _data_resumed(memory: Memory, event: ev.DataResumed, said: Said | None) -> None:
-    if event.domain not in memory.dry:
-        raise IllegalEvent(f"the data of domain {event.domain!r} have not ended: only those that have can go on")
-    _only_once(event, said)
-
-
 def _told_tokens(memory: Memory, event: Any, said: Said | None) -> Run | None:
     if type(event.tokens) is not int or event.tokens < 0:
         raise IllegalEvent(f"{event.request}: a length of {event.tokens} tokens; give a whole number from 0")
@@ -113,7 +107,6 @@ def _only_once(event: ev.Event, said: Said | None) -> None:
 
 
 _CHECKS: dict[type[ev.Event], Callable[[Memory, Any, Said | None], Run | None]] = {
-    ev.DataResumed: _data_resumed,
     ev.RoundStarted: _started,
     ev.PromptDrawn: _drawn,
     ev.DataEnded: _data_ended,

@@ -199,9 +199,6 @@ class TailBatcher:
         if memory.round is not None:
             self._fill(memory.round, memory.round.lanes[event.domain], 0, out)
 
-    def _data_resumed(self, event: ev.DataResumed, run: None, out: list[Command]) -> None:
-        self._memory.dry.remove(event.domain)
-
     # -- responses -----------------------------------------------------------------------------------------------------
 
     def _generated(self, event: ev.ResponseGenerated, run: Run | None, out: list[Command]) -> None:
@@ -329,13 +326,12 @@ def _place(event: ev.Event) -> tuple[Any, ...]:
     rank = _ORDER[type(event)]
     if isinstance(event, ev.PromptDrawn):
         return rank, event.prompt.order
-    if isinstance(event, ev.DataEnded | ev.DataResumed):
+    if isinstance(event, ev.DataEnded):
         return rank, event.domain
     return (rank,) if isinstance(event, ev.RoundStarted) else (rank, event.request.order)
 
 
 _APPLY: dict[type[ev.Event], Callable[[TailBatcher, Any, Any, list[Command]], None]] = {
-    ev.DataResumed: TailBatcher._data_resumed,
     ev.RoundStarted: TailBatcher._started,
     ev.PromptDrawn: TailBatcher._drawn,
     ev.DataEnded: TailBatcher._data_ended,

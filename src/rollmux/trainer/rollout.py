@@ -92,8 +92,11 @@ class Rollout:
     def engines(self) -> tuple[Engine, ...]:
         return self._workers.engines
 
-    def round(self, progress: Progress) -> Rolled:
-        """From fresh weights to a batch. `progress` hears how many responses are over, of how many."""
+    def round(self, progress: Progress, rounds_left: int | None = None) -> Rolled:
+        """From fresh weights to a batch. `progress` hears how many responses are over, of how many.
+
+        `rounds_left` is as RoundStarted has it.
+        """
         with self._points.round():
             self._take_back()
             self.ended.clear()
@@ -102,7 +105,7 @@ class Rollout:
             self._failures.clear()
             if self._early is not None:
                 self._early.begin()
-            self._tell(RoundStarted())
+            self._tell(RoundStarted(rounds_left))
             self._most_failures = MOST_FAILURES * self._clock.running
             while not self._complete:
                 self._points.pass_by()
