@@ -85,8 +85,9 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     @property
     def longest(self) -> int:
-        """Tokens that the model takes, of a prompt and its response together."""
-        return int(self.model.config.get_text_config().max_position_embeddings)
+        """Tokens that the engine takes, of a prompt and its response together."""
+        most = int(self.model.config.get_text_config().max_position_embeddings)
+        return (self.args.vllm_max_model_length or most) if self.use_vllm else most
 
     def _new_drawer(self, room_tokens: int) -> "_Own | _Colocated | _Served":
         if not self.use_vllm:
@@ -246,8 +247,15 @@ class _Asked:
 
 def _prompt(trainer: TailBatchedTrainer, number: int) -> tuple[int, ...]:
     (tokens,), images, _ = trainer._tokenize_prompts([trainer.row(number)["prompt"]])
+    row = f"row {trainer.rows[number]}"
     if images:
-        raise ValueError(f"row {trainer.rows[number]} has images, and tail batching goes without them")
+        raise ValueError(f"{row} has images, and tail batching goes without them")
+    most = trainer.longest - trainer.args.max_completion_length
+    if not 0 < len(tokens) <= most:
+        told = f"beside max_completion_length it may have 1 to {most}"
+        raise ValueError(
+            f"the prompt of {row} has {len(tokens)} tokens; {told}: leave such rows out, or shorten either"
+        )
     return tuple(tokens)
 
 
@@ -313,7 +321,7 @@ class _Served:
     def __init__(self, trainer: TailBatchedTrainer) -> None:
         self._trainer, self.engines = trainer, list[Engine]()
         if trainer.accelerator.is_main_process:
-            settings = Settings(trainer.args.vllm_max_model_length or trainer.longest)
+            settings = Settings(trainer.longest)
             url = trainer.vllm_generation.vllm_client.base_url
             self.engines.append(HttpEngine(Server(url), Vllm(), settings))
 

@@ -251,6 +251,13 @@ def test_a_reward_that_changes_what_a_row_has_changes_nothing_of_another_respons
     assert found == [2] * PROMPTS * GROUP
 
 
+@pytest.mark.parametrize(("letters", "says"), [(0, "has 0 tokens"), (60, "has 60 tokens; .* it may have 1 to 52")])
+def test_a_prompt_that_leaves_no_room_is_told_with_its_row(make: Make, letters: int, says: str) -> None:
+    rows = make().train_dataset.map(lambda row: {"prompt": "1" * letters} if row["number"] == 13 else row)
+    with pytest.raises(ValueError, match=f"the prompt of row 13 {says}"):
+        make(own={"train_dataset": rows}).train()
+
+
 def test_two_processes_draw_different_responses_to_like_prompts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make().train_dataset.map(lambda row: {"prompt": "1"})
     monkeypatch.setattr("accelerate.Accelerator.num_processes", 2)
