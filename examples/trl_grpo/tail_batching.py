@@ -73,6 +73,7 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.rollout = self._new_rollout()
         self._samples: tuple[Sample, ...] = ()
         self._figures = dict[str, float]()
+        self._began: tuple[int, dict[str, Any]] | None = None  # the step at which the last round did, and what was then
         self._phase: Callable[[str], AbstractContextManager[object]] = nullcontext if mux is None else mux.phase
         self._training = ExitStack()
 
@@ -138,22 +139,25 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def train(self, *args: Any, **more: Any) -> Any:
         self._last_loaded_step = -1  # steps are counted anew, and vLLM may have the weights of one of that number
+        self._began = None
         with self._training:
-            return super().train(*args, **more)
+            try:
+                return super().train(*args, **more)
+            except BaseException:  # Ctrl-C, too
+                self._put_back()
+                raise
+
+    def _put_back(self) -> None:
+        """Rows of which no update was made are drawn anew by whoever trains on."""
+        if self._began is not None and self._began[0] == self.state.global_step:
+            self._go_on_from(self._began[1])
 
     # -- where TRL asks ------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return dict(super()._generate_and_score_completions(inputs))
-        before = self._state()
-        try:
-            return self._rolled_and_scored(inputs)
-        except BaseException:  # Ctrl-C, too: whoever trains on draws the round's rows anew
-            self._go_on_from(before)
-            raise
-
-    def _rolled_and_scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._began = self.state.global_step, self._state()
         rolled = self.roll()
         for name, value in self._figures.items():
             self._log_metric(f"tail_batching/{name}", value)

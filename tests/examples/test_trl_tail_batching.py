@@ -214,6 +214,31 @@ def test_the_rows_of_a_round_that_could_not_be_scored_are_drawn_anew(make: Make)
     assert sum(account.trained for account in trainer.rollout.batcher.accounts().values()) == 5 * PROMPTS
 
 
+@pytest.mark.parametrize("updates", [2, 3])
+def test_rows_of_which_no_update_was_made_are_drawn_anew(
+    make: Make, monkeypatch: pytest.MonkeyPatch, updates: int
+) -> None:
+    """Ctrl-C in a backward pass of the third step, or as that step's update is done."""
+    seen = Seen()
+    trainer = make(seen, max_steps=3)
+    stopped = {2: "training_step", 3: "_maybe_log_save_evaluate"}[updates]
+    whole = getattr(trainer, stopped)
+
+    def broken(*given: Any, **more: Any) -> Any:
+        if trainer.state.global_step == updates:
+            raise KeyboardInterrupt
+        return whole(*given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, stopped, broken)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    assert sum(account.trained for account in trainer.rollout.batcher.accounts().values()) == updates * PROMPTS
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert sum(account.trained for account in trainer.rollout.batcher.accounts().values()) == (updates + 3) * PROMPTS
+
+
 def test_after_ctrl_c_amid_a_round_the_engine_is_idle_and_the_next_train_draws_it_anew(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
