@@ -182,6 +182,7 @@ def test_the_command_tells_what_it_found_and_keeps_the_answers(tmp_path: Path) -
     told, data = runner.invoke(app, [*call, "--out", str(out)]), runner.invoke(app, [*call, "--json"])
     assert told.exit_code == data.exit_code == 0, told.output + data.output
     found, lines = json.loads(data.stdout), [json.loads(line) for line in out.read_text().splitlines()]
+    assert (found["model"], found["task"]) == (None, "arithmetic")
     assert told.stdout.startswith(f"a new model: 5 prompts, 2 answers each: reward {found['reward']:.3f}")
     assert [(each["prompt"], each["sample"]) for each in lines] == [(n, s) for n in range(5) for s in range(2)]
     assert fmean(each["reward"] for each in lines) == pytest.approx(found["reward"])
@@ -199,6 +200,8 @@ def test_the_command_says_which_model_was_asked(tmp_path: Path) -> None:
     export_model(build, model)
     done = runner.invoke(app, [*call, f"model.path={model}"])
     assert done.stdout.startswith(f"{model}: 5 prompts: reward "), done.output
+    data = runner.invoke(app, [*call, f"model.path={model}", "--json"])
+    assert json.loads(data.stdout)["model"] == str(model)
 
 
 def test_of_a_runs_folder_the_model_is_asked_that_the_run_has_left(tmp_path: Path) -> None:

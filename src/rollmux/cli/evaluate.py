@@ -54,8 +54,9 @@ def evaluate(
 
             found = evaluation.evaluate(settings, samples, heard)
         if out != HERE:
-            asked = settings.model.path or "a new model"
-            show(found, as_json, f"{asked}: {evaluation.in_words(found, samples)}", *_failures(answers))
+            asked = {"model": settings.model.path or None, "task": settings.task.path or settings.task.name}
+            told = f"{asked['model'] or 'a new model'}: {evaluation.in_words(found, samples)}"
+            show(asked | asdict(found), as_json, told, *_failures(answers))
     finally:
         if out is not None and answers:
             _keep(answers, out)
