@@ -91,12 +91,13 @@ class Prompts:
         self._fetch, self._epoch = fetch, epoch  # an epoch has so many prompts
         self.batcher = TailBatcher(terms, self._keep)
         self.rows: dict[Prompt, Row] = {}
-        self._drawn = 0  # so far, in all epochs
+        self._next = 0, 0  # its epoch, and its place there
 
     def draw(self) -> Event:
         """The next prompt of the data."""
-        prompt = Prompt(*divmod(self._drawn, self._epoch))
-        self._drawn += 1
+        epoch, place = self._next
+        prompt = Prompt(epoch, place)
+        self._next = (epoch, place + 1) if place + 1 < self._epoch else (epoch + 1, 0)
         self.rows[prompt] = self._fetch()
         return PromptDrawn(prompt)
 
@@ -115,13 +116,13 @@ class Prompts:
         return {
             "batcher": self.batcher.state(),
             "rows": [(each.epoch, each.id, row) for each, row in self.rows.items()],
-            "drawn": self._drawn,
+            "next": self._next,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.batcher = TailBatcher.from_state(self._terms, state["batcher"], self._keep)
         self.rows = {Prompt(epoch, place): row for epoch, place, row in state["rows"]}
-        self._drawn = state["drawn"]
+        self._next = state["next"]
 
 
 class Client(LLMServerClient):

@@ -299,6 +299,21 @@ def test_nobody_waits_when_the_last_step_is_over_and_a_job_may_be_ordered_to_run
     assert sorted(trained.values()) == [1] * 12 + [2] * 8
 
 
+@pytest.mark.parametrize("prompts", [PROMPTS * 2, PROMPTS // 2])
+def test_a_job_goes_on_with_more_data_than_it_began_with_or_with_less(job: Job, prompts: int) -> None:
+    trainer = job.start()
+    for _ in range(PROMPTS // BATCH + 2):
+        job.step(trainer)
+    trainer._save_checkpoint()
+    done, job.config["prompts"], job.config.trainer.total_training_steps = trainer.global_steps, prompts, 4 * STEPS
+    job.config.trainer.total_epochs = 4 * STEPS
+    trainer = job.start()
+    assert trainer.global_steps == done
+    while trainer.global_steps < 4 * STEPS:
+        job.step(trainer)
+    assert not trainer.prompts.rows
+
+
 def test_validations_are_verls_own_and_change_no_round(job: Job) -> None:
     trainer = job.start()
     job.step(trainer)
