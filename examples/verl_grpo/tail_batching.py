@@ -211,12 +211,10 @@ class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # what Ray has
         self._drawing[task] = request
         try:
             await super()._run_agent_loop(sampling_params, trajectory, session_id=request.sample, **prompt)
-        except asyncio.CancelledError:
-            if request not in self._lost:
-                raise
-        except Exception as error:
-            self._tell(ResponseFailed(request, repr(error)))
-            raise  # veRL logs it
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, Exception) or request not in self._lost:  # a tool may cancel its own agent loop
+                self._tell(ResponseFailed(request, repr(error)))
+                raise  # veRL logs it
         finally:
             self._drawing.pop(task, None)
 
@@ -240,8 +238,8 @@ class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # what Ray has
     def _reward(self, output: Any) -> float:
         if self.reward_loop_worker_handles is None:
             return 0.0  # a model on the trainer's devices scores the batch, later
-        extra, metric = output.extra_fields["reward_extra_info"], self._metric
-        reward = output.reward_score if metric == "reward" else extra[metric]
+        metric = self._metric
+        reward = output.reward_score if metric == "reward" else output.extra_fields["reward_extra_info"][metric]
         if not isfinite(reward):
             raise ValueError(f"a {metric} of {reward}")
         return float(reward)

@@ -256,6 +256,31 @@ def test_an_agent_that_gives_no_output_has_failed(job: Job) -> None:
         job.step(job.start())
 
 
+def test_an_agent_loop_that_something_within_it_cancels_has_failed(job: Job) -> None:
+    hard, agent = first_drawn(), verl.world.agent
+
+    async def cancelled(client: Any, prompt: dict[str, Any]) -> Any:
+        if prompt["index"] == hard and prompt["session_id"] == 0:
+            raise asyncio.CancelledError("by a tool")
+        return await agent(client, prompt)
+
+    verl.world.agent = cancelled  # type: ignore[method-assign]
+    job.config.trainer.total_training_steps = 1
+    trained, told = job.step(job.start())
+    assert hard in trained
+    assert told["tail_batching/failed"] == 1
+
+
+def test_an_agent_may_give_its_reward_itself(job: Job) -> None:
+    async def scored(client: Any, prompt: dict[str, Any]) -> Any:
+        return verl.AgentLoopOutput([0], reward_score=0.5)
+
+    verl.world.agent = scored  # type: ignore[method-assign]
+    trained, told = job.step(job.start())
+    assert trained.total() == BATCH
+    assert not told["tail_batching/failed"]
+
+
 @pytest.mark.parametrize("steps", [1, STEPS])
 def test_a_filter_replaces_prompts_whose_responses_all_have_the_same_of_what_it_looks_at(job: Job, steps: int) -> None:
     job.config.algorithm.filter_groups.enable = True
