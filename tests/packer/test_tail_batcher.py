@@ -130,6 +130,20 @@ def test_a_job_of_one_round_launches_nobody_beyond_its_want_and_one_of_two_has_a
     assert [len(player.batches[0].deferred) for player in (one, two, three)] == [0, 2, 2]
 
 
+def test_a_round_of_a_job_that_is_shortened_draws_on_where_only_those_are_left_that_it_has_put_off_itself() -> None:
+    batcher = TailBatcher(Batching(1, 1, 3.0, 1.0, Race.GENERATED, retries=0))
+    first, second, third = (Prompt(0, number) for number in range(3))
+    batcher.handle(RoundStarted(rounds_left=9))
+    batcher.handle(PromptDrawn(first))
+    batcher.handle(ResponseGenerated(Request(1, first, 0), 5))
+    batcher.handle(ResponseRewarded(Request(1, first, 0), 1.0))
+    batcher.handle(PromptDrawn(second), PromptDrawn(third))
+    batcher.handle(RoundStarted(rounds_left=1))
+    batcher.handle(ResponseGenerated(Request(2, second, 0), 5))
+    assert batcher.queued == 1
+    assert batcher.handle(ResponseFailed(Request(2, second, 0), "reward")) == (Draw(1, ""),)
+
+
 def test_a_job_that_is_ordered_to_run_for_longer_draws_on() -> None:
     player = Player(Setting(Batching(4, 1, 1.5, 1.0), data=100, ends=2)).play()
     player.setting = replace(player.setting, ends=4)

@@ -156,20 +156,27 @@ class TailBatcher:
             self._join(now, lane, fresh.popleft(), out)
         lacking = lane.awaited - memory.drawing[domain]
         drawn = memory.drawable(domain, max(lacking, 0))
-        if drawn:
-            memory.drawing[domain] += drawn
-            out.append(Draw(drawn, domain))
+        self._draw(domain, drawn, out)
         if drawn < lacking:
             lane.awaited -= lacking - drawn
             self._make_do(now, lane, out)
 
     def _make_do(self, now: Round, lane: Lane, out: list[Command]) -> None:
-        """No more are drawn: the queue is all that is left. It has enough, unless the data have ended."""
+        """The queue has what may not be drawn, unless the data have ended, or the job is shorter than it was."""
         if lane.missing > 0:
             if self._enter_queued(now, lane, out) and now.kind is RoundKind.SHORT:
                 now.kind = RoundKind.MIXED
-            lane.wanted -= lane.missing
+            if lane.domain in self._memory.dry:
+                lane.wanted -= lane.missing
+            else:
+                self._draw(lane.domain, lane.missing, out)
+                lane.awaited += lane.missing
         now.judge(lane, out)
+
+    def _draw(self, domain: str, count: int, out: list[Command]) -> None:
+        if count:
+            self._memory.drawing[domain] += count
+            out.append(Draw(count, domain))
 
     def _join(self, now: Round, lane: Lane, prompt: Prompt, out: list[Command]) -> None:
         """An awaited prompt races, unless it is known to be long and the lane can spare it."""
