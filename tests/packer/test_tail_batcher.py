@@ -97,15 +97,17 @@ def waiting(batcher: TailBatcher) -> int:
 
 @settings(max_examples=examples(600))
 @given(
-    settings_of_jobs(data=10**6, epochs=1, ends=st.integers(1, 12), slow_source=st.sampled_from((0, 3, 12))),
+    settings_of_jobs(
+        data=10**6, epochs=1, ends=st.integers(1, 12), slow_source=st.sampled_from((0, 3, 12)), adapts=st.booleans()
+    ),
     st.integers(-4, 4),
 )
 def test_a_job_that_says_how_long_it_is_draws_no_more_than_it_trains(setting: Setting, longer: int) -> None:
-    """Also if it is told in between that it is longer, or shorter."""
+    """Also if it is told in between that it is longer. If shorter, its batches are whole all the same."""
 
     def listen(player: Player) -> None:
         _, commands = player.told[-1] if player.told else ((), ())
-        if player.setting.ends is not None and any(isinstance(each, Draw) for each in commands):
+        if longer >= 0 and player.setting.ends is not None and any(isinstance(each, Draw) for each in commands):
             assert waiting(player.batcher) <= setting.batching.prompts * (player.setting.ends - len(player.batches))
 
     player = Player(setting, between=listen)
@@ -118,6 +120,21 @@ def test_a_job_that_says_how_long_it_is_draws_no_more_than_it_trains(setting: Se
     player.play()
     assert all(quotas_met(batch, setting.batching) for batch in player.batches)
     assert longer < 0 or waiting(player.batcher) == 0
+
+
+@settings(max_examples=examples(200))
+@given(settings_of_jobs(ends=st.integers(1, 12), slow_source=st.sampled_from((0, 3, 12)), adapts=st.booleans()))
+def test_a_job_that_says_how_long_it_is_trains_all_that_its_rounds_have_places_for_and_its_data_give(
+    setting: Setting,
+) -> None:
+    player = Player(setting).play()
+    assert setting.ends is not None
+    trained = Counter(each.prompt.domain for batch in player.batches for each in batch.prompts)
+    gone = [p for batch in player.batches for p in (*batch.filtered, *(each.prompt for each in batch.failed_prompts))]
+    for domain, quota in setting.batching.lanes:
+        left = setting.data * setting.epochs - sum(prompt.domain == domain for prompt in gone)
+        assert trained[domain] == min(quota * setting.ends, left)
+    assert waiting(player.batcher) == 0
 
 
 def test_a_job_of_one_round_launches_nobody_beyond_its_want_and_one_of_two_has_a_surplus_that_it_trains() -> None:
