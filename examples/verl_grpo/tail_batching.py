@@ -257,6 +257,11 @@ class Manager(AgentLoopManagerTQ):
         self.agent_loop_workers_class = ray.remote(Worker)
         self._listening: dict[Any, Any] = {}
 
+    def generate_sequences(self, prompts: Any) -> None:
+        """veRL gives the first worker the first prompts: those that come one by one would all be its own."""
+        super().generate_sequences(prompts)
+        self.agent_loop_workers.append(self.agent_loop_workers.pop(0))
+
     def news(self) -> list[Event]:
         """What has happened to responses, once there is something."""
         for worker in set(self.agent_loop_workers) - set(self._listening.values()):

@@ -297,6 +297,22 @@ def test_a_filter_replaces_prompts_whose_responses_all_have_the_same_of_what_it_
     assert sum(each.waiting for each in trainer.prompts.batcher.accounts().values()) == 0
 
 
+def test_prompts_that_replace_others_one_by_one_are_shared_among_the_workers(job: Job) -> None:
+    job.config.algorithm.filter_groups.enable = True
+    verl.world.length = lambda index, sample: 1 + 5 * index
+    verl.world.score = lambda index, sample: float(index % 10 == sample)  # most have zeros
+    agent, drawn = verl.world.agent, Counter[int]()
+
+    async def counted(client: Any, prompt: dict[str, Any]) -> Any:
+        drawn[id(client)] += 1
+        return await agent(client, prompt)
+
+    verl.world.agent = counted  # type: ignore[method-assign]
+    assert job.step(job.start())[1]["tail_batching/filtered"] > BATCH
+    assert len(drawn) == 3
+    assert max(drawn.values()) <= 2 * min(drawn.values())
+
+
 @pytest.mark.parametrize(("race", "slow_ones"), [("rewarded", 2), ("generated", 4)])
 def test_where_generation_decides_a_slow_reward_does_not(job: Job, race: str, slow_ones: int) -> None:
     job.config.trainer.tail_batching["race"] = race
