@@ -9,6 +9,7 @@ import pytest
 from rollmux.errors import IllegalEvent
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
+from rollmux.mux.changes import why_not_become
 from rollmux.mux.hardware import GB, Cluster, Pool
 from rollmux.mux.image import from_json, image, restore, to_json
 from rollmux.mux.job import PhaseSpec
@@ -38,6 +39,7 @@ def refused(world: World, cluster: Cluster, *gone: str) -> str:
     with pytest.raises(IllegalEvent) as refusal:
         become(world, cluster, *gone)
     assert image(world.machine) == before
+    assert str(refusal.value) == "; ".join(why_not_become(world.machine.state, cluster, gone))
     return str(refusal.value)
 
 
@@ -128,9 +130,11 @@ def test_a_job_in_line_is_not_left_without_any_place_that_it_could_have() -> Non
     world.tell(ev.JobSubmitted(job("A")))
     world.tell(ev.JobSubmitted(job("B", **overlapping)))
     assert world.machine.state.backlog == ["B"]
-    assert "pool gpu has 6 free nodes, 7 are needed" in refused(world, six)
+    (told,) = why_not_become(world.machine.state, six, ())
+    assert told.startswith("job B: ")
+    assert "pool gpu has 6 free nodes, 7 are needed" in told
     world.tell(ev.JobCancelled("B"))
-    become(world, six)
+    assert not why_not_become(world.machine.state, six, ())
 
 
 def test_a_job_that_has_no_other_place_already_keeps_nothing_from_changing() -> None:
@@ -141,6 +145,7 @@ def test_a_job_that_has_no_other_place_already_keeps_nothing_from_changing() -> 
     dearer = replace(DEAR, usd_per_gpu_hour=6.0)
     world.tell(ev.JobProfiled("A", 1, 50.0, 30.0, 0.0, rollout_switch_s=(20.0, 0.0)))
     for pool in (Pool("gpu", dearer, max_nodes=1), Pool("gpu", dearer, max_nodes=2)):
+        assert not why_not_become(world.machine.state, Cluster(pool, pool), ())
         become(world, Cluster(pool, pool))
 
 

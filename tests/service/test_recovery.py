@@ -8,17 +8,18 @@ from rollmux.errors import RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_state import Rules
+from rollmux.mux.hardware import Cluster, Pool
 from rollmux.mux.image import image, to_json
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.weave import Timing
 from rollmux.protocol.job_file import Submission
-from rollmux.service.controller import Controller
+from rollmux.service.controller import Controller, Refused
 from rollmux.service.journal import Batch, Image, JournalDamaged
 from rollmux.service.recovery import errands_after, recover, replayed
 from tests.service.memory_journal import MemoryJournal
-from tests.service.world import CLUSTERS
+from tests.service.world import CLUSTERS, DEAR
 
 CLUSTER, RULES = CLUSTERS[0], Rules(timing=Timing(15.0, 10.0))
 JOB = Submission(JobSpec("A", PhaseSpec(20.0, 1), PhaseSpec(20.0, 1), 4.0, iterations=2), ("python", "a.py"))
@@ -140,6 +141,24 @@ def test_a_change_that_can_t_be_is_told_whole_and_nothing_is_written() -> None:
         recover(journal, fewer, RollmuxPolicy(), RULES)
     assert list(journal.records(0)) == written
     again(journal)
+
+
+def test_what_was_taken_before_a_policy_knew_that_it_has_no_place_is_played_again() -> None:
+    """A controller of before took such jobs, and such changes of its cluster, and may have been killed since."""
+    six, seven = (Cluster(pool, pool) for pool in (Pool("gpu", DEAR, max_nodes=6), Pool("gpu", DEAR, max_nodes=7)))
+    apart = replace(JOB.job, rollout=PhaseSpec(20.0, 3), train=PhaseSpec(20.0, 4), slo=1.2, staleness=1)
+    journal = MemoryJournal()
+    before, _ = recover(journal, seven, RollmuxPolicy(max_group=1), RULES)
+    before.submit(1.0, "team", replace(JOB, job=replace(JOB.job, id="first")))
+    before.submit(2.0, "team", replace(JOB, job=apart))
+    before.tell(3.0, ev.ClusterChanged(six))
+    before.tell(4.0, ev.JobSubmitted(replace(apart, id="B")))
+    with pytest.raises(Refused, match="7 are needed"):
+        before.submit(5.0, "team", replace(JOB, job=replace(apart, id="C")))
+    write(journal, before)
+    after, _ = recover(journal, six, RollmuxPolicy(max_group=1), RULES)
+    assert after.machine.state.backlog == ["A", "B"]
+    assert image(after.machine) == image(before.machine)
 
 
 def test_a_change_goes_with_other_rules_and_lasts_with_an_image() -> None:

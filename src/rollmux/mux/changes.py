@@ -3,21 +3,31 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rollmux.errors import Problem
 from rollmux.mux.cluster_state import ClusterState
 from rollmux.mux.feasible import place_problems
 from rollmux.mux.hardware import Cluster
-from rollmux.mux.job import JobSpec
 from rollmux.mux.plan import memory_problem
 from rollmux.mux.validation import cluster_problems, job_problems
 
 
+def why_not_become(state: ClusterState, cluster: Cluster, gone: tuple[str, ...]) -> tuple[str, ...]:
+    """Why the cluster is not to be changed so: it can't be, or a job would be left without any place it could have.
+
+    As with a new job, the latter is asked before the change and not of it: what was changed is played again as it was.
+    """
+    problems = change_problems(state, cluster, gone)
+    return problems if _of_itself(state, cluster) else (*problems, *_of_places(state, cluster))
+
+
 def change_problems(state: ClusterState, cluster: Cluster, gone: tuple[str, ...]) -> tuple[str, ...]:
     """Why this state can't go on in that cluster, without the nodes that are gone."""
-    problems = [*map(str, cluster_problems(cluster)), *_of_pools(state.cluster, cluster)]
-    if problems:
-        return tuple(problems)
+    if problems := _of_itself(state, cluster):
+        return problems
     return (*_of_nodes(state, cluster, gone), *_of_jobs(state, cluster), *_of_memory(state, cluster))
+
+
+def _of_itself(state: ClusterState, cluster: Cluster) -> tuple[str, ...]:
+    return (*map(str, cluster_problems(cluster)), *_of_pools(state.cluster, cluster))
 
 
 def _of_pools(before: Cluster, after: Cluster) -> Iterator[str]:
@@ -48,14 +58,16 @@ def _of_nodes(state: ClusterState, cluster: Cluster, gone: tuple[str, ...]) -> I
 
 def _of_jobs(state: ClusterState, cluster: Cluster) -> Iterator[str]:
     for record in state.jobs.values():
-        for problem in job_problems(record.job, cluster) or _of_place(state, cluster, record.job):
+        for problem in job_problems(record.job, cluster):
             yield f"job {record.job.id}: {problem}"
 
 
-def _of_place(state: ClusterState, cluster: Cluster, job: JobSpec) -> tuple[Problem, ...]:
-    """What leaves a job without any place that it could ever have, if that is the change."""
-    problems = place_problems(job, cluster, state.policy)
-    return () if problems and place_problems(job, state.cluster, state.policy) else problems
+def _of_places(state: ClusterState, cluster: Cluster) -> Iterator[str]:
+    """Jobs for which there is no place any more, if that is the change."""
+    for record in state.jobs.values():
+        problems = () if job_problems(record.job, cluster) else place_problems(record.job, cluster, state.policy)
+        if problems and not place_problems(record.job, state.cluster, state.policy):
+            yield from (f"job {record.job.id}: {problem}" for problem in problems)
 
 
 def _of_memory(state: ClusterState, cluster: Cluster) -> Iterator[str]:

@@ -113,23 +113,30 @@ class ClusterMachine:
     # -- jobs --------------------------------------------------------------------------------------------------
 
     def why_not(self, job: JobSpec) -> tuple[str, ...]:
-        """All reasons for which a job can't be taken now."""
+        """All reasons for which a job is not to be submitted now.
+
+        Whether it can ever have a place is asked here alone: once it was taken it is played again as it was, also where
+        a later version of the policy would know that it waits in vain.
+        """
+        reasons = self._why_not_taken(job)
+        if reasons or self._is_known(job):
+            return reasons
+        return tuple(map(str, place_problems(job, self.state.cluster, self.state.policy)))
+
+    def _why_not_taken(self, job: JobSpec) -> tuple[str, ...]:
         state = self.state
-        problems = job_problems(job, state.cluster)
-        if problems:
+        if problems := job_problems(job, state.cluster):
             return tuple(map(str, problems))
-        if job.id in state.jobs or job.id in state.ended:
-            return ()
-        if problems := place_problems(job, state.cluster, state.policy):
-            return tuple(map(str, problems))
-        if len(state.backlog) >= state.rules.max_queued:
+        if len(state.backlog) >= state.rules.max_queued and not self._is_known(job):
             return (f"{len(state.backlog)} jobs are waiting already, which is the limit",)
         return ()
 
+    def _is_known(self, job: JobSpec) -> bool:
+        return job.id in self.state.jobs or job.id in self.state.ended
+
     def _job_submitted(self, now: float, event: ev.JobSubmitted) -> Commands | None:
         job, state = event.job, self.state
-        reasons = self.why_not(job)
-        if reasons:
+        if reasons := self._why_not_taken(job):
             return [Refuse(str(job.id), reasons)]
         known = state.jobs.get(job.id)
         if known is not None and known.submitted == job:

@@ -12,6 +12,7 @@ from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux import image as images
+from rollmux.mux.changes import why_not_become
 from rollmux.mux.cluster_machine import ClusterMachine, Entry
 from rollmux.mux.cluster_state import ClusterState, Rules
 from rollmux.mux.codec import decode, encode
@@ -78,19 +79,20 @@ def _become(controller: Controller, journal: Journal, cluster: Cluster, now: flo
     state = controller.machine.state
     before, fixed = state.cluster, cluster.fixed_nodes
     counted = {pool.name for pool in cluster.pools if not pool.on_demand and pool.max_nodes is not None}
-    gone = [node for node, each in state.book.nodes.items() if each.pool in counted and node not in fixed]
+    gone = tuple(node for node, each in state.book.nodes.items() if each.pool in counted and node not in fixed)
+    if cluster == before and not gone:
+        return
     changes = ", ".join(_apart("cluster", encode(Cluster, before), encode(Cluster, cluster)))
-    try:
-        controller.tell(now, ev.ClusterChanged(cluster, tuple(gone)))
-    except IllegalEvent as error:
+    if problems := why_not_become(state, cluster, gone):
         raise RollmuxError(
-            f"the cluster is not what it was ({changes}), and can't become that now: {error}. Start with the file as "
-            "it was, or, once all jobs have ended, begin a new journal in another folder (and another schema)"
-        ) from error
-    if controller.pending:
-        batch, _, _ = controller.take()  # `errands_after` has its errands: none is run before the launcher has begun
-        journal.append(batch)
-        log.info("the cluster is not what it was: %s", changes or f"without {', '.join(gone)}")
+            f"the cluster is not what it was ({changes}), and can't become that now: {'; '.join(problems)}. Start with "
+            "the file as it was, or, once all jobs have ended, begin a new journal in another folder (and another "
+            "schema)"
+        )
+    controller.tell(now, ev.ClusterChanged(cluster, gone))
+    batch, _, _ = controller.take()  # `errands_after` has its errands: none is run before the launcher has begun
+    journal.append(batch)
+    log.info("the cluster is not what it was: %s", changes or f"without {', '.join(gone)}")
 
 
 def _apart(path: str, before: Any, after: Any) -> Iterator[str]:

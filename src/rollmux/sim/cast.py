@@ -252,7 +252,10 @@ class Cast:
     def tell(self, event: ev.Event) -> None:
         """An event reaches the machine, and its commands are carried out."""
         start_s = perf_counter()
-        commands = self.machine.handle(self.now, event)
+        if isinstance(event, ev.JobSubmitted) and (reasons := self.machine.why_not(event.job)):
+            commands: tuple[cmd.Command, ...] = (cmd.Refuse(event.job.id, reasons),)
+        else:
+            commands = self.machine.handle(self.now, event)
         if self.keep_history:
             self.history.append((self.now, event, commands))
         self._carry_out(event, commands, perf_counter() - start_s)
