@@ -122,14 +122,18 @@ def test_a_dry_run_refuses_a_judge_that_is_not_there(tmp_path: Path, judge: str)
 
 
 def test_trackers_hear_each_step_and_an_unknown_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "listening.py").write_text("heard = []\ndef tell(step, numbers): heard.append((step, numbers))\n")
+    (tmp_path / "listening.py").write_text(
+        "print('here')\nheard = []\ndef tell(step, numbers): print('told', heard.append((step, numbers)))\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     call = ["train", job(tmp_path), "--out", str(tmp_path / "out"), "--steps", "2", "--track"]
     refused = runner.invoke(app, [*call, "listenin:tell"])
     assert refused.exit_code == 2
     assert "options.track = 'listenin:tell'" in unframed(refused.stderr)
-    done = runner.invoke(app, [*call, "listening:tell", "--track", "listening:tell"])
+    done = runner.invoke(app, [*call, "listening:tell", "--track", "listening:tell", "--json"])
     assert done.exit_code == 0, done.output
+    assert [json.loads(line)["step"] for line in done.stdout.splitlines()] == [0, 1]
+    assert done.stderr.splitlines().count("told None") == 4
     heard = sys.modules.pop("listening").heard
     assert [step for step, _ in heard] == [0, 0, 1, 1]
     kept = [json.loads(line) for line in (tmp_path / "out" / METRICS).read_text().splitlines()]

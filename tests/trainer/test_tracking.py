@@ -1,4 +1,4 @@
-"""Trackers hear flat numbers, begin with the first step that is told, and end no run whatever they do."""
+"""Trackers hear flat numbers, begin with the first step that is told, and neither end a run nor hold it up."""
 
 import logging
 import sys
@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from rollmux.errors import InvalidSpec
+from rollmux.trainer import tracking
 from rollmux.trainer.tracking import Tracking, flat
 from tests.trainer.jobs import tiny
+from tests.waiting import until
 
 FOUND: dict[str, Any] = {
     "step": 4,
@@ -69,7 +71,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module of the user's, which is in the folder where the command is given."""
     lines = [
         "heard = []",
-        "def tell(step, numbers): heard.append((step, numbers)); print('told')",
+        "from threading import Event",
+        "may_go_on = Event()",
+        "def tell(step, numbers): heard.append((step, numbers))",
+        "def hangs(step, numbers): may_go_on.wait(60.0); heard.append(step)",
         "def fails(step, numbers): heard.append(step); raise RuntimeError('no network')",
         "def leaves(step, numbers): heard.append(step); raise SystemExit('no key')",
         "async def waits(step, numbers): heard.append(step)",
@@ -95,27 +100,60 @@ def test_numbers_are_flat_and_of_things_that_come_again() -> None:
     assert flat(FOUND) == NUMBERS
 
 
-def test_a_function_of_ones_own_hears_each_step(own: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tracking = tracked(f"{own}:tell")
-    tracking(4, FOUND)
-    tracking(5, FOUND)
-    tracking.close()
-    assert heard() == [(4, NUMBERS), (5, NUMBERS)]
-    assert capsys.readouterr() == ("", "told\n" * 2)  # the run's own lines may be read by a program
+def told(name: str, *steps: int) -> None:
+    """A run of these steps."""
+    with tracked(name) as tracking:
+        for step in steps:
+            tracking(step, FOUND)
+
+
+def test_a_function_of_ones_own_hears_each_step(own: str) -> None:
+    told(f"{own}:tell", *range(4, 50))
+    assert heard() == [(step, NUMBERS) for step in range(4, 50)]
 
 
 @pytest.mark.parametrize(("name", "raised"), [("fails", "RuntimeError: no network"), ("leaves", "SystemExit: no key")])
 def test_one_that_fails_is_told_of_once_and_called_no_more(
     own: str, name: str, raised: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tracking = tracked(f"{own}:{name}")
     with caplog.at_level(logging.WARNING, "rollmux"):
-        tracking(4, FOUND)
-        tracking(5, FOUND)
-        tracking.close()
+        told(f"{own}:{name}", 4, 5)
     assert heard() == [4]
     (said,) = caplog.messages
     assert f"{own}:{name} has failed ({raised})" in said
+
+
+def test_one_that_hangs_holds_nobody_up_and_what_it_has_not_heard_is_said(
+    own: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracking, "END_S", 0.01)
+    with caplog.at_level(logging.WARNING, "rollmux"):
+        told(f"{own}:hangs", 4, 5, 6)
+    assert heard() == []
+    sys.modules["own_tracker"].may_go_on.set()
+    assert caplog.messages == [
+        f"the tracker {own}:hangs has not come to its end in 0.01 s: it is not waited for",
+        f"the tracker {own}:hangs has not heard 3 of 3 steps",
+    ]
+
+
+def test_one_that_is_too_far_behind_misses_steps_until_it_has_caught_up(
+    own: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracking, "MOST_BEHIND", 2)
+    with caplog.at_level(logging.WARNING, "rollmux"), tracked(f"{own}:hangs") as found:
+        found(0, FOUND)
+        until(lambda: not found._next.qsize())
+        for step in range(1, 5):
+            found(step, FOUND)
+        sys.modules["own_tracker"].may_go_on.set()
+        until(lambda: not found._next.qsize())
+        found(5, FOUND)
+    assert heard() == [0, 1, 2, 5]
+    assert caplog.messages == [
+        f"the tracker {own}:hangs is 2 steps behind: it is not told step 3",
+        f"the tracker {own}:hangs has not heard 2 of 6 steps",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,23 +183,46 @@ def test_one_that_is_not_installed_is_refused_with_how_to_have_it(monkeypatch: p
 
 @pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow", "tensorboard"])
 def test_whoever_is_told_nothing_begins_nothing(called: Calls, name: str) -> None:
-    tracked(name).close()
+    told(name)
     assert called == []
 
 
-@pytest.mark.parametrize(("name", "here"), [("wandb", {"dir": Path("runs/first")}), ("trackio", {})])
+@pytest.mark.parametrize(
+    ("name", "here", "how"), [("wandb", {"dir": Path("runs/first")}, {"exit_code": 0}), ("trackio", {}, {})]
+)
 def test_a_run_of_weights_and_biases_has_the_jobs_name_and_its_settings(
-    called: Calls, name: str, here: dict[str, Path]
+    called: Calls, name: str, here: dict[str, Path], how: dict[str, int]
 ) -> None:
-    tracking = tracked(name)
-    tracking(4, FOUND)
-    tracking.close()
+    told(name, 4)
     (_, began), *rest = called
     config = began.pop("config")
     assert began == {"project": "sums", "name": "first", **here}
     assert config["optimiser.rate"] == 1e-4
     assert config["name"] == "sums"
-    assert rest == [("log", NUMBERS, {"step": 4}), ("finish", {})]
+    assert rest == [("log", NUMBERS, {"step": 4}), ("finish", how)]
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("wandb", ("finish", {"exit_code": 1})),
+        ("trackio", ("finish", {})),
+        ("mlflow", ("end_run", "FAILED", {})),
+        ("tensorboard", ("close",)),
+    ],
+)
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_a_run_that_fails_has_failed_for_its_trackers(
+    called: Calls, name: str, last: tuple[Any, ...], error: type[BaseException]
+) -> None:
+    def fails(step: int) -> None:
+        with tracked(name) as found:
+            found(step, FOUND)
+            raise error
+
+    with pytest.raises(error):
+        fails(4)
+    assert called[-1] == last
 
 
 def test_what_the_environment_says_of_a_run_goes_first(called: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +230,7 @@ def test_what_the_environment_says_of_a_run_goes_first(called: Calls, monkeypatc
     monkeypatch.setenv("WANDB_NAME", "try 3")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "maths")
     for name in ("wandb", "mlflow"):
-        tracked(name)(4, FOUND)
+        told(name, 4)
     assert [call[-1]["project"] for call in called if call[0] == "init"] == ["maths"]
     assert [call[-1]["name"] for call in called if call[0] == "init"] == ["try 3"]
     assert "set_experiment" not in {call[0] for call in called}
@@ -180,15 +241,15 @@ def test_a_run_in_the_folder_where_one_is_has_that_folders_name(
     called: Calls, name: str, begins: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Tracking(name, tiny(), Path("."))(4, FOUND)
+    with Tracking(name, tiny(), Path(".")) as found:
+        found(4, FOUND)
     assert [call[-1][by] for call in called if call[0] == begins] == [tmp_path.name]
 
 
 def test_mlflow_hears_settings_then_steps(called: Calls) -> None:
-    tracking = tracked("mlflow")
-    tracking(4, FOUND)
-    tracking.close()
+    told("mlflow", 4)
     assert [call[0] for call in called] == ["set_experiment", "start_run", "log_params", "log_metrics", "end_run"]
+    assert called[-1] == ("end_run", "FINISHED", {})
     assert called[0] == ("set_experiment", "sums", {})
     assert called[1] == ("start_run", {"run_name": "first"})
     assert called[2][1]["optimiser.rate"] == 1e-4
@@ -196,9 +257,7 @@ def test_mlflow_hears_settings_then_steps(called: Calls) -> None:
 
 
 def test_tensorboard_forgets_what_is_told_again(called: Calls) -> None:
-    tracking = tracked("tensorboard")
-    tracking(4, FOUND)
-    tracking.close()
+    told("tensorboard", 4)
     assert called[0] == ("writer", Path("runs/first/tensorboard"), 4)
     assert {call[1:] for call in called if call[0] == "scalar"} == {(*each, 4) for each in NUMBERS.items()}
     assert called[-2:] == [("flush",), ("close",)]

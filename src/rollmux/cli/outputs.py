@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -18,10 +18,10 @@ PIPED_WIDTH = 120
 ENDLESS = 10_000
 
 
-def console() -> Console:
-    """Standard output; wide enough for every column where it is no terminal. Names are shown as they are."""
-    found = Console(markup=False, emoji=False)
-    return found if found.is_terminal else Console(width=PIPED_WIDTH, markup=False, emoji=False)
+def console(file: IO[str] | None = None) -> Console:
+    """Standard output, or this; wide enough for every column where it is no terminal. Names are shown as they are."""
+    found = Console(file=file, markup=False, emoji=False)
+    return found if found.is_terminal else Console(file=file, width=PIPED_WIDTH, markup=False, emoji=False)
 
 
 def show(data: Any, as_json: bool, *texts: RenderableType) -> None:

@@ -1,11 +1,12 @@
 """`rollmux train`: runs a training job here, alone or, where a controller is in the environment, woven with others."""
 
 import json
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -21,7 +22,7 @@ from rollmux.trainer.summary import in_words
 
 if TYPE_CHECKING:
     from rollmux.trainer.job import WarmedUp
-    from rollmux.trainer.metrics import Record, Tracker
+    from rollmux.trainer.metrics import Tracker
 
 # Of a warm-up where nobody looks on, beside the last.
 LINES = 10
@@ -62,26 +63,28 @@ def train(
         from rollmux.trainer import job as training  # noqa: PLC0415  torch, for whoever trains
         from rollmux.trainer.tracking import Tracking  # noqa: PLC0415  as above
     with run_refusals(), ExitStack() as stack:
-        trackers = [stack.enter_context(closing(Tracking(name, settings, out))) for name in track or ()]
+        shown = sys.stdout
+        if track:
+            stack.enter_context(redirect_stdout(sys.stderr))  # theirs is not to be among what a program may read
+        trackers = [stack.enter_context(Tracking(name, settings, out)) for name in track or ()]
         if dry_run:
             training.look_through(settings)
-            typer.echo(json.dumps(asdict(settings), indent=1) if as_json else written_job(settings), nl=as_json)
+            whole = json.dumps(asdict(settings), indent=1) if as_json else written_job(settings)
+            typer.echo(whole, shown, nl=as_json)
             return
         warmed_up = stack.enter_context(_bar(settings, shown=not as_json))
         mux = stack.enter_context(connect())
-        found = training.train(settings, out, mux, resume, [_tracker(settings, as_json), *trackers], warmed_up)
+        found = training.train(settings, out, mux, resume, [_tracker(settings, as_json, shown), *trackers], warmed_up)
     if found is not None and not as_json:
         typer.echo("\n".join([*in_words(found), f"Written: {out}"]))
 
 
-def _tracker(settings: JobFile, as_json: bool) -> "Tracker":
+def _tracker(settings: JobFile, as_json: bool, file: IO[str]) -> "Tracker":
     from rollmux.trainer.metrics import on_console  # noqa: PLC0415  it knows samples, and so torch
 
-    return _as_json if as_json else on_console(console(), settings.steps)
-
-
-def _as_json(step: int, found: "Record") -> None:
-    typer.echo(json.dumps(dict(found)))
+    if as_json:
+        return lambda step, found: typer.echo(json.dumps(dict(found)), file)
+    return on_console(console(file), settings.steps)
 
 
 @contextmanager

@@ -1,67 +1,97 @@
 """Other people's trackers for `rollmux train --track`: each step as flat numbers, such as `reward` and `update/loss`.
 
 Some go by their names; `module:function` is called with the step and its numbers. A tracker begins with the first step
-that it is told, so that a process which follows another one has none. Invariant: a tracker ends no run, and prints
-nothing among what the run prints. What it raises is told, and it is called no more.
+that it is told, so that a process which follows another one has none. Invariant: a tracker ends no run and holds none
+up. It hears all steps in their order, in a thread of its own; what it has not heard in the end is said.
 """
 
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stdout
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any, NamedTuple
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 from rollmux.checks import Checks, one_of
 from rollmux.trainer.metrics import Record
 from rollmux.trainer.settings import JobFile
 
 TENSORBOARD = "tensorboard"
+# A tracker that is so many steps behind is told no more of them before it has caught up a little.
+MOST_BEHIND = 1000
+# Once the run is over a tracker has so long for what it has not heard yet, and for its own end.
+END_S = 30.0
 
 log = logging.getLogger("rollmux")
 
 
 class Begun(NamedTuple):
-    """How it is told a step, and its end."""
+    """How it is told a step, and the end of the run, which has failed or not."""
 
     tell: Callable[[int, dict[str, float]], object]
-    end: Callable[[], object] = lambda: None
+    end: Callable[[bool], object] = lambda failed: None
 
 
 class Tracking:
-    """A tracker with this name. InvalidSpec where there is none."""
+    """A tracker with this name, from the first step that it is told to the end of the `with`. InvalidSpec where there
+    is none.
+    """
 
     def __init__(self, name: str, job: JobFile, folder: Path) -> None:
-        self._name, self._begun = name, Begun(self._first)
-        self._begin = _own(name) if ":" in name else partial(_known(name), job, folder)
-        self._is_well = True
+        self._name, self._begin = name, _own(name) if ":" in name else partial(_known(name), job, folder)
+        self._thread = Thread(target=self._run, name=f"tracker {name}", daemon=True)
+        self._next = SimpleQueue[tuple[int, dict[str, float]] | None]()
+        self._told = self._heard = 0
+        self._is_behind = self._has_failed = False
+        self._run_failed = False
 
     def __call__(self, step: int, found: Record) -> None:
-        self._tried(lambda: self._begun.tell(step, flat(found)))
-
-    def close(self) -> None:
-        self._tried(self._begun.end)
-
-    def _first(self, step: int, numbers: dict[str, float]) -> None:
-        self._begun = self._begin(step)
-        self._begun.tell(step, numbers)
-
-    def _tried(self, call: Callable[[], object]) -> None:
-        if not self._is_well:
+        if self._has_failed:
             return
+        if not self._told:
+            self._thread.start()
+        self._told += 1
+        was_behind, self._is_behind = self._is_behind, self._next.qsize() >= MOST_BEHIND
+        if not self._is_behind:
+            self._next.put((step, flat(found)))
+        elif not was_behind:
+            log.warning("the tracker %s is %d steps behind: it is not told step %d", self._name, MOST_BEHIND, step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if not self._told:
+            return
+        self._run_failed = error is not None
+        self._next.put(None)
+        self._thread.join(END_S)
+        if self._thread.is_alive():
+            log.warning("the tracker %s has not come to its end in %g s: it is not waited for", self._name, END_S)
+        if (missing := self._told - self._heard) and not self._has_failed:
+            log.warning("the tracker %s has not heard %d of %d steps", self._name, missing, self._told)
+
+    def _run(self) -> None:
+        begun: Begun | None = None
         try:
-            with redirect_stdout(sys.stderr):
-                call()
+            while (told := self._next.get()) is not None:
+                begun = begun or self._begin(told[0])
+                begun.tell(*told)
+                self._heard += 1
+            if begun is not None:
+                begun.end(self._run_failed)
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever somebody else's code raises
-            self._is_well = False
-            told = f"{type(error).__name__}: {error}"
+            self._has_failed = True
+            told_of = f"{type(error).__name__}: {error}"
             log.warning(
-                "the tracker %s has failed (%s): the run goes on, and it is told nothing more", self._name, told
+                "the tracker %s has failed (%s): the run goes on, and it is told nothing more", self._name, told_of
             )
 
 
@@ -87,8 +117,7 @@ def _own(name: str) -> Callable[[int], Begun]:
     if "" not in sys.path:
         sys.path.append("")
     try:
-        with redirect_stdout(sys.stderr):
-            tell = getattr(import_module(module), function)
+        tell = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise _refusal(name, limit, f"mend its name ({error})") from error
     except (Exception, SystemExit) as error:
@@ -134,7 +163,7 @@ def _tensorboard(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    return Begun(tell, writer.close)
+    return Begun(tell, lambda failed: writer.close())
 
 
 def _like_wandb(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
@@ -142,7 +171,11 @@ def _like_wandb(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
     project, name = os.environ.get(f"{own}_PROJECT") or job.name, os.environ.get(f"{own}_NAME") or _name(folder)
     here = {"dir": folder} if own == "WANDB" else {}
     module.init(project=project, name=name, config=_settings(job), **here)
-    return Begun(lambda step, numbers: module.log(numbers, step=step), module.finish)
+
+    def end(failed: bool) -> None:
+        module.finish(**{"exit_code": int(failed)} if own == "WANDB" else {})  # trackio's runs don't fail
+
+    return Begun(lambda step, numbers: module.log(numbers, step=step), end)
 
 
 def _mlflow(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
@@ -150,4 +183,7 @@ def _mlflow(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
         module.set_experiment(job.name)
     module.start_run(run_name=_name(folder))
     module.log_params(_settings(job))
-    return Begun(lambda step, numbers: module.log_metrics(numbers, step=step), module.end_run)
+    return Begun(
+        lambda step, numbers: module.log_metrics(numbers, step=step),
+        lambda failed: module.end_run("FAILED" if failed else "FINISHED"),
+    )
