@@ -1,7 +1,8 @@
 """Jobs of scripts that attach by themselves and are gone before their first lease: nobody waits long for them.
 
 Invariant: a job stays for as long as one of its processes calls, and for a lease and the drain after the last of them
-hung up. Who has had a lease, is launched, or is yet to call a controller that was started anew is waited for as ever.
+hung up, or a minute longer where the controller was away. Who has had a lease, is launched, or has never called any
+controller is waited for as ever.
 """
 
 import signal
@@ -27,7 +28,7 @@ from rollmux.mux.weave import Timing
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.messages import Ask, Attach, Leave, Listen
 from rollmux.service.controller import LOOK_S, Controller
-from rollmux.service.live import SILENT_S
+from rollmux.service.live import AWAY_S, SILENT_S
 from rollmux.service.recovery import recover
 from rollmux.service.views import job_view
 from tests.service.memory_journal import MemoryJournal
@@ -127,14 +128,14 @@ class InLine:
 @settings(max_examples=examples(600), deadline=None)
 @given(st.lists(st.sampled_from(["attach", "hang up", "place", "ask", "restart", "10 s", "10 s", "30 s"]), max_size=14))
 def test_a_job_ends_only_where_its_script_was_gone_for_long_and_then_soon(steps: list[str]) -> None:
-    line, gone_s, leased = InLine(), -1.0, False
+    line, gone_s, patience_s, came, leased = InLine(), -1.0, GRACE_S, False, False
     for step in steps:
         if step == "attach":
             line.attach()
-            gone_s = -1.0
+            came, gone_s = True, -1.0
         elif step == "hang up" and line.there:
             line.hangs_up()
-            gone_s = 0.0
+            gone_s, patience_s = 0.0, GRACE_S
         elif step == "place":
             line.a_place_is_free()
         elif step == "ask" and line.there and line.attach():
@@ -142,14 +143,14 @@ def test_a_job_ends_only_where_its_script_was_gone_for_long_and_then_soon(steps:
             leased = True
         elif step == "restart":
             line.restart()
-            gone_s = -1.0  # nobody knows any more
+            gone_s, patience_s = (0.0 if came and not line.there else -1.0), AWAY_S + LOOK_S + GRACE_S
         elif step.endswith(" s"):
             seconds = float(step.removesuffix(" s"))
             line.passes(seconds)
             gone_s += seconds if gone_s >= 0.0 else 0.0
-        is_due = gone_s > GRACE_S and not leased
+        is_due = gone_s > patience_s - LOOK_S and not leased
         assert line.state() is not Job.ENDED or is_due, line.ended
-        assert line.state() is Job.ENDED or not (is_due and gone_s >= SOON_S)
+        assert line.state() is Job.ENDED or leased or gone_s < patience_s + LOOK_S + 2.0
         if line.state() is Job.ENDED:
             break
     line.restart()
@@ -298,14 +299,38 @@ def test_an_attempt_that_was_stopped_is_over_for_what_it_was_stopped_for() -> No
     assert line.said == "attempt 1 is over (node train-0 is lost)"
 
 
+@pytest.mark.parametrize("where", [Job.QUEUED, Job.STARTING, Job.RUNNING])
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_who_ended_before_the_first_lease_while_the_controller_was_away_is_not_waited_for(
+    where: Job, restarts: int
+) -> None:
+    line = InLine()
+    line.attach()
+    if where is not Job.QUEUED:
+        line.a_place_is_free()
+    if where is Job.RUNNING:
+        assert line.attach() == 1
+    line.there = False
+    for _ in range(restarts):
+        line.restart()
+        line.passes(AWAY_S)
+    line.passes(GRACE_S)
+    assert line.state() is where
+    line.passes(2 * LOOK_S + 2.0)
+    assert line.ended == (
+        "its script was gone when the controller came back before its first lease, and nobody came back within 25 s"
+    )
+
+
 def test_a_new_controller_throws_nobody_out_who_is_yet_to_come_back() -> None:
     line = InLine()
     line.attach()
     line.restart()
     line.there = False
+    line.passes(AWAY_S + GRACE_S)
+    line.attach()
     line.passes(2 * SILENT_S)
     assert line.state() is Job.QUEUED
-    line.attach()
     line.a_place_is_free()
     line.attach()
     line.asks()
@@ -313,6 +338,13 @@ def test_a_new_controller_throws_nobody_out_who_is_yet_to_come_back() -> None:
     line.hangs_up()
     line.passes(SILENT_S - 10.0)
     assert line.state() is Job.RUNNING, "it has had a lease, in an earlier life of the controller"
+
+
+def test_who_has_never_called_may_be_started_after_the_controller_too() -> None:
+    line = InLine()
+    line.restart()
+    line.passes(2 * SILENT_S)
+    assert line.state() is Job.QUEUED
 
 
 def test_a_launched_job_is_its_launchers_business() -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from math import inf
 from typing import Any, get_args, get_type_hints
 
@@ -75,6 +75,9 @@ def test_submissions_are_kept_beside_their_records(journal: Journal) -> None:
     journal.append(Batch((record(1),), (first,)))
     journal.append(Batch((record(2),), (second,)))
     assert {each.job_id: each for each in journal.owned()} == {"A": second, first.job_id: first}
+    came = replace(first, came=True)
+    journal.append(Batch((), (came,)))
+    assert {each.job_id: each for each in journal.owned()} == {"A": second, first.job_id: came}
 
 
 def test_a_batch_is_there_as_a_whole_or_not_at_all(journal: Journal) -> None:

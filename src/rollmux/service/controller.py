@@ -5,7 +5,7 @@ leave before that (I11). A call may come twice, late, or after the controller wa
 holds now.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from math import inf
 from typing import Any
@@ -62,6 +62,7 @@ class Controller:
         owned: Iterable[tuple[str, Submission]] = (),
         history: History | None = None,
         forgotten: Iterable[str] = (),
+        came: Collection[str] = (),
     ) -> None:
         self.machine = machine
         self.processes = Processes(self)
@@ -80,6 +81,8 @@ class Controller:
             live.version = machine.state.ledger.seq + 1  # above whatever an earlier life has told
             record = machine.state.jobs.get(job_id)
             live.leased = record is not None and record.progress.counted_until is not None  # it has asked for one
+            live.came = job_id in came
+            live.is_missed = live.came and not live.leased
 
     # -- what the shell does -----------------------------------------------------------------------------------------
 
@@ -170,6 +173,7 @@ class Controller:
             live = self.jobs[job_id]
             if live.submission.command or record.state is Job.STOPPING:
                 continue
+            live.look_out(now)
             if why := live.is_abandoned(record, now, timing):
                 self.tell(now, ev.JobAbandoned(job_id, record.attempt, why))
             elif record.state in (Job.STARTING, Job.RUNNING) and (why := live.is_gone(now, timing)):
@@ -200,7 +204,12 @@ class Controller:
                 del self.jobs[job_id]
             raise
         if known is None:
-            self.owned.append(Owned(job_id, tenant, job_data(submission)))
+            self.keep(job_id)
+
+    def keep(self, job_id: str) -> None:
+        """What a later life of the controller is to know of the job, beside what the machine does."""
+        live = self.jobs[job_id]
+        self.owned.append(Owned(job_id, live.tenant, job_data(live.submission), live.came))
 
     def cancel(self, now: float, job_id: str) -> Done:
         self.tell(now, ev.JobCancelled(job_id))

@@ -17,14 +17,18 @@ from rollmux.protocol.messages import MOST_REASON, Attach, Said
 
 # A job without a launcher that shows no life for so many leases, and for so long, is gone.
 SILENT_LEASES, SILENT_S = 10, 600.0
+# A controller that is started anew is called within so long by all who called the one before: a call that was parked
+# there is given up after 40 s, and repeated within 5.
+AWAY_S = 60.0
 
 
 @dataclass(slots=True)
 class Live:
-    """One job. Only `submission` and `tenant` outlive the controller."""
+    """One job. Only `submission`, `tenant` and `came` outlive the controller."""
 
     submission: Submission
     tenant: str
+    came: bool = False  # its script has called, which no launcher started
     version: int = 0  # the latest event that led to an order to it
     instances: dict[int, str] = field(default_factory=dict)  # which life of the script speaks for a rank
     said: dict[int, dict[int, Said]] = field(default_factory=dict)  # of a lease's nodes, by each rank, till all have
@@ -38,6 +42,10 @@ class Live:
     )  # lives that wait for a place, and when last heard
     deserted: tuple[float, str] | None = None  # since when no process is there, and why; no call has come since
     leased: bool = False  # it has heard of a lease, so that something may have been done
+    is_missed: bool = (
+        False  # it has called an earlier life of the controller, had no lease, and has not called this one
+    )
+    missed_since: float | None = None  # when it was first looked for
     latest_over: tuple[int, str] = (0, "")  # of the attempts that are over, and why
 
     def alive(self, now: float, rank: int, lease_s: float) -> bool:
@@ -63,7 +71,14 @@ class Live:
 
     def is_there(self) -> None:
         """A process calls."""
-        self.deserted = None
+        self.deserted, self.is_missed = None, False
+
+    def look_out(self, now: float) -> None:
+        """Who ended while no controller was there has hung up on nobody."""
+        if self.is_missed:
+            self.missed_since = now if self.missed_since is None else self.missed_since
+            if now - self.missed_since > AWAY_S:
+                self.deserted, self.is_missed = (now, "its script was gone when the controller came back"), False
 
     def is_abandoned(self, record: JobRecord, now: float, timing: Timing) -> str:
         """Why nobody is going to run the job, if so. One that has had no lease is given little time: nothing is lost

@@ -79,6 +79,9 @@ class Processes:
             raise IllegalEvent(f"attempt {call.attempt} of job {job_id} is over: the present one is {record.attempt}")
         live.is_there()
         launched = bool(live.submission.command)
+        if not launched and not live.came:
+            live.came = True
+            self._controller.keep(job_id)
         if not launched and record.state is Job.RUNNING and live.is_another(call, record.progress):
             self._replaced(now, record, live, call.rank)
             if live.failed:

@@ -62,13 +62,14 @@ def recover(
     if played_by != rules:
         machine, history = _under_new_rules(journal, machine, history, now, policy, rules)
     known = machine.state.jobs.keys() | machine.state.ended.keys()
-    owned, forgotten = [], []
+    owned, forgotten, came = [], [], set()
     for each in journal.owned():
         if each.job_id in known:
             owned.append((each.tenant, read_job(each.data)))
+            came |= {each.job_id} if each.came else set()
         else:
             forgotten.append(each.job_id)
-    controller = Controller(machine, owned, history, forgotten)
+    controller = Controller(machine, owned, history, forgotten, came)
     look(machine.state)
     _become(controller, journal, cluster, now)
     return controller, now

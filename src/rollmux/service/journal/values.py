@@ -46,11 +46,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A submission as it was sent, and whose it is."""
+    """A submission as it was sent, and whose it is; whether a script that attaches by itself has come for it yet."""
 
     job_id: str
     tenant: str
     data: dict[str, Any]
+    came: bool = False
 
 
 @dataclass(frozen=True, slots=True)

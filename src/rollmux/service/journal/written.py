@@ -25,6 +25,7 @@ from rollmux.service.journal.values import (
 RecordRow = tuple[int, float, float, str, int, int]
 OwnedRow = tuple[str, str, str, int]
 ImageRow = tuple[int, float, bytes, int]
+_CAME = "came"  # no key of a job's
 
 
 def checksum(commands: Sequence[Command]) -> int:
@@ -75,7 +76,7 @@ def owned_rows(batch: Batch) -> list[OwnedRow]:
     """`job_id, tenant, data, sum` of each."""
     rows = []
     for each in batch.owned:
-        data = json.dumps(each.data)
+        data = json.dumps(each.data | {_CAME: True} if each.came else each.data)
         rows.append((each.job_id, each.tenant, data, _sum(each.job_id, each.tenant, data)))
     return rows
 
@@ -83,7 +84,9 @@ def owned_rows(batch: Batch) -> list[OwnedRow]:
 def owned_from(job_id: str, tenant: str, data: str, total: int) -> Owned:
     if _sum(job_id, tenant, data) != total:
         raise JournalDamaged(f"job {job_id!r} is not as it was submitted")
-    return Owned(job_id, tenant, json.loads(data))
+    read = json.loads(data)
+    came = read.pop(_CAME, False)
+    return Owned(job_id, tenant, read, came)
 
 
 def image_row(image: Image | Packed) -> ImageRow:
