@@ -123,7 +123,7 @@ class Zygote:
     def _enter(self) -> None:
         active = self._protections.active
         if Mechanism.MOUNT_NAMESPACE not in active:
-            if self._setup.folder is None:
+            if self._setup.folder is None:  # no TMPDIR of the owner's: it may be closed to the users of runs
                 self._folders = os.path.join(tempfile.gettempdir(), f"rollmux-run-{self._pid}-")
             return
         uid, gid = os.getuid(), os.getgid()
