@@ -51,14 +51,15 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path, *options: str, port: int = 0) -> Iterator[Running]:
-    """A controller over this folder that is ready."""
+def running(folder: Path, *options: str, port: int = 0, **streams: Any) -> Iterator[Running]:
+    """A controller over this folder that is ready. `streams` say where else its words go."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "url").unlink(missing_ok=True)
     log = folder / "serve.log"
     words = [*ROLLMUX, "serve", "--cluster", str(CLUSTER), "--folder", str(folder), "--port", str(port), *options]
     with log.open("a") as errors:
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True, env=clean_env())
+        usual: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": errors}
+        process = subprocess.Popen(words, text=True, env=clean_env(), **usual | streams)
     there = Running(folder, process, log)
     try:
         end = time.monotonic() + START_S

@@ -3,6 +3,8 @@
 import asyncio
 import fcntl
 import json
+import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -12,7 +14,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -314,23 +318,46 @@ def test_a_controller_at_all_addresses_gives_jobs_a_url_that_other_machines_know
         assert (view["reason"], printed) == ("finished", [given or f"http://{socket.gethostname()}:{port}"])
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+@pytest.mark.parametrize("where", ["full", "closed", "not there"])
+def test_a_controller_whose_words_nobody_can_read_serves_all_the_same(tmp_path: Path, name: str, where: str) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open("/dev/full", "wb") as full:
+        streams: dict[str, Any] = {name: full if where == "full" else writes}
+        if where == "not there":
+            streams = {"preexec_fn": partial(os.close, 1 if name == "stdout" else 2)}
+        with running(tmp_path, **streams) as there:
+            there.process.send_signal(signal.SIGHUP)
+            assert there.call("POST", "/v1/jobs", job("a")).status_code == 200
+            there.process.send_signal(signal.SIGTERM)
+            assert there.process.wait(20.0) == 0
+            if name == "stdout":
+                told = [line for line in there.log.read_text().splitlines() if "can't be written" in line]
+                assert len(told) == (where != "not there")
+                assert "its terminal is gone" in there.log.read_text()
+    os.close(writes)
+
+
 def test_jobs_that_look_for_the_controller_where_it_was_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = tmp_path / "before"
     url.write_text("http://127.0.0.1:1")
     with served(tmp_path) as there:
         for number, said in enumerate(["", "a look for it at http://127.0.0.1:1,", "a, b look", "a, b, c look"]):
             warn_if_moved(url, there.service)
-            assert capsys.readouterr().err.startswith(said) if said else capsys.readouterr().err == ""
+            assert " ".join(caplog.messages).startswith(said) if said else not caplog.messages
+            caplog.clear()
             there.attached("abcd"[number])
         warn_if_moved(url, there.service)
-        assert capsys.readouterr().err.startswith("a, b, c and 1 more look")
+        assert " ".join(caplog.messages).startswith("a, b, c and 1 more look")
+        caplog.clear()
         url.write_text(there.service.local_url)
         warn_if_moved(url, there.service)
         url.unlink()
         warn_if_moved(url, there.service)
-        assert capsys.readouterr().err == ""
+        assert not caplog.messages
 
 
 @pytest.mark.parametrize("url", ["machine:8421", "http://[::1", "http://machine:port"])

@@ -1,6 +1,8 @@
 """`rollmux serve`: the controller of a cluster, until it is told to end."""
 
+import logging
 import os
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +29,9 @@ POLICIES = ("rollmux", "paper")
 LAUNCHERS = ("process", "ray")
 # Where Ray's own tools look for the address of a dashboard.
 ADDRESS = "RAY_API_SERVER_ADDRESS"
+
+
+log = logging.getLogger("rollmux.service")
 
 
 class LogForm(Enum):
@@ -98,13 +103,24 @@ def serve(
     warn_if_moved(place / "url", running)
     write_private(place / "url", running.local_url.encode())
     if log_format is LogForm.TEXT:
-        typer.echo(f"Controller at {running.url}, folder {place}. Commands on this machine find it there.")
-        typer.echo(
-            f"To watch it, open {running.local_url}/ in a browser; it asks for the token in {place / 'admin.token'}."
+        _greet(
+            f"Controller at {running.url}, folder {place}. Commands on this machine find it there.",
+            f"To watch it, open {running.local_url}/ in a browser; it asks for the token in {place / 'admin.token'}.",
         )
     if launcher == "ray" and not advertise and host in ("127.0.0.1", "::1", "localhost"):
-        typer.echo(f"Jobs on other machines can't reach {running.url}: give --host an address of this one.", err=True)
+        log.warning("jobs on other machines can't reach %s: give --host an address of this one", running.url)
     service.run(running)
+
+
+def _greet(*lines: str) -> None:
+    """For whoever has started it. That nobody can read it is no reason not to serve: so it is with the log."""
+    try:
+        for line in lines:
+            typer.echo(line)
+    except OSError as error:
+        log.warning("standard output can't be written (%s), and is done without", error.strerror)
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # for what is left in its buffer
 
 
 def warn_if_moved(url: Path, running: "Service") -> None:
@@ -113,10 +129,8 @@ def warn_if_moved(url: Path, running: "Service") -> None:
     jobs = [record.job.id for record in running.controller.machine.state.jobs.values() if record.state is Job.RUNNING]
     if jobs and before != running.local_url:
         some = ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
-        typer.echo(
-            f"{some} look for it at {before}, where it was when they were started: serve there, or start them anew.",
-            err=True,
-        )
+        told = "look for it at %s, where it was when they were started: serve there, or start them anew"
+        log.warning(f"%s {told}", some, before)
 
 
 def _require_url(option: str, url: str) -> None:

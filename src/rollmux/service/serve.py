@@ -44,6 +44,7 @@ log = logging.getLogger("rollmux.service")
 # Hosts that stand for all addresses of the machine, so that none of them is where it can be found.
 EVERYWHERE = ("", "0.0.0.0", "::")
 ENDING = (signal.SIGTERM, signal.SIGINT)
+HEARD = (*ENDING, signal.SIGHUP)
 # How long open calls may take to end when the controller goes.
 DRAIN_S = 5
 # A copy of a controller that was killed (`Forked`) may hold the folder for a moment.
@@ -203,18 +204,19 @@ def admin_token(folder: Path, tokens: Tokens) -> str:
 
 
 def run(service: Service) -> None:
-    """Until SIGTERM or Ctrl-C; a second one waits for no open call."""
+    """Until SIGTERM or Ctrl-C, also without its terminal; a second one waits for no open call."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         for number in ENDING:
             loop.add_signal_handler(number, service.end)
+        loop.add_signal_handler(signal.SIGHUP, log.info, "its terminal is gone: it goes on, until SIGTERM")
         collecting = loop.create_task(collect_forever())
         await service.run()
         collecting.cancel()
         await loop.shutdown_default_executor()  # its threads would take what this one blocks
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # one more would end it in the midst of its end
-        for number in ENDING:
+        signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # one more would end it in the midst of its end
+        for number in HEARD:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
 
