@@ -3,9 +3,11 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from threading import Event, Timer
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +23,7 @@ from rollmux.runtime.rewards import (
     Kind,
     MathsTask,
     PoolSettings,
+    Reward,
     RewardPool,
     Status,
     Task,
@@ -120,12 +123,67 @@ def test_without_a_lag_rewards_are_told_as_they_come(gates: Gates) -> None:
         for number in range(3):
             scorer.submit(request(number), "")
         assert scorer.collect(wait=False) == []
-        gates.gates[2].set()
-        assert told(scorer.collect(wait=True)) == [2]
+        for number in (2, 0, 1):
+            gates.gates[number].set()
+            assert told(scorer.collect(wait=True)) == [number]
+        assert (scorer.pending, scorer.collect(wait=True)) == (0, [])
+
+
+class Counted(Future[Any]):
+    """Counts every use of such futures."""
+
+    uses = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Counted.uses += 1
+        return super().__getattribute__(name)
+
+
+def as_they_come(count: int, replies: bool) -> int:
+    """How often futures are looked at until so many have come, the last one first."""
+    futures = list[Counted]()
+
+    class Beside:
+        def score(self, asked: object) -> Counted:
+            futures.append(Counted())
+            return futures[-1]
+
+        reply = score
+
+        def close(self) -> None:
+            """It has nothing of its own."""
+
+    nothing: Any = None
+    with closing(Pooled(nothing, lambda *said: nothing, 0, reply_asked=lambda *said: cast(Any, ENDLESS))) as scorer:
+        scorer._started = cast(Any, Beside())
+        for number in range(count):
+            (scorer.ask if replies else scorer.submit)(request(number), "")
+        Counted.uses = 0
+        for number in reversed(range(count)):
+            futures[number].set_result(Reward(Status.SCORE, float(number)))
+            if replies:
+                assert [each.prompt.id for each, _ in scorer.replies(WITHIN_S)] == [number]
+            else:
+                assert told(scorer.collect(wait=True)) == [number]
+    return Counted.uses
+
+
+@pytest.mark.parametrize("replies", [False, True], ids=["rewards", "replies"])
+def test_whoever_is_told_as_it_comes_costs_the_same_whatever_is_still_to_come(replies: bool) -> None:
+    assert as_they_come(200, replies) <= 2 * as_they_come(100, replies)
+
+
+def test_a_response_that_is_asked_for_again_is_not_told_by_its_first_life(gates: Gates) -> None:
+    with pooled(gates, lag=0) as scorer:
+        scorer.submit(request(0), "")
         gates.gates[0].set()
-        gates.gates[1].set()
-        until(lambda: all(each.reward.done() for each in scorer._waiting.values()))
-        assert told(scorer.collect(wait=False)) == [0, 1]
+        until(scorer._rewards._coming.qsize)
+        gates.gates[0].clear()
+        scorer.cancel([request(0)])
+        scorer.submit(request(0), "")
+        assert scorer.collect(wait=False) == []
+        gates.gates[0].set()
+        assert told(scorer.collect(wait=True)) == [0]
 
 
 @pytest.mark.parametrize("lag", [0, 1])

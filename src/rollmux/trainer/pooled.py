@@ -8,13 +8,16 @@ is a matter of the tick in which its response ended, never of how long the rewar
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rollmux.errors import InvalidSpec, Problem
 from rollmux.packer import Request
@@ -76,8 +79,8 @@ class Pooled:
         self._pool, self._asked, self._lag, self._late_is_zero = pool, asked, lag, late_is_zero
         self._reply_asked = reply_asked
         self._started: _Beside | None = None
-        self._waiting: dict[Request, _Waiting] = {}
-        self._talking: dict[Request, Future[Reply]] = {}
+        self._waiting: dict[Request, _Waiting] = {}  # by their ticks
+        self._rewards, self._talking = _Futures[Reward](), _Futures[Reply]()  # rewards that are told as they come
         self._tick = 0
 
     @property
@@ -95,32 +98,35 @@ class Pooled:
         asked = self._reply_asked(int(request.prompt.id), *said)
         if asked is None:
             return Reply()
-        self._talking[request] = self._beside.reply(asked)
+        self._talking.add(request, self._beside.reply(asked))
         return None
 
     def replies(self, wait_s: float) -> list[tuple[Request, Reply]]:
-        wait(self._talking.values(), wait_s, FIRST_COMPLETED)
-        there = [request for request, each in self._talking.items() if each.done()]
-        return [(request, self._talking.pop(request).result()) for request in there]
+        return [(request, self._talking.of.pop(request).result()) for request in self._talking.done(wait_s)]
 
     def submit(self, request: Request, *said: Told) -> None:
         asked = self._asked(int(request.prompt.id), *said)
         self._waiting[request] = _Waiting(self._tick + 1 + self._lag, asked, self._beside.score(asked))
+        if not self._lag:
+            self._rewards.add(request, self._waiting[request].reward)
 
     def cancel(self, requests: Iterable[Request]) -> None:
         for request in requests:
             if found := self._waiting.pop(request, None):
+                self._rewards.of.pop(request, None)
                 found.reward.cancel()
-            if reply := self._talking.pop(request, None):
+            if reply := self._talking.of.pop(request, None):
                 reply.cancel()
 
     def collect(self, wait: bool) -> list[Scored]:
         """A pool that can't start raises here, for no reward will ever come."""
         self._tick += 1
-        due = self._due(wait) if self._lag else self._come(wait)
-        return [Scored(request, self._reward(self._waiting.pop(request))) for request in due]
+        due = self._due(wait) if self._lag else self._rewards.done(None if wait else 0.0)
+        return [Scored(request, self._reward(request)) for request in due]
 
-    def _reward(self, known: _Waiting) -> Reward:
+    def _reward(self, request: Request) -> Reward:
+        known = self._waiting.pop(request)
+        self._rewards.of.pop(request, None)
         reward = known.reward.result()
         if self._late_is_zero and reward.status is Status.TIMEOUT and isinstance(known.asked, CodeTask):
             return replace(reward, status=Status.SCORE, score=0.0)
@@ -131,11 +137,7 @@ class Pooled:
         last = self._tick
         if may_wait and self._waiting:
             last = max(last, next(iter(self._waiting.values())).tick)
-        return [request for request, each in self._waiting.items() if each.tick <= last]
-
-    def _come(self, may_wait: bool) -> list[Request]:
-        wait([each.reward for each in self._waiting.values()], None if may_wait else 0.0, FIRST_COMPLETED)
-        return [request for request, each in self._waiting.items() if each.reward.done()]
+        return [request for request, each in takewhile(lambda one: one[1].tick <= last, self._waiting.items())]
 
     def state(self) -> dict[str, Any]:
         """The limits of time that code has earned."""
@@ -143,7 +145,7 @@ class Pooled:
         return timeouts.state() if self._started is None else self._started.do(_state(timeouts))
 
     def close(self) -> None:
-        self.cancel([*self._waiting, *self._talking])
+        self.cancel([*self._waiting, *self._talking.of])
         if self._started is not None:
             self._started.close()
             self._started = None
@@ -152,6 +154,29 @@ class Pooled:
 async def _state(timeouts: TimeoutPolicy) -> dict[str, Any]:
     """Where they are learnt, so that nothing changes meanwhile."""
     return timeouts.state()
+
+
+class _Futures(Generic[T]):
+    """Futures, and which of them are done, without a look at the others: there may be thousands, and this each tick."""
+
+    def __init__(self) -> None:
+        self.of: dict[Request, Future[T]] = {}
+        self._done: dict[Request, Future[T]] = {}
+        self._coming = SimpleQueue[tuple[Request, Future[T]]]()
+
+    def add(self, request: Request, future: Future[T]) -> None:
+        self.of[request] = future
+        future.add_done_callback(lambda done: self._coming.put((request, done)))
+
+    def done(self, wait_s: float | None) -> list[Request]:
+        """Those that are there and done, in the order in which they came to be. If none is, waits for one that long."""
+        self._done = {request: each for request, each in self._done.items() if self.of.get(request) is each}
+        with suppress(Empty):
+            while self.of:
+                request, future = self._coming.get(timeout=0.0 if self._done else wait_s)
+                if self.of.get(request) is future:
+                    self._done[request] = future
+        return [*self._done]
 
 
 class _Beside:
