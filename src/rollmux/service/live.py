@@ -42,9 +42,7 @@ class Live:
     )  # lives that wait for a place, and when last heard
     deserted: tuple[float, str] | None = None  # since when no process is there, and why; no call has come since
     leased: bool = False  # it has heard of a lease, so that something may have been done
-    is_missed: bool = (
-        False  # it has called an earlier life of the controller, had no lease, and has not called this one
-    )
+    is_missed: bool = False  # it came to an earlier life of the controller, had no lease, and has not called this one
     missed_since: float | None = None  # when it was first looked for
     latest_over: tuple[int, str] = (0, "")  # of the attempts that are over, and why
 
