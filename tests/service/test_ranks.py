@@ -354,6 +354,9 @@ def test_a_job_of_which_some_processes_came_fails_its_attempts_one_by_one() -> N
 def test_patience_is_counted_in_leases_where_they_are_long_and_anew_after_a_restart() -> None:
     job = Alone(lease_s=100.0)
     job.attach()
+    epoch = job.ask().epoch
+    job.say(Said.FINISHED, epoch, 0)
+    job.say(Said.FINISHED, epoch, 1)
     job.passes(SILENT_LEASES * 100.0 - 5.0)
     assert job.state() is Job.RUNNING
     job.restart()
