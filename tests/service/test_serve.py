@@ -328,15 +328,23 @@ def test_a_controller_whose_words_nobody_can_read_serves_all_the_same(tmp_path: 
         if where == "not there":
             streams = {"preexec_fn": partial(os.close, 1 if name == "stdout" else 2)}
         with running(tmp_path, **streams) as there:
-            there.process.send_signal(signal.SIGHUP)
             assert there.call("POST", "/v1/jobs", job("a")).status_code == 200
             there.process.send_signal(signal.SIGTERM)
             assert there.process.wait(20.0) == 0
             if name == "stdout":
                 told = [line for line in there.log.read_text().splitlines() if "can't be written" in line]
                 assert len(told) == (where != "not there")
-                assert "its terminal is gone" in there.log.read_text()
     os.close(writes)
+
+
+def test_a_controller_ends_in_order_with_its_terminal_but_not_below_nohup(tmp_path: Path) -> None:
+    ignoring = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
+    with running(tmp_path / "nohup", preexec_fn=ignoring) as there:
+        there.process.send_signal(signal.SIGHUP)
+        assert there.call("POST", "/v1/jobs", job("a")).status_code == 200
+    with running(tmp_path / "plain") as there:
+        there.process.send_signal(signal.SIGHUP)
+        assert there.process.wait(20.0) == 0
 
 
 def test_jobs_that_look_for_the_controller_where_it_was_are_named(

@@ -44,7 +44,6 @@ log = logging.getLogger("rollmux.service")
 # Hosts that stand for all addresses of the machine, so that none of them is where it can be found.
 EVERYWHERE = ("", "0.0.0.0", "::")
 ENDING = (signal.SIGTERM, signal.SIGINT)
-HEARD = (*ENDING, signal.SIGHUP)
 # How long open calls may take to end when the controller goes.
 DRAIN_S = 5
 # A copy of a controller that was killed (`Forked`) may hold the folder for a moment.
@@ -204,19 +203,20 @@ def admin_token(folder: Path, tokens: Tokens) -> str:
 
 
 def run(service: Service) -> None:
-    """Until SIGTERM or Ctrl-C, also without its terminal; a second one waits for no open call."""
+    """Until SIGTERM, Ctrl-C or the end of its terminal (but for `nohup`); a second one waits for no open call."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        for number in ENDING:
+        is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        heard = ENDING if is_kept else (*ENDING, signal.SIGHUP)
+        for number in heard:
             loop.add_signal_handler(number, service.end)
-        loop.add_signal_handler(signal.SIGHUP, log.info, "its terminal is gone: it goes on, until SIGTERM")
         collecting = loop.create_task(collect_forever())
         await service.run()
         collecting.cancel()
         await loop.shutdown_default_executor()  # its threads would take what this one blocks
-        signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # one more would end it in the midst of its end
-        for number in HEARD:
+        signal.pthread_sigmask(signal.SIG_BLOCK, heard)  # one more would end it in the midst of its end
+        for number in heard:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
 
