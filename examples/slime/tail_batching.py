@@ -37,7 +37,6 @@ from rollmux.packer import (
     ResponseGenerated,
     ResponseRewarded,
     RoundComplete,
-    RoundKind,
     RoundStarted,
     TailBatcher,
 )
@@ -253,16 +252,8 @@ async def _rollout(args: Namespace, rollout_id: int, source: Source) -> RolloutF
 
 def metrics(batch: Batch, source: Source) -> dict[str, float]:
     """What slime's tracker hears of a round."""
-    counts = {
-        "long": batch.kind is RoundKind.LONG,
-        "deferred": len(batch.deferred),
-        "waiting": source.batcher.queued,
-        "filtered": len(batch.filtered),
-        "aborted": batch.aborted,
-        "failed": batch.failed,
-        "wasted_tokens": batch.wasted_tokens,
-    }
-    return {f"rollout/tail_batching/{name}": float(count) for name, count in counts.items()}
+    figures = batch.figures() | {"waiting": float(source.batcher.queued)}
+    return {f"rollout/tail_batching/{name}": value for name, value in figures.items()}
 
 
 def generate_rollout(

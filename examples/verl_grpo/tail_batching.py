@@ -42,7 +42,6 @@ from rollmux.packer import (
     ResponseGenerated,
     ResponseRewarded,
     RoundComplete,
-    RoundKind,
     RoundStarted,
     TailBatcher,
 )
@@ -408,16 +407,8 @@ async def stopped(replicas: list[Any]) -> None:
 
 def metrics(batch: Batch, batcher: TailBatcher) -> dict[str, float]:
     """What veRL's trackers hear of a rollout."""
-    counts = {
-        "long": batch.kind is RoundKind.LONG,
-        "deferred": len(batch.deferred),
-        "waiting": batcher.queued,
-        "filtered": len(batch.filtered),
-        "aborted": batch.aborted,
-        "failed": batch.failed,
-        "wasted_tokens": batch.wasted_tokens,
-    }
-    return {f"tail_batching/{name}": float(count) for name, count in counts.items()}
+    figures = batch.figures() | {"waiting": float(batcher.queued)}
+    return {f"tail_batching/{name}": value for name, value in figures.items()}
 
 
 for mode in TRAINER_REGISTRY.keys() & {"sync", "leased"}:

@@ -74,6 +74,18 @@ class Batch:
     wasted_tokens: int
     is_last: bool
 
+    def figures(self) -> dict[str, float]:
+        """What a tracker hears of it."""
+        counts = {
+            "long": self.kind is RoundKind.LONG,
+            "deferred": len(self.deferred),
+            "filtered": len(self.filtered),
+            "aborted": self.aborted,
+            "failed": self.failed,
+            "wasted_tokens": self.wasted_tokens,
+        }
+        return {name: float(count) for name, count in counts.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class RoundComplete:
