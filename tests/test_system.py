@@ -167,7 +167,8 @@ for name in ("SIGCHLD", "SIGCONT", "SIGHUP", "SIGKILL", "SIGSTOP", "SIGUSR1", "p
 for name in ("fork", "getuid", "memfd_create", "pidfd_open", "posix_fallocate", "sched_getaffinity", "sysconf"):
     delattr(os, name)
 from rollmux.cli import app
-import rollmux.mux, rollmux.packer, rollmux.client, rollmux.sim, rollmux.runtime.engine.replay
+from rollmux.mux import *
+import rollmux.packer, rollmux.client, rollmux.sim, rollmux.runtime.engine.replay
 app(sys.argv[1:])
 """
 

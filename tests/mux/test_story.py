@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
-from rollmux.mux import ClusterMachine, JobSpec, PhaseSpec, RollmuxPolicy, story
+from rollmux.mux import ClusterMachine, JobSpec, PhaseSpec, RollmuxPolicy
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import Entry
 from rollmux.mux.cluster_state import Rules
 from rollmux.mux.hardware import PAPER_CLUSTER
+from rollmux.mux.story import story
 from rollmux.sim.cast import Cast
 from tests.mux.world import ROLLOUT, World, job
 
