@@ -156,12 +156,22 @@ def test_the_mux_loads_nothing_but_the_standard_library() -> None:
     program = """
 import sys
 before = set(sys.modules)
-import rollmux.mux
+from rollmux.mux import *
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(loaded - sys.stdlib_module_names - {"rollmux"}))
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("module", ["rollmux.client", "rollmux.cli.remote"])
+def test_who_calls_a_controller_loads_nothing_that_decides(module: str) -> None:
+    """A job and a look at the cluster are ready a quarter sooner."""
+    program = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    deciding = {"rollmux.mux.cluster_machine", "rollmux.mux.forecast", "rollmux.mux.plan", "rollmux.service"}
+    assert module in done.stdout.split()
+    assert deciding.isdisjoint(done.stdout.split())
 
 
 def test_commands_are_found_in_blocks_and_nowhere_else() -> None:
