@@ -4,8 +4,7 @@ import importlib.util
 import runpy
 import sys
 from argparse import Namespace
-from dataclasses import dataclass, field, replace
-from threading import Lock
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +18,7 @@ from rollmux.protocol.cluster_file import read_cluster
 from rollmux.protocol.job_file import read_job_file
 from rollmux.protocol.messages import Ask, Said
 from tests.client.world import Crowd, World, job_data
+from tests.examples.gpus import Gpus
 from tests.examples.playing import EXAMPLES
 
 STEPS = 4
@@ -31,40 +31,6 @@ def example() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@dataclass
-class Gpus:
-    """Who is on them, and what was done there. Nobody comes who holds no lease of this world."""
-
-    world: World | None = None
-    on: dict[str, set[str]] = field(default_factory=dict)
-    done: list[tuple[str, str]] = field(default_factory=list)
-    lock: Lock = field(default_factory=Lock)
-
-    def come(self, job: str, what: str) -> None:
-        if self.world is not None:
-            assert held_by(self.world, job), f"{what} of {job} without a lease"
-        with self.lock:
-            self.on.setdefault(job, set()).add(what)
-            assert list(self.on) == [job], f"{job} meets others: {self.on}"
-
-    def leave(self, job: str, what: str) -> None:
-        with self.lock:
-            self.on[job].discard(what)
-            if not self.on[job]:
-                del self.on[job]
-
-    def work(self, job: str, what: str, *here: str) -> None:
-        with self.lock:
-            assert self.on[job] >= set(here), f"{what} of {job} without {here}"
-            self.done.append((job, what))
-
-
-def held_by(world: World, job: str) -> tuple[str, ...]:
-    """The kinds of lease that it has."""
-    (weave,) = world.machine.state.weaves.values()
-    return tuple(kind.value for kind, lane in weave.seats[job].lanes.items() if lane.held)
 
 
 class Remote:

@@ -1,0 +1,44 @@
+"""The GPUs of a node that jobs share, for frameworks that are played: who is on them, and by which lease."""
+
+from dataclasses import dataclass, field
+from threading import Lock
+
+from tests.client.world import World
+
+
+@dataclass
+class Gpus:
+    """Who is on them, and what was done there. Nobody comes who holds no lease of this world."""
+
+    world: World | None = None
+    on: dict[str, set[str]] = field(default_factory=dict)
+    done: list[tuple[str, str]] = field(default_factory=list)
+    moves: int = 0  # parts that came
+    lock: Lock = field(default_factory=Lock)
+
+    def come(self, job: str, what: str) -> None:
+        if self.world is not None:
+            assert held_by(self.world, job), f"{what} of {job} without a lease"
+        with self.lock:
+            on = self.on.setdefault(job, set())
+            self.moves += what not in on
+            on.add(what)
+            assert list(self.on) == [job], f"{job} meets others: {self.on}"
+
+    def leave(self, job: str, what: str) -> None:
+        with self.lock:
+            on = self.on.get(job, set())
+            on.discard(what)
+            if not on:
+                self.on.pop(job, None)
+
+    def work(self, job: str, what: str, *here: str) -> None:
+        with self.lock:
+            assert self.on[job] >= set(here), f"{what} of {job} without {here}"
+            self.done.append((job, what))
+
+
+def held_by(world: World, job: str) -> tuple[str, ...]:
+    """The kinds of lease that it has."""
+    (weave,) = world.machine.state.weaves.values()
+    return tuple(kind.value for kind, lane in weave.seats[job].lanes.items() if lane.held)
