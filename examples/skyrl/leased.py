@@ -59,11 +59,16 @@ class Dispatch(WorkerDispatch):
         await super().save_weights_for_sampler(model_id)
 
     def offload_all(self) -> None:
-        if self.engines_are_awake:  # something went wrong: SkyRL has them sleep itself
-            asyncio.run(self._inference_engine_client.sleep())
         for model, there in self._gpu_state.items():
             if there.model_on_gpu or there.optimizer_on_gpu:
                 self._offload(model)
+        if self.engines_are_awake:  # something went wrong: SkyRL has them sleep itself
+            asyncio.run(self._have_engines_sleep())
+
+    async def _have_engines_sleep(self) -> None:
+        for part in ("weights", "kv_cache"):  # to vLLM one that is awake in part is asleep, and it would stay so
+            await self._inference_engine_client.wake_up(tags=[part])
+        await self._inference_engine_client.sleep()
 
 
 class LeasedTrainer(RayPPOTrainer):

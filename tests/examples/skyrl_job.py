@@ -28,6 +28,7 @@ from skyrl.backends.skyrl_train.distributed.dispatch import MeshRank, WorkerOutp
 from skyrl.train.generators.base import GeneratorInterface  # noqa: E402
 
 DIGITS, GROUP = 8, 2
+PARTS = ("weights", "kv_cache")  # of an engine
 
 
 class Gpu:
@@ -122,8 +123,8 @@ class Worker:
     def init_weight_sync_state(self, client: Any, cfg: Any) -> None: ...
 
     def broadcast_to_inference_engines(self, client: "Engines", cfg: Any, model_id: str | None) -> None:
-        self.gpu.work(f"sync {self.step}", self.kind, "engines")
-        client.weights.write_text(str(self.step))
+        self.gpu.work(f"sync {self.step}", self.kind, "weights")
+        client.file.write_text(str(self.step))
 
 
 @ray.remote
@@ -142,20 +143,28 @@ class Ref(Worker):
 
 
 class Engines:
-    """In place of SkyRL's client of its engines. Their weights are the number of an update, in a file."""
+    """In place of SkyRL's client of its engines. Their weights are the number of an update, in a file.
+
+    As with vLLM's, those that are awake in part pass for asleep.
+    """
 
     def __init__(self, gpu: Gpu) -> None:
-        self.gpu, self.weights = gpu, gpu.node.parent / f"{gpu.job}.weights"
-        for part in ("engines", "kv"):
+        self.gpu, self.file = gpu, gpu.node.parent / f"{gpu.job}.weights"
+        self.asleep: set[str] = set()
+        for part in PARTS:
             gpu.come(part)
 
     async def wake_up(self, tags: list[str]) -> None:
-        self.gpu.come({"weights": "engines", "kv_cache": "kv"}[tags[0]])
+        for part in self.asleep.intersection(tags):
+            self.asleep.remove(part)
+            self.gpu.come(part)
 
     async def sleep(self) -> None:
-        self.weights.unlink(missing_ok=True)
-        for part in ("engines", "kv"):
-            self.gpu.leave(part)
+        if not self.asleep:
+            self.file.unlink(missing_ok=True)
+            self.asleep = set(PARTS)
+            for part in PARTS:
+                self.gpu.leave(part)
 
     def increment_weight_version(self) -> None: ...
 
@@ -168,9 +177,9 @@ class Digits(GeneratorInterface):
 
     async def generate(self, input_batch: Any) -> Any:
         about = input_batch["batch_metadata"]
-        step = int(self.engines.weights.read_text())
+        step = int(self.engines.file.read_text())
         await asyncio.sleep(0.02)
-        self.engines.gpu.work(f"{about.training_phase} {about.global_step} with {step}", "engines", "kv")
+        self.engines.gpu.work(f"{about.training_phase} {about.global_step} with {step}", *PARTS)
         if (about.training_phase, str(about.global_step)) == ("train", os.environ["BREAKS_AT"]):
             raise ZeroDivisionError("the generator breaks")
         prompts = [[int(prompt[0]["content"])] for prompt in input_batch["prompts"]]

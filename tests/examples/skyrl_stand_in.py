@@ -30,6 +30,7 @@ NAMES = (
     "skyrl.train.utils",
     "skyrl.train.utils.utils",
 )
+PARTS = ("weights", "kv_cache")
 
 
 @dataclass
@@ -159,40 +160,43 @@ class WorkerDispatch:
         self._ensure_on_gpu("policy", need_optimizer=False)
         if self._gpu_state["policy"].optimizer_on_gpu:
             self._offload("policy", offload_model=False)
+        policy.work("before the update")
         await client.wake_up(tags=["weights"])
         await asyncio.sleep(0.005)  # a broadcast takes a while
-        policy.work("update", "engines")
+        policy.work("update", "weights")
         client.step = policy.step
         self._offload("policy")
         await client.wake_up(tags=["kv_cache"])
 
 
 class Client:
-    """The engines of a job, which forget their weights as they fall asleep."""
+    """The engines of a job, which forget their weights in their sleep. Those awake in part pass for asleep."""
 
     def __init__(self, cfg: Any) -> None:
         self.place, self.job = cfg.on, cfg.trainer.run_name
         self.step: int | None = None
-        self.place.gpus.come(self.job, "engines")
-        self.place.gpus.come(self.job, "kv")
+        self.asleep: set[str] = set()
+        for part in PARTS:
+            self.place.gpus.come(self.job, part)
 
     async def wake_up(self, tags: list[str]) -> None:
         await asyncio.sleep(0)
-        self.place.gpus.come(self.job, {"weights": "engines", "kv_cache": "kv"}[tags[0]])
+        for part in self.asleep.intersection(tags):
+            self.asleep.remove(part)
+            self.place.gpus.come(self.job, part)
 
     async def sleep(self) -> None:
         await asyncio.sleep(0)
-        if self.place.breaks == "sleep":
-            raise ConnectionError("a server is gone")
-        self.place.gpus.work(self.job, "sleep", "engines")  # they are never told twice
-        self.step = None
-        for part in ("engines", "kv"):
-            self.place.gpus.leave(self.job, part)
+        if not self.asleep:
+            self.place.gpus.work(self.job, "sleep", *PARTS)
+            self.step, self.asleep = None, set(PARTS)
+            for part in PARTS:
+                self.place.gpus.leave(self.job, part)
 
     async def draw(self, what: str, step: int) -> None:
         assert self.step == step, f"{what} with the weights of step {self.step}"
         await asyncio.sleep(0.002)
-        self.place.gpus.work(self.job, what, "engines", "kv")
+        self.place.gpus.work(self.job, what, *PARTS)
         if self.place.breaks == what:
             raise ZeroDivisionError(what)
 
