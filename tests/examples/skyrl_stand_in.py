@@ -232,9 +232,8 @@ class RayPPOTrainer:
         place, client = self.cfg.on, self.inference_engine_client
         if self.cfg.trainer.resume and self.saved.exists():
             self.global_step = int(self.saved.read_text())
-            for model in self.dispatch._actor_groups:
-                if model != "ref":
-                    self.dispatch.load_checkpoint(model, self.global_step)
+            for model in self._those_of("policy", "critic"):
+                self.dispatch.load_checkpoint(model, self.global_step)
         await self.dispatch.save_weights_for_sampler()
         if self.cfg.trainer.eval_before_train:
             await client.draw(f"eval {self.global_step}", self.global_step)
@@ -244,20 +243,21 @@ class RayPPOTrainer:
                 await client.draw(f"generate {self.global_step}", self.global_step - 1)
             await client.sleep()
             self.postprocess_generator_output({}, [])
-            for model in reversed(self.dispatch._actor_groups):
+            for model in self._those_of("critic", "ref", "policy"):
                 self.dispatch.forward(model)
-            for model in reversed(self.dispatch._actor_groups):
-                if model != "ref":
-                    self.dispatch.forward_backward_and_step(model, self.global_step)
-            for model in self.dispatch._actor_groups:
-                if model != "ref":
-                    self.dispatch.save_checkpoint(model, self.saved, self.global_step)
+            for model in self._those_of("critic", "policy"):
+                self.dispatch.forward_backward_and_step(model, self.global_step)
+            for model in self._those_of("policy", "critic"):
+                self.dispatch.save_checkpoint(model, self.saved, self.global_step)
             await self.dispatch.save_weights_for_sampler()
             await client.draw(f"eval {self.global_step}", self.global_step)
             self.global_step += 1
         await client.sleep()
         self.global_step -= 1
-        self.dispatch.save_checkpoint("policy", self.saved, self.global_step)
+        self.dispatch.save_checkpoint("policy", self.saved, self.global_step)  # as if the last step had not been saved
+
+    def _those_of(self, *models: str) -> list[str]:
+        return [model for model in models if model in self.dispatch._actor_groups]
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str]) -> Any:
         return generator_output, uids
