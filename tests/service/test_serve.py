@@ -338,11 +338,11 @@ def test_a_controller_whose_words_nobody_can_read_serves_all_the_same(tmp_path: 
 
 
 def test_a_controller_ends_in_order_with_its_terminal_but_not_below_nohup(tmp_path: Path) -> None:
-    ignoring = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
-    with running(tmp_path / "nohup", preexec_fn=ignoring) as there:
+    below, not_below = (partial(signal.signal, signal.SIGHUP, how) for how in (signal.SIG_IGN, signal.SIG_DFL))
+    with running(tmp_path / "nohup", preexec_fn=below) as there:
         there.process.send_signal(signal.SIGHUP)
         assert there.call("POST", "/v1/jobs", job("a")).status_code == 200
-    with running(tmp_path / "plain") as there:
+    with running(tmp_path / "plain", preexec_fn=not_below) as there:
         there.process.send_signal(signal.SIGHUP)
         assert there.process.wait(20.0) == 0
 
