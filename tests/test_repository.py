@@ -166,7 +166,7 @@ print(*sorted(loaded - sys.stdlib_module_names - {"rollmux"}))
 
 @pytest.mark.parametrize("module", ["rollmux.client", "rollmux.cli.remote"])
 def test_who_calls_a_controller_loads_nothing_that_decides(module: str) -> None:
-    """A job and a look at the cluster are ready a quarter sooner."""
+    """A job, and a look at the cluster, are ready the sooner."""
     program = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     deciding = {"rollmux.mux.cluster_machine", "rollmux.mux.forecast", "rollmux.mux.plan", "rollmux.service"}

@@ -73,7 +73,7 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.rollout = self._new_rollout()
         self._samples: tuple[Sample, ...] = ()
         self._figures = dict[str, float]()
-        self._began: tuple[int, dict[str, Any]] | None = None  # the step at which the last round did, and what was then
+        self._began: tuple[int, dict[str, Any]] | None = None  # the step under way, and what was before its first round
         self._phase: Callable[[str], AbstractContextManager[object]] = nullcontext if mux is None else mux.phase
         self._training = ExitStack()
 
@@ -157,7 +157,8 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return dict(super()._generate_and_score_completions(inputs))
-        self._began = self.state.global_step, self._state()
+        if self._began is None or self._began[0] != self.state.global_step:
+            self._began = self.state.global_step, self._state()
         rolled = self.roll()
         for name, value in self._figures.items():
             self._log_metric(f"tail_batching/{name}", value)

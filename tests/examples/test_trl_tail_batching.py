@@ -214,18 +214,17 @@ def test_the_rows_of_a_round_that_could_not_be_scored_are_drawn_anew(make: Make)
     assert sum(account.trained for account in trainer.rollout.batcher.accounts().values()) == 5 * PROMPTS
 
 
-@pytest.mark.parametrize("updates", [2, 3])
+@pytest.mark.parametrize(("updates", "rounds"), [(1, 1), (1, 2), (2, 1)])
 def test_rows_of_which_no_update_was_made_are_drawn_anew(
-    make: Make, monkeypatch: pytest.MonkeyPatch, updates: int
+    make: Make, monkeypatch: pytest.MonkeyPatch, updates: int, rounds: int
 ) -> None:
-    """Ctrl-C in a backward pass of the third step, or as that step's update is done."""
-    seen = Seen()
-    trainer = make(seen, max_steps=3)
-    stopped = {2: "training_step", 3: "_maybe_log_save_evaluate"}[updates]
+    """Ctrl-C as the last loss of the second step is computed, or as that step's update is done."""
+    trainer = make(max_steps=2, gradient_accumulation_steps=rounds, steps_per_generation=1)
+    stopped = {1: "compute_loss", 2: "_maybe_log_save_evaluate"}[updates]
     whole = getattr(trainer, stopped)
 
     def broken(*given: Any, **more: Any) -> Any:
-        if trainer.state.global_step == updates:
+        if trainer.state.global_step == updates and (trainer._step + 1) % rounds == 0:
             raise KeyboardInterrupt
         return whole(*given, **more)
 
@@ -233,10 +232,11 @@ def test_rows_of_which_no_update_was_made_are_drawn_anew(
         patch.setattr(trainer, stopped, broken)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
-    assert sum(account.trained for account in trainer.rollout.batcher.accounts().values()) == updates * PROMPTS
+    a_step = rounds * PROMPTS
+    assert sum(account.trained for account in trainer.rollout.batcher.accounts().values()) == updates * a_step
     trainer.train()
-    assert trainer.state.global_step == 3
-    assert sum(account.trained for account in trainer.rollout.batcher.accounts().values()) == (updates + 3) * PROMPTS
+    assert trainer.state.global_step == 2
+    assert sum(account.trained for account in trainer.rollout.batcher.accounts().values()) == (updates + 2) * a_step
 
 
 def test_after_ctrl_c_amid_a_round_the_engine_is_idle_and_the_next_train_draws_it_anew(
