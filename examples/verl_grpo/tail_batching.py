@@ -78,19 +78,22 @@ def metric_of_filter(config: DictConfig) -> str | None:
     return groups.metric if groups is not None and groups.enable else None
 
 
-def differ(responses: tuple[Response, ...]) -> bool:
-    return len(responses) == 1 or len({each.reward for each in responses}) > 1
-
-
 class Prompts:
     """The batcher, and the prompts that are not at their end as the data gave them: they are saved together."""
 
     def __init__(self, terms: Batching, is_filtered: bool, fetch: Callable[[], Row], epoch: int) -> None:
-        self._terms, self._keep = terms, differ if is_filtered else None
+        self._terms, self._keep = terms, self._differ if is_filtered else None
         self._fetch, self._epoch = fetch, epoch  # an epoch has so many prompts
         self.batcher = TailBatcher(terms, self._keep)
         self.rows: dict[Prompt, Row] = {}
+        self.refused: list[Prompt] = []  # by the filter, and their responses are stored still
         self._next = 0, 0  # its epoch, and its place there
+
+    def _differ(self, responses: tuple[Response, ...]) -> bool:
+        is_kept = len(responses) == 1 or len({each.reward for each in responses}) > 1
+        if not is_kept:
+            self.refused.append(responses[0].request.prompt)
+        return is_kept
 
     def draw(self) -> Event:
         """The next prompt of the data."""
@@ -110,6 +113,7 @@ class Prompts:
         trained, failed = ([each.prompt for each in ended] for ended in (batch.prompts, batch.failed_prompts))
         for prompt in (*trained, *failed, *batch.filtered):
             del self.rows[prompt]
+        self.refused.clear()
 
     def state(self) -> dict[str, Any]:
         return {
@@ -171,6 +175,7 @@ class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # what Ray has
     def __init__(self, config: DictConfig, llm_client: LLMServerClient, *more: Any) -> None:
         super().__init__(config, Client(config, llm_client._load_balancer), *more)
         self._metric = metric_of_filter(config) or "reward"
+        self._begun: set[Request] = set()  # in the rollout under way
         self._drawing: dict[Any, Request] = {}  # tasks, as long as they can be given up
         self._lost: set[Request] = set()
         self._news: list[Event] = []
@@ -193,9 +198,22 @@ class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # what Ray has
     async def settle(self) -> None:
         """Returns when nothing is under way any more. What was told of the rollout and not heard comes too late."""
         await asyncio.gather(*self.background_tasks)
+        self._begun.clear()
         self._lost.clear()
         self._news.clear()
         self._has_news.clear()
+
+    async def _run_prompt(self, prompt: dict[str, Any], *more: Any, **others: Any) -> None:
+        """veRL stores first that the prompt runs. Where that fails nobody would ever hear of its responses."""
+        requests = prompt.get(REQUESTS, ())  # none of a validation
+        try:
+            await super()._run_prompt(prompt, *more, **others)
+        except Exception as error:
+            unheard = [request for request in requests if request not in self._begun]
+            if not unheard:
+                raise
+            for request in unheard:
+                self._tell(ResponseFailed(request, repr(error)))
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **prompt: Any
@@ -204,6 +222,7 @@ class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # what Ray has
             await super()._run_agent_loop(sampling_params, trajectory, session_id=session_id, **prompt)
             return
         request = prompt.pop(REQUESTS)[session_id]
+        self._begun.add(request)
         if request in self._lost:
             return
         task = asyncio.current_task()
@@ -333,20 +352,38 @@ class Rollouts:
             if launched:
                 self._trainer.launch(launched)
             events = tuple(follows)
+        if len(prompts.refused) >= self._trainer.terms.prompts:  # by batches: each time all keys are listed
+            _forget(prompts)
         return complete
+
+
+def _tags() -> dict[str, Any]:
+    """The keys under which something is stored of the rollout, with what is known of it."""
+    tags: dict[str, Any] = (tq.kv_list("train") or {}).get("train", {})
+    return tags
+
+
+def _clear(keys: list[str]) -> None:
+    if keys:
+        tq.kv_clear(keys=keys, partition_id="train")
+
+
+def _forget(prompts: Prompts) -> None:
+    """Responses to what was refused are stored no longer. Those that are just being put away go with the rollout."""
+    refused = {prompts.uid(prompt) for prompt in prompts.refused}
+    _clear([key for key in _tags() if "".join(key.rsplit("_", 2)[:-2]) in refused])
+    prompts.refused.clear()
 
 
 def _stored(batch: Batch, prompts: Prompts) -> KVBatchMeta:
     """Where what is trained is stored. What has lost is stored no longer."""
-    tags: dict[str, Any] = (tq.kv_list("train") or {}).get("train", {})
+    tags = _tags()
     requests = [each.request for trained in batch.prompts for each in trained.responses]
     places = {f"{prompts.uid(each.prompt)}_{each.sample}": place for place, each in enumerate(requests)}
     parts = {key: key.rpartition("_") for key in tags}  # a response of an agent may come in several
     won = [(places[response], int(part), key) for key, (response, _, part) in parts.items() if response in places]
     keys = [key for *_, key in sorted(won)]
-    lost = list(tags.keys() - set(keys))
-    if lost:
-        tq.kv_clear(keys=lost, partition_id="train")
+    _clear(list(tags.keys() - set(keys)))
     return KVBatchMeta(partition_id="train", keys=keys, tags=[tags[key] for key in keys])
 
 

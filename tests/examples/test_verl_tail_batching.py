@@ -250,6 +250,34 @@ def test_a_rollout_in_which_everything_fails_ends(job: Job) -> None:
         job.step(job.start())
 
 
+@pytest.mark.parametrize("word", ["running", "half"])
+def test_what_the_storage_does_not_take_is_drawn_again(job: Job, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    put, failures = beneath.kv_put, 3
+
+    def full(key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        nonlocal failures
+        if failures and (tag.get("status") == word or word in tag):
+            failures -= 1
+            raise RuntimeError("no room")
+        put(key, partition_id, tag)
+
+    monkeypatch.setattr(verl, "kv_put", full)
+    trained, told = job.step(job.start())
+    assert trained.total() == BATCH
+    assert not failures
+    assert told["tail_batching/failed"]
+
+
+def test_a_storage_that_takes_nothing_ends_the_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*put: Any) -> None:
+        raise RuntimeError("no room")
+
+    trainer = job.start()
+    monkeypatch.setattr(verl.AgentLoopWorker, "_run_prompt", full)
+    with pytest.raises(RuntimeError, match=r"the last: RuntimeError.*no room"):
+        job.step(trainer)
+
+
 def test_an_agent_that_gives_no_output_has_failed(job: Job) -> None:
     verl.world.parts = 0
     with pytest.raises(RuntimeError, match="no output"):
@@ -311,6 +339,25 @@ def test_prompts_that_replace_others_one_by_one_are_shared_among_the_workers(job
     assert job.step(job.start())[1]["tail_batching/filtered"] > BATCH
     assert len(drawn) == 3
     assert max(drawn.values()) <= 2 * min(drawn.values())
+
+
+def test_what_a_filter_refuses_is_not_stored_until_the_rollout_is_over(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.config.algorithm.filter_groups.enable = True
+    verl.world.score = lambda index, sample: float(index % 10 == sample)  # most have zeros
+    put, most = beneath.kv_put, 0
+
+    def counted(key: str, *given: Any) -> None:
+        nonlocal most
+        put(key, *given)
+        most = max(most, sum(key.count("_") == 2 for key in beneath.stored["train"]))  # responses
+
+    monkeypatch.setattr(verl, "kv_put", counted)
+    told = job.step(job.start())[1]
+    running = 1.5 * BATCH
+    assert told["tail_batching/filtered"] > BATCH + running
+    assert most <= (running + 2 * BATCH) * GROUP
 
 
 @pytest.mark.parametrize(("race", "slow_ones"), [("rewarded", 2), ("generated", 4)])
