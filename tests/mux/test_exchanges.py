@@ -1,7 +1,7 @@
 """Jobs that change places with each other: when that pays, and what may happen until the last of them has stopped."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from rollmux.mux.moves import Movable, Moves
 from rollmux.mux.node_book import NodeState
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
+from rollmux.mux.plan import Plan, Strategy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.transitions import Job
@@ -331,6 +332,34 @@ def test_meanwhile_nobody_joins_the_groups_and_nobody_else_moves() -> None:
     hand.tell(ev.JobStarted("E", 1))
     assert hand.homes() == {**APART, "group-2": ["E"]}
     assert hand.machine.state.swaps == agreed
+
+
+def test_the_name_of_a_group_that_an_exchange_will_open_is_given_to_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def into_a_new_group(
+        near: object, snapshot: Snapshot, able: Mapping[str, Candidate], policy: RollmuxPolicy, horizon_s: float
+    ) -> Moves | None:
+        """C and D leave, begin anew beside each other, and nothing but the name is other than before."""
+        if "A" not in able:
+            return None
+        old = snapshot.groups["group-1"]
+        group, new = Group(f"group-{snapshot.next_group}", (), old.order), dict.fromkeys(old.nodes)
+        plans = []
+        for name in "CD":
+            group = group.joined_by(old.member(name))
+            nodes = tuple((pool.name, node) for pool, nodes in snapshot.by_pool(old) for node in nodes if node in new)
+            plans.append(Plan(name, Strategy.ISOLATED, group, nodes, 0.0))
+            new = {}
+        return Moves(tuple(plans), 1.0, 0.0, 1.0)
+
+    monkeypatch.setattr(mover, "exchange", into_a_new_group)
+    hand = Hand()
+    assert hand.crew == ["C", "D"]
+    hand.tell(ev.JobSubmitted(rolls("E")))
+    for name in "CD":
+        hand.stop(name)
+    assert hand.homes() == {"group-0": ["A", "B"], "group-2": ["C", "D"], "group-3": ["E"]}
 
 
 def test_a_job_that_has_changed_places_stays_until_that_has_paid_for_itself() -> None:

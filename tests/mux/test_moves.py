@@ -19,6 +19,7 @@ from rollmux.mux.hardware import GB, Cluster, NodeType, Pool, elastic, finite
 from rollmux.mux.invariants import check_all
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec
 from rollmux.mux.job_record import JobRecord
+from rollmux.mux.mover import Mover
 from rollmux.mux.moves import Movable, Moves, compaction, escape, place_mover, relief
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
@@ -528,6 +529,22 @@ def test_a_job_that_is_slower_than_forecast_leaves_while_it_can_still_keep_its_s
     assert "slower than was forecast" in stop.reason
     assert at > 10 * a.solo_s  # not before it had to
     assert 2.0 < slowdown(cast, a) <= a.slo
+
+
+def test_whose_rollouts_run_ahead_leaves_after_the_sync_that_decides_it_not_after_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decided, make_moves = list[float](), Mover.make_moves
+
+    def noted(self: Mover, now: float, *given: Any) -> None:
+        decided.append(now)
+        make_moves(self, now, *given)
+
+    monkeypatch.setattr(Mover, "make_moves", noted)
+    cast = pairs(Checked(rules=Rules(compaction=False), takes=slower), job("A", **LONG, staleness=1), job("B", **SLOW))
+    cast.run()
+    ((at, _),) = cast.said(cmd.Stop, "A")
+    assert decided == [at]
 
 
 def test_what_a_move_costs_is_as_the_rules_say_where_its_job_does_not() -> None:
