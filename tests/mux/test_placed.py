@@ -184,6 +184,7 @@ def test_a_gang_that_may_shrink_need_not_hold_a_rollout_node_for_any_time(change
     member = Member.of(gang, Placement(("r0", "r1"), ("t0",)))
     assert (member.tenant(ROLLOUT, Order.FIFO).phase_s, member.tenant(ROLLOUT, Order.FIFO).away_s) == (0.0, inf)
     assert (member.tenant(TRAIN, Order.FIFO).phase_s, member.tenant(TRAIN, Order.FIFO).away_s) == (100.0, 100.0)
+    assert (member.share(ROLLOUT), member.share(TRAIN)) == (0.0, 100.0 / member.limit_s)
 
 
 def test_a_rollout_that_roams_need_not_hold_any_of_its_nodes_for_any_time() -> None:

@@ -20,6 +20,7 @@ from rollmux.packer import (
     Draw,
     FixedEta,
     KnownLong,
+    Launch,
     Prompt,
     PromptDrawn,
     Race,
@@ -159,6 +160,9 @@ def test_a_round_of_a_job_that_is_shortened_draws_on_where_only_those_are_left_t
     batcher.handle(ResponseGenerated(Request(2, second, 0), 5))
     assert batcher.queued == 1
     assert batcher.handle(ResponseFailed(Request(2, second, 0), "reward")) == (Draw(1, ""),)
+    fourth = Prompt(0, 3)
+    assert batcher.handle(PromptDrawn(fourth)) == (Launch(Request(2, fourth, 0)),)
+    assert batcher.handle(ResponseFailed(Request(2, fourth, 0), "engine")) == (Draw(1, ""),), "and on"
 
 
 def test_a_job_that_is_ordered_to_run_for_longer_draws_on() -> None:
