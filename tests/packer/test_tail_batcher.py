@@ -149,20 +149,23 @@ def test_a_job_of_one_round_launches_nobody_beyond_its_want_and_one_of_two_has_a
 
 
 def test_a_round_of_a_job_that_is_shortened_draws_on_where_only_those_are_left_that_it_has_put_off_itself() -> None:
-    batcher = TailBatcher(Batching(1, 1, 3.0, 1.0, Race.GENERATED, retries=0))
-    first, second, third = (Prompt(0, number) for number in range(3))
+    batcher = TailBatcher(Batching(2, 1, 3.0, 1.0, Race.GENERATED, retries=0))
+    prompts = [Prompt(0, number) for number in range(9)]
     batcher.handle(RoundStarted(rounds_left=9))
-    batcher.handle(PromptDrawn(first))
-    batcher.handle(ResponseGenerated(Request(1, first, 0), 5))
-    batcher.handle(ResponseRewarded(Request(1, first, 0), 1.0))
-    batcher.handle(PromptDrawn(second), PromptDrawn(third))
+    batcher.handle(*map(PromptDrawn, prompts[:2]))
+    batcher.handle(*(ResponseGenerated(Request(1, prompt, 0), 5) for prompt in prompts[:2]))
+    batcher.handle(*(ResponseRewarded(Request(1, prompt, 0), 1.0) for prompt in prompts[:2]))
+    batcher.handle(*map(PromptDrawn, prompts[2:6]))
     batcher.handle(RoundStarted(rounds_left=1))
-    batcher.handle(ResponseGenerated(Request(2, second, 0), 5))
-    assert batcher.queued == 1
-    assert batcher.handle(ResponseFailed(Request(2, second, 0), "reward")) == (Draw(1, ""),)
-    fourth = Prompt(0, 3)
-    assert batcher.handle(PromptDrawn(fourth)) == (Launch(Request(2, fourth, 0)),)
-    assert batcher.handle(ResponseFailed(Request(2, fourth, 0), "engine")) == (Draw(1, ""),), "and on"
+    batcher.handle(*(ResponseGenerated(Request(2, prompt, 0), 5) for prompt in prompts[2:4]))
+    assert batcher.queued == 2
+    failed = [ResponseFailed(Request(2, prompt, 0), "reward") for prompt in prompts[2:4]]
+    assert batcher.handle(*failed) == (Draw(1, ""), Draw(1, ""))
+    first, *others = (Request(2, prompt, 0) for prompt in prompts[6:])
+    assert batcher.handle(PromptDrawn(first.prompt)) == (Launch(first),)
+    assert batcher.handle(ResponseFailed(first, "engine")) == (Draw(1, ""),), "and on"
+    for each in others:
+        assert batcher.handle(PromptDrawn(each.prompt)) == (Launch(each),)
 
 
 def test_a_job_that_is_ordered_to_run_for_longer_draws_on() -> None:
