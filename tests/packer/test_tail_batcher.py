@@ -35,6 +35,7 @@ from rollmux.packer import (
     TailBatcher,
     TrainedPrompt,
 )
+from rollmux.packer.long_queue import Deferred, LongQueue
 from tests.packer.playing import Player, Setting, batchings, settings_of_jobs
 from tests.thorough import examples
 
@@ -360,6 +361,16 @@ def test_however_many_a_round_defers_long_rounds_bring_the_queue_below_a_batch_f
         assert kind is (RoundKind.LONG if queued >= 6 else RoundKind.SHORT)
         queued = player.batcher.queued
     assert {batch.kind for batch in player.batches} == {RoundKind.SHORT, RoundKind.LONG}
+
+
+@pytest.mark.parametrize(("surplus", "is_long"), [(10, False), (11, True)])
+def test_a_short_round_is_run_as_long_as_those_that_wait_then_fit_into_the_long_rounds_of_their_time(
+    surplus: int, is_long: bool
+) -> None:
+    queue = LongQueue([("", 4)], max_wait=3)
+    for number in range(2):
+        queue.defer("", Deferred(3, Prompt(0, number)))
+    assert queue.must_run(4, {"": surplus}) is is_long  # three rounds of four
 
 
 def test_a_long_round_that_is_due_is_filled_up_with_fresh_prompts_that_do_not_race() -> None:
