@@ -50,6 +50,20 @@ def test_the_largest_gap_between_two_lists(one: list[int], other: list[int]) -> 
 
 
 @given(st.lists(TOKENS), st.lists(TOKENS))
+def test_lengths_are_counted_alike_one_by_one_at_once_and_in_parts(one: list[int], other: list[int]) -> None:
+    at_once, parts = Lengths(), counted(one)
+    at_once.extend(one + other)
+    parts.merge(counted(other))
+    assert counted(one + other).state() == at_once.state() == parts.state()
+    assert sum(at_once.bins.values()) == at_once.count
+
+
+def test_a_token_is_more_than_none() -> None:
+    assert counted([0]).quantile(1.0) == 0.0
+    assert counted([1]).quantile(1.0) == pytest.approx(1.0, rel=BIN)
+
+
+@given(st.lists(TOKENS), st.lists(TOKENS))
 def test_a_length_that_is_taken_back_was_never_there(kept: list[int], taken: list[int]) -> None:
     lengths = counted(kept + taken)
     for tokens in taken:
