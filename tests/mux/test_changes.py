@@ -177,7 +177,7 @@ def test_prices_count_from_the_change_on() -> None:
     [
         (Cluster(Pool("a", CHEAP), Pool("b", DEAR)), "its pools were rollout, train and are a, b"),
         (Cluster(Pool("rollout", CHEAP), Pool("rollout", CHEAP)), "its pools were rollout, train and are rollout"),
-        (with_pool(ELASTIC, "rollout", on_demand=False), "on_demand of pool rollout was True and is False"),
+        (with_pool(ELASTIC, "rollout", on_demand=False), "on_demand of pool rollout was true and is false"),
         (with_node(ELASTIC, "train", gpus=4), "gpus of a node of pool train were 8 and are 4"),
         (with_pool(ELASTIC, "train", max_nodes=0), "max_nodes"),
     ],

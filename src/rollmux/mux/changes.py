@@ -38,7 +38,8 @@ def _of_pools(before: Cluster, after: Cluster) -> Iterator[str]:
         return
     for pool, other in zip(before.pools, after.pools, strict=True):
         if pool.on_demand != other.on_demand:
-            yield f"on_demand of pool {pool.name} was {pool.on_demand} and is {other.on_demand}"
+            was, now = str(pool.on_demand).lower(), str(other.on_demand).lower()  # as in the file
+            yield f"on_demand of pool {pool.name} was {was} and is {now}"
         if pool.node_type.gpus != other.node_type.gpus:
             yield f"gpus of a node of pool {pool.name} were {pool.node_type.gpus} and are {other.node_type.gpus}"
 

@@ -37,6 +37,10 @@ from rollmux.service.journal import (
 
 T = TypeVar("T")
 
+NEW_JOURNAL = (
+    "begin a journal of its own: another --folder (all commands read ROLLMUX_FOLDER), in PostgreSQL another schema"
+)
+
 log = logging.getLogger("rollmux.service")
 
 
@@ -83,16 +87,15 @@ def _become(controller: Controller, journal: Journal, cluster: Cluster, now: flo
     gone = tuple(node for node, each in state.book.nodes.items() if each.pool in counted and node not in fixed)
     if cluster == before and not gone:
         return
-    changes = ", ".join(_apart("cluster", encode(Cluster, before), encode(Cluster, cluster)))
     if problems := why_not_become(state, cluster, gone):
         raise RollmuxError(
-            f"the cluster is not what it was ({changes}), and can't become that now: {'; '.join(problems)}. Start with "
-            "the file as it was, or, once all jobs have ended, begin a new journal in another folder (and another "
-            "schema)"
+            f"the journal's cluster can't become that now: {'; '.join(problems)}. Start with the file as it was; for "
+            f"another cluster {NEW_JOURNAL}"
         )
     controller.tell(now, ev.ClusterChanged(cluster, gone))
     batch, _, _ = controller.take()  # `errands_after` has its errands: none is run before the launcher has begun
     journal.append(batch)
+    changes = ", ".join(_apart("cluster", encode(Cluster, before), encode(Cluster, cluster)))
     log.info("the cluster is not what it was: %s", changes or f"without {', '.join(gone)}")
 
 
@@ -162,8 +165,7 @@ def _require_same(head: dict[str, Any], wanted: dict[str, Any]) -> None:
         if head.get(name) != wanted[name]:
             raise RollmuxError(
                 f"the journal was begun with another {name} (it was {head.get(name)} and is {wanted[name]}): "
-                f"start with that {name}, or, once all jobs have ended, begin a new journal in another folder (and "
-                "another schema)"
+                f"start with that {name}; for another {NEW_JOURNAL}"
             )
 
 
