@@ -80,12 +80,19 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
         SqliteJournal(tmp_path / "journal.db")
 
 
-@pytest.mark.parametrize("opener", [SqliteJournal, partial(to_read, "")], ids=["to write", "to read"])
+@pytest.mark.parametrize(
+    ("opener", "told"),
+    [
+        (SqliteJournal, "is another controller using it"),
+        (partial(to_read, ""), "a controller is at work on it.*`rollmux journal backup`"),
+    ],
+    ids=["to write", "to read"],
+)
 def test_a_second_opener_is_refused_and_the_first_goes_on(
-    journal: SqliteJournal, opener: Callable[[Path], Journal], monkeypatch: pytest.MonkeyPatch
+    journal: SqliteJournal, opener: Callable[[Path], Journal], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "LOCK_S", 0.05)
-    with pytest.raises(JournalDamaged, match="is another controller using it"):
+    with pytest.raises(JournalDamaged, match=told):
         opener(journal.path)
     journal.append(batch(1, 1))
 

@@ -155,6 +155,11 @@ def _help(error: sqlite3.DatabaseError, reads_only: bool) -> str:
     """What may help where a file can't be opened."""
     kind = error.sqlite_errorcode & 0xFF  # the bits above say more of it
     if kind == sqlite3.SQLITE_BUSY:
+        if reads_only:
+            return (
+                ": a controller is at work on it. `rollmux story JOB` asks that one, and `rollmux journal backup` "
+                "makes a copy that can be read"
+            )
         return "; is another controller using it?"
     if kind == sqlite3.SQLITE_CANTOPEN and reads_only:
         return "; copy it, with what lies beside it, to where files can be made"
