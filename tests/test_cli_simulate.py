@@ -72,6 +72,15 @@ def test_a_table_says_what_the_slos_of_co_located_jobs_are_held_against(jobs: Pa
     assert against not in simulate("--workload", jobs, "--policy", "solo")[1]
 
 
+def test_a_table_says_what_its_limits_are_and_what_is_paid_for_machines_that_are_there(jobs: Path) -> None:
+    fluid, paid = "× fluid: cost over that of the work alone", "All machines of this cluster are paid for until the"
+    rented = simulate("--workload", jobs, "--policy", "solo")[1]
+    assert fluid in rented
+    assert paid not in rented
+    there = simulate("--workload", jobs, "--policy", "solo", "--cluster", EXAMPLES / "cluster-fixed.yaml")[1]
+    assert re.search(rf"{paid} last job ends, after [\d.]+ h \(solo\)", " ".join(there.split()))
+
+
 def test_the_optimum_has_the_keys_of_a_policy_and_its_proof(jobs: Path) -> None:
     pytest.importorskip("highspy", reason="the optimum needs the extra `solver`")
     found = figures("--workload", jobs, "--policy", "solo,optimal")["policies"]

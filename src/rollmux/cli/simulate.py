@@ -19,6 +19,7 @@ from rollmux.cli.job_tier import JobTier, JobTierOption, SloOfOption, StaggerOpt
 from rollmux.cli.outputs import HERE, console, fitted, require_apart, require_writable, write_json, write_text
 from rollmux.cli.refusals import refusals
 from rollmux.cli.workload import describe_workload
+from rollmux.mux.hardware import Cluster
 from rollmux.mux.validation import MAX_DURATION_S
 from rollmux.report.page import html_report
 from rollmux.report.trace import chrome_trace
@@ -101,7 +102,7 @@ def simulate(
         lambda: as_data(jobs, runs, settings, realised, timings, tier), jobs.name, [run.outcome for run in runs]
     )
     if not files.is_one_here:
-        show(jobs, runs, console(), faults is not None)
+        show(jobs, runs, settings.cluster, console(), faults is not None)
         files.tell()
 
 
@@ -256,13 +257,15 @@ def _bound_usd(workload: Workload, settings: Settings, realised: str) -> float |
 _SHOWN = 5
 # What the names of some columns do not tell.
 _COLUMNS = {
+    "× fluid": simulated.OVER_FLUID,
+    "× whole-node": simulated.OVER_WHOLE_NODE,
     "worst": "Worst: slowdown over SLO of the unluckiest job.",
     "busy": "Busy: rollout / training nodes.",
-    "decision": "Decision: p99.",
+    "decision": "Decision: how long one takes, p99.",
 }
 
 
-def show(workload: Workload, runs: Sequence[Run], console: Console, struck: bool = False) -> None:
+def show(workload: Workload, runs: Sequence[Run], cluster: Cluster, console: Console, struck: bool = False) -> None:
     """A line for each policy."""
     table = Table(box=SIMPLE, title=f"{workload.name}: {len(workload.arrivals)} jobs", title_justify="left")
     for column in (
@@ -298,9 +301,17 @@ def show(workload: Workload, runs: Sequence[Run], console: Console, struck: bool
     table = fitted(table, console, "decision", "moves", "per hour", "× whole-node")
     console.print(table)
     shown = {column.header for column in table.columns}
-    console.print(" ".join(said for name, said in _COLUMNS.items() if name in shown))
+    for name, said in _COLUMNS.items():
+        if name in shown:
+            console.print(said)
     for note in simulated.notes_under_table([run.outcome.policy for run in runs]):
         console.print(note)
+    if not any(pool.on_demand for pool in cluster.pools):
+        ends = ", ".join(f"{run.outcome.makespan_h:,.1f} h ({run.outcome.policy})" for run in runs)
+        console.print(
+            f"All machines of this cluster are paid for until the last job ends, after {ends}. With on_demand: true in "
+            "the cluster's file only those in use are."
+        )
     for run in runs:
         for note in _notes(run, struck):
             console.print(note)

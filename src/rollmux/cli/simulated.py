@@ -28,6 +28,10 @@ Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to
 Realised = Annotated[str, typer.Option(metavar="D", help=f"How long phases really take: {', '.join(DISTRIBUTIONS)}.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same workload.")]
 
+# What the names of two columns do not tell.
+OVER_FLUID = "× fluid: cost over that of the work alone, if no node were ever idle."
+OVER_WHOLE_NODE = "× whole-node: cost over that of the work alone, in whole nodes at each moment."
+
 
 def notes_under_table(policies: Iterable[str]) -> Iterator[str]:
     """What a table's figures of these policies don't tell by themselves."""

@@ -174,7 +174,12 @@ def show(found: list[Summary], console: Console) -> None:
         table.add_row(
             case.workload, case.policy, f"≤ {case.max_group}" if case.max_group else "own", str(each.seeds), *cells
         )
-    console.print(fitted(table, console, "seeds", "moves", "× whole-node", "cost"))
+    table = fitted(table, console, "seeds", "moves", "× whole-node", "cost")
+    console.print(table)
+    headers = {column.header for column in table.columns}
+    for said in (simulated.OVER_FLUID, simulated.OVER_WHOLE_NODE):
+        if said.partition(":")[0] in headers:
+            console.print(said)
     console.print("Means over the seeds, ± half of the 95 % confidence interval.")
     for note in simulated.notes_under_table([each.case.policy for each in found]):
         console.print(note)
