@@ -102,6 +102,9 @@ def test_a_script_that_fails_is_tried_again_and_its_owner_sees_why(there: Served
     said("submit", written(tmp_path, "bad", "import sys\nprint('it is broken', flush=True)\nsys.exit(3)\n"))
     view = until_ended("bad", 40.0)
     assert "failed 3 times" in view["reason"]
+    assert "bad is ended: failed 3 times" in said("status")
+    (row,) = [line.split() for line in said("bill").splitlines() if line.strip().startswith("bad ")]
+    assert row[:3] == ["bad", "admin", "ended"], "a sentence would make it twenty lines long"
     assert "3" in view["reason"]
     assert data("logs", "bad")["lines"] == ["it is broken"]
 
@@ -250,7 +253,7 @@ def test_a_journal_tells_all_that_happened_once_its_controller_has_ended(tmp_pat
         there.post("/v1/jobs", {"name": "a", "slo": 2, "rollout": PHASE, "train": PHASE})
         there.post("/v1/jobs/a/attach", {"instance": "x", "wait_s": 5})
         busy = said("journal", "verify", "--folder", str(folder), fails=True)
-        assert "another controller" in " ".join(busy.split())
+        assert "a controller is at work on it" in " ".join(busy.split())
         there.post("/v1/jobs/a/cancel")
     assert "all as they were; 1 jobs live" in said("journal", "verify", "--folder", str(folder))
     assert "JobCancelled a" in said("journal", "story", "a", "--folder", str(folder))

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollmux.cli.options import AsJson, Changes, Folder, Token, Url
-from rollmux.cli.outputs import PIPED_WIDTH, console, show
+from rollmux.cli.outputs import PIPED_WIDTH, console, fits_a_cell, show
 from rollmux.cli.refusals import refusals
 from rollmux.cli.remote import Remote, remote
 from rollmux.client.link import job_path
@@ -21,9 +21,6 @@ from rollmux.protocol.job_file import job_data, read_job_file
 from rollmux.protocol.messages import Done
 from rollmux.protocol.views import ClusterView, JobView, LaneView, Quote
 from rollmux.protocol.views import Text as Lines
-
-# A reason of so many letters stays in its job's row.
-SHORT = 32
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
@@ -179,7 +176,7 @@ def _table(jobs: Sequence[JobView]) -> Table:
             view.job,
             view.state,
             *((view.group,) if wide else ()),
-            ", ".join(map(_doing, view.lanes)) or ("" if _is_long(view.reason) else view.reason),
+            ", ".join(map(_doing, view.lanes)) or (view.reason if fits_a_cell(view.reason) else ""),
             ", ".join(view.rollout_nodes + view.train_nodes),
             str(view.synced) if view.iterations is None else f"{view.synced} of {view.iterations}",
             *(paces if wide else ()),
@@ -193,12 +190,9 @@ def _reasons(jobs: Sequence[JobView]) -> list[str | Text]:
     """Those that the column of a table would break over many lines: a line each, at whose end a terminal's words stay
     whole.
     """
-    lines = [f"{view.job} is {view.state}: {view.reason}" for view in jobs if _is_long(view.reason) and not view.lanes]
+    told = [view for view in jobs if not fits_a_cell(view.reason) and not view.lanes]
+    lines = [f"{view.job} is {view.state}: {view.reason}" for view in told]
     return [Text(line) for line in lines] if console().is_terminal else list(lines)
-
-
-def _is_long(reason: str) -> bool:
-    return len(reason) > SHORT
 
 
 def _doing(lane: LaneView) -> str:

@@ -16,6 +16,7 @@ from rollmux.cli.refusals import refusals
 HERE = Path("-")
 PIPED_WIDTH = 120
 ENDLESS = 10_000
+LONGEST_CELL = 32  # letters: what is longer is told below a table, or elsewhere
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -36,6 +37,11 @@ def show(data: Any, as_json: bool, *texts: RenderableType) -> None:
             screen.print(text, highlight=False, soft_wrap=True)
         else:
             screen.print(text)
+
+
+def fits_a_cell(text: str) -> bool:
+    """Whether it may stand in a row of a table: a column would break a sentence over many lines."""
+    return len(text) <= LONGEST_CELL
 
 
 def fitted(table: Table, console: Console, *spare: str) -> Table:

@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from rollmux.cli.options import AsJson, Folder, Token, Url
-from rollmux.cli.outputs import HERE, PIPED_WIDTH, console, require_writable, show, write_text
+from rollmux.cli.outputs import HERE, PIPED_WIDTH, console, fits_a_cell, require_writable, show, write_text
 from rollmux.cli.remote import remote
 from rollmux.protocol.history import BillView, HistoryView, JobBill
 from rollmux.report.live import spans_of
@@ -88,7 +88,7 @@ def _table(jobs: tuple[JobBill, ...]) -> Table:
         table.add_row(
             each.job,
             *((each.tenant,) if wide else ()),
-            each.how or each.state,
+            each.how if each.how and fits_a_cell(each.how) else each.state,  # why one failed, `rollmux status` tells
             *((done, held or "–") if wide else ()),
             _usd(each.usd),
             _usd(each.alone_usd),

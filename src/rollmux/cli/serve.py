@@ -156,8 +156,8 @@ def _on_ray(folder: Path, file: ClusterFile, address: str) -> "Launcher":
 
     rented = [pool.name for pool in file.cluster.pools if pool.on_demand]
     if rented:
-        what = f"pool {', '.join(rented)} is on demand, and Ray's nodes are there or not"
-        raise typer.BadParameter(f"{what}: give it a fixed number of nodes, with on_demand: false")
+        what = f"Ray's nodes are there or not, and the cluster's file has on_demand: true for {' and '.join(rented)}"
+        raise typer.BadParameter(f"{what}: give a fixed number, as max_nodes with on_demand: false")
     if not is_address(address):
         raise typer.BadParameter(f"--ray-address {address!r} is not that of a dashboard: write http://HOST:8265")
     token(os.environ)  # where it is missing, that is told at once
