@@ -487,7 +487,7 @@ def test_a_script_that_is_ended_while_it_waits_for_a_place_says_so_and_ends_as_i
         with pytest.raises(KeyboardInterrupt):
             world.connect(job_data("a", slo=1.0))
         world.fate = before
-    assert world.ended("a") == ("its script ended while it waited for a place: KeyboardInterrupt: " if heard else "")
+    assert world.ended("a") == ("its script ended while it waited for a place: KeyboardInterrupt" if heard else "")
 
 
 @pytest.mark.parametrize("attempt", [None, 1])

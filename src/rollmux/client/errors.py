@@ -13,7 +13,7 @@ from rollmux.protocol.messages import MOST_REASON
 
 
 def reason_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def sendable(reason: str) -> str:

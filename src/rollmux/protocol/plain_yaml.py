@@ -80,7 +80,7 @@ def _changed(content: object, change: str, subject: str) -> dict[str, Any]:
     key, is_said, value = change.partition("=")
     *parts, last = key.split(".")
     if not is_said or not all((*parts, last)):
-        remedy = "as in batching.prompts=8, with values as in the file"
+        remedy = "as in rollout.nodes=2, with values as in the file"
         raise InvalidSpec(subject, (Problem("changes", change, "KEY=VALUE, with dots before a part's key", remedy),))
     changed = inner = _part(content, "the file", change, subject)
     for part in parts:
