@@ -169,7 +169,7 @@ def test_a_place_that_works_but_slows_too_many_is_told_with_what_it_would_come_t
     decision = RollmuxPolicy().place(job("a3", 131, 102, slo=9.0), snapshot(busy))
     (direct,) = tried(decision, Verdict.BURDEN, Strategy.DIRECT)
     assert direct.value > direct.limit
-    assert "the price less the work gained comes to" in explain(decision)
+    assert "its price less the worth of the work gained is" in explain(decision)
 
 
 def test_a_node_of_its_own_is_taken_where_sharing_would_slow_all_by_more_than_it_costs() -> None:

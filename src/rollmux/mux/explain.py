@@ -73,9 +73,9 @@ def _reason(candidate: Candidate, name: Callable[[str], str]) -> str:
         case Verdict.TAKEN:
             return "taken."
         case Verdict.DEARER:
-            return f"works or not, it costs ${value:.2f}/h and ${limit:.2f}/h is found already."
+            return f"it would cost ${value:.2f}/h, if it works at all; ${limit:.2f}/h is found already."
         case Verdict.BURDEN:
-            return f"the price less the work gained comes to {_usd(value)}/h at best, and {_usd(limit)}/h is found."
+            return f"its price less the worth of the work gained is {_usd(value)}/h at best; {_usd(limit)}/h is found."
         case Verdict.SATURATED:
             return f"saturated: its busiest node has {value:.0f} s of work, its longest job takes {limit:.0f} s alone."
         case Verdict.FULL:
