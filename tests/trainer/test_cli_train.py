@@ -47,6 +47,16 @@ def job(folder: Path, **changed: object) -> str:
     return str(path)
 
 
+def test_in_a_shell_that_knows_a_controller_a_run_that_is_no_job_of_it_goes_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLMUX_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("ROLLMUX_TOKEN", "mine")
+    done = runner.invoke(app, ["train", job(tmp_path), "--out", str(tmp_path / "out"), "--steps", "1"])
+    assert done.exit_code == 0, done.output
+    assert "This trains without the controller at http://127.0.0.1:9" in done.stderr
+
+
 def test_each_step_is_a_line_and_the_folder_has_the_rest(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = runner.invoke(app, ["train", job(tmp_path), "--out", str(out), "--steps", "2"])

@@ -1,6 +1,7 @@
-"""`rollmux train`: runs a training job here, alone or, where a controller is in the environment, woven with others."""
+"""`rollmux train`: runs a training job here, alone or, as a job of a controller, woven with others."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -73,10 +74,19 @@ def train(
             typer.echo(whole, shown, nl=as_json)
             return
         warmed_up = stack.enter_context(_bar(settings, shown=not as_json))
-        mux = stack.enter_context(connect())
+        mux = stack.enter_context(connect(url=_controller()))
         found = training.train(settings, out, mux, resume, [_tracker(settings, as_json, shown), *trackers], warmed_up)
     if found is not None and not as_json:
         typer.echo("\n".join([*in_words(found), f"Written: {out}"]))
+
+
+def _controller() -> str:
+    """The URL of the controller whose job this is: a shell may know one that has not started this."""
+    url = os.environ.get("ROLLMUX_URL", "")
+    if not url or os.environ.get("ROLLMUX_JOB"):
+        return url
+    typer.echo(f"This trains without the controller at {url}, for ROLLMUX_JOB names no job of it.", err=True)
+    return ""
 
 
 def _tracker(settings: JobFile, as_json: bool, file: IO[str]) -> "Tracker":

@@ -190,7 +190,10 @@ def _submit(wire: Wire, job: object, processes: int) -> str:
 
         read_job(data, subject)  # all that is wrong: the controller can't be asked without a name
     if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
-        remedy = "set ROLLMUX_JOB, or give connect(job=...) a name, a dict or the path of a YAML file"
+        remedy = (
+            "set ROLLMUX_JOB, or give connect(job=...) a name, a dict or the path of a YAML file; to run without the "
+            "controller, unset ROLLMUX_URL"
+        )
         raise InvalidSpec("job", (Problem("job", job, "a job with a name", remedy),))
     mine = {key: value for key, value in data.items() if key not in _LAUNCHED}
     try:
