@@ -126,6 +126,6 @@ def test_what_cant_be_is_refused_before_a_controller_starts(tmp_path: Path) -> N
         assert result.exit_code == 2
         return " ".join(result.output.replace("│", " ").split())
 
-    assert "shared is on demand" in said(f"shared: {{node: {NODE}}}", "--launcher", "ray")
+    assert "on_demand: true for shared" in said(f"shared: {{node: {NODE}}}", "--launcher", "ray")
     assert "write http://HOST:8265" in said(PAIR, "--launcher", "ray", "--ray-address", "10.0.0.1:6379")
     assert "process" in said(PAIR, "--launcher", "slurm")

@@ -11,7 +11,7 @@ import pytest
 from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
 from rollmux.service.launcher import Attempt
-from rollmux.service.ray.gateway import RayJob, RayNode
+from rollmux.service.ray.gateway import RayJob, RayNode, Unsure
 from rollmux.service.ray.launcher import LOST, Pace, RayLauncher
 from tests import builders
 from tests.service.ray.model import RayModel, played
@@ -118,6 +118,33 @@ def test_nodes_that_are_back_as_others_of_rays_have_been_lost(tmp_path: Path) ->
         await then.launcher.close()
 
     played(story())
+
+
+def test_a_dashboard_that_does_not_answer_is_told_of_once_and_so_is_that_it_does_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        ray, looks = RayModel(*NODES), 0
+        answer = ray.nodes
+
+        async def nodes() -> list[RayNode]:
+            nonlocal looks
+            looks += 1
+            if looks <= 3 or 6 <= looks <= 9:
+                raise Unsure("Ray has not answered")
+            return await answer()
+
+        monkeypatch.setattr(ray, "nodes", nodes)
+        life = Life(tmp_path, ray)
+        await life.begin()
+        while looks < 12:
+            await asyncio.sleep(0.1)
+        await life.launcher.close()
+
+    with caplog.at_level("INFO", "rollmux.service"):
+        played(story())
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["Ray has not answered: it is asked again until it answers", "Ray answers again"] * 2
 
 
 def test_nodes_that_stay_away_are_done_without_after_a_while(tmp_path: Path) -> None:

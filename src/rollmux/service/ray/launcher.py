@@ -57,6 +57,23 @@ class Live:
     work: "asyncio.Task[None] | None" = None
 
 
+class Silence:
+    """What is wrong with Ray, told as it begins, changes and ends: who looks each second hears the same each second."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def goes_on(self, error: RollmuxError) -> None:
+        if str(error) != self._told:
+            log.warning("%s: it is asked again until it answers", error)
+        self._told = str(error)
+
+    def ends(self) -> None:
+        if self._told:
+            log.info("Ray answers again")
+        self._told = ""
+
+
 class RayLauncher:
     """Starts attempts on a Ray cluster, on the nodes that `means` tells of; others are found by their names."""
 
@@ -71,6 +88,7 @@ class RayLauncher:
             self.places.at |= live.intent.nodes
         self._starting = Starts()
         self._unwanted: set[Key] = set()
+        self._silence = Silence()
         self._nodes: dict[str, bool] = {}  # those of ours, and whether they were there at the last look
         self._on_exit: OnExit | None = None
         self._on_node: OnNode | None = None
@@ -359,8 +377,9 @@ class RayLauncher:
             try:
                 await self._look_at_nodes()
                 await self._look_at_jobs()
+                self._silence.ends()
             except RollmuxError as error:
-                log.warning("%s", error)
+                self._silence.goes_on(error)
                 await asyncio.sleep(self.pace.pause_s)
             except Exception:  # whatever it is, who does not look sees no end and no loss
                 log.exception("a look at Ray has failed in an unexpected way; it is looked at again")
@@ -405,10 +424,13 @@ class RayLauncher:
     async def _until_answered(self, look: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
-                return await look()
+                found = await look()
             except RayTrouble as error:
-                log.warning("%s", error)
+                self._silence.goes_on(error)
                 await asyncio.sleep(self.pace.pause_s)
+            else:
+                self._silence.ends()
+                return found
 
     async def _working(self, live: Live, work: Coroutine[object, object, None]) -> None:
         try:
