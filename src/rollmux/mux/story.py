@@ -52,9 +52,15 @@ def _tell(message: Event | Command) -> str:
     if isinstance(message, ClusterChanged):
         gone = f", without {', '.join(message.gone)}" if message.gone else ""
         return f"{name} {', '.join(map(_pool, message.cluster.pools))}{gone}"
-    parts = [f"{field}={getattr(message, field)!r}" for field in message.__dataclass_fields__ if field != "job_id"]
+    said = {field: getattr(message, field) for field in message.__dataclass_fields__ if field != "job_id"}
+    parts = [f"{field}={_shown(value)}" for field, value in said.items() if value is not None]
     who = getattr(message, "job_id", "")
     return " ".join([name, *([who] if who else []), *parts])
+
+
+def _shown(value: object) -> str:
+    """A measure is shown with the digits that say something; the journal keeps all of them."""
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)
 
 
 def _pool(pool: Pool) -> str:
