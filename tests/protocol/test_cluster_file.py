@@ -122,6 +122,11 @@ def test_what_is_no_yaml_is_refused(tmp_path: Path, text: str) -> None:
     assert set(problems(tmp_path, text)) == {"content"}
 
 
+def test_where_a_file_is_no_yaml_is_told_whole(tmp_path: Path) -> None:
+    told = problems(tmp_path, "shared:\n  node: [a\n")["content"]
+    assert "line 3, column 1: expected ',' or ']', but got '<stream end>'" in told.replace("\\", "")
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_bytes(b"\xff\xfe\x00")

@@ -21,7 +21,7 @@ from rollmux import __version__, system
 from rollmux.cli import app
 from rollmux.service.checkup import machine
 from rollmux.service.checkup.finding import Level
-from rollmux.service.checkup.folder import kind_of
+from rollmux.service.checkup.folder import kind_of, rights
 from rollmux.service.checkup.machine import gpus, open_files, shared_memory
 from rollmux.service.journal import JournalAway
 from rollmux.service.journal.place import opened
@@ -141,6 +141,15 @@ def test_a_token_that_others_may_read_fails(place: Path, name: str) -> None:
     status, found = looked("--folder", str(place), "--port", "0")
     assert status == 1
     assert f"chmod 600 {place / name}" in found[name]["advice"]
+
+
+def test_of_a_folder_that_is_mine_and_can_t_be_written_to_no_other_owner_is_advised(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file system is mounted to be read, say."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    found = rights(place, place)
+    assert (found.level, found.advice) == (Level.FAIL, "another --folder")
 
 
 def test_a_file_where_the_folder_should_be_fails(tmp_path: Path) -> None:

@@ -114,5 +114,13 @@ def _loaded(text: str | TextIO, subject: str, place: str) -> object:
         # A subclass of the safe loader. ValueError: dates and numbers that YAML takes for such, and bad UTF-8.
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = Problem(place, " ".join(str(error).split()), "well-formed YAML in UTF-8", "mend it there")
+        problem = Problem(place, _why(error), "well-formed YAML in UTF-8", "mend it there")
         raise InvalidSpec(subject, (problem,)) from error
+
+
+def _why(error: Exception) -> str:
+    """What is wrong, and where: short enough to be shown whole."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    mark = error.problem_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"

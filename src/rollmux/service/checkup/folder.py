@@ -38,7 +38,9 @@ def rights(path: Path, found: Path) -> Finding:
     if not found.is_dir():
         return fail("folder", f"{found} is no folder", "give another --folder")
     if not os.access(found, os.R_OK | os.W_OK | os.X_OK):
-        return fail("folder", f"{found} can't be written to", f"chown -R {os.getuid()} {found}, or another --folder")
+        mine = found.stat().st_uid == os.getuid()  # then it is its mode, or its file system
+        remedy = "another --folder" if mine else f"chown -R {os.getuid()} {found}, or another --folder"
+        return fail("folder", f"{found} can't be written to", remedy)
     if found != path:
         return ok("folder", f"{path} is not there yet, and can be made")
     about = path.stat()
