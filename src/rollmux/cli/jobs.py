@@ -81,7 +81,7 @@ def story(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "
 
 def logs(
     job: JobName,
-    lines: Annotated[int, typer.Option(min=1, max=10_000, help="So many of the last lines.")] = 100,
+    lines: Annotated[int, typer.Option(min=1, max=10_000, help="How many of the last lines.")] = 100,
     as_json: AsJson = False,
     url: Url = "",
     token: Token = "",
@@ -105,8 +105,8 @@ def cancel(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = 
 def drain(node: NodeName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """Put no more jobs on a node. Those that are there stay until they end.
 
-    It stays drained if it is lost and comes back. Of one that is lost, is not drained and has no jobs nothing is
-    remembered: drain it when it is back.
+    It stays drained if it is lost and comes back. A node that is lost already can't be drained, unless it has jobs:
+    drain it when it is back.
     """
     done = remote(url, token, folder).post(Done, f"/v1/nodes/{quoted(node, safe='')}/drain")
     show({"node": node, **asdict(done)}, as_json, f"Node {node} takes no more jobs.")

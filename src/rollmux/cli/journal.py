@@ -31,7 +31,7 @@ journal_app = typer.Typer(
 
 @journal_app.command()
 def verify(as_json: AsJson = False, folder: Folder = None, url: options.JournalUrl = "") -> None:
-    """Play every record again and say whether each leads to what it led to."""
+    """Play every record again, and check that each leads to the same as it did."""
     with _history(folder, url) as (machine, entries, begins):
         records = sum(1 for _ in entries)
     found = {
@@ -79,7 +79,7 @@ def replay(
 
 @journal_app.command()
 def backup(as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
-    """Have a controller that runs copy its journal, in a file, and its tokens to the folder `backup` within its own."""
+    """Have a controller at work copy its journal, if in a file, and its tokens to the folder `backup` in its own."""
     done = remote(url, token, folder, timeout_s=COPY_S).post(Backup, "/v1/backup")
     says = f"{done.folder} has all up to record {done.seq}, and is a folder that `rollmux serve` starts from."
     show(asdict(done), as_json, says)

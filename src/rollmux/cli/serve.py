@@ -51,14 +51,16 @@ def serve(
         str,
         typer.Option(metavar="URL", help="Where jobs find it [default: the host; its name if that is 0.0.0.0 or ::]."),
     ] = "",
-    lease_s: Annotated[float, typer.Option(min=1.0, max=3600.0, help="How long a silent holder keeps a lease.")] = 15.0,
+    lease_s: Annotated[
+        float, typer.Option(min=1.0, max=3600.0, help="How long a silent process keeps a lease.")
+    ] = 15.0,
     drain_s: Annotated[
         float,
         typer.Option(
             min=0.1,
             max=3600.0,
-            help="How long it then has to vanish. State that stayed on nodes has twice that to leave them, beside "
-            "its job's offload_s, at most as long as the phase.",
+            help="How long it then has to end before others get its nodes. State that stayed on nodes after its phase "
+            "has twice that and the job's offload_s to leave them, but no longer than the phase takes.",
         ),
     ] = 10.0,
     certificate: Annotated[Path | None, typer.Option(help="For TLS: a file with the certificate.")] = None,
@@ -67,7 +69,7 @@ def serve(
     ray_address: Annotated[str, typer.Option(help="Of Ray's dashboard.", envvar=ADDRESS)] = "http://127.0.0.1:8265",
     journal: options.JournalUrl = "",
     keep_records: Annotated[
-        int, typer.Option(min=0, help="So many of the last events are kept for `rollmux journal`, and some more.")
+        int, typer.Option(min=0, help="How many of the last events are kept for `rollmux journal`, at least.")
     ] = 1_000_000,
     log_format: Annotated[LogForm, typer.Option(help="Log lines for people, or a JSON object a line.")] = LogForm.TEXT,
 ) -> None:

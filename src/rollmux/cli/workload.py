@@ -101,7 +101,7 @@ def make(
 @workload_app.command("import")
 def import_trace(
     form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(IMPORTERS)}.")],
-    trace: Annotated[Path, typer.Argument(metavar="FILE", help="The trace as published.")],
+    trace: Annotated[Path, typer.Argument(metavar="FILE", help="The trace's file, as published.")],
     *,
     out: simulated.Out,
     profile: Annotated[str, typer.Option(help=f"Phases of the jobs: {', '.join(PROFILES)}.")] = "mixed",
@@ -118,7 +118,14 @@ def import_trace(
     ] = None,
     seed: simulated.Seed = 0,
 ) -> None:
-    """Turn a public trace of a GPU cluster into a workload: its arrivals and durations, with phases drawn."""
+    """Turn a public trace of a GPU cluster into a workload: its arrivals and durations, with phases drawn.
+
+    philly takes cluster_job_log of github.com/msr-fiddle/philly-traces.
+
+    alibaba takes pai_task_table or pai_job_table of Alibaba's cluster-trace-gpu-v2020.
+
+    sia takes a workload CSV of Sia's or Pollux's simulator, with a column duration (seconds) or with --app-hours.
+    """
     if form not in IMPORTERS:
         raise typer.BadParameter(f"there is no format {form!r}; choose {', '.join(IMPORTERS)}")
     if app_hours and form != "sia":
