@@ -57,6 +57,20 @@ def test_in_a_shell_that_knows_a_controller_a_run_that_is_no_job_of_it_goes_with
     assert "This trains without the controller at http://127.0.0.1:9" in done.stderr
 
 
+def test_who_stops_a_run_is_told_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stops(step: int, figures: object) -> None:
+        raise KeyboardInterrupt
+
+    words = ["train", job(tmp_path), "--out", str(tmp_path / "out"), "--steps", "2"]
+    with monkeypatch.context() as patched:
+        patched.setattr(train_module, "_tracker", lambda *told: stops)
+        stopped = runner.invoke(app, words)
+    assert stopped.exit_code == 130
+    assert f"What is done is in {tmp_path / 'out'}; with --resume" in stopped.stderr
+    done = runner.invoke(app, [*words, "--resume"])
+    assert done.exit_code == 0, done.output
+
+
 def test_each_step_is_a_line_and_the_folder_has_the_rest(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = runner.invoke(app, ["train", job(tmp_path), "--out", str(out), "--steps", "2"])

@@ -75,9 +75,21 @@ def train(
             return
         warmed_up = stack.enter_context(_bar(settings, shown=not as_json))
         mux = stack.enter_context(connect(url=_controller()))
-        found = training.train(settings, out, mux, resume, [_tracker(settings, as_json, shown), *trackers], warmed_up)
+        heard_by: list[Tracker] = [_tracker(settings, as_json, shown), *trackers]
+        stack.enter_context(_may_be_stopped(out))
+        found = training.train(settings, out, mux, resume, heard_by, warmed_up)
     if found is not None and not as_json:
         typer.echo("\n".join([*in_words(found), f"Written: {out}"]))
+
+
+@contextmanager
+def _may_be_stopped(out: Path) -> Iterator[None]:
+    """Ctrl-C loses no more than what has come since the last checkpoint, for those who know that."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped. What is done is in {out}; with --resume the same command goes on from there.", err=True)
+        raise
 
 
 def _controller() -> str:
