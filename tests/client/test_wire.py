@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rollmux.client import CallRefused
+from rollmux.client import CallRefused, Unreachable
 from rollmux.client.wire import Wire
 from rollmux.errors import RollmuxError
 from rollmux.protocol.messages import Done
@@ -106,6 +106,14 @@ def test_a_call_that_a_proxy_gives_up_is_parked_for_less_when_it_comes_again() -
 
     wire = Wire("http://controller", "", 2.0, httpx.MockTransport(impatient))
     assert wire.post("/v1/jobs/a/ask", {"wait_s": 10.0}, Done, wait_s=10.0) == Done()
+
+
+def test_of_a_certificate_that_is_not_trusted_what_helps_is_told() -> None:
+    def untrusted(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate")
+
+    with pytest.raises(Unreachable, match="self-signed certificate; set SSL_CERT_FILE to a file"):
+        Wire("https://controller", "", 0.0, httpx.MockTransport(untrusted)).post("/v1/jobs", {}, Done)
 
 
 def test_nothing_is_said_of_a_controller_that_answers_after_a_moment(caplog: pytest.LogCaptureFixture) -> None:

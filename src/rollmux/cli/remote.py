@@ -15,7 +15,7 @@ import typer
 
 from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
-from rollmux.client.wire import TRUSTED, direct, read, sent_on
+from rollmux.client.wire import TRUST, UNTRUSTED, direct, read, sent_on
 from rollmux.errors import InvalidSpec
 from rollmux.protocol.addresses import is_address
 from rollmux.protocol.views import Health
@@ -27,9 +27,6 @@ TIMEOUT_S = 30.0
 STARTING_S, AGAIN_S = 20.0, 0.1
 # One that starts is there after so long, as a rule: until then there is nothing to say.
 UNTOLD_S = 1.5
-# What Python says of a certificate that it does not trust, and what helps: the SDK, too, trusts who is in that file.
-UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-TRUST = f"set {TRUSTED} to a file with the certificate of who has signed its own"
 
 # How a proxy says that nobody behind it answers.
 AWAY = (502, 503, 504)

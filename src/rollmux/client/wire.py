@@ -35,6 +35,9 @@ QUIET_S, AGAIN_S = 5.0, 300.0
 
 # Where Python looks for those whose certificates count.
 TRUSTED = "SSL_CERT_FILE"
+# What Python says of a certificate that it does not trust, and what helps.
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+TRUST = f"set {TRUSTED} to a file with the certificate of who has signed its own"
 
 # Too many calls, and one that was too slow on its way.
 _LATER = (429, 408)
@@ -118,6 +121,7 @@ class Wire:
                     body = {**body, "wait_s": wait_s}
             except (httpx.RequestError, NotAnAnswer) as error:
                 fault = str(error) or type(error).__name__
+                fault += f"; {TRUST}" if UNTRUSTED in fault else ""
             except RuntimeError as error:  # so the HTTP client says that it was closed
                 if not self.closing.is_set():
                     raise
