@@ -52,9 +52,9 @@ def test_every_answer_names_the_line_that_it_answers() -> None:
 
 
 def test_measures_are_told_in_a_few_digits_and_what_is_not_known_is_left_out() -> None:
-    event = ev.JobProfiled("a", 1, rollout_s=0.30077733799998896, train_s=1234.5678, sync_s=3.4372e-05)
+    event = ev.JobProfiled("a", 1, rollout_s=0.30077733799998896, train_s=12345.678, sync_s=3.4372e-05)
     (line,) = story([Entry(7, 2.0, event, (), 0)], "a")
-    assert line == "7 at 2.000 s: JobProfiled a attempt=1 rollout_s=0.3008 train_s=1235 sync_s=3.437e-05"
+    assert line == "7 at 2.000 s: JobProfiled a attempt=1 rollout_s=0.3008 train_s=12346 sync_s=3.437e-05"
 
 
 def test_a_change_of_the_cluster_is_told_in_a_few_words() -> None:

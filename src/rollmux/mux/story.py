@@ -60,7 +60,9 @@ def _tell(message: Event | Command) -> str:
 
 def _shown(value: object) -> str:
     """A measure is shown with the digits that say something; the journal keeps all of them."""
-    return f"{value:.4g}" if isinstance(value, float) else repr(value)
+    if not isinstance(value, float):
+        return repr(value)
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
 
 
 def _pool(pool: Pool) -> str:
