@@ -236,6 +236,7 @@ def test_nobody_is_deferred_longer_than_the_bound_however_many_each_round_defers
         for prompt in (*batch.filtered, *(each.prompt for each in batch.failed_prompts)):
             since.pop(prompt, None)
         assert not since.keys() & {*batch.deferred, *batch.diverted}
+        assert batch.kind is not RoundKind.LONG or not batch.deferred, "no more run than are wanted"
         since.update(dict.fromkeys((*batch.deferred, *batch.diverted), batch.round))
 
 
