@@ -3,6 +3,8 @@
 import ast
 import asyncio
 import random
+import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,11 +14,15 @@ import pytest
 import rollmux
 from rollmux.mux.hardware import Cluster, Pool
 from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.service import machine_time
 from rollmux.service.launcher import OnExit
 from rollmux.service.local.launcher import ProcessLauncher
+from rollmux.service.machine_time import LONGEST_STEP_S, MachineTime
 from rollmux.service.serve import Service, Wanted
 from tests.client.world import Crowd, Floor
+from tests.service.running import running
 from tests.service.serving import CHEAP, DEAR, PAIR, RULES, Served, job, served
+from tests.waiting import until
 
 SOURCE = Path(rollmux.__file__).parent
 # Who may look at the wall clock: tokens run out at a date, records, pictures and answers say of when they are, the
@@ -143,3 +149,43 @@ def test_time_stands_until_those_who_hold_leases_can_be_heard(tmp_path: Path) ->
     again.close()
     assert seen == [ended_at]
     assert service.host.now > ended_at
+
+
+def test_time_stands_while_nobody_looks_at_it_and_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, time_of_machine = 1000.0, MachineTime(7.0)
+    monkeypatch.setattr(machine_time, "monotonic", lambda: at)
+    assert time_of_machine.now() == 7.0
+    time_of_machine.begin()
+    for passed_s, counts_s in ((0.25, 0.25), (0.5, 0.5), (60.0, LONGEST_STEP_S), (0.25, 0.25), (0.0, 0.0)):
+        before, at = time_of_machine.now(), at + passed_s
+        assert time_of_machine.now() - before == counts_s
+
+
+HOLDS = """
+import time, rollmux
+from pathlib import Path
+with rollmux.connect() as mux:
+    for step in mux.steps(1):
+        with mux.phase("rollout"):
+            Path("holding").touch()
+            while not Path("go").exists():
+                time.sleep(0.05)
+        with mux.phase("train"):
+            pass
+"""
+
+
+def test_no_lease_runs_out_while_the_controller_is_stopped(tmp_path: Path) -> None:
+    (tmp_path / "holds.py").write_text(HOLDS)
+    holder = job("a", iterations=1, command=[sys.executable, "holds.py"], folder=str(tmp_path))
+    with running(tmp_path / "c", "--lease-s", "3", "--drain-s", "1") as there:
+        assert there.call("POST", "/v1/jobs", holder).status_code == 200
+        until((tmp_path / "holding").exists)
+        there.process.send_signal(signal.SIGSTOP)
+        time.sleep(8.0)  # longer than lease and drain, and than a call waits for its answer
+        there.process.send_signal(signal.SIGCONT)
+        until(lambda: "nobody was heard" in there.log.read_text())
+        (tmp_path / "go").touch()
+        until(lambda: there.call("GET", "/v1/jobs/a").json()["state"] == "ended")
+        told = "\n".join(there.call("GET", "/v1/jobs/a/story").json()["lines"])
+        assert "Revoke" not in told, told

@@ -23,6 +23,7 @@ from rollmux.service.controller import Controller, Errand, MachineFailed
 from rollmux.service.errands import Errands
 from rollmux.service.forked import Forked
 from rollmux.service.journal import Batch, Image, Journal, Packed, packed
+from rollmux.service.machine_time import MachineTime
 from rollmux.service.steps import Steps
 
 log = logging.getLogger("rollmux.service")
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 # How often leases are looked at that may have run out, and signs of life are written down.
 TICK_S = 0.25
+# A tick that comes so much too late is told: all calls have waited for as long.
+LATE_S = 2.0
 # An image is kept once all that came after the last one took so long, for a restart has to do that again. Taking one
 # stops everything for a moment, longer with more jobs, so with more jobs it is done less often.
 REPLAY_S, REPLAY_PER_JOB_S = 0.5, 0.001
@@ -64,7 +67,7 @@ class Host:
         self.controller, self.journal, self.errands = controller, journal, errands
         self.broken = ""  # why nothing changes any more
         self.wrote: Callable[[float], object] = float  # hears how many seconds each write took
-        self._begins_at, self._goes_since = begins_at, inf
+        self._time = MachineTime(begins_at)
         self._heard_until = -inf  # in machine time: from then on nobody was heard any more
         self._disk = ThreadPoolExecutor(1, "journal")
         self._dirty = asyncio.Event()
@@ -101,14 +104,14 @@ class Host:
 
     @property
     def now(self) -> float:
-        """Machine time: monotonic, and going on from where the journal ends, once jobs can be heard."""
-        return self._begins_at + max(0.0, time.monotonic() - self._goes_since)
+        """Machine time: it goes on from where the journal ends, once jobs can be heard."""
+        return self._time.now()
 
     async def start(self, again: list[Errand]) -> None:
         """Takes up work; `again` are errands of which nobody knows if an earlier life has done them."""
         self._spawn(self._write_forever(), "writing")
         await self.errands.begin(self.tell)
-        self._goes_since = time.monotonic()
+        self._time.begin()
         self.controller.errands += again
         self._dirty.set()
         self._spawn(self._tick_forever(), "keeping time")
@@ -340,7 +343,10 @@ class Host:
     async def _tick_forever(self) -> None:
         with suppress(Unavailable):  # it has said so
             while not self.broken:
+                due = time.monotonic() + TICK_S
                 await asyncio.sleep(TICK_S)
+                if (late_s := time.monotonic() - due) > LATE_S:
+                    log.warning("for %.1f s nobody was heard: this process was stopped, or found no core", late_s)
                 await self.call(self.controller.tick)
 
     def _spawn(self, work: Coroutine[object, object, None], vital: str = "") -> None:
