@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +95,22 @@ def test_a_shared_pool_gets_each_node_back_once() -> None:
     after = before.without_job("group-0", "b")
     assert after.rented == {"gpu": 1}
     assert after.without_job("group-0", "a").rented == {"gpu": 0}
+
+
+@pytest.mark.parametrize("cluster", [PAPER_CLUSTER, FINITE, SHARED_CLUSTER], ids=["elastic", "finite", "shared"])
+def test_an_emptied_cluster_is_one_that_all_jobs_have_left(cluster: Cluster) -> None:
+    groups = (
+        group("group-0", pinned(job("a"), "n0", "m0"), pinned(job("b"), "n1", "m0")),
+        group("group-1", pinned(job("c"), "n2", "m1")),
+    )
+    left = before = replace(snapshot(*groups, cluster=cluster), shunned=frozenset({"n1"}))
+    for group_id, job_id in (("group-0", "a"), ("group-0", "b"), ("group-1", "c")):
+        left = left.without_job(group_id, job_id)
+    emptied = before.emptied()
+    assert (emptied.groups, emptied.rented) == ({}, left.rented)
+    assert {pool: sorted(nodes) for pool, nodes in emptied.idle.items()} == {
+        pool: sorted(nodes) for pool, nodes in left.idle.items()
+    }
 
 
 def test_a_what_if_leaves_the_snapshot_itself_as_it_was() -> None:

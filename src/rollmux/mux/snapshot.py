@@ -1,6 +1,6 @@
 """The cluster as a policy sees it: its groups, its unused nodes, and names for what a plan would add."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from rollmux.mux.group import Group
@@ -73,11 +73,10 @@ class Snapshot:
 
     def emptied(self) -> "Snapshot":
         """The same cluster without any job."""
-        emptied = self
+        idle, rented = dict(self.idle), dict(self.rented)
         for group in self.groups.values():
-            for member in group.members:
-                emptied = emptied.without_job(group.id, member.job.id)
-        return emptied
+            self._give_back(group, set(), idle, rented)
+        return replace(self, groups={}, idle=idle, rented=rented)
 
     def without_job(self, group_id: str, job_id: str) -> "Snapshot":
         """What the cluster is once the job has left: nodes that nobody is pinned to are idle or given back."""
@@ -87,14 +86,19 @@ class Snapshot:
         if not after.members:
             del groups[group_id]
         idle, rented = dict(self.idle), dict(self.rented)
-        kept = set(after.nodes)
-        for pool, nodes in self.by_pool(before):
+        self._give_back(before, set(after.nodes), idle, rented)
+        return replace(self, groups=groups, idle=idle, rented=rented)
+
+    def _give_back(
+        self, group: Group, kept: Set[str], idle: dict[str, tuple[str, ...]], rented: dict[str, int]
+    ) -> None:
+        """Of this group's nodes all but these."""
+        for pool, nodes in self.by_pool(group):
             unused = tuple(n for n in nodes if n not in kept)
             if pool.on_demand:
                 rented[pool.name] = rented.get(pool.name, 0) - len(unused)
             else:
                 idle[pool.name] = idle.get(pool.name, ()) + tuple(n for n in unused if n not in self.shunned)
-        return replace(self, groups=groups, idle=idle, rented=rented)
 
     def by_pool(self, group: Group) -> tuple[tuple[Pool, tuple[str, ...]], ...]:
         """The group's nodes of each pool."""
