@@ -18,8 +18,10 @@ from rollmux.protocol.views import Health
 from rollmux.service import heads, serve
 from rollmux.service.heads import MOST_HEAD_BYTES, BoundedHttp, most_connections
 from tests.service.serving import Served, served
+from tests.waiting import until
 
 WHOLE = b"GET /healthz HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"
+LONG_ANSWER = b"GET /openapi.json HTTP/1.1\r\nhost: here\r\nconnection: keep-alive\r\n\r\n"
 BEGUN = b"POST /v1/quote HTTP/1.1\r\nhost: here\r\n"
 
 
@@ -112,6 +114,36 @@ def test_who_breaks_off_amid_an_answer_leaves_nothing_behind(there: Served) -> N
         assert time.monotonic() < until, f"{len(left)} connections are remembered"
         left.clear()
         there.get("/healthz")
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_who_takes_nothing_of_the_answers_keeps_no_connection_and_who_is_slow_hears_them_all(
+    tmp_path: Path, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "TAKEN_S", 1.0 if reads else 0.1)
+    with served(tmp_path) as there:
+        there.service._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+        one = len(answer_to(there, LONG_ANSWER.replace(b"keep-alive", b"close"))) - len("connection: close\r\n")
+        with closing(connected(there)) as caller:
+            began = time.monotonic()
+            caller.sendall(LONG_ANSWER * 40)
+            until(lambda: is_connected(there, caller))
+            if not reads:
+                until(lambda: not is_connected(there, caller))
+                return
+            heard = 0
+            while heard < 40 * one:
+                heard += len(caller.recv(2**13))
+                time.sleep(0.01)
+            assert heard == 40 * one
+            assert time.monotonic() - began > 2 * heads.TAKEN_S
+
+
+def is_connected(there: Served, caller: socket.socket) -> bool:
+    assert there.service._server is not None
+    return caller.getsockname() in [
+        getattr(each, "client", None) for each in there.service._server.server_state.connections
+    ]
 
 
 def test_a_head_that_comes_bit_by_bit_in_time_is_read(there: Served) -> None:

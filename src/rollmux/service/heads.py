@@ -2,12 +2,14 @@
 
 Whoever sends them may be a stranger. Invariant: without a call nobody has more than `MOST_HEAD_BYTES` of the
 controller's memory (and the little that was read with them), nor a connection for longer than `HEAD_S`, and `BODY_S`
-for the rest of a call, answered or not; and whatever comes, files are left for the journal and for processes.
+for the rest of a call, answered or not; nobody keeps one who takes nothing of the answers; and whatever comes, files
+are left for the journal and for processes.
 """
 
 import asyncio
 import logging
 import resource
+from math import inf
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -20,6 +22,8 @@ MOST_HEAD_BYTES = 64 * 1024
 HEAD_S = 10.0
 # From a head to the end of its body: the largest job description in a minute, whatever the line.
 BODY_S = 60.0
+# Between two looks whether something has been taken of answers that wait to be.
+TAKEN_S = 60.0
 
 # Of the files that this process may have open, so much may be connections.
 SHARE_OF_FILES = 0.75
@@ -49,6 +53,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     _came = 0  # bytes since the last that meant something: of a head, or of what stands between parts of a body
     _late: asyncio.TimerHandle | None = None
+    _next_look: asyncio.TimerHandle | None = None  # whether what is sent is taken
     _complains_at = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -61,6 +66,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
+        self._look_no_more()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn does so only where the other end has closed in good order
 
@@ -96,6 +102,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._settle()
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_whether_taken(inf)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._look_no_more()
+
     @classmethod
     def _complain(cls, now: float) -> None:
         """One line in a while, however many come."""
@@ -112,6 +126,18 @@ class BoundedHttp(HttpToolsProtocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+    def _look_whether_taken(self, left_before: float) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left < left_before:
+            self._next_look = self.loop.call_later(TAKEN_S, self._look_whether_taken, left)
+        else:
+            self.transport.abort()
+
+    def _look_no_more(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
 
     def _refuse(self, status: int) -> None:
         self._settle()
