@@ -1,13 +1,18 @@
 """A backup of a controller that runs: its journal and what lets callers in, from which another goes on."""
 
 from pathlib import Path
+from threading import Event, Thread
 
+import pytest
 from typer.testing import CliRunner
 
 from rollmux.cli import app
+from rollmux.service import routes
 from rollmux.service.journal.place import opened
+from rollmux.service.tokens import write_private
 from tests.service.postgres_server import Server
 from tests.service.serving import Served, job, served
+from tests.waiting import until
 
 
 def said(*words: str) -> str:
@@ -41,6 +46,27 @@ def test_a_backup_that_cant_be_made_says_why(tmp_path: Path) -> None:
         (tmp_path / "backup").write_text("in its way")
         assert "there is no backup: " in refused(there, 503)
         there.post("/v1/jobs", job("a"))
+
+
+def test_a_backup_that_a_slow_disk_holds_up_holds_up_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_are_answered = Event()
+
+    def slowly(path: Path, content: bytes) -> None:
+        assert others_are_answered.wait(20)
+        write_private(path, content)
+
+    monkeypatch.setattr(routes, "write_private", slowly)
+    with served(tmp_path) as there:
+        backup = Thread(target=there.post, args=("/v1/backup",))
+        backup.start()
+        until((tmp_path / "backup" / "journal.db").exists)
+        there.post("/v1/jobs", job("a"))
+        assert backup.is_alive()
+        others_are_answered.set()
+        backup.join()
+        assert (tmp_path / "backup" / "tokens.json").read_bytes() == (tmp_path / "tokens.json").read_bytes()
 
 
 def test_of_a_journal_on_a_server_the_server_makes_the_backup(tmp_path: Path, server: Server) -> None:

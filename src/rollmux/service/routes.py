@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rollmux import __version__
@@ -163,7 +164,7 @@ async def undrain(call: Call) -> msg.Done:
 
 
 async def backup(call: Call) -> view.Backup:
-    """Also of a controller that can write no more. What a restart needs beside the journal are small files."""
+    """Also of a controller that can write no more."""
     journal, seq = call.host.journal, call.host.durable
     if not isinstance(journal, SqliteJournal):
         raise IllegalEvent("its journal is on a server: dump the schema with pg_dump -n, and copy the folder")
@@ -171,14 +172,19 @@ async def backup(call: Call) -> view.Backup:
     if (folder / "lock").exists():
         raise IllegalEvent(f"a controller was started in {folder}: move that elsewhere")
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        await asyncio.to_thread(journal.copy, folder / journal.path.name)
-        for name in PRIVATE_FILES:
-            if (file := journal.path.parent / name).exists():
-                write_private(folder / name, file.read_bytes())
+        await asyncio.to_thread(_copy, journal, folder)
     except (OSError, JournalAway) as error:
         raise Unavailable(f"there is no backup: {error}") from error
     return view.Backup(str(folder), seq)
+
+
+def _copy(journal: SqliteJournal, folder: Path) -> None:
+    """All that a restart needs. Each file is synced, which a slow disk takes its time for."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    journal.copy(folder / journal.path.name)
+    for name in PRIVATE_FILES:
+        if (file := journal.path.parent / name).exists():
+            write_private(folder / name, file.read_bytes())
 
 
 async def cluster(call: Call) -> view.ClusterView:
