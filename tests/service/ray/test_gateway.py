@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 from zipfile import ZipFile
 
@@ -21,6 +22,7 @@ from rollmux.service.ray.wire import NOTHING
 from tests.service.ray.launching import launching, processes_of, shell
 from tests.service.ray.model import CALLS, Fault, Faulty, RayModel, played
 from tests.service.ray.real import RealRay
+from tests.waiting import eventually
 
 
 async def asked(ray: RayGateway, node: str, name: str) -> None:
@@ -249,6 +251,24 @@ def test_lines_of_megabytes_are_not_looked_at_beyond_what_is_shown(
     found = asyncio.run(printed(answering(text), Intent("a", 1, "a", {}, ("x",)), "logs", 3))
     assert set(found) == {shown}
     assert sum(map(len, looked_at)) <= 3 * len(shown)
+
+
+def test_what_takes_long_to_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, others_had_their_turn = Event(), Event()
+
+    def look(line: str) -> str:
+        begun.set()
+        assert others_had_their_turn.wait(20)
+        return plain(line)
+
+    async def story() -> list[str]:
+        reads = asyncio.create_task(printed(answering("a\nb"), Intent("a", 1, "a", {}, ("x",)), "logs", 2))
+        await eventually(begun.is_set)
+        others_had_their_turn.set()
+        return await reads
+
+    monkeypatch.setattr("rollmux.service.local.attempt_log.plain", look)
+    assert asyncio.run(story()) == ["a", "b"]
 
 
 def test_ray_is_called_itself_where_there_is_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
