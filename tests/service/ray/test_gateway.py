@@ -253,22 +253,55 @@ def test_lines_of_megabytes_are_not_looked_at_beyond_what_is_shown(
     assert sum(map(len, looked_at)) <= 3 * len(shown)
 
 
-def test_what_takes_long_to_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, others_had_their_turn = Event(), Event()
+class Slow:
+    """What comes to its end once others have had their turn."""
+
+    def __init__(self) -> None:
+        self._begun, self._others_had_their_turn = Event(), Event()
+
+    def until_the_end(self) -> None:
+        self._begun.set()
+        assert self._others_had_their_turn.wait(20)
+
+    async def give_others_their_turn(self) -> None:
+        await eventually(self._begun.is_set)
+        self._others_had_their_turn.set()
+
+
+def test_a_log_that_takes_long_to_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow()
 
     def look(line: str) -> str:
-        begun.set()
-        assert others_had_their_turn.wait(20)
+        slow.until_the_end()
         return plain(line)
 
     async def story() -> list[str]:
         reads = asyncio.create_task(printed(answering("a\nb"), Intent("a", 1, "a", {}, ("x",)), "logs", 2))
-        await eventually(begun.is_set)
-        others_had_their_turn.set()
+        await slow.give_others_their_turn()
         return await reads
 
     monkeypatch.setattr("rollmux.service.local.attempt_log.plain", look)
     assert asyncio.run(story()) == ["a", "b"]
+
+
+def test_a_token_on_a_disk_that_stalls_holds_nobody_up() -> None:
+    slow, heard = Slow(), list[str]()
+
+    def stalls() -> str:
+        slow.until_the_end()
+        return "secret"
+
+    def answers(call: httpx.Request) -> httpx.Response:
+        heard.append(call.headers["authorization"])
+        return httpx.Response(200, content="[]")
+
+    async def story() -> None:
+        calls = asyncio.create_task(HttpGateway("http://ray", stalls, httpx.MockTransport(answers)).jobs())
+        await slow.give_others_their_turn()
+        await calls
+
+    asyncio.run(story())
+    assert heard == ["Bearer secret"]
 
 
 def test_ray_is_called_itself_where_there_is_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ Plain HTTP and not Ray's own client: that one blocks, has no time limits, and mu
 What can't be read as what was asked for is no answer.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -162,7 +163,7 @@ class HttpGateway:
 
     async def _call(self, method: str, path: str, **more: Any) -> httpx.Response:
         try:
-            found = self._token()
+            found = await asyncio.to_thread(self._token)  # its file may be in a home on a server that has gone silent
             headers = {"Authorization": f"Bearer {found}"} if found else {}
             return await self._http.request(method, path, headers=headers, **more)
         except CantCall as error:
