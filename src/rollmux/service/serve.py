@@ -50,6 +50,9 @@ DRAIN_S = 5
 LOCK_S, LOCK_AGAIN_S = 1.0, 0.02
 # How long a thread beside the event loop may keep the interpreter to itself.
 SWITCH_S = 0.0005
+# About so much of a connection is read at a time. Where it is as much as the system likes, one stranger who sends a
+# call upon the other, or a body in parts of a byte, keeps the event loop for seconds before others have their turn.
+RECEIVED_BYTES = 16 * 1024
 # An idle connection is kept for so long: a job says nothing for whole phases, but for its parked call.
 KEEP_S = 120
 
@@ -268,6 +271,7 @@ def _bound(host: str, port: int) -> socket.socket:
     # Named TCP, so that event loops turn Nagle's algorithm off: each answer would take 40 ms with it.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES)  # connections have it of this one
     try:
         bound.bind((host, port))
     except (UnicodeError, TypeError) as error:  # a name as no host can have
