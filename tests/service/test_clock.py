@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 import rollmux
+from rollmux.mux import events as ev
 from rollmux.mux.hardware import Cluster, Pool
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.service import machine_time
+from rollmux.service.journal import Batch, SqliteJournal
 from rollmux.service.launcher import OnExit
 from rollmux.service.local.launcher import ProcessLauncher
 from rollmux.service.machine_time import LONGEST_STEP_S, MachineTime
@@ -159,6 +161,28 @@ def test_time_stands_while_nobody_looks_at_it_and_never_goes_back(monkeypatch: p
     for passed_s, counts_s in ((0.25, 0.25), (0.5, 0.5), (60.0, LONGEST_STEP_S), (0.25, 0.25), (0.0, 0.0)):
         before, at = time_of_machine.now(), at + passed_s
         assert time_of_machine.now() - before == counts_s
+
+
+def test_time_goes_on_while_the_disk_stalls(tmp_path: Path) -> None:
+    stalls, goes_on = threading.Event(), threading.Event()
+
+    class Stalling(SqliteJournal):
+        def append(self, batch: Batch) -> None:
+            if any(isinstance(record.event, ev.JobSubmitted) for record in batch.records):
+                stalls.set()
+                assert goes_on.wait(20)
+            super().append(batch)
+
+    with served(tmp_path, PAIR, journal=Stalling) as there:
+        submits = threading.Thread(target=there.post, args=("/v1/jobs", job("a")))
+        submits.start()
+        assert stalls.wait(20)
+        before = there.service.host.now
+        time.sleep(6 * LONGEST_STEP_S)
+        passed_s = there.service.host.now - before
+        goes_on.set()
+        submits.join()
+    assert passed_s > 2 * LONGEST_STEP_S
 
 
 HOLDS = """

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 # How often leases are looked at that may have run out, and signs of life are written down.
 TICK_S = 0.25
-# A tick that comes so much too late is told: all calls have waited for as long.
+# A look at the time that comes so much too late is told: all calls have waited for as long.
 LATE_S = 2.0
 # An image is kept once all that came after the last one took so long, for a restart has to do that again. Taking one
 # stops everything for a moment, longer with more jobs, so with more jobs it is done less often.
@@ -112,6 +112,7 @@ class Host:
         self._spawn(self._write_forever(), "writing")
         await self.errands.begin(self.tell)
         self._time.begin()
+        self._spawn(self._look_at_time_forever(), "looking at the time")
         self.controller.errands += again
         self._dirty.set()
         self._spawn(self._tick_forever(), "keeping time")
@@ -340,13 +341,19 @@ class Host:
 
     # -- time --------------------------------------------------------------------------------------------------------
 
+    async def _look_at_time_forever(self) -> None:
+        """So that it stands while this process does, and not while a tick waits for the disk."""
+        while True:
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self._time.now()
+            if (late_s := time.monotonic() - due) > LATE_S:
+                log.warning("for %.1f s nobody was heard: this process was stopped, or found no core", late_s)
+
     async def _tick_forever(self) -> None:
         with suppress(Unavailable):  # it has said so
             while not self.broken:
-                due = time.monotonic() + TICK_S
                 await asyncio.sleep(TICK_S)
-                if (late_s := time.monotonic() - due) > LATE_S:
-                    log.warning("for %.1f s nobody was heard: this process was stopped, or found no core", late_s)
                 await self.call(self.controller.tick)
 
     def _spawn(self, work: Coroutine[object, object, None], vital: str = "") -> None:
