@@ -28,6 +28,7 @@ from rollmux.cli.serve import warn_if_moved
 from rollmux.errors import InvariantViolated
 from rollmux.mux import events as ev
 from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.service import door as doors
 from rollmux.service import errands, serve
 from rollmux.service.controller import Errand
 from rollmux.service.door import Door
@@ -40,6 +41,7 @@ from tests.service.memory_journal import MemoryJournal
 from tests.service.running import CLUSTER, clean_env, running
 from tests.service.serving import RULES, SMALL, Served, job, served
 from tests.service.test_app import SmallDisk
+from tests.waiting import until
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -469,6 +471,24 @@ def test_a_controller_that_is_told_to_end_in_the_moment_in_which_all_has_started
         await asyncio.wait_for(service.run(), 5.0)
 
     asyncio.run(story())
+
+
+def test_at_the_door_are_no_more_than_files_are_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "MOST_CONNECTIONS", 2)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        at, there = bound.getsockname(), Door(bound)
+        connected = partial(socket.create_connection, at, timeout=10)
+        with connected(), connected(), connected() as third:
+            assert third.recv(1) == b""
+        until(lambda: answered(f"http://127.0.0.1:{at[1]}/healthz"))  # once they are seen to be gone
+        there.close()
+
+
+def answered(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(url, timeout=5, verify=False).status_code == 200
+    return False
 
 
 def test_whoever_comes_while_the_door_closes_is_answered_or_sent_away() -> None:

@@ -18,6 +18,7 @@ import msgspec
 from rollmux import __version__
 from rollmux.protocol.messages import Refusal
 from rollmux.protocol.views import Health, Standing
+from rollmux.service.heads import MOST_CONNECTIONS
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ class Door:
         self._at, self._tls = at.dup(), tls
         self._at.setblocking(False)
         self._loop = asyncio.new_event_loop()
+        self._guests: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=self._loop.run_forever, name="door", daemon=True)
         self._thread.start()
         self._in_loop(self._open())
@@ -59,8 +61,13 @@ class Door:
         """By hand: who is let in by asyncio's own server in the moment in which that is closed is never answered."""
         with suppress(OSError):
             guest, _ = self._at.accept()
+            if len(self._guests) >= MOST_CONNECTIONS:  # without a file left it would be called for nothing, on and on
+                guest.close()
+                return
             guest.setblocking(False)
-            self._loop.create_task(self._meet(guest))
+            meeting = self._loop.create_task(self._meet(guest))
+            self._guests.add(meeting)
+            meeting.add_done_callback(self._guests.discard)
 
     async def _end(self) -> None:
         self._loop.remove_reader(self._at)
