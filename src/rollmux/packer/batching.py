@@ -48,22 +48,22 @@ class Batching:
 
     @property
     def lanes(self) -> tuple[tuple[str, int], ...]:
-        """The domains told apart, each with its share of a batch."""
+        """Each domain with its share of a batch; without quotas one lane for all prompts."""
         assert isinstance(self.quotas, tuple)
         return self.quotas or (("", self.prompts),)
 
 
 def launches(wanted: int, factor: float) -> int:
-    """How many are launched for so many wanted: 1.15 × 100 are 115, though not in binary fractions."""
+    """How many are launched where `wanted` are wanted: 1.15 × 100 is 115, though a bit less in binary fractions."""
     return max(wanted, floor(wanted * factor + 1e-9))
 
 
 def surpluses(batching: Batching, factor: float, queued: Mapping[str, int]) -> dict[str, int]:
     """How many more prompts than wanted are launched in each domain: together as many as `factor` says.
 
-    The whole surplus goes by the quotas, and what is left over of those of the `queued` domains to those who have the
-    least for theirs with what waits. Were it the same ones each time, long rounds would come early, and lack the
-    others' prompts.
+    The surplus is shared out by the quotas, rounded down. What rounding leaves over in the `queued` domains goes to
+    those of them that have the least for their quota, with the prompts that wait counted in. If the same domains got it
+    each time, long rounds would come early, and lack the prompts of the others.
     """
     lanes, total = batching.lanes, launches(batching.prompts, factor) - batching.prompts
     found = {domain: total * quota // batching.prompts for domain, quota in lanes}
@@ -121,7 +121,7 @@ def _check_quotas(checks: Checks, batching: Batching) -> None:
 
 
 def _check_wait(checks: Checks, batching: Batching) -> None:
-    """What one short round defers must be trained by long rounds alone before its time is over."""
+    """Long rounds alone must be able to train what one short round defers, before it has waited too long."""
     surplus = surpluses(batching, batching.eta_prompts, {domain: 0 for domain, _ in batching.lanes})
     needed = max(ceil(surplus[domain] / quota) for domain, quota in batching.lanes)
     if batching.max_wait_rounds < needed:

@@ -8,7 +8,7 @@ from rollmux.packer.prompt import Prompt, Request, Response
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Draw so many prompts of this domain from the data source, and tell each one, or that there are no more."""
+    """Draw `count` prompts of this domain from the data source. Tell the batcher each one, or that the data ended."""
 
     count: int
     domain: str
@@ -23,7 +23,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop these, wherever they are. What becomes of them decides nothing any more."""
+    """Stop these requests, wherever they are. What becomes of them no longer decides anything."""
 
     requests: tuple[Request, ...]
 
@@ -32,13 +32,13 @@ class RoundKind(Enum):
     """How a round was run."""
 
     SHORT = "short"  # more was launched than wanted, and the first to be done were taken
-    LONG = "long"  # exactly what was wanted, from the queue of long prompts as far as it went, run to the end
-    MIXED = "mixed"  # short, but filled up from the queue as the data ended
+    LONG = "long"  # exactly what was wanted was launched, from the queue first, and all of it ran to its end
+    MIXED = "mixed"  # begun as short, then filled up from the queue, as no more prompts could be drawn
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedPrompt:
-    """A prompt with exactly the responses wanted: of `launched` at first, `waited` rounds after it was deferred."""
+    """A prompt with exactly the responses wanted, of `launched` at first. It waited `waited` rounds in the queue."""
 
     prompt: Prompt
     responses: tuple[Response, ...]
@@ -58,8 +58,8 @@ class FailedPrompt:
 class Batch:
     """What one round came to: `prompts` are trained. They are fewer than wanted only if the data have ended.
 
-    `aborted` and `failed` count responses. `wasted_tokens` were told since the last batch and are in no batch.
-    `is_last`: no prompt is left, so a round after this one would train nothing.
+    `aborted` and `failed` count responses. `wasted_tokens` are the tokens that the batcher was told of since the last
+    batch and that are in no batch. `is_last`: no prompt is left, so a round after this one would train nothing.
     """
 
     round: int
@@ -75,7 +75,7 @@ class Batch:
     is_last: bool
 
     def figures(self) -> dict[str, float]:
-        """What a tracker hears of it."""
+        """What a tracker is told of this batch."""
         counts = {
             "long": self.kind is RoundKind.LONG,
             "deferred": len(self.deferred),

@@ -29,16 +29,16 @@ class EtaPolicy(Protocol):
     """Chooses the factors of each round."""
 
     def factors(self, batching: Batching) -> Factors:
-        """For the next round, should it be short."""
+        """The factors for the next round, if it is short."""
 
     def observe(self, batch: Batch) -> None:
-        """A round is over."""
+        """Is told the batch of a round that is over."""
 
     def state(self) -> Any:
-        """All that it remembers, as JSON values."""
+        """All that the policy remembers, as JSON values."""
 
     def restore(self, state: Any) -> None:
-        """Takes over what another one of its kind remembered."""
+        """Takes over what another policy of its kind remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class FixedEta:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What the winners of one prompt show: mean and spread of their log lengths, in standard deviations if normal."""
+    """The log lengths of one prompt's winners: their mean, and their spread (if normal: the standard deviation)."""
 
     mean_log: float
     spread: float
@@ -76,12 +76,12 @@ class _Sample:
 
 
 class AdaptiveEta:
-    """The factors with the least predicted time for a trained prompt, after what past rounds have shown of lengths.
+    """The factors with the least predicted time for a trained prompt, given the lengths that past rounds have shown.
 
-    Log lengths are taken as a prompt's effect, distributed as observed, plus a normal effect of each response. The
-    winners of a short round are the smallest of what was launched, and are read as such. Every prompt is trained in the
-    end, the long ones in long rounds, so the prompts trained in whole cycles are a fair sample of the data, and so are
-    those of rounds that put nobody off.
+    A log length is taken as an effect of its prompt, distributed as observed, plus a normal effect of the response. The
+    winners of a short round are taken as the smallest of all that was launched. Every prompt is trained in the end, the
+    long ones in long rounds, so the prompts trained in whole cycles are a fair sample of the data, and so are the
+    prompts of rounds that deferred no prompt.
     """
 
     STEP = 0.05
@@ -99,7 +99,7 @@ class AdaptiveEta:
         checks.number("crowding", crowding, 0.0, 100.0, "0 where more requests slow nothing down")
         checks.whole("rounds", rounds, 1, 10**4, "remember a few cycles of short rounds and a long one")
         checks.require()
-        self.start = start  # as long as rounds were short and put somebody off: the long prompts are missing
+        self.start = start  # used while every round was short and deferred prompts: the long ones were not seen yet
         self.most = most
         self.crowding = crowding  # how much slower a token is with twice the requests
         self.seen: deque[tuple[RoundKind, list[_Sample]]] = deque(maxlen=rounds)
@@ -110,7 +110,7 @@ class AdaptiveEta:
         return self._best(batching)
 
     def observe(self, batch: Batch) -> None:
-        # A round that puts nobody off has the long prompts too: factors of 1 would otherwise never be left for good.
+        # A round that defers no prompt shows the long ones too. Otherwise factors of 1 would never be left for good.
         kind = batch.kind if batch.deferred or batch.diverted else RoundKind.LONG
         self.seen.append((kind, [_sample(prompt) for prompt in batch.prompts]))
 
@@ -133,7 +133,7 @@ class AdaptiveEta:
         return min(choices, key=lambda choice: self._cost(batching, choice, effects, spread))
 
     def _cost(self, batching: Batching, factors: Factors, effects: list[float], spread: float) -> float:
-        """Mean tokens in a row for each round of a cycle: short rounds, and the long one that they fill."""
+        """Tokens that a round generates in a row, as a mean over a cycle of short rounds and the long one they fill."""
         prompts, responses = batching.prompts, batching.responses
         launched = launches(prompts, factors.prompts)
         width = launches(responses, factors.responses)
@@ -158,7 +158,7 @@ def _steps(most: float) -> list[float]:
 
 
 def _sample(prompt: TrainedPrompt) -> _Sample:
-    """The spread is the slope of the ordered log lengths over where a normal sample would have them."""
+    """The spread is the slope of the ordered log lengths over the values that a normal sample would have there."""
     logs = sorted([log(max(response.tokens, 1)) for response in prompt.responses])
     spread = sum(map(mul, _weights(len(logs), prompt.launched), logs))
     return _Sample(sum(logs) / len(logs), spread, prompt.launched)
@@ -166,7 +166,7 @@ def _sample(prompt: TrainedPrompt) -> _Sample:
 
 @cache
 def _weights(smallest: int, size: int) -> tuple[float, ...]:
-    """What the slope of a line through ordered values takes of each; nothing of a single one."""
+    """The weight of each ordered value in the slope of a line through all of them; 0 for a value alone."""
     scores = _scores(smallest, size)
     mean = fmean(scores)
     steepness = sum((score - mean) ** 2 for score in scores) or 1.0
@@ -186,7 +186,7 @@ def _mean_score(smallest: int, size: int) -> float:
 
 
 def _ranked(effects: list[float], rank: int, size: int) -> float:
-    """Where the effect of this rank is expected in a sample of this size, after the effects observed."""
+    """The effect that is expected at this rank in a sample of this size, by the effects observed."""
     place = (rank - 0.375) / (size + 0.25) * len(effects) - 0.5
     below = min(max(int(place), 0), len(effects) - 1)
     above = min(below + 1, len(effects) - 1)

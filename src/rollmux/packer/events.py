@@ -1,6 +1,6 @@
 """What happens to a job's rollout. `TailBatcher.handle` takes these and nothing else.
 
-Whatever is said of a request that was aborted, or of a round that is over, comes late: it is legal and decides nothing.
+An event about a request that was aborted, or about a round that is over, comes late: it is legal and decides nothing.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from rollmux.packer.prompt import Prompt, Request
 class RoundStarted:
     """The trainer has fresh weights on the engine and wants the next batch.
 
-    `rounds_left`: with this one, so many are to come. No more prompts are drawn than they train, so when the last of
-    them is over nobody waits. None: the job goes on for as long as there are data.
+    `rounds_left`: how many rounds are to come, with this one. No more prompts are drawn than these rounds train, so no
+    prompt waits when the last of them is over. None: the job goes on for as long as there are data.
     """
 
     rounds_left: int | None = None
@@ -35,7 +35,7 @@ class DataEnded:
 
 @dataclass(frozen=True, slots=True)
 class ResponseGenerated:
-    """The engine has ended a response, which is so long."""
+    """The engine has ended a response, which is `tokens` long."""
 
     request: Request
     tokens: int
@@ -51,7 +51,7 @@ class ResponseRewarded:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFailed:
-    """The engine or the reward has broken down over a response. `tokens`: what was spent, if it was not told before."""
+    """The engine or the reward has failed on a response. `tokens`: how many were generated, unless told before."""
 
     request: Request
     why: str
@@ -60,7 +60,7 @@ class ResponseFailed:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAborted:
-    """The engine has stopped a response as it was told, after so many tokens."""
+    """The engine has stopped a response, as it was told to do, after so many tokens."""
 
     request: Request
     tokens: int

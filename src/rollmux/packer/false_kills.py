@@ -12,7 +12,7 @@ HALVINGS = 60  # of an interval of length 1, beyond the precision of a float
 
 @dataclass(frozen=True, slots=True)
 class FalseKills:
-    """`killed` counts the kills below the ceiling: only they can be false. `audited` of them were run on to it."""
+    """`killed` counts the kills below the ceiling: only they can be false. `audited` of them ran again up to it."""
 
     runs: int = 0
     killed: int = 0
@@ -31,7 +31,7 @@ class FalseKills:
 
     @property
     def of_runs(self) -> float | None:
-        """The false-kill rate: the estimated share of all runs."""
+        """The false-kill rate: the estimated share of false kills in all runs."""
         return None if self.estimate is None else self.estimate * self._kill_rate
 
     @property
@@ -44,7 +44,7 @@ class FalseKills:
 
 
 def largest_share(hits: int, trials: int) -> float:
-    """The share at which so few hits, or fewer, in so many trials have become improbable."""
+    """The share above which so few hits (or fewer) in so many trials are improbable."""
     if hits >= trials:
         return 1.0
     low, high = hits / trials, 1.0

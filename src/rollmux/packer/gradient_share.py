@@ -1,4 +1,4 @@
-"""How gradients of parts of a batch combine to that of the whole.
+"""How the gradients of parts of a batch combine to the gradient of the whole batch.
 
 Invariant: the weights given for chunks that make up a batch, with the scale at its end, yield the gradient of one
 synchronous update, exactly.
@@ -15,7 +15,7 @@ from rollmux.errors import IllegalEvent
 class Loss(Enum):
     """What the synchronous update minimises, over the N responses and T tokens of the batch."""
 
-    SUM = "sum"  # of the responses' losses
+    SUM = "sum"  # the sum of the responses' losses
     SAMPLE_MEAN = "sample-mean"  # their sum / N; a response's own loss may be a mean over its tokens
     TOKEN_MEAN = "token-mean"  # the sum over all tokens / T
 
@@ -61,11 +61,11 @@ class GradientShare:
         checks.require()
 
     def to_sum(self, chunk: Count) -> Fraction:
-        """What turns a chunk's gradient into that of the sum of its losses; it needs no total."""
+        """The factor that turns a chunk's gradient into that of the sum of its losses; it needs no batch total."""
         return Fraction(self._units(chunk)) if self.given is Given.MEAN else Fraction(1)
 
     def at_end(self, total: Count) -> Fraction:
-        """What turns the sum over the whole batch into the synchronous gradient."""
+        """The factor that turns the gradient summed over the whole batch into the synchronous gradient."""
         if self.loss is Loss.SUM:
             return Fraction(self.averaged_ranks)
         if not self._units(total):

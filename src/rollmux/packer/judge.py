@@ -1,7 +1,7 @@
 """How many layers of a judge model stay on the device while the rest is streamed from host memory through two buffers.
 
-Invariant: a budget never takes more bytes than are free, and of those whose streaming hides behind computation it is
-the one with the fewest resident layers.
+Invariant: a plan never takes more bytes than are free, and has the fewest resident layers of all plans whose streaming
+hides behind computation.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from math import ceil
 from rollmux.checks import MAX_COUNT, Checks
 
 BUFFERS = 2  # one that is computed on, one that is filled
-SETTLED_PASS = 4  # passes after which what the first one waited for has been made up, as far as it ever is
+SETTLED_PASS = 4  # by this pass the waiting in the first one has been made up for, as far as it ever is
 ROUNDING = 1e-9
 
 
@@ -45,9 +45,9 @@ class JudgeModel:
 
 @dataclass(frozen=True, slots=True)
 class JudgePlan:
-    """What stays and what is streamed; both times are of one pass over all layers.
+    """Which layers stay and which are streamed; `compute_s` and `transfer_s` are for one pass over all layers.
 
-    `first_pass_s` begins with empty buffers; `pass_s` is that of the later ones, which find them filled.
+    `first_pass_s` is for a pass that begins with empty buffers, `pass_s` for later passes, which find them filled.
     """
 
     resident: int
@@ -70,7 +70,7 @@ class JudgePlan:
 
 @dataclass(frozen=True, slots=True)
 class JudgeRefused:
-    """Not even two buffers fit beside what must be there."""
+    """Not even two buffers fit beside what is always on the device."""
 
     needed_bytes: int
     free_bytes: int
@@ -115,7 +115,7 @@ class JudgeBudget:
         return slots - BUFFERS if slots >= BUFFERS else None
 
     def _fewest(self, layer_s: float, most: int) -> int:
-        """With fewer, transfers alone outlast the pass."""
+        """The fewest resident layers to try (`most` at most): with fewer, transfers alone would outlast the pass."""
         fetch_s = self.model.layer_bytes / self.host_bytes_per_s
         streamed = self.model.layers * layer_s / fetch_s * (1 + ROUNDING)
         return min(max(0, ceil(self.model.layers - streamed)), most)
@@ -144,7 +144,7 @@ def spread(layers: int, streamed: int) -> tuple[int, ...]:
 def pass_times(
     layers: int, streamed: Sequence[int], layer_s: float, fetch_s: float, passes: int = SETTLED_PASS
 ) -> tuple[float, float]:
-    """The first pass, and the last of so many: a transfer begins when the one before is done and a buffer is empty."""
+    """Seconds of the first and the last pass. A transfer begins when the one before is done and a buffer is empty."""
     waits_for = frozenset(streamed)
     clock = fetched = 0.0
     used = [0.0] * BUFFERS  # when the latest layers that went through the buffers were computed, oldest first

@@ -1,7 +1,7 @@
 """Prompts known to be long from earlier epochs: they go to the queue without a race that they would lose.
 
-One number is remembered for each prompt of the data: how long its longest response was when it last ran to its end,
-or, while it has only been aborted since, the longest that it was seen to be.
+One number is remembered for each prompt of the data: the length of the longest response in the latest run that came to
+its end, or in a run that was given up since, if a response was seen to be longer there.
 """
 
 from math import inf
@@ -15,8 +15,8 @@ from rollmux.packer.prompt import Prompt
 class KnownLong:
     """Predicts that the longest `share` of the prompts will be long again.
 
-    A round sends to the queue no more of them than it would defer anyway: the race is between fewer, and decides the
-    rest.
+    A round sends no more of them to the queue than it would defer anyway. The race is then between fewer prompts, and
+    decides only which others are deferred.
     """
 
     def __init__(self, share: float = 0.1) -> None:
@@ -32,7 +32,7 @@ class KnownLong:
         return self._longest.get((prompt.domain, prompt.id), -1) >= self._threshold
 
     def learn(self, prompt: Prompt, tokens: int, is_whole: bool) -> None:
-        """The longest response of a run, which was given up before its end unless it is whole."""
+        """Is told the longest response of a run, which came to its end (`is_whole`) or was given up before."""
         key = prompt.domain, prompt.id
         before = self._longest.get(key, 0)
         if not is_whole and tokens <= before:
@@ -43,7 +43,7 @@ class KnownLong:
         self._longest[key] = tokens
 
     def next_round(self) -> None:
-        """From here on predictions use all that was learnt."""
+        """From here on predictions use all that was learnt so far."""
         self._threshold = self._lengths.longest(self.share) if self.share else inf
 
     def state(self) -> Any:

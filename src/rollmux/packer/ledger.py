@@ -11,7 +11,7 @@ from rollmux.packer.prompt import Prompt
 
 
 class Outcome(Enum):
-    """How a prompt left a round. All but the deferred are at their end."""
+    """How a prompt left a round. A deferred prompt runs again; the others are at their end."""
 
     TRAINED = "trained"
     FILTERED = "filtered"
@@ -30,7 +30,7 @@ class Account:
 
     @property
     def waiting(self) -> int:
-        """Drawn, and not at their end: running, queued, or kept for the next round."""
+        """How many prompts were drawn and are not at their end: they run, wait in the queue or for the next round."""
         return self.drawn - self.trained - self.filtered - self.failed
 
 
@@ -45,7 +45,7 @@ class Ledger:
         self._waiting: set[Prompt] = set()
 
     def refusal(self, prompt: Prompt) -> str | None:
-        """Why this prompt can't be drawn now."""
+        """Why this prompt can't be drawn now; None if it can."""
         if not isinstance(prompt.domain, str) or type(prompt.id) not in (int, str):
             return "an id is a whole number or a string, a domain a string"
         if type(prompt.epoch) is not int or prompt.epoch < 0:

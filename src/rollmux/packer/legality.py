@@ -1,7 +1,7 @@
 """What may happen now: every event of a call is looked at before any of them is applied.
 
-Checking changes nothing but `said`, which holds what the events of one call have said so far. It is None for a call
-with one event, which is the common and the fast one.
+Checking changes nothing but `said`, which holds what the events of one call have said so far. `said` is None for a call
+with a single event: this is the common case, and faster.
 """
 
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def _told_tokens(memory: Memory, event: Any, said: Said | None) -> Run | None:
 def _rewarded(memory: Memory, event: ev.ResponseRewarded, said: Said | None) -> Run | None:
     reward: object = event.reward
     try:
-        # Nearly all are floats, and asking a class of `numbers` takes four times as long.
+        # Nearly all rewards are floats, and to ask a class of `numbers` takes four times as long.
         is_right = (type(reward) is float or isinstance(reward, Real)) and isfinite(reward)
     except OverflowError:
         raise IllegalEvent(f"{event.request}: a reward that is larger than any float; give a smaller one") from None
@@ -84,7 +84,7 @@ def _response(memory: Memory, event: ev.ResponseEvent, said: Said | None) -> Run
     if run is not None:
         stand = run.stands.get(request.sample)
     elif memory.is_over(request):
-        stand = Stand.ABORTED  # whatever is said of it comes too late
+        stand = Stand.ABORTED  # the round is over: any event about the response comes too late
     else:
         stand = None
     if said is not None:

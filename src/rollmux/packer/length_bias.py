@@ -1,7 +1,7 @@
 """The bias report: which lengths were offered, and which were trained.
 
-A response is offered when its prompt comes to its end, whether it is trained, lost its race or is filtered out; one
-that was aborted counts as the tokens it had come to. What was launched for a prompt that is then deferred is not
+A response is offered when its prompt comes to its end, whether it is trained, lost its race or is filtered out. An
+aborted response counts with the length that it had come to. What was launched for a prompt that is then deferred is not
 offered: the prompt runs again, whole, so its lengths are not lost.
 """
 

@@ -1,7 +1,7 @@
 """A distribution of lengths in bounded memory, and how far two of them are apart.
 
-Lengths are counted in bins 2 % wide, so quantiles and distances are right within 1 %; counts and means are exact. The
-bins are the same everywhere: equal lengths give a distance of exactly zero.
+Lengths are counted in bins 2 % wide, so quantiles and distances are right within 1 %; counts and means are exact. All
+distributions have the same bins, so equal lengths give a distance of exactly zero.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ EMPTY = -1  # the bin of responses without a token
 
 
 class Lengths:
-    """How many responses were so long."""
+    """How many responses had which length."""
 
     __slots__ = ("bins", "count", "total")
 
@@ -24,7 +24,7 @@ class Lengths:
         self.total = 0
 
     def add(self, tokens: int, times: int = 1) -> None:
-        """Counts a length, or with -1 takes back one that was counted."""
+        """Counts a length; with `times=-1` takes back one that was counted."""
         place = int(log(tokens) / WIDTH) if tokens > 0 else EMPTY
         self.bins[place] = self.bins.get(place, 0) + times
         self.count += times
@@ -59,9 +59,10 @@ class Lengths:
         return 0.0
 
     def longest(self, share: float) -> float:
-        """From which length on a response is one of the longest: at most this share of all.
+        """The length from which on a response is one of the longest, which are at most this share of all.
 
-        Where more than that are as long as the very longest, as at a limit of tokens, those are; unless most are.
+        If more than this share are as long as the very longest (as at a limit of tokens), these are the longest. If
+        they are more than half of all, none is.
         """
         reached, edge = 0, inf
         for place, count in sorted(self.bins.items(), reverse=True):
@@ -84,7 +85,7 @@ class Lengths:
 
 
 def kolmogorov_smirnov(one: Lengths, other: Lengths) -> float:
-    """The largest difference between the shares that are no longer than some length: 0 to 1."""
+    """The largest difference, at any length, between the two shares of responses that are no longer: 0 to 1."""
     return max((abs(gap) for _, gap in _gaps(one, other)), default=0.0)
 
 
@@ -95,7 +96,7 @@ def wasserstein(one: Lengths, other: Lengths) -> float:
 
 
 def _gaps(one: Lengths, other: Lengths) -> Iterator[tuple[int, float]]:
-    """At each bin, how much more of `one` than of `other` is no longer than that. Nothing where one has no lengths."""
+    """For each bin, the share of `one` up to it less that of `other`. Nothing if either is empty."""
     if not one.count or not other.count:
         return
     reached_one = reached_other = 0

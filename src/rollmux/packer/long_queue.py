@@ -19,7 +19,7 @@ class Deferred(NamedTuple):
 
 
 class LongQueue:
-    """Who waits for a long round."""
+    """The prompts that wait for a long round."""
 
     __slots__ = ("lanes", "max_wait", "quotas", "size")
 
@@ -34,7 +34,7 @@ class LongQueue:
         self.size += 1
 
     def take(self, domain: str, count: int, now: int) -> list[Deferred]:
-        """The oldest of a lane, as many as there are of those wanted; nobody runs twice in one round."""
+        """Up to `count` prompts of a lane, the oldest first; none that was deferred in this round runs in it again."""
         lane = self.lanes[domain]
         taken: list[Deferred] = []
         while len(taken) < count and lane and lane[0].round < now:
@@ -43,18 +43,18 @@ class LongQueue:
         return taken
 
     def must_run(self, round_number: int, surplus: Mapping[str, int]) -> bool:
-        """Whether this round has to be long: for a whole batch, or because somebody would else wait too long."""
+        """Whether this round has to be long: a whole batch waits, or a prompt would otherwise wait too long."""
         if self.size >= sum(self.quotas.values()):
             return True
         return any(self._presses(domain, round_number, surplus[domain]) for domain in self.quotas)
 
     def _presses(self, domain: str, round_number: int, surplus: int) -> bool:
-        """A short round must leave time for those who wait, and for those that it may defer."""
+        """Whether a short round would leave too little time for the prompts that wait and those that it may defer."""
         lane, quota = self.lanes[domain], self.quotas[domain]
         if not lane:
             return False
         if len(lane) + surplus > self.max_wait * quota:
             return True
-        # The first of each batch has waited the longest of it: looking at those is enough.
+        # The first prompt of each batch has waited longer than the rest of it: it is enough to look at the first ones.
         firsts = range(0, len(lane), quota)
         return any(lane[place].round + self.max_wait <= round_number + place // quota for place in firsts)

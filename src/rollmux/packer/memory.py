@@ -1,6 +1,6 @@
 """All that a batcher remembers, and the checkpoint made of it.
 
-A checkpoint is plain JSON values. A batcher restored from it answers every later event as the first one would have.
+A checkpoint is plain JSON values. A batcher restored from it answers every later event as the saved one would have.
 """
 
 from collections import deque
@@ -48,19 +48,19 @@ class Memory:
         self.bias = LengthBias()
         self.number = 0  # of the last round started
         self.round: Round | None = None
-        self.left: int | None = None  # rounds to come, with the one under way, if it was said
+        self.left: int | None = None  # rounds to come, with the one under way; None where the job does not say
         self.drawing = {domain: 0 for domain, _ in batching.lanes}  # prompts asked for that have not come yet
         self.fresh: dict[str, deque[Prompt]] = {domain: deque() for domain, _ in batching.lanes}  # for the next round
         self.dry: set[str] = set()  # domains whose data have ended
-        self.unheard: dict[Request, bool] = {}  # aborted in the last round; whether their lengths count as offered
-        self.told_tokens = 0  # since the last batch
+        self.unheard: dict[Request, bool] = {}  # aborted in the last round; whether its length counts as offered
+        self.told_tokens = 0  # tokens that events have told of since the last batch
 
     def lane_of(self, prompt: Prompt) -> str:
-        """Without quotas all domains share one lane."""
+        """The lane of a prompt: its domain, but without quotas all domains share one lane."""
         return prompt.domain if self.batching.quotas else ""
 
     def drawable(self, domain: str, count: int) -> int:
-        """How many of so many more prompts may be drawn: none that the rounds to come would not train."""
+        """How many of `count` more prompts may be drawn: no more than the rounds to come would train."""
         if domain in self.dry:
             return 0
         if self.left is None:
@@ -71,7 +71,7 @@ class Memory:
         return max(0, min(count, self.left * self.queue.quotas[domain] - waiting))
 
     def is_over(self, request: Request) -> bool:
-        """Whether it belongs to a round that is over."""
+        """Whether the request belongs to a round that is over."""
         return 0 < request.round <= self.number - (self.round is not None)
 
     def state(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Memory:
         }
 
     def restore(self, state: dict[str, Any], terms: Terms) -> None:
-        """Takes over a checkpoint. Raises InvalidSpec where it was made by something else."""
+        """Takes over a checkpoint. Raises InvalidSpec if it is broken, or of another version, settings or policies."""
         problems = self._misfits(state)
         if problems:
             raise InvalidSpec("checkpoint", problems)
@@ -151,7 +151,7 @@ def _fields(prompt: Prompt) -> list[int | str]:
 
 
 def _settings(batching: Batching) -> dict[str, Any]:
-    """What can't change under a job: factors, retries may, as they are read anew."""
+    """The settings that can't change during a job. The others, such as factors and retries, are read anew and may."""
     return {
         "prompts": batching.prompts,
         "responses": batching.responses,

@@ -1,8 +1,9 @@
 """Which tensor-parallel size the next rounds run with: the fastest by prediction, checked by the preemptions seen.
 
-Invariant: a size is one that the model fits in and that lies within a server; it changes only where the rounds ahead
-save more than the resizes cost, and never to a smaller one while preemptions rise, unless the longest request does not
-fit otherwise. That nobody is preempted vetoes nothing: less room would do then, but a larger size may still be faster.
+Invariant: the model fits in the size, and a replica of this size lies within a server. The size changes only where the
+rounds ahead save more than the resizes cost, and never to a smaller one while preemptions rise, unless the longest
+request fits no other way. Rounds without preemptions veto nothing: a smaller size would have room enough, but a larger
+one may still be faster.
 """
 
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class Ground(Enum):
 class SizeChoice:
     """The size for the next round, and how it came about.
 
-    `saving_s` is what the rounds ahead save over staying, resizes paid; `predicted` the next round by size.
+    `saving_s` is what the rounds ahead save over staying, less the resizes; `predicted` is the next round, by size.
     """
 
     size: int
@@ -77,7 +78,7 @@ class SizeChoice:
 
 
 class ParallelismPlanner:
-    """Told of every round that ends and of every resize that was done; asked for a size before a round."""
+    """It is told of every round that ends and of every resize that was done, and asked for a size before a round."""
 
     def __init__(self, settings: PlannerSettings, rates: Sequence[DecodeRates] = (), size: int | None = None) -> None:
         self.settings = settings
@@ -99,7 +100,7 @@ class ParallelismPlanner:
         checks.require()
 
     def observe(self, preemptions: int, *, short: bool) -> None:
-        """A round has ended. Only short rounds are held against one another; quiet rounds of both kinds count."""
+        """A round has ended. Only short rounds are compared with each other; quiet rounds of both kinds are counted."""
         checks = Checks("round")
         checks.whole("preemptions", preemptions, 0, MAX_COUNT, "count the preemptions of all replicas")
         checks.require()
@@ -115,10 +116,10 @@ class ParallelismPlanner:
             self.size, self._last_short, self._risen, self._quiet = size, None, False, 0
 
     def choose(self, ahead: Sequence[RoundLoad] = ()) -> SizeChoice:
-        """The size for the first of the rounds ahead; they are the horizon over which a resize must pay.
+        """The size for the first of the rounds ahead, within which a resize must pay.
 
-        Without rounds, or without rates of the present size, which others are held against, the preemptions alone
-        decide, as published.
+        Without rounds ahead, or without rates of the present size, with which other sizes are compared, preemptions
+        alone decide, as published.
         """
         asked = self._by_preemptions()
         if self.size not in self._rates:
@@ -145,7 +146,7 @@ class ParallelismPlanner:
         return {size: prediction for size, prediction in found.items() if prediction is not None}
 
     def _cheapest(self, table: Sequence[dict[int, Prediction]]) -> tuple[int, float]:
-        """The first size on the cheapest way through the rounds, every change paid; what it saves over staying."""
+        """The first size on the cheapest way through the rounds, resizes counted in; what that saves over staying."""
         sizes = {self.size, *(size for row in table for size in row)}
         cost = rest = dict.fromkeys(sizes, 0.0)
         stay = 0.0

@@ -30,7 +30,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One response asked for. Round, prompt and sample together are a source of its seed."""
+    """One response asked for. Its seed can be made of round, prompt and sample together."""
 
     round: int
     prompt: Prompt

@@ -37,8 +37,8 @@ class Lane:
     def __init__(self, domain: str, wanted: int, may_filter: int) -> None:
         self.domain = domain
         self.wanted = wanted
-        self.may_filter = may_filter  # so many prompts more
-        self.awaited = 0  # prompts that will join it once they are drawn
+        self.may_filter = may_filter  # how many more of its prompts may be filtered
+        self.awaited = 0  # prompts that will join the lane once they are drawn
         self.racing: dict[Prompt, Run] = {}
         self.seated: dict[Prompt, Run] = {}
         self.is_closed = False
@@ -49,7 +49,7 @@ class Lane:
 
     @property
     def missing(self) -> int:
-        """Prompts that it lacks to come to its end."""
+        """How many prompts the lane lacks to come to its end."""
         return 0 if self.is_closed else self.wanted - self.running - self.awaited
 
 
@@ -84,7 +84,7 @@ class Round:
         self.failed = 0
 
     def enter(self, lane: Lane, prompt: Prompt, width: int, waited: int, out: list[Command]) -> None:
-        """The prompt's responses are launched."""
+        """The prompt joins the lane, and its responses are launched."""
         run = Run(self.number, lane.domain, prompt, width, waited)
         self.runs[prompt] = lane.racing[prompt] = run
         out.extend(run.launch())
@@ -105,14 +105,14 @@ class Round:
             self._finish(run, out)
 
     def failed_once(self, run: Run, sample: int, why: str, out: list[Command]) -> None:
-        """One response is lost. It is launched again where it is needed, and the prompt given up where it can't be."""
+        """A response has failed. If it is needed it is launched again; if it can't be, its prompt is given up."""
         self.failed += 1
         run.alive -= 1
         was, run.stands[sample] = run.stands[sample], Stand.OVER
         if was is Stand.GENERATED:
             run.ready -= 1
             self._unseat(run)
-            self.judge(self.lanes[run.domain], out)  # another may have its place now
+            self.judge(self.lanes[run.domain], out)  # another prompt may have the place now
         if run.outcome is not None or run.alive >= self.terms.responses:
             return
         again = run.relaunch(sample, self.terms.retries)
@@ -123,9 +123,9 @@ class Round:
             self._drop(run, Outcome.FAILED, out)
 
     def judge(self, lane: Lane, out: list[Command]) -> None:
-        """Gives up whoever can't have a place any more, and closes a lane whose places are all taken for good.
+        """Gives up the prompts that can't have a place any more, and closes a lane whose places are taken for good.
 
-        With a filter a place is sure only when its prompt is rewarded: until then the others are the reserve.
+        With a filter a place is sure only when its prompt is rewarded: until then the other prompts are the reserve.
         """
         if lane.is_closed or len(lane.seated) < lane.wanted:
             return
@@ -143,13 +143,13 @@ class Round:
                 self._end(run, Outcome.TRAINED)
 
     def sure(self) -> list[Run]:
-        """Those with a place and all of their rewards: nobody moves down, and nothing of theirs can fail any more."""
+        """The runs with a place and all of their rewards: no run loses its place then, and nothing of it can fail."""
         wanted = self.terms.responses
         placed = (run for lane in self.lanes.values() for run in islice(lane.seated.values(), lane.wanted))
         return [run for run in placed if len(run.rewards) == wanted]
 
     def _finish(self, run: Run, out: list[Command]) -> None:
-        """All rewards wanted are there."""
+        """The prompt has all the rewards that are wanted: it is seated, or filtered."""
         self._abort(run, out, Stand.GENERATING, Stand.GENERATED)
         lane = self.lanes[run.domain]
         if self._is_worth_it(lane, run):
@@ -160,7 +160,7 @@ class Round:
         self.judge(lane, out)
 
     def _is_worth_it(self, lane: Lane, run: Run) -> bool:
-        """A lane that has filtered very many takes what comes: else a round of a solved task would never end."""
+        """Whether to train the prompt. A lane filters only so many: else a round of a solved task would never end."""
         keep = self.terms.keep
         return keep is None or not lane.may_filter or keep(run.responses())
 

@@ -19,8 +19,8 @@ class DecodeRates:
     """What one replica of `size` tensor-parallel GPUs does.
 
     A decode step takes `base_s` (weights read, launches, reductions), `per_request_s` for each running request and
-    `per_kv_token_s` for each token whose KV is read; and what the arithmetic of all requests, `compute_s` each, takes
-    longer than the `hidden_s` in which weights are read. Prefill, also of preempted requests, holds decoding up.
+    `per_kv_token_s` for each token whose KV is read. The arithmetic, `compute_s` for each request, adds only what it
+    takes beyond `hidden_s`, while weights are read. Prefill, also of preempted requests, holds decoding up.
     """
 
     size: int
@@ -42,7 +42,7 @@ class DecodeRates:
         checks.require()
 
     def decode_s(self, steps: int, running: int, kv_tokens: int) -> float:
-        """So many steps in a row; each adds a token to every running request."""
+        """Seconds of so many steps in a row, each of which adds a token to every running request."""
         kv_reads = steps * kv_tokens + running * (steps * (steps - 1) // 2)
         computing_s = max(0.0, self.compute_s * running - self.hidden_s)
         return steps * (self.base_s + self.per_request_s * running + computing_s) + self.per_kv_token_s * kv_reads
@@ -73,9 +73,9 @@ class RoundLoad:
         checks.require()
 
     def share(self, replicas: int) -> tuple[list[int], int]:
-        """The lengths on one of so many replicas, in an order that has nothing to do with length; how many it needs.
+        """The lengths on one of `replicas`, in an order that has nothing to do with length; how many must be done.
 
-        The shortest and the longest length are always among them, for it is the longest that the round waits for.
+        The longest length is always among them, for the round waits for it, and of several lengths the shortest too.
         """
         count = ceil(self.requests / replicas)
         needed = ceil(count * (self.requests if self.needed is None else self.needed) / self.requests)
@@ -86,7 +86,7 @@ class RoundLoad:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A round's time, and what short KV room cost it over all replicas."""
+    """A round's time, and what a lack of KV room cost on all replicas together."""
 
     round_s: float
     preemptions: int
@@ -106,7 +106,7 @@ def predict(rates: DecodeRates, load: RoundLoad, gpus: int) -> Prediction | None
 
 @dataclass(slots=True)
 class _Replica:
-    """One engine: first come, first served; when the KV is full, the newest goes back to the head of the queue."""
+    """One engine: first come, first served; when KV is full, the newest request goes back to the head of the queue."""
 
     rates: DecodeRates
     waiting: deque[tuple[int, int]]  # tokens to prefill, tokens to generate
@@ -132,9 +132,9 @@ class _Replica:
                 self.preempt()
 
     def admit(self) -> None:
-        """Whoever fits, with a token more for each that runs; a head of the queue that does not fit keeps all back.
+        """Admits the requests that fit, with a token more for each that runs; a head that does not fit holds up all.
 
-        So one that was preempted waits until another has ended.
+        So a preempted request waits until another one has ended.
         """
         while self.waiting and self.kv + self.waiting[0][0] + len(self.running) + 1 <= self.rates.kv_room_tokens:
             context, left = self.waiting.popleft()

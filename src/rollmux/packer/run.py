@@ -1,6 +1,6 @@
 """One prompt in one round: how each of its responses stands, from launch to the end.
 
-What may be said of a response is a table. A failed response is launched again with another sample number, `width`
+A table says which events a response allows. A failed response is launched again with another sample number, `width`
 higher, so that the number tells the attempt.
 """
 
@@ -64,12 +64,12 @@ class Run:
         self.waited = waited
         self.requests = {sample: Request(round_number, prompt, sample) for sample in range(width)}
         self.stands: dict[int, Stand] = dict.fromkeys(self.requests, Stand.GENERATING)
-        self.tokens: dict[int, int] = {}  # by sample, as far as known; of aborted responses what they had come to
+        self.tokens: dict[int, int] = {}  # by sample, as far as known; of aborted responses the length they had then
         self.rewards: dict[int, float] = {}
         self.alive = width  # responses that may still be trained
         self.ready = 0  # those of them that are generated
         self.outcome: Outcome | None = None
-        self.why = ""  # what was said of the failure that ended it
+        self.why = ""  # the reason that came with the failure that ended the run
 
     def launch(self) -> list[Launch]:
         return list(map(Launch, self.requests.values()))
@@ -85,7 +85,7 @@ class Run:
         return Launch(request)
 
     def abort(self, *stands: Stand) -> tuple[Request, ...]:
-        """Gives up the responses that stand so."""
+        """Gives up the responses that have one of these stands."""
         losers = [sample for sample, stand in self.stands.items() if stand in stands]
         for sample in losers:
             self.stands[sample] = Stand.ABORTED
@@ -93,14 +93,14 @@ class Run:
         return tuple(self.requests[sample] for sample in losers)
 
     def responses(self) -> tuple[Response, ...]:
-        """Those that have a reward, by sample."""
+        """The responses that have a reward, in the order of their sample numbers."""
         return tuple(
             Response(self.requests[sample], self.tokens[sample], reward)
             for sample, reward in sorted(self.rewards.items())
         )
 
     def unheard(self) -> list[Request]:
-        """Aborted responses of which it is not known how far they had come."""
+        """The aborted responses whose length at that moment is not known yet."""
         return [
             self.requests[sample]
             for sample, stand in self.stands.items()

@@ -17,10 +17,10 @@ COUNT_ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """The paper's: between 20 % and 50 % completion, at every 5 %, half of the GPUs.
+    """As in the paper: at every 5 % from 20 % to 50 % completion the policy asks whether to free half of the GPUs.
 
-    A length is projected by `quantile` of those longer responses that are known, or as `cap_tokens` where fewer than
-    `support` are. `room_part` keeps some KV room back, since moved requests recompute and so lag behind.
+    A length is projected as the `quantile` of the known longer responses, or as `cap_tokens` where fewer than `support`
+    are known. `room_part` keeps some KV room back, since moved requests are computed again and so lag behind.
     """
 
     cap_tokens: int
@@ -56,7 +56,7 @@ class Replica:
 
     @property
     def unit(self) -> tuple[bool, str]:
-        """What is freed whole: its group, or itself alone."""
+        """What is freed as a whole: the replica's group, or the replica alone."""
         return (False, self.id) if self.group is None else (True, self.group)
 
 
@@ -71,7 +71,7 @@ class Unfinished:
 
     @property
     def held(self) -> int:
-        """Its KV, which moving recomputes."""
+        """The tokens whose KV the request holds. If it moves, they are computed again."""
         return self.prompt_tokens + self.tokens
 
 
@@ -128,7 +128,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
-    """The replicas that stay, those that are freed, and the moves; `peaks` are projected, by replica that stays."""
+    """The replicas that stay, those that are freed, and the moves. `peaks` are projected, for each that stays."""
 
     keep: tuple[str, ...]
     free: tuple[str, ...]
@@ -150,7 +150,7 @@ class StreamPolicy:
         )
 
     def check_points(self, total: int) -> tuple[int, ...]:
-        """How many responses are done at each, in ascending order."""
+        """How many responses are done at each check point, in ascending order."""
         settings = self.settings
         steps = int((settings.last - settings.first) / settings.every + COUNT_ROUNDING)
         return tuple(self._count(settings.first + n * settings.every, total) for n in range(steps + 1))
@@ -188,7 +188,7 @@ class StreamPolicy:
         return frozenset(freed)
 
     def _moved(self, rollout: RolloutSnapshot, keep: Sequence[Replica], free: frozenset[str]) -> Shrink | Stay:
-        """The requests with the most KV at their end first, each to the replica that is least full at the end."""
+        """Moves the requests with the most KV at their end first, each to the replica that is least full at the end."""
         final = self.final_lengths(rollout)
         seats = _Seats(keep, final)
         for request in rollout.unfinished:
@@ -220,7 +220,7 @@ class StreamPolicy:
 
 
 class _Seats:
-    """The replicas that stay and who is on them."""
+    """The replicas that stay and the requests on them."""
 
     def __init__(self, keep: Sequence[Replica], final: Mapping[str, int]) -> None:
         self._final = final

@@ -25,7 +25,7 @@ from rollmux.packer.run import Run, Stand
 class TailBatcher:
     """Takes events, runs the rounds, gives commands.
 
-    `keep` says from its responses whether a prompt is worth training. `eta` and `known_long` learn: give each batcher
+    `keep` says by a prompt's responses whether it is worth training. `eta` and `known_long` learn: give each batcher
     its own.
     """
 
@@ -50,7 +50,7 @@ class TailBatcher:
         eta: EtaPolicy | None = None,
         known_long: KnownLong | None = None,
     ) -> "TailBatcher":
-        """The batcher that `state()` was asked of, with policies of the same kinds. InvalidSpec if it can't be."""
+        """The batcher that gave this `state()`, with policies of the same kinds. InvalidSpec: they do not fit."""
         batcher = cls(batching, keep, eta, known_long)
         batcher._memory.restore(state, batcher._terms)
         return batcher
@@ -85,13 +85,13 @@ class TailBatcher:
 
     @property
     def next_kind(self) -> RoundKind:
-        """How the next round will start, after what is known now; certain between rounds."""
+        """The kind that the next round will start as, by what is known now; between rounds this is certain."""
         return self._kind(self._surplus(self._memory.eta.factors(self._memory.batching)))
 
     def sure(self, known: Collection[Prompt] = ()) -> tuple[TrainedPrompt, ...]:
-        """Of the round under way, what its batch will have whatever comes, to be trained before it is complete.
+        """The prompts that the batch of the round under way will have, whatever comes: they may be trained early.
 
-        Those that are known already are left out.
+        Those in `known` are left out.
         """
         now = self._memory.round
         return () if now is None else tuple(_trained(run) for run in now.sure() if run.prompt not in known)
@@ -139,7 +139,7 @@ class TailBatcher:
             self._fill(now, lane, lane.missing + surplus[lane.domain], out)
 
     def _enter_queued(self, now: Round, lane: Lane, out: list[Command]) -> int:
-        """Takes from the queue what the lane lacks, if it is there; all their responses are awaited."""
+        """Takes from the queue the prompts that the lane lacks, as far as it has them; they run without a race."""
         entries = self._memory.queue.take(lane.domain, lane.missing, now.number)
         for entry in entries:
             now.enter(lane, entry.prompt, self._terms.responses, now.number - entry.round, out)
@@ -148,7 +148,7 @@ class TailBatcher:
     # -- prompts come --------------------------------------------------------------------------------------------------
 
     def _fill(self, now: Round, lane: Lane, count: int, out: list[Command]) -> None:
-        """So many fresh prompts are to join the lane: those that came too late for the last round, then others."""
+        """`count` fresh prompts are to join the lane: those that came too late for the last round, then newly drawn."""
         memory, domain = self._memory, lane.domain
         fresh = memory.fresh[domain]
         lane.awaited += max(count, 0)
@@ -162,7 +162,11 @@ class TailBatcher:
             self._make_do(now, lane, out)
 
     def _make_do(self, now: Round, lane: Lane, out: list[Command]) -> None:
-        """The queue has what may not be drawn, unless the data have ended, or the job is shorter than it was."""
+        """Takes from the queue what may not be drawn.
+
+        If the queue has too few prompts, the data have ended and the lane wants fewer, or the job is shorter than it
+        said and the lane draws what it can't do without.
+        """
         if lane.missing > 0:
             if self._enter_queued(now, lane, out) and now.kind is RoundKind.SHORT:
                 now.kind = RoundKind.MIXED
@@ -234,10 +238,10 @@ class TailBatcher:
         self._heard(run, event.request, event.tokens)
 
     def _heard(self, run: Run | None, request: Request, tokens: int) -> None:
-        """How far an aborted response had come: waste, and a length that was offered if its prompt runs no more."""
+        """Counts an aborted response's tokens as waste, and its length as offered if its prompt does not run again."""
         memory = self._memory
         is_offered = memory.unheard.pop(request, None)
-        if not tokens:  # it had not begun: that says nothing of its length
+        if not tokens:  # the response had not begun: this says nothing about its length
             return
         if run is not None:
             if request.sample in run.tokens:
@@ -323,13 +327,13 @@ def _checked(memory: Memory, events: tuple[ev.Event, ...]) -> list[tuple[ev.Even
         return [(events[0], check(memory, events[0], None))]
     for event in events:
         if type(event) not in _ORDER:
-            check(memory, event, None)  # it is no event, and refused
+            check(memory, event, None)  # raises: this is no event
     said: Said = {}
     return [(event, check(memory, event, said)) for event in sorted(events, key=_place)]
 
 
 def _place(event: ev.Event) -> tuple[Any, ...]:
-    """What was generated may be rewarded at the same time, and a prompt be done as another response of it fails."""
+    """A response may be rewarded as it is generated, and a prompt may be done as another of its responses fails."""
     rank = _ORDER[type(event)]
     if isinstance(event, ev.PromptDrawn):
         return rank, event.prompt.order

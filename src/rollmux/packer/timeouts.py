@@ -19,8 +19,8 @@ class TimeoutSettings:
 
     The CPU limit is the adaptive one, for contention is not the program's fault. The wall limit catches programs that
     sleep; it is `wall_factor` times as long, enough for a core shared by two.
-    With `prior_after` above 0, a case without a correct run takes the slowest of its group, once the group has seen
-    that many; with 0 it takes the ceiling. Every `audit_every`th kill is audited, from the first one on.
+    With `prior_after` above 0, a case without a correct run goes by the slowest one of its group, once the group has
+    had that many; with 0 it gets the ceiling. Every `audit_every`th kill is audited, from the first one on.
     """
 
     floor_s: float = 2.0
@@ -45,7 +45,7 @@ class TimeoutSettings:
 
     @property
     def widest(self) -> "Limits":
-        """What an audit runs with, and a case of which nothing is known."""
+        """The limits of an audit, and of a case of which nothing is known."""
         return Limits(self.ceiling_s, self.ceiling_s * self.wall_factor)
 
 
@@ -103,7 +103,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict, which is final; with `audit`, run the same again, in nobody's way, and report it to `audited`."""
+    """The final verdict. If `audit` is set, run the same again with these limits, in nobody's way; tell `audited`."""
 
     verdict: Verdict
     audit: Limits | None = None
@@ -111,7 +111,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The slowest correct run by either time, of so many seen."""
+    """The longest CPU time and the longest wall time of the correct runs, of which `seen` were seen."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -122,7 +122,7 @@ class Anchor:
 
 
 class TimeoutPolicy:
-    """Asked for limits before a run, told of every run that ended. Forgets the cases that came up longest ago."""
+    """It is asked for limits before a run, and told of every run that ended. Forgets cases that came up longest ago."""
 
     def __init__(self, settings: TimeoutSettings | None = None) -> None:
         self.settings = settings or TimeoutSettings()
@@ -143,7 +143,7 @@ class TimeoutPolicy:
         return Limits(cpu_s, self.settings.wall_factor * max(cpu_s, self._adaptive_s(anchor.wall_s)))
 
     def judge(self, run: Run) -> Judgement:
-        """What the run says about the program. A run that finished is not held against its limits afterwards."""
+        """What the run says about the program. A run that finished by itself is not checked against its limits here."""
         verdict = _VERDICTS[run.end]
         if verdict is Verdict.ERROR:
             return Judgement(verdict)
@@ -158,7 +158,7 @@ class TimeoutPolicy:
         return Judgement(verdict, self.settings.widest if audit else None)
 
     def audited(self, run: Run) -> None:
-        """How an audit ended. One that passes raises the anchor, so that the next such run is not killed."""
+        """Is told how an audit ended. If it passed, it raises the anchor, so that the next such run is not killed."""
         if run.end is End.BROKEN:
             return
         passed = run.end is End.CORRECT
@@ -171,7 +171,7 @@ class TimeoutPolicy:
             self.learn(run.case, run.cpu_s, run.wall_s, run.group)
 
     def learn(self, case: str, cpu_s: float, wall_s: float, group: str | None = None) -> None:
-        """A correct run, of a response or of a reference solution."""
+        """Is told of a correct run, of a response or of a reference solution."""
         self._remember(self._cases, case, self._cases.get(case, Anchor()).with_run(cpu_s, wall_s))
         if group is not None:
             self._remember(self._groups, group, self._groups.get(group, Anchor()).with_run(cpu_s, wall_s))
@@ -201,7 +201,7 @@ class TimeoutPolicy:
 
     @classmethod
     def from_state(cls, settings: TimeoutSettings, state: dict[str, Any]) -> "TimeoutPolicy":
-        """The policy that goes on where the saved one stopped; with fewer cases to remember, the oldest go."""
+        """The policy that goes on where the saved one stopped; if it remembers fewer cases, the oldest are dropped."""
         checks = Checks("timeouts_state")
         if checks.keys(state, ("cases", "groups", "counts")):
             _check_anchors(checks, "cases", state["cases"])
@@ -243,7 +243,7 @@ class Replayed:
 
 
 def replay(policy: TimeoutPolicy, trials: Sequence[tuple[str, float, bool]], at_once: int = 1) -> Replayed:
-    """Trials `(case, seconds, correct)` in their order: the seconds it would take unlimited, and whether it is right.
+    """Plays trials `(case, seconds, correct)` in order; `seconds` are what the program takes without a limit.
 
     `at_once` trials start together, so that none of them learns from another.
     """
@@ -265,7 +265,7 @@ def replay(policy: TimeoutPolicy, trials: Sequence[tuple[str, float, bool]], at_
 
 
 def ended(trial: tuple[str, float, bool], limits: Limits) -> Run:
-    """How a trial ends that has a core to itself."""
+    """How a trial ends if it has a core to itself."""
     case, seconds, correct = trial
     spent_s = min(seconds, limits.cpu_s)
     finished = End.CORRECT if correct else End.INCORRECT
