@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`connect` comes with the client, which is loaded by whoever uses it: planning needs no HTTP."""
+    """Loads the client only when somebody asks for `connect`: planning needs no HTTP."""
     if name == "connect":
         return import_module("rollmux.client").connect
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m rollmux`, where no command of that name is on the path."""
+"""`python -m rollmux`, for where the command `rollmux` is not on the path."""
 
 from rollmux.cli import app
 

@@ -14,14 +14,14 @@ MAX_SECONDS = 1e9
 
 
 def one_of(known: Collection[str], name: object) -> tuple[str, str]:
-    """Limit and remedy of what has another name than those that are known."""
+    """Limit and remedy for a name that is not one of the known names."""
     nearest = get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
     return f"one of {', '.join(known)}", f"the nearest is {nearest}"
 
 
 @dataclass(slots=True)
 class Checks:
-    """Collects what is wrong with one description."""
+    """Collects all problems of one description."""
 
     subject: str
     problems: list[Problem] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Checks:
         self.problems.append(Problem(f"{self.subject}.{name}", value, limit, remedy))
 
     def number(self, name: str, value: object, low: float, high: float, remedy: str) -> bool:
-        """A finite number in [low, high]; booleans and strings are not numbers."""
+        """Whether the value is a finite number in [low, high]; booleans and strings are not numbers."""
         if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
             return True
         self.report(name, value, f"a number from {low:g} to {high:g}", remedy)
@@ -43,7 +43,7 @@ class Checks:
         return False
 
     def keys(self, found: Collection[str], expected: Collection[str]) -> bool:
-        """All of the expected names and no other."""
+        """Whether exactly the expected names were found; each unknown and each missing name is reported."""
         for name in sorted(set(found) - set(expected)):
             near = get_close_matches(name, expected, 1)
             self.report(name, name, "a known name", f"did you mean {near[0]!r}?" if near else "leave it out")
@@ -52,7 +52,7 @@ class Checks:
         return set(found) == set(expected)
 
     def refusal(self, name: str, value: object, limit: str, remedy: str) -> InvalidSpec:
-        """Of what makes it pointless to look for more."""
+        """The error to raise at once, for a problem that makes it pointless to look for more."""
         self.report(name, value, limit, remedy)
         return InvalidSpec(self.subject, tuple(self.problems))
 

@@ -57,7 +57,7 @@ class IllegalEvent(RollmuxError):
 
 
 class InvariantViolated(RollmuxError):
-    """A promise with a number (docs/design/weave.md lists them) does not hold, or would not after a plan."""
+    """A promise with a number (docs/design/weave.md lists them) does not hold, or would not hold after a plan."""
 
     def __init__(self, number: str, what: str) -> None:
         self.number, self.what = number, what

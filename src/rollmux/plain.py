@@ -1,11 +1,12 @@
-"""Words of strangers, such as what a job has printed, for whoever reads them in a terminal.
+"""Makes text by strangers, such as what a job has printed, safe to show in a terminal.
 
-Invariant: what comes of them moves no cursor, and commands no terminal. Loaded by every keeper: it imports nothing.
+Invariant: the text given back moves no cursor and commands no terminal. Every keeper loads this module, so it imports
+nothing.
 """
 
 
 def plain(line: str) -> str:
-    """All of it on one line, with a blank for each character that does more than be seen."""
-    if line.isprintable():  # as most are: character by character a megabyte takes a while
+    """The whole text on one line: tabs stay, and a blank replaces every other character that is not printable."""
+    if line.isprintable():  # as most lines are: to look at each character of a megabyte takes a while
         return line
     return "".join(char if char.isprintable() or char == "\t" else " " for char in line)

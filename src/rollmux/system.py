@@ -1,7 +1,7 @@
-"""What operating systems have each in their own way: it is asked here, and no other module asks which one this is.
+"""What each operating system has in its own way: only this module asks which system it runs on.
 
-Where a system has nothing of a kind, the next best that is as safe stands in for it; where nothing is, what needs it
-refuses in words. It is looked for when it is wanted, not when this is loaded: planning needs none of it.
+Where a system lacks something, the next best that is as safe stands in for it. Where nothing is as safe, the code that
+needs it refuses and says why. Nothing is looked for before it is needed: planning needs none of it.
 """
 
 import os
@@ -12,15 +12,15 @@ import time
 from contextlib import suppress
 from typing import Any
 
-# What only Linux has, and nothing can stand in for: the sandbox's walls, cores and memory that processes are held to.
+# Only Linux has the sandbox's walls, and limits on a process's cores and memory. Nothing can stand in for them.
 IS_LINUX = sys.platform == "linux"
-# As much as a system without a limit of its own takes for one process (OPEN_MAX of macOS).
+# The most files that one process may open on a system that sets no limit (OPEN_MAX of macOS).
 MOST_FILES = 10_240
 _ZEROS = bytes(1 << 20)
 
 
 def cores() -> int:
-    """Those that this process may use; all of them where that can't be told."""
+    """How many cores this process may use; where the system does not say, how many there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -33,7 +33,7 @@ def peak_bytes() -> int:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """What could be had of the machine's memory now, and all of it. OSError: it does not say."""
+    """The bytes of memory that could be had on this machine now, and all that it has. OSError: it does not say."""
     if IS_LINUX:
         with open("/proc/meminfo", encoding="ascii") as file:
             kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file)}
@@ -45,8 +45,8 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def group_bytes(group: str = "/sys/fs/cgroup") -> tuple[int, int] | None:
-    """What the control group of this process, as a container's is seen from within, allows, and what of it is used but
-    for pages of files that nobody needs; None where it allows all.
+    """The bytes of memory that this process's control group allows (a container's group, as seen from within), and how
+    many of them are used, without pages of files that nobody needs; None where there is no limit.
     """
     try:
         most, used, parts = (_text(f"{group}/memory.{name}") for name in ("max", "current", "stat"))
@@ -62,7 +62,7 @@ def _text(path: str) -> str:
 
 
 def took_lock(file: int, patience_s: float = 0.0, pause_s: float = 0.0, *, shared: bool = False) -> bool:
-    """Whether a file's lock was to be had within so long. It goes with the process that has it, however that ends."""
+    """Whether this process got the file's lock within `patience_s`. A process that ends, in any way, frees its lock."""
     import fcntl  # noqa: PLC0415  not each system has it
 
     until = time.monotonic() + patience_s
@@ -76,7 +76,7 @@ def took_lock(file: int, patience_s: float = 0.0, pause_s: float = 0.0, *, share
 
 
 def let_go(file: int) -> None:
-    """Of a lock and its file, though a child that was forked meanwhile has that open too."""
+    """Frees a lock and closes its file, even if a child that was forked meanwhile has the file open too."""
     import fcntl  # noqa: PLC0415  as above
 
     fcntl.flock(file, fcntl.LOCK_UN)
@@ -84,19 +84,19 @@ def let_go(file: int) -> None:
 
 
 def since_boot_s() -> float:
-    """On a clock that stands still for nothing, sleep of the machine included."""
+    """Seconds on a clock that never stands still, not even while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def loopback() -> str:
     """The interface by which processes of one machine reach each other."""
-    import socket  # noqa: PLC0415  keepers do without
+    import socket  # noqa: PLC0415  keepers don't need it
 
     return "lo" if "lo" in [name for _, name in socket.if_nameindex()] else "lo0"
 
 
 def take_room(file: int, nbytes: int) -> None:
-    """So many bytes for a file that is new: a full disk is an error here, and no SIGBUS later."""
+    """Reserves `nbytes` for a new file, so that a full disk is an error here, and no SIGBUS later."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, nbytes)
         return
@@ -116,17 +116,17 @@ def without_name(what: str) -> int:
 
 
 def all_files(hard: int) -> int:
-    """As many as a process with this limit may have open: no system has files without end."""
+    """How many files a process with this hard limit may have open: no system allows infinitely many."""
     import resource  # noqa: PLC0415  not each system has it
 
     return MOST_FILES if hard == resource.RLIM_INFINITY else hard
 
 
 class Watched:
-    """A process, this very one, whatever becomes of its number. ProcessLookupError: there is none of this number.
+    """This very process, even if another one gets its number later. ProcessLookupError: no process has this number.
 
-    Its descriptor becomes readable when it ends. Systems without descriptors of processes have a queue of events; there
-    a signal is still sent to a number, which is given away no sooner than its end can be seen here.
+    The descriptor becomes readable when the process ends. Systems without descriptors of processes have a queue of
+    events. There a signal is still sent to a number, but no other process gets the number before the end is seen here.
     """
 
     def __init__(self, pid: int) -> None:
@@ -140,13 +140,13 @@ class Watched:
         return int(self._queue.fileno()) if self._file is None else self._file
 
     def wait(self, patience_s: float | None = None) -> bool:
-        """Whether it has ended, at the latest after so long."""
+        """Whether the process has ended; waits for its end, at most `patience_s`."""
         ended = select.poll()
         ended.register(self.fileno(), select.POLLIN)
         return bool(ended.poll(None if patience_s is None else patience_s * 1000))
 
     def send(self, number: int) -> None:
-        """ProcessLookupError: it has ended."""
+        """Sends a signal. ProcessLookupError: the process has ended."""
         if self._file is not None:
             signal.pidfd_send_signal(self._file, number)
         elif self.wait(0.0):
@@ -155,8 +155,8 @@ class Watched:
             os.kill(self.pid, number)
 
     def reap(self) -> None:
-        """Once it has ended: where it is a child of this process, nothing is left of it."""
-        with suppress(ChildProcessError):  # somebody else's
+        """Removes what is left of a process that has ended, if it is a child of this one."""
+        with suppress(ChildProcessError):  # another process's child
             if self._file is not None:
                 os.waitid(os.P_PIDFD, self._file, os.WEXITED | os.WNOHANG)
             else:
@@ -177,7 +177,7 @@ def _queue_of(pid: int) -> Any:
         queue.control([ends], 0)
     except ProcessLookupError:
         queue.close()
-        os.kill(pid, 0)  # it is there: one that has ended, and was not reaped yet, has no events
+        os.kill(pid, 0)  # the number is in use: a process that has ended, but was not reaped yet, has no events
         ended, nobody = os.pipe()
         os.close(nobody)
         return open(ended, "rb", buffering=0)
