@@ -2,7 +2,7 @@
 
 A clock, a file or a random number would make a history impossible to repeat: time comes in with each event.
 
-What is named here is loaded with its module by whoever uses it: a job that attaches itself needs next to nothing of it.
+Each name below loads its module when it is first used: a job that attaches itself needs hardly any of them.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 /* `urgent_play` in C: the same loop on the same numbers, some fifteen times faster.
  *
  * It gives what `rollmux.mux.urgent_play.urgent_play` gives, to the last bit (tests/mux/test_compiled_play.py holds the
- * two against each other), or None where a number is too great for it, or the play would fail: then that one is asked.
+ * two against each other), or None where a number is too great for C, or the play would fail: then Python plays.
  * It may be missing: an installation without a compiler plays in Python.
  */
 #define PY_SSIZE_T_CLEAN
@@ -43,12 +43,12 @@ typedef struct {
     int jobs, codes, nodes, bits, agenda_size, pausing_size, seen_size, seen_room;
     int64_t mask;
     Line *lines;         /* one for each node, in the order of their first use, then one for each job's sync */
-    int **served_at;     /* by code, as the next ten: the lines of all places where a step may be served */
+    int **served_at;     /* by code, as the next ten fields: the lines of all places where a step may be served */
     int *places;
     int *holds_at;
     int64_t *takes, *before_due, *off, *on, *ends, *left;
     int *following, *can_pause, *pauses_at; /* the last by the code of the pausing step */
-    int64_t *agenda;     /* when each step is over that is under way, the next first */
+    int64_t *agenda;     /* when each step under way is over, the next one first */
     int *pausing;        /* codes of pausing steps, the longest under way first */
     int64_t *aim, *solo, *due, *may_take, *owed;
     int *hurried, *patient;
@@ -109,7 +109,7 @@ hold(Play *play, int code, int line, int64_t end)
     into(play->agenda, play->agenda_size++, 0, end);
 }
 
-/* The line's first begins, or goes on, and waits nowhere else. */
+/* The first in the line begins, or goes on, and leaves all other lines. */
 static void
 serve(Play *play, int line, int64_t now)
 {
@@ -123,7 +123,7 @@ serve(Play *play, int line, int64_t now)
     hold(play, code, line, now + play->left[code]);
 }
 
-/* The line whose holder makes way: the least urgent of those that can, unless one does so already; -1 if there is none. */
+/* The line whose holder makes way, the least urgent of those that can; -1 if none can, or one does so already. */
 static int
 to_clear(Play *play, int code, int64_t begin, int64_t now)
 {
@@ -146,7 +146,7 @@ to_clear(Play *play, int code, int64_t begin, int64_t now)
     return found;
 }
 
-/* The step gets a node, waits at all that it may have, or makes a holder pause, which may do the same. */
+/* The step gets a node, or waits at all that it may have; a holder that it makes pause then does the same. */
 static void
 request(Play *play, int code, int64_t begin, int64_t work, int64_t now)
 {
@@ -183,7 +183,7 @@ request(Play *play, int code, int64_t begin, int64_t work, int64_t now)
     }
 }
 
-/* The state of a step that makes way is off its node, and it waits again. */
+/* The state of a step that makes way is off its node, and the step waits again. */
 static void
 paused(Play *play, int step, int64_t now)
 {
@@ -353,8 +353,8 @@ lay_out(Play *play, char *base, size_t all_nodes, PyObject ***names, int **rolls
     return used;
 }
 
-/* Everybody at the end of a sync, at time 0. Returns 1 where the play can go on, 0 where it is for Python, -1 where an
- * error is set. */
+/* The start: every job is at the end of a sync, at time 0. Returns 1 where the play can go on, 0 where Python must
+ * play, -1 where an error is set. */
 static int
 set_up(Play *play, PyObject *jobs)
 {
@@ -435,7 +435,7 @@ set_up(Play *play, PyObject *jobs)
     play->nodes = known;
     for (int line = 0; line < known + play->jobs; line++)
         play->lines[line].at = line_numbers + (size_t)line * (size_t)(play->jobs + 2);
-    for (int i = 0; i < play->jobs; i++) { /* a sync has a place of its own; all begin at its end */
+    for (int i = 0; i < play->jobs; i++) { /* a sync has a line of its own; every job begins at its end */
         int code = 4 * i + SYNC;
         *rolls = known + i;
         play->served_at[code] = rolls++;
@@ -452,7 +452,7 @@ set_up(Play *play, PyObject *jobs)
     return 1;
 }
 
-/* Who may lose nothing, and who so much that it is late by its limit, not by when its iterations are due. */
+/* The jobs that may lose nothing, and those that may lose so much that they are late by limit, not by due times. */
 static int
 set_limits(Play *play, PyObject *limits, double *limits_ms, const Rules *rules, PyObject *jobs)
 {
@@ -487,7 +487,7 @@ answer(const double *paces, int jobs, int exact)
     return found ? Py_BuildValue("(NO)", found, exact ? Py_True : Py_False) : NULL;
 }
 
-/* After as many iterations as may be played. */
+/* The result after as many iterations as may be played. */
 static PyObject *
 cut_short(Play *play, int64_t now_ms, int slowest, const double *limits_ms, double *paces)
 {

@@ -20,10 +20,10 @@ DEPARTURES_LIMIT = 64
 
 
 class Left(NamedTuple):
-    """What a job has left: its iterations (None where its owner did not say), less the time spent on the present one
-    and plus what its first takes longer.
+    """The work that a job has left: its iterations (None where its owner did not say), less `elapsed_s`, the time spent
+    on the present one without what a first iteration takes longer.
 
-    `at_most_s` is given for a job that is not running yet: it takes so long if it goes as slowly as its SLO allows.
+    `at_most_s` is for a job that is not running yet: how long it takes if it goes as slowly as its SLO allows.
     """
 
     iterations: int | None
@@ -47,17 +47,17 @@ Remaining = Mapping[str, Left]
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One round of the queue: the decisions made, in order, and the first in line's expected wait."""
+    """One round of the queue: the decisions made, in order, and the expected wait of the first in line."""
 
     decisions: tuple[Decision, ...]
     head_wait_s: float | None
 
 
 def run_cycle(snapshot: Snapshot, queue: Sequence[JobSpec], outlook: Callable[[], Remaining], policy: Policy) -> Cycle:
-    """Admits what can be admitted. `queue` is in its order; every decision is one to apply if it has a plan."""
+    """Admits the jobs that can be admitted. `queue` is in its order; each decision that has a plan is to be applied."""
     decisions: list[Decision] = []
     waiting = list(queue)
-    # 1. From the front, as long as there is room. Who could not run even on an empty cluster holds nobody up.
+    # 1. From the front, as long as there is room. A job that could not run even on an empty cluster holds nobody up.
     head: JobSpec | None = None
     while waiting and head is None:
         job = waiting.pop(0)
@@ -72,7 +72,7 @@ def run_cycle(snapshot: Snapshot, queue: Sequence[JobSpec], outlook: Callable[[]
     # 2. When the first in line would start if nobody else were let in.
     remaining = {**outlook(), **{job.id: _newcomer(job) for job in queue}}
     start_s = expected_start_s(head, snapshot, remaining, policy)
-    # 3. Those behind it, if that does not change.
+    # 3. The jobs behind the first, if the first starts no later because of them.
     if start_s < inf:
         for job in waiting[:BACKFILL_DEPTH]:
             decision = policy.place(job, snapshot)
@@ -85,7 +85,7 @@ def run_cycle(snapshot: Snapshot, queue: Sequence[JobSpec], outlook: Callable[[]
 
 
 def expected_start_s(job: JobSpec, snapshot: Snapshot, remaining: Remaining, policy: Policy) -> float:
-    """Seconds until enough running jobs have ended for this one to be placed; inf where that can't be told."""
+    """Seconds until enough other jobs have ended for this one to be placed; inf where that can't be told."""
     ends: list[tuple[float, str, str]] = []
     for group in snapshot.groups.values():
         forecast = policy.forecaster.forecast(group)

@@ -6,12 +6,13 @@ move or a crowd cost it, and may spend what it gained while it was alone.
 
 from rollmux.mux.job import JobSpec
 
-# Not given away: this part of an iteration for each that is left, at most one, for waits that no steady pace shows.
+# Kept back for waits that no steady pace shows: this part of an iteration for each that is left, one in all at most.
 RESERVE_PART = 0.05
-# A limit that has risen by less than a step stays as it is; one that falls does so by a little more than it must.
+# A limit that would rise by less than STEP stays as it is; a limit that falls does so by MARGIN more than it must.
 STEP = 0.02
 MARGIN = 0.005
-# A job that has gained much could be slowed very much at its end. It is not, for when it goes the others meet anew.
+# A job that has gained much could be slowed very much at its end. Its limit is at most so many times the one that its
+# SLO sets, for when the job ends the others meet anew.
 LOOSEST = 1.5
 
 
@@ -26,7 +27,7 @@ def limit_now_s(job: JobSpec, synced: int, spent_s: float) -> float | None:
 
 
 def followed(old_s: float, now_s: float, job: JobSpec, left: int) -> float:
-    """The limit to go by: lower as soon as it has fallen, higher only by a step and with something kept back."""
+    """The limit to go by: it falls at once, and rises only by a step or more and with something kept back."""
     if now_s < old_s and old_s > job.solo_s:
         return max(now_s * (1 - MARGIN), job.solo_s)
     kept_back_s = job.solo_s * min(1.0, left * RESERVE_PART) / left

@@ -1,4 +1,4 @@
-"""What keeps a cluster from becoming another one while its jobs go on: every reason at once."""
+"""Why a cluster can't be changed into another one while its jobs go on: every reason at once."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,9 +11,9 @@ from rollmux.mux.validation import cluster_problems, job_problems
 
 
 def why_not_become(state: ClusterState, cluster: Cluster, gone: tuple[str, ...]) -> tuple[str, ...]:
-    """Why the cluster is not to be changed so: it can't be, or a job would be left without any place it could have.
+    """Why the cluster must not be changed in this way: the change is impossible, or it leaves a job no possible place.
 
-    As with a new job, the latter is asked before the change and not of it: what was changed is played again as it was.
+    As with a new job, places are asked about only before the change: a change that was made is replayed as it was.
     """
     problems = change_problems(state, cluster, gone)
     return problems if _of_itself(state, cluster) else (*problems, *_of_places(state, cluster))
@@ -31,7 +31,7 @@ def _of_itself(state: ClusterState, cluster: Cluster) -> tuple[str, ...]:
 
 
 def _of_pools(before: Cluster, after: Cluster) -> Iterator[str]:
-    """What groups and whole nodes of jobs were made of: it can't be another."""
+    """What can't change about pools: groups, and the whole nodes that jobs want, were made from it."""
     names, others = [pool.name for pool in before.pools], [pool.name for pool in after.pools]
     if names != others:
         yield f"its pools were {', '.join(names)} and are {', '.join(others)}"
@@ -64,7 +64,7 @@ def _of_jobs(state: ClusterState, cluster: Cluster) -> Iterator[str]:
 
 
 def _of_places(state: ClusterState, cluster: Cluster) -> Iterator[str]:
-    """Jobs for which there is no place any more, if that is the change."""
+    """The jobs that could have a place in the cluster as it is, but none in the changed one."""
     for record in state.jobs.values():
         problems = () if job_problems(record.job, cluster) else place_problems(record.job, cluster, state.policy)
         if problems and not place_problems(record.job, state.cluster, state.policy):

@@ -28,7 +28,7 @@ from rollmux.mux.seat import Seat
 from rollmux.mux.transitions import Job, JobOn, next_job
 from rollmux.mux.validation import job_problems
 
-# Why an attempt was ended whose holder had been silent for too long.
+# The reason for ending an attempt whose holder was silent for too long.
 OVERDUE = "it did not give its nodes back in time"
 
 
@@ -86,7 +86,7 @@ class ClusterMachine:
         if self._check is not None:
             self._check(event)
         commands = tuple(out)
-        # Signs of life are of no story: in hours they would fill the log, and push all else out of it.
+        # Signs of life belong to no story: within hours they would fill the log and push all else out of it.
         if commands or not isinstance(event, ev.Heartbeats):
             self.log.append(Entry(ledger.seq, now, event, commands, self.cause))
         return commands
@@ -113,10 +113,10 @@ class ClusterMachine:
     # -- jobs --------------------------------------------------------------------------------------------------
 
     def why_not(self, job: JobSpec) -> tuple[str, ...]:
-        """All reasons for which a job is not to be submitted now.
+        """All reasons why a job can't be submitted now.
 
-        Whether it can ever have a place is asked here alone: once it was taken it is played again as it was, also where
-        a later version of the policy would know that it waits in vain.
+        Whether it can ever have a place is asked only here. A job that was once taken is taken again in a replay, even
+        if a later version of the policy knows that it waits in vain.
         """
         reasons = self._why_not_taken(job)
         if reasons or self._is_known(job):
@@ -174,7 +174,7 @@ class ClusterMachine:
             return None
         state, seen = self.state, (event.rollout_bytes, event.train_bytes, event.process_bytes)
         width = len(record.placement.train) if record.placement is not None else record.job.train.nodes
-        train_s = event.train_s / record.job.train_stretch(width)  # on as many nodes as it wants
+        train_s = event.train_s / record.job.train_stretch(width)  # as on the number of nodes that the job wants
         measured = (event.rollout_s, train_s, event.sync_s, event.rollout_switch_s, event.train_switch_s)
         job = record.job.measured(*measured)
         problems = [*map(str, job_problems(job, state.cluster))]
@@ -186,7 +186,7 @@ class ClusterMachine:
         out: Commands = []
         for group_id in state.learn(now, record, job):
             self.mover.relieve(now, group_id, out)
-        state.admit_waiting(now, out)  # who takes less than it said leaves room
+        state.admit_waiting(now, out)  # a job that takes less than it said leaves room
         return out
 
     def _job_finished(self, now: float, event: ev.JobFinished) -> Commands | None:
@@ -247,14 +247,14 @@ class ClusterMachine:
         return out
 
     def _attempt_over(self, now: float, record: JobRecord, reason: str, out: Commands) -> None:
-        """An attempt's processes are gone though its work is not done: another one, if any is left."""
+        """An attempt's processes are gone before the work is done: begins another attempt, if one is left."""
         state = self.state
         record.failures += 1
         if record.failures >= record.job.max_attempts:
             record.move(JobOn.GIVE_UP)
             self.mover.end(now, record, f"failed {record.failures} times, at last: {reason}", out)
             return
-        if record.target is not None:  # now is as good as any time, as if it had been stopped for that
+        if record.target is not None:  # the job was about to move: it moves now, as if it had been stopped for that
             if record.state is not Job.STOPPING:
                 record.move(JobOn.STOP)
             state.leave_weave(now, record, out)
@@ -282,7 +282,7 @@ class ClusterMachine:
         self.mover.after_departure(now, [left], out)
 
     def _gone(self, now: float, record: JobRecord, out: Commands) -> None:
-        """A stopped attempt's processes are gone: on to what it was stopped for."""
+        """A stopped attempt's processes are gone: does what the attempt was stopped for."""
         state, then, left = self.state, record.then, record.group_id
         assert then is not None
         record.then = None
@@ -357,7 +357,7 @@ class ClusterMachine:
         return out
 
     def _record(self, job_id: str) -> JobRecord | None:
-        """The job; None if it is over, so that whatever is said of it comes too late."""
+        """The job's record; None if the job is over, so that any message about it comes too late."""
         record = self.state.jobs.get(job_id)
         if record is None and job_id not in self.state.ended:
             raise IllegalEvent(f"there is no job {job_id!r}")
@@ -400,7 +400,7 @@ class ClusterMachine:
                 continue
             then = JobOn.GONE_REPLACE if record.target is None else JobOn.GONE_MOVE
             if record.then is JobOn.RESTART:
-                record.then = then  # not on these nodes
+                record.then = then  # the job can't restart on these nodes
             elif record.state is not Job.STOPPING:
                 state.stop(now, record, then, f"node {node} is lost", out)
             elif target is None and record.then is JobOn.GONE_MOVE:
@@ -410,7 +410,7 @@ class ClusterMachine:
         return out
 
     def _not_to_go_to(self, node: str, record: JobRecord, out: Commands) -> list[str]:
-        """A job that was to move to this node does not; returns the groups that are other than before."""
+        """Calls off the move of a job that was to go to this node; returns the groups that this changes."""
         target = record.target
         if target is None or node not in target[1].all_nodes:
             return []
@@ -418,7 +418,7 @@ class ClusterMachine:
         self.state.unpin(record.job.id, target[0], out)
         here = record.placement
         if record.then is JobOn.GONE_MOVE and here is not None and not self.state.book.ready(here.all_nodes):
-            record.then = JobOn.GONE_REPLACE  # else it may stay: its place is still its own
+            record.then = JobOn.GONE_REPLACE  # else the job may stay: its place is still its own
         return [target[0], record.group_id]
 
     def _node_cordoned(self, now: float, event: ev.NodeCordoned) -> Commands | None:
@@ -470,12 +470,12 @@ class ClusterMachine:
                 self._gone(now, record, out)
         if state.swaps and state.swaps_until <= now:
             self.mover.exchanger.call_off(out)
-            state.admit_waiting(now, out)  # its groups take newcomers again
+            state.admit_waiting(now, out)  # the groups of the exchange take newcomers again
             changed = True
         return out if out or due or changed else None
 
     def _is_overdue(self, now: float, record: JobRecord, out: Commands) -> None:
-        """A holder is given up for lost. What else its attempt holds is nobody's before the attempt is stopped."""
+        """Gives up a holder for lost. What else its attempt holds goes to nobody before the attempt is stopped."""
         state = self.state
         weave = state.weaves[record.group_id]
         if record.state is Job.RUNNING and weave.holds_more(now, record.job.id):

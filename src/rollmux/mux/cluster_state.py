@@ -1,4 +1,4 @@
-"""The state of the whole cluster and the few ways in which it changes; the machine above decides when."""
+"""The state of the whole cluster and the few ways in which it changes; `ClusterMachine` decides when it does."""
 
 from bisect import bisect_left
 from collections import deque
@@ -54,7 +54,7 @@ class Rules:
     checks: Checks = Checks.JOB
     move_s: float = MOVE_S
     horizon_s: float = 3600.0  # how long a plan is trusted to last, before jobs come or go and change it
-    exchange_horizon_s: float = 14400.0  # and one by which jobs change places
+    exchange_horizon_s: float = 14400.0  # the same for a plan by which jobs change places
 
 
 class ClusterState:
@@ -71,23 +71,23 @@ class ClusterState:
         self.weaves: dict[str, Weave] = {}
         self.backlog: list[str] = []
         self.strained: dict[str, None] = {}  # groups that miss an SLO, and for which there is no better place
-        self.changed: dict[str, None] = {}  # groups that are not as they were when last looked at for moves
+        self.changed: dict[str, None] = {}  # groups that have changed since they were last looked at for moves
         self.stopped: dict[str, None] = {}  # jobs that are being stopped, and maybe some that were
         self.swaps: dict[str, Swap] = {}  # jobs that are to change places, once all of them have stopped
-        self.swaps_until = inf  # or not at all, if they have not by then
-        self.followed = 0  # where following the limits goes on, in a cluster with many groups
-        self.ended: dict[str, str] = {}  # the latest jobs that are over, and how
-        self.decisions: dict[str, Decision] = {}  # the latest
+        self.swaps_until = inf  # when the exchange is called off, if not all of them have stopped by then
+        self.followed = 0  # in a cluster with many groups: the place of the group whose limits are looked at next
+        self.ended: dict[str, str] = {}  # the latest jobs that are over, and how each ended
+        self.decisions: dict[str, Decision] = {}  # the latest ones, by job
         self.alarms: deque[str] = deque(maxlen=100)  # plans that broke an invariant, and were not applied
         self.ledger = Ledger()
         self.next_group = 0
 
     def become(self, cluster: Cluster, gone: Collection[str]) -> None:
-        """The cluster is another one from now on, without these nodes, of which nobody has one."""
+        """The cluster is another one from now on, without the nodes that are `gone`: no group has any of them."""
         self.cluster = cluster
         self.book.become(cluster, gone)
         self.groups.become(cluster)
-        self.changed = dict.fromkeys(self.groups)  # where each belongs may be another matter now
+        self.changed = dict.fromkeys(self.groups)  # other places may be better now
 
     def snapshot(self) -> Snapshot:
         """The cluster as policies see it: valid until the next event."""
@@ -104,18 +104,18 @@ class ClusterState:
         )
 
     def _swapping_groups(self) -> frozenset[str]:
-        """Groups that somebody is to leave or to join: nobody else joins them meanwhile."""
+        """The groups that a job of the exchange is to leave or to join: no other job joins them meanwhile."""
         if not self.swaps:
             return frozenset()
         left = {self.jobs[name].group_id for name in self.swaps if name in self.jobs}
         return frozenset(left | {swap.group_id for swap in self.swaps.values()})
 
     def is_moving(self, record: JobRecord) -> bool:
-        """Whether it is to go elsewhere at its next safe point, or on its way."""
+        """Whether the job is to go elsewhere at its next safe point, or is on its way."""
         return record.target is not None or record.job.id in self.swaps
 
     def stopping(self) -> list[JobRecord]:
-        """The jobs whose processes are coming to their end, in the order in which they were told."""
+        """The jobs whose processes are being ended, in the order in which they were told to stop."""
         if not self.stopped:
             return []
         found = {job_id: self.jobs[job_id] for job_id in self.stopped if self.jobs[job_id].state is Job.STOPPING}
@@ -136,7 +136,7 @@ class ClusterState:
         return self.weaves[record.group_id].seats[record.job.id]
 
     def lanes(self, record: JobRecord) -> tuple[Lane, ...]:
-        """Those of a job, if its processes are there."""
+        """The lanes of a job, if its processes are there."""
         weave = self.weaves.get(record.group_id)
         seat = weave.seats.get(record.job.id) if weave is not None else None
         return tuple(seat.lanes.values()) if seat is not None else ()
@@ -162,12 +162,12 @@ class ClusterState:
                 seat.aim_ms = aim_ms(member.limit_s, member.job.solo_s, member.job.iterations)
 
     def learn(self, now: float, record: JobRecord, job: JobSpec) -> list[str]:
-        """A job's phases were measured; returns its groups.
+        """Takes over what was measured of a job's phases; returns its groups.
 
-        What it has used up of its SLO is not given back, nor what the move costs it that it is about to make.
+        The job does not get back what it has used up of its SLO, nor what the move costs that it is about to make.
         """
         known, record.job = record.job, job
-        limit_s = record.limit_s(now)  # by what it is known to take
+        limit_s = record.limit_s(now)  # by the new measurements
         homes = [record.group_id] + ([record.target[0]] if record.target else [])
         for group_id in homes:
             at_most_s = job.opening_limit_s if limit_s is None else limit_s
@@ -209,7 +209,7 @@ class ClusterState:
                 continue
             # 4. Apply.
             self._admit(self.jobs[decision.job_id], decision.plan, out)
-        # 5. Who is still waiting learns why.
+        # 5. The owners of jobs that still wait are told why.
         refused = {decision.job_id: decision for decision in cycle.decisions if decision.plan is None}
         for position, job_id in enumerate(self.backlog, 1):
             told, refusal = self.jobs[job_id].told, refused.get(job_id)
@@ -223,7 +223,7 @@ class ClusterState:
         return -record.job.priority, record.number
 
     def waits(self, record: JobRecord) -> Queue | None:
-        """Why a job waits as of now: of those who were before it when its owner heard of that, some may have gone."""
+        """Why a job waits, as of now: some of the jobs before it may have gone since its owner was told."""
         told = record.told
         if told is None or told.reason != in_line(told.position - 1):
             return told
@@ -274,7 +274,7 @@ class ClusterState:
             del self.decisions[next(iter(self.decisions))]
 
     def remaining(self, now: float) -> dict[str, Left]:
-        """What each job has left."""
+        """The work that each job has left."""
         found = {}
         for job_id, record in self.jobs.items():
             since = record.progress.since
@@ -285,7 +285,7 @@ class ClusterState:
     # -- departure ---------------------------------------------------------------------------------------------
 
     def unpin(self, job_id: str, group_id: str, out: Commands) -> None:
-        """A job has left a group's nodes, or never comes: those that nobody is pinned to are free."""
+        """A job has left a group's nodes, or never comes: frees the nodes that nobody is pinned to any more."""
         self.book.free(self.leave(job_id, group_id), out)
 
     def leave(self, job_id: str, group_id: str) -> list[str]:
@@ -326,15 +326,15 @@ class ClusterState:
         return homes
 
     def forgotten(self, known: Collection[str]) -> list[str]:
-        """Those of these jobs that are remembered here no more, where all that are remembered are known.
+        """The jobs of `known` that are no longer remembered here; all that are remembered here must be in `known`.
 
-        They are among the first, where jobs stand in the order in which they came: hardly any other is looked at.
+        Where `known` has the order in which jobs came, they are among the first: hardly any other is looked at.
         """
         count = len(known) - len(self.jobs) - len(self.ended)
         return list(islice((each for each in known if each not in self.jobs and each not in self.ended), max(0, count)))
 
     def requeue(self, record: JobRecord, on: JobOn) -> None:
-        """A job needs another place."""
+        """A job has lost its place, and waits in line for another."""
         record.move(on)
         record.group_id, record.placement = "", None
         self.backlog.append(record.job.id)

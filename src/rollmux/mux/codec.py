@@ -1,7 +1,7 @@
 """Values to plain JSON data and back, by their declared types: events, commands, and the state of a machine.
 
 `decode(T, encode(T, value)) == value` for every type used here, and the data passes through JSON text unchanged.
-What a type names as `DROPPED` is read over; any other field that it has not is an error.
+Fields that a type names as `DROPPED` are skipped; any other field that the type does not have is an error.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def encode(kind: Any, value: object) -> Any:
 
 
 def decode(kind: type[T], data: Any) -> T:
-    """The value that such data stand for."""
+    """The value that this data stands for."""
     reader: Any = kind
     value: T = _coders(reader)[1](data)
     return value

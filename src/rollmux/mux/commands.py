@@ -80,9 +80,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Stop at the next safe point, keep what is done, and say when the nodes are free. It goes on when granted again.
+    """Stop at the next safe point, keep what is done, say when the nodes are free, and go on when granted again.
 
-    A request: a phase that is as good as done may finish instead.
+    This is a request: a phase that is as good as done may finish instead.
     """
 
     job_id: str
@@ -92,7 +92,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """A rollout that began on some of its nodes has these too."""
+    """A rollout that began on some of its nodes gets these too."""
 
     job_id: str
     epoch: int

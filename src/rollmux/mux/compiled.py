@@ -15,7 +15,7 @@ Rules = tuple[float, int, int, float, int, float, int, int, int]
 InC = Callable[[Jobs, int, tuple[float, ...] | None, Rules], tuple[tuple[float, ...], bool] | None]
 UrgentPlay = Callable[[Jobs, int, tuple[float, ...] | None], Played]
 
-# In the order in which the module in C takes them: each is written down once, where it is explained.
+# The rules in the order in which the module in C takes them: each is defined once, where it is explained.
 RULES: Rules = (AIM, DEBT, PATIENCE, HOPELESS, HOPELESS_FROM, CLEAR, CLEAR_FROM, TRIAL_TURNS, MOST_ITERATIONS)
 
 
@@ -29,7 +29,7 @@ def found_in_c() -> InC | None:
 
 
 def fastest(in_c: InC | None) -> UrgentPlay:
-    """The compiled play, with the one in Python for what it can't play; or that one alone."""
+    """The compiled play, with the Python one for what it can't play; without a compiled one the Python one alone."""
     if in_c is None:
         return urgent_play
 

@@ -1,6 +1,6 @@
 """What happens to the cluster. `ClusterMachine.handle` takes these and nothing else.
 
-Messages of a job carry its attempt or the epoch of its lease: what is older than the present one changes nothing.
+Messages of a job carry its attempt or the epoch of its lease: a message of an older one changes nothing.
 """
 
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ class PhaseStarted:
 
 @dataclass(frozen=True, slots=True)
 class PhaseProgressed:
-    """So many of a rollout's responses are done."""
+    """`done` of a rollout's `total` responses are done."""
 
     job_id: str
     epoch: int
@@ -148,7 +148,7 @@ class PhaseFailed:
 
 @dataclass(frozen=True, slots=True)
 class PhaseOffloaded:
-    """State that was let stay on the nodes after its phase is off them."""
+    """State that stayed on the nodes after its phase is now off them."""
 
     job_id: str
     epoch: int
@@ -200,7 +200,7 @@ class NodeUncordoned:
 
 @dataclass(frozen=True, slots=True)
 class ClusterChanged:
-    """From now on the cluster is this one: other prices, more memory, more or fewer nodes. It is without those gone."""
+    """From now on the cluster is this one: other prices, more memory, more or fewer nodes, and without those `gone`."""
 
     cluster: Cluster
     gone: tuple[str, ...] = ()

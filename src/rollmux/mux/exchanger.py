@@ -1,7 +1,7 @@
 """Sees an exchange through: its jobs stop at their safe points, and all begin anew once the last has stopped.
 
-Until then each keeps its place, so no promise depends on what is still to happen, and an exchange that is called off
-brings everyone back to where it was. At most one is under way; the groups concerned take no newcomers meanwhile.
+Until then each job keeps its place, so no promise depends on what is still to happen, and if the exchange is called off
+every job is back where it was. At most one exchange is under way; its groups take no newcomers meanwhile.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Exchanger:
         self.state = state
 
     def agree(self, now: float, moves: Moves, crew: Mapping[str, Movable]) -> bool:
-        """These jobs are to change places; False where that may not be."""
+        """Agrees that these jobs change places; False where that would break a promise."""
         state = self.state
         fresh = {plan.group.id for plan in moves.plans} - state.groups.keys()
         for plan in moves.plans:
@@ -37,7 +37,7 @@ class Exchanger:
         if self._plans(now) is None:
             state.swaps = {}
             return False
-        state.next_group += len(fresh)  # nobody else may take their names
+        state.next_group += len(fresh)  # no other group may take the names of the new ones
         state.swaps_until = now + patience_s(crew.values()) + state.rules.timing.drain_s
         for plan in moves.plans:
             record = state.jobs[plan.job_id]
@@ -46,12 +46,12 @@ class Exchanger:
         return True
 
     def is_ripe(self) -> bool:
-        """Whether all its jobs have stopped."""
+        """Whether all jobs of the exchange have stopped."""
         state = self.state
         return bool(state.swaps) and all(state.jobs[name].state is Job.PROVISIONING for name in state.swaps)
 
     def make(self, now: float, out: Commands) -> list[str]:
-        """All change places at once, or none if the places are no longer what they were; returns the groups left."""
+        """All jobs change places at once, or none if the places are not what they were; returns the groups left."""
         state = self.state
         plans = self._plans(now)
         if plans is None:
@@ -71,7 +71,7 @@ class Exchanger:
         return list(dict.fromkeys(left))
 
     def call_off(self, out: Commands) -> None:
-        """Everyone stays; those who have stopped begin anew where they were."""
+        """All jobs keep their places; those that have stopped begin anew there."""
         state = self.state
         swaps, state.swaps, state.swaps_until = state.swaps, {}, inf
         for name in swaps:
@@ -99,7 +99,7 @@ class Exchanger:
         return plans
 
     def _plan(self, now: float, name: str, swap: Swap, snapshot: Snapshot) -> Plan:
-        """As agreed, but for what has been learned of the job since, and for a limit that has fallen."""
+        """The plan as agreed, but with what was learned of the job since then, and its limit if that has fallen."""
         record, nodes = self.state.jobs[name], swap.member.placement.all_nodes
         limit_s = record.limit_s(now, swap.lost_s)
         at_most_s = record.job.opening_limit_s if limit_s is None else min(swap.member.limit_s, limit_s)

@@ -1,8 +1,8 @@
 """Which jobs should change places with each other: taken out together and placed anew, in their own groups too.
 
-A single move needs a place that is free already. Here it may become free only when somebody else leaves it, so nobody
-can keep it beforehand: all of an exchange stop first, and each waits for the last (`exchanger.py`). That wait counts,
-in what it costs and in the SLOs.
+A single move needs a place that is free already. In an exchange a place may become free only when another job leaves
+it, so it can't be reserved: all jobs of the exchange stop first, and each waits for the last (`exchanger.py`). This
+wait counts in the cost and in the SLOs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.totals import total
 from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour, steady_worth_usd, worth_usd
 
-# So many sets of jobs are tried in a look, those that could gain the most first. Half of all that pay are among the
-# first thirty; with a hundred a dense cluster is 1 % cheaper, with more it is not (docs/design/placement.md).
+# So many sets of jobs are tried in a look, those that could gain the most first. Half of all sets that pay are among
+# the first thirty; with a hundred a dense cluster is 1 % cheaper, with more it is not (docs/design/placement.md).
 TRIES = 100
 # Of a node's tenants, so many at most are placed anew together.
 MOST = 4
@@ -44,7 +44,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A running job that may take part: its group, and what it loses."""
+    """A running job that may take part in an exchange: its group, and what a move costs it."""
 
     group_id: str
     movable: Movable
@@ -53,7 +53,7 @@ class Candidate:
 def exchange(
     near: Iterable[str], snapshot: Snapshot, able: Mapping[str, Candidate], policy: Policy, horizon_s: float
 ) -> Moves | None:
-    """The most profitable exchange that somebody from one of the groups `near` takes part in, or None if none pays."""
+    """The most profitable exchange, or None if none pays; of a crew of two, one job is in a group of `near`."""
     best: Moves | None = None
     for most_usd, crew in _promising(frozenset(near), snapshot, able, policy.forecaster, horizon_s)[:TRIES]:
         gain_usd = best.gain_usd if best is not None else 0.0
@@ -64,12 +64,12 @@ def exchange(
 
 
 def patience_s(crew: Iterable[Movable]) -> float:
-    """How long all of them may take to come to their safe points: who keeps up is late by half an iteration at most."""
+    """How long the jobs may take to reach their safe points: one that keeps up is late by half an iteration at most."""
     return LATEST * max(movable.pace_s for movable in crew)
 
 
 def lifted(snapshot: Snapshot, crew: Iterable[tuple[str, str]]) -> Snapshot:
-    """What the cluster is once these jobs, by group, have left: any of them may use the nodes that nobody uses then."""
+    """The cluster once these jobs, by group, have left: any of them may then use the nodes that nobody uses."""
     groups, idle = dict(snapshot.groups), dict(snapshot.idle)
     homes: dict[str, list[str]] = {}
     for group_id, job_id in crew:
@@ -92,7 +92,7 @@ def _promising(
     forecaster: Forecaster,
     horizon_s: float,
 ) -> list[tuple[float, Crew]]:
-    """The crews that could gain anything, with the most that it could be, the most promising first."""
+    """The crews that could gain anything, each with the most that it could gain, the largest gain first."""
     cluster = snapshot.cluster
     home = {name: candidate.group_id for name, candidate in able.items()}
     remaining_s = {name: candidate.movable.remaining_s for name, candidate in able.items()}
@@ -134,7 +134,7 @@ def _tried(
     horizon_s: float,
     gain_usd: float,
 ) -> Moves | None:
-    """The crew placed anew, the longest iteration first, if that gains more than this: by the whole forecast."""
+    """Places the crew anew, the longest iteration first, if that gains more than `gain_usd` by the whole forecast."""
     leavers = sorted(_waiting([able[name].movable for name in crew]), key=lambda movable: -movable.job.solo_s)
     if any(leaver.limit_s is not None and leaver.limit_s < leaver.job.solo_s for leaver in leavers):
         return None  # one of them can't afford the wait
@@ -174,7 +174,7 @@ def _home(name: str, snapshot: Snapshot, able: Mapping[str, Candidate]) -> Place
 
 
 def _waiting(leavers: Sequence[Movable]) -> list[Movable]:
-    """The same jobs where each may have to wait for the others; half as long is likely."""
+    """The same jobs, each of which may have to wait for the others: its limit bears the whole wait, its cost half."""
     if len(leavers) == 1:
         return [*leavers]
     waiting = []
@@ -193,12 +193,12 @@ def _hours(leavers: Sequence[Movable], horizon_s: float) -> float:
 
 
 def _cost_usd(leavers: Sequence[Movable], cluster: Cluster) -> float:
-    """What the work is worth that is not done meanwhile: others go on using the nodes."""
+    """The worth of the work that these jobs don't do meanwhile: others go on using the nodes."""
     return total(most_worth_usd_per_hour(leaver.job, cluster) * leaver.lost_s / 3600 for leaver in leavers)
 
 
 def _freed_usd(crew: Iterable[str], snapshot: Snapshot, able: Mapping[str, Candidate], forecaster: Forecaster) -> float:
-    """What the nodes cost that are free when these have left, less what the work is worth that they take along."""
+    """The price of the nodes that are free once the crew has left, less the worth of the work that it takes along."""
     cluster, freed = snapshot.cluster, 0.0
     homes: dict[str, list[str]] = {}
     for name in crew:

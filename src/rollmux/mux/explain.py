@@ -9,7 +9,7 @@ _MOST_DIGITS = 9
 
 
 def explain(decision: Decision, name: Callable[[str], str] = str) -> str:
-    """The whole decision, one line for each thing tried. `name` is what may be said of a job."""
+    """The whole decision, one line for each thing tried. `name` gives the words by which a job may be mentioned."""
     lines = [f"Job {decision.job_id}, policy {decision.policy}: {_outcome(decision)}"]
     lines += [f"  {_line(candidate, name)}" for candidate in decision.candidates]
     for count, nearest in decision.more:
@@ -27,12 +27,12 @@ def why_queued(decision: Decision) -> str:
 
 
 def why_nowhere(decision: Decision) -> str:
-    """What every place lacks that was tried for a job that has none."""
+    """What each place lacks that was tried for a job without a place."""
     return "; ".join(_reason(candidate, str).removesuffix(".") for candidate in decision.candidates)
 
 
 def in_line(before: int) -> str:
-    """Why a job has no place yet whose turn to be tried has not come."""
+    """Why a job has no place yet, if its turn to be tried has not come."""
     return f"{before} jobs are in line before it"
 
 
@@ -57,13 +57,13 @@ def _line(candidate: Candidate, name: Callable[[str], str]) -> str:
 
 
 def _apart(value: float, limit: float, digits: int) -> tuple[str, str]:
-    """Two numbers with so many digits, or with as many more as tell them apart."""
+    """Two numbers with so many digits, or with as many more as are needed to tell them apart."""
     said = f"{value:.{digits}f}", f"{limit:.{digits}f}"
     return said if said[0] != said[1] or digits >= _MOST_DIGITS else _apart(value, limit, digits + 1)
 
 
 def called(job_id: str, name: Callable[[str], str]) -> str:
-    """A job by its name, or by what may be said of it."""
+    """A job by its id, or by the words by which it may be mentioned."""
     return f"job {job_id}" if name(job_id) == job_id else name(job_id)
 
 

@@ -1,6 +1,6 @@
 """Whether a policy has a place for a job at all: it is asked as if every node that there can be were there and free.
 
-A place that is there only as long as somebody else's is none: who lost it would wait in line for ever.
+A place that exists only because of another job does not count: a job that lost it would wait in line for ever.
 """
 
 from dataclasses import replace
@@ -14,9 +14,9 @@ from rollmux.mux.snapshot import Snapshot
 
 
 def place_problems(job: JobSpec, cluster: Cluster, policy: Policy) -> tuple[Problem, ...]:
-    """Why a job without `job_problems` waits in vain on this cluster; nothing where it needn't."""
+    """Why a job that has no `job_problems` would wait in vain on this cluster; empty if it would not."""
     if all(pool.max_nodes is None for pool in cluster.pools):
-        return ()  # its phases can have nodes apart, where it meets its SLO
+        return ()  # each of its phases can have nodes of its own, and there the job meets its SLO
     empty = Snapshot(Cluster(_rented(cluster.rollout), _rented(cluster.train)))
     decision = policy.place(job.resolve(cluster), empty)
     if decision.plan is not None:

@@ -33,7 +33,7 @@ class Forecast:
 
 
 class Trial(NamedTuple):
-    """Who would miss an SLO by the most, with its iteration time, if anybody; and estimates where nobody does."""
+    """The member that misses its SLO by the most, with its iteration time, or None; and estimates for all members."""
 
     late: tuple[Member, float] | None
     iteration_s: tuple[float, ...]
@@ -51,8 +51,9 @@ def likely_s(group: Group, taken: Mapping[str, Sequence[Taken]]) -> tuple[float,
     """Mean iteration time of each member, in the group's order, if its phases go on to vary as they have done.
 
     Phases that always take their mean come into a rhythm that varying ones never hold: where nodes are nearly full,
-    the forecast of that rhythm may be 40 % off (docs/design/forecast.md). It takes some milliseconds to know, too long
-    for placements; those are judged by bounds and rhythms. It is kept with the group until phases take other times.
+    the forecast of that rhythm may be 40 % off (docs/design/forecast.md). The play takes some milliseconds, too long
+    for placements, which are judged by bounds and rhythms. The result is kept with the group until its phases take
+    other times.
     """
     known: tuple[Mapping[str, Sequence[Taken]], tuple[float, ...]] | None = group.__dict__.get("_likely")
     if known is None or known[0] != taken:
@@ -87,7 +88,7 @@ class Forecaster:
         self._memo: OrderedDict[object, Played] = OrderedDict()  # a dict would look ever longer for its first key
 
     def forecast(self, group: Group) -> Forecast:
-        """Steady iteration times of all members: for each the slower of the starts that matter."""
+        """Steady iteration times of all members: for each the slowest result of the starts that matter."""
         known: tuple[Forecaster, Forecast] | None = group.__dict__.get("_forecast")
         if known is None or known[0] is not self:
             known = group.__dict__["_forecast"] = self, self._forecast(group)
@@ -102,10 +103,10 @@ class Forecaster:
                 exact &= played.exact
                 for i, iteration_s in zip(part.indexes[::start], played.iteration_s, strict=True):
                     slowest[i] = max(slowest[i], iteration_s)
-        if not exact:  # a mean over a few turns may have caught a burst of what can run ahead
+        if not exact:  # a burst of rollouts that ran ahead may have made a mean over a few turns too low
             slowest = [max(pace, to_ms(m.job.solo_s) / 1000) for pace, m in zip(slowest, group.members, strict=True)]
         if group.order is Order.URGENCY and not exact and self.late(group) is None:
-            # Who falls behind goes first, so that means over a few turns are too high where everybody keeps up.
+            # A job that falls behind goes first, so means over a few turns are too high where all jobs keep up.
             slowest = [min(pace, max(m.limit_s, m.job.solo_s)) for pace, m in zip(slowest, group.members, strict=True)]
         return Forecast(tuple(slowest), exact)
 
@@ -143,7 +144,7 @@ class Forecaster:
         return Trial(self._stuck(group), tuple(slowest))
 
     def _stuck(self, group: Group) -> tuple[Member, float] | None:
-        """Who would miss its SLO by a whole play, or by its cautious mean, of those who could not leave then."""
+        """A member that could not afford to leave, and misses its SLO in a whole play or by its cautious mean."""
         for part in group.parts if group.order is Order.URGENCY else ():
             stuck = [member.is_stuck for member in [group.members[index] for index in part.indexes]]
             if any(stuck):

@@ -15,9 +15,9 @@ from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, UNUSED, Member, NodeUse, Tenant
 from rollmux.mux.totals import total
 
-# What is remembered of a group that follows from its places, phases and limits alone.
+# The remembered values of a group that follow from its places, phases and limits alone.
 _OF_PLACES = {"parts", "uses", "_before", "_tried", "_worth"}
-# What follows from its places and phases, whatever the limits.
+# Those that follow from its places and phases, whatever the limits.
 _OF_ANY_LIMITS = {
     "rollout_nodes",
     "train_nodes",
@@ -54,7 +54,7 @@ class Outline(NamedTuple):
 
 
 class Glance(NamedTuple):
-    """What a policy that looks at all groups sees of one at first. `free_shares` are of rollout and training nodes."""
+    """What a policy that looks at all groups sees first of each. `free_shares`: on rollout and on training nodes."""
 
     members: int
     hermit: "Member | None"
@@ -64,7 +64,7 @@ class Glance(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Members whose uses of nodes are known. It is no group: one that remembers others must not be held by them."""
+    """Members whose uses of nodes are known. It is no `Group`: groups that remember each other would be a cycle."""
 
     members: tuple[Member, ...]
     uses: dict[str, NodeUse]
@@ -83,11 +83,11 @@ class Group:
         parts = grown(self.parts, len(self.members), member) if self.members else None
         if parts is not None:
             joined.__dict__["parts"] = parts  # what the property would find
-        joined.__dict__["_before"] = self._own_count  # who comes again comes last
+        joined.__dict__["_before"] = self._own_count  # no older count: a member that comes back is now the last
         return joined
 
     def with_newcomer_as(self, member: Member) -> "Group":
-        """The same group, in which the newcomer says something else of its SLO: what is known of the group holds."""
+        """The same group, whose newcomer states its SLO in another way: what is known of the group still holds."""
         same = Group(self.id, (*self.members[:-1], member), self.order)
         same.__dict__.update({name: known for name, known in self.__dict__.items() if name in _OF_PLACES})
         return same
@@ -98,7 +98,7 @@ class Group:
         return left
 
     def left_by_all(self, job_ids: Sequence[str]) -> "Group":
-        """The same group without these, remembered with all that is known of it."""
+        """The same group without these jobs, which is remembered with all that is known of it."""
         rests: dict[frozenset[str], Group] = self.__dict__.setdefault("_rests", {})
         leavers = frozenset(job_ids)
         rest = rests.get(leavers)
@@ -152,7 +152,7 @@ class Group:
 
     @kept
     def uses(self) -> dict[str, NodeUse]:
-        """Each node's use by this group; only the nodes of who has just come or gone are counted anew."""
+        """Each node's use by this group; only the nodes of members that came or went are counted anew."""
         before: Counted | None = self.__dict__.pop("_before", None)
         known: dict[str, NodeUse] = {}
         if before is not None:
@@ -182,11 +182,11 @@ class Group:
 
     @property
     def _counted(self) -> Counted | None:
-        """The latest on the way to this group whose uses are known: nothing else need be kept."""
+        """The latest known uses of this group or of those before it: no earlier ones need be kept."""
         return self._own_count or self.__dict__.get("_before")
 
     def _uses_with_newcomer(self, known: Mapping[str, NodeUse]) -> dict[str, NodeUse]:
-        """The same as counting anew, as it is the last to be counted."""
+        """The same as counting anew, for the newcomer is the last to be counted."""
         newcomer, found = self.members[-1], dict(known)
         for kind in (ROLLOUT, TRAIN):
             tenant = newcomer.tenant(kind, self.order)
@@ -201,12 +201,12 @@ class Group:
 
     @kept
     def roams(self) -> bool:
-        """Whether a rollout of it has nodes to choose from."""
+        """Whether a rollout of the group has nodes to choose from."""
         return any(member.roams for member in self.members)
 
     @kept
     def least_crowded(self) -> tuple[str, ...]:
-        """Its rollout nodes, those with the fewest tenants first."""
+        """The group's rollout nodes, those with the fewest tenants first."""
         uses = self.uses
         return tuple(sorted(self.rollout_nodes, key=lambda node: (len(uses[node].tenants), node)))
 
@@ -217,10 +217,10 @@ class Group:
 
     @kept
     def free_shares(self) -> tuple[float, float]:
-        """The nodes' worth of time that no SLO needs, in rollout and in training nodes."""
+        """The time that no SLO needs on the rollout nodes and on the training nodes, counted in nodes."""
         uses = self.uses
         rollout = total([1 - uses[n].share for n in self.rollout_nodes])
-        if self.roams:  # who roams needs time of some of its nodes, and of none for certain
+        if self.roams:  # a job that roams needs time of some of its nodes, but of none for certain
             rollout -= total([m.share(ROLLOUT) * m.job.rollout.nodes for m in self.members if m.roams])
         return rollout, total([1 - uses[n].share for n in self.train_nodes])
 
@@ -239,7 +239,7 @@ class Group:
         return tuple([(node, use, use.share, use.spare, use.blocks_s, use.away_s) for node, use in uses])
 
     def free_usd(self, cluster: Cluster) -> float:
-        """What an hour of that time costs: asked for of every group, at nearly every event."""
+        """What the time of `free_shares` costs an hour: asked of every group, at nearly every event."""
         known: tuple[Cluster, float] | None = self.__dict__.get("_free_usd")
         if known is None or known[0] is not cluster:
             rollout, train = self.free_shares
@@ -249,7 +249,7 @@ class Group:
 
     @kept
     def glance(self) -> Glance:
-        """Asked for of every group, at every arrival."""
+        """What a policy sees first of this group: asked of every group, at every arrival."""
         rollout, train = Outline.of(self.rollout_rows), Outline.of(self.train_rows)
         return Glance(len(self.members), self.hermit, self.free_shares, rollout, train)
 
@@ -270,7 +270,7 @@ class Group:
 
     @property
     def saturated(self) -> bool:
-        """The busiest node already works through the longest job's iteration."""
+        """Whether the busiest node is busy for as long as the longest iteration takes alone, or longer."""
         return self.load_s >= self.cycle_s
 
     def usd_per_hour(self, cluster: Cluster) -> float:

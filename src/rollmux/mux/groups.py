@@ -5,11 +5,11 @@ from rollmux.mux.hardware import Cluster
 
 
 class Groups(dict[str, Group]):
-    """Groups in the order in which they came. What is known of those that have not changed is not counted again.
+    """Groups in the order in which they came. The free time of those that have not changed is not counted again.
 
-    They change by `groups[name] = group` and `del groups[name]` alone: what else a dict can do is not heard of here.
+    Change them by `groups[name] = group` and `del groups[name]` alone: other methods of a dict go unnoticed here.
 
-    `news`, where somebody has set it, hears the names of those that come, change and go.
+    `news`, if somebody has set it, collects the names of the groups that come, change and go.
     """
 
     __slots__ = ("_cluster", "_free_usd", "_uncounted", "news")
@@ -41,7 +41,7 @@ class Groups(dict[str, Group]):
         self._uncounted = dict.fromkeys(self)
 
     def roomiest(self, count: int) -> dict[str, Group]:
-        """So many whose free time is worth the most; of equals, those that came first."""
+        """The `count` groups whose free time is worth the most; of equals, those that came first."""
         for name in self._uncounted:
             self._free_usd[name] = self[name].free_usd(self._cluster)
         self._uncounted.clear()

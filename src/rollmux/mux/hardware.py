@@ -22,7 +22,7 @@ class NodeType:
     host_reserve_bytes: int = 0
     hbm_bytes_per_s: float = 0.0
 
-    # What older journals say of a node beside, for nothing ever used it.
+    # Fields that older journals have for a node; nothing ever used them.
     DROPPED: ClassVar = frozenset({"host_link_bytes_per_s", "network_bytes_per_s"})
 
     @property
@@ -50,7 +50,7 @@ class Pool:
 
     @property
     def fixed_nodes(self) -> tuple[str, ...]:
-        """The names of those that are there without being rented."""
+        """The names of the nodes that are there without being rented."""
         return () if self.on_demand else tuple(f"{self.name}-{i}" for i in range(self.max_nodes or 0))
 
 

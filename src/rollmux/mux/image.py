@@ -1,6 +1,6 @@
 """The whole state of a machine as one immutable value: to compare, to write down, and to go on from.
 
-A machine restored from an image answers every further event as the first one would. The log and the explanations of
+A machine restored from an image answers every further event as the saved one would. The log and the explanations of
 past decisions are history, not state: the journal keeps those.
 """
 
@@ -24,7 +24,7 @@ from rollmux.mux.seat import Lane, Progress, Seat
 from rollmux.mux.transitions import Job, JobOn, Phase
 from rollmux.mux.weave import Weave
 
-VERSION = 5  # since then with a cluster
+VERSION = 5  # the first one with a cluster
 READ = (4, 5)
 
 
@@ -150,7 +150,7 @@ class MachineImage:
     swaps_until: float
     followed: int
     ended: tuple[tuple[str, str], ...]
-    cluster: Cluster | None = None  # of version 4: the one that the journal was begun with
+    cluster: Cluster | None = None  # None in version 4: it is the one that the journal was begun with
 
 
 def image(machine: ClusterMachine) -> MachineImage:
@@ -179,7 +179,7 @@ def image(machine: ClusterMachine) -> MachineImage:
 
 
 def restore(saved: MachineImage, cluster: Cluster, policy: Policy, rules: Rules | None = None) -> ClusterMachine:
-    """A machine that goes on from this state; the cluster is that of an image which does not tell its own."""
+    """A machine that goes on from this state; `cluster` is for an image that does not have its own."""
     machine = ClusterMachine(saved.cluster or cluster, policy, rules)
     state = machine.state
     state.now, state.next_group = saved.now, saved.next_group
@@ -225,7 +225,7 @@ def _progress_image(progress: Progress) -> ProgressImage:
 
 
 def _restore_progress(saved: JobImage) -> Progress:
-    """Earlier images have all phases' time in one sum, rollouts that ran beside training too."""
+    """Earlier images have the time of all phases in one sum, with rollouts that ran beside training counted in."""
     seen, job = saved.progress, saved.job
     progress: Progress = _copy(Progress, seen, ahead_s=list(seen.ahead_s or ()), synced_at=list(seen.synced_at))
     if seen.ahead_s is None:
@@ -265,7 +265,7 @@ def _restore_weave(state: ClusterState, saved: WeaveImage) -> None:
         for lane in seat.lanes.values():
             if lane.nodes:
                 turns.enter(lane)
-    for one in saved.seats:  # only now: who enters may change those who are there
+    for one in saved.seats:  # only now: a lane that enters may change those that are there
         for lane_image in one.lanes:
             lane = weave.seats[one.job.id].lanes[lane_image.kind]
             for name in LaneImage.__dataclass_fields__:

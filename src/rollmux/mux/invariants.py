@@ -77,7 +77,7 @@ def _hold(kept: bool, number: str, what: str) -> None:
 
 
 def _check_holding(weave: Weave, lane: Lane) -> None:
-    """I1, I7, L2: the nodes that it holds know it, its lease is its own and was issued, no drain is without end."""
+    """I1, I7, L2: the lane is the holder of its nodes, its lease is its own and was issued, every drain has an end."""
     holders = weave.turns.holders
     for node in lane.held:
         if holders[node] is not lane:
@@ -89,7 +89,7 @@ def _check_holding(weave: Weave, lane: Lane) -> None:
 
 
 def _check_turn(weave: Weave, lane: Lane) -> None:
-    """I4 and I5: it did not overtake anybody who waits for its nodes, and it is the next of its job's iterations."""
+    """I4 and I5: the lane overtook no other that waits for its nodes, and is at the next of its job's iterations."""
     turns = weave.turns
     if lane.iteration != lane.seat.progress.committed(lane.kind):
         raise InvariantViolated("I5", f"{lane} runs with {lane.seat.progress.committed(lane.kind)} done before")
@@ -112,13 +112,13 @@ def _check_turn(weave: Weave, lane: Lane) -> None:
 
 
 def _may_be_put_off(lane: Lane) -> bool:
-    """Its next turn may have been put off while it runs: by a rollout that ran ahead and failed at its tail."""
+    """Whether a rollout that ran ahead and failed at its tail may have put off this lane's next turn while it runs."""
     job = lane.seat.job
     return lane.kind is PhaseKind.TRAIN and job.staleness > 0 and job.tail is not None
 
 
 def _check_waiting(weave: Weave, lane: Lane) -> None:
-    """I4, I5 and one step of L1: it stands in line, in its place, and does not wait for what is free."""
+    """I4, I5 and one step of L1: the lane is in its place in the lines, and does not wait for nodes that are free."""
     turns = weave.turns
     if lane.iteration != lane.seat.progress.committed(lane.kind):
         raise InvariantViolated("I5", f"{lane} waits with {lane.seat.progress.committed(lane.kind)} done before")
@@ -202,7 +202,7 @@ def _seats_match_groups(state: ClusterState) -> None:
 
 
 def _exchange_comes_to_an_end(state: ClusterState) -> None:
-    """L1, L2: who is to change places has a place until then, and waits for no longer than was reckoned."""
+    """L1, L2: a job that is to change places has a place until then, and does not wait longer than was reckoned."""
     for job_id in state.swaps:
         record = state.jobs.get(job_id)
         _hold(record is not None and record.state in _EXCHANGING, "L1", f"job {job_id} can't change places any more")

@@ -29,8 +29,8 @@ class PhaseSpec:
 
     `duration_s` is the worst case (every response at the token limit); `measured_s` replaces it once known.
     Give `nodes` or `gpus`; `JobSpec.resolve` turns GPUs into whole nodes. Bytes are per node. A phase that can pause at
-    safe points (between decode steps, between micro-batches) says in `pause_s` what it must do again when it goes on,
-    beside moving its state off and back; None where it can't pause.
+    safe points (between decode steps, between micro-batches) says in `pause_s` how long it works again on what it had
+    done, when it goes on; moving its state off and back is not counted. None: it can't pause.
     """
 
     duration_s: float
@@ -151,7 +151,7 @@ class JobSpec:
         return _opening_limit_s(self.limit_s, self.solo_s, self.iterations)
 
     def under(self, slo: float, left: int | None) -> "JobSpec":
-        """The same job with another SLO for so many of its iterations, and with all that is known of its phases."""
+        """The same job with another SLO for its `left` iterations, and with all that is known of its phases."""
         job = object.__new__(JobSpec)
         known = dict(self.__dict__)
         known.pop("limit_s", None)
@@ -162,11 +162,11 @@ class JobSpec:
         return job
 
     def train_stretch(self, nodes: int) -> float:
-        """How many times as long its training takes on so many nodes: fewer take longer, more are not faster."""
+        """How many times as long the job's training takes on so many nodes: fewer take longer, more are not faster."""
         return max(1.0, self.train.nodes / nodes)
 
     def at_width(self, nodes: int) -> "JobSpec":
-        """The job trained on so many nodes: fewer take longer, and hold more each."""
+        """The job with its training on so many nodes: fewer take longer, and each of them holds more."""
         if nodes == self.train.nodes:
             return self
         train, stretch = self.train, self.train_stretch(nodes)

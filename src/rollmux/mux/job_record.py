@@ -32,8 +32,8 @@ class JobRecord:
     then: JobOn | None = None
     stop_by: float = 0.0
     moving_because: str = ""
-    told: Queue | None = None  # what its owner heard last of its waiting
-    settled_until: float = 0.0  # not to be moved again before
+    told: Queue | None = None  # what its owner was told last about its waiting
+    settled_until: float = 0.0  # the job is not moved again before this moment
     launched_by: int = 0  # the event that led to the present launch
     began: float | None = None  # when it first ran
     progress: Progress = field(default_factory=Progress)
@@ -48,7 +48,7 @@ class JobRecord:
         return attempt == self.attempt
 
     def limit_s(self, now: float, lost_s: float = 0.0) -> float | None:
-        """The slowest pace from here on that keeps its SLO, if it loses so much now; None where it can't be told."""
+        """The slowest pace from here on that keeps the SLO if the job loses `lost_s` now; None if that is unknown."""
         if self.began is None:
             return None
         progress = self.progress

@@ -1,6 +1,7 @@
-"""A property that is found when it is first asked for, and kept: what the standard library has, without its lock.
+"""A property that is computed when it is first asked for, and kept: `functools.cached_property` without its lock.
 
-Groups are made at nearly every event and asked for a few things each; up to Python 3.11 a lock is taken for each.
+Groups are made at nearly every event, and a few properties of each are asked for; up to Python 3.11
+`cached_property` takes a lock for each.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 else:
 
     class kept:  # noqa: N801  used as a decorator
-        """Kept in the object's own `__dict__`, under its own name, where it is found before this is asked."""
+        """Keeps the value in the object's `__dict__` under the property's name, where Python finds it from then on."""
 
         def __init__(self, find):
             self._find = find

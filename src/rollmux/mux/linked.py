@@ -11,9 +11,9 @@ from rollmux.mux.play import JobPlay, TailPlay
 
 
 class Part(NamedTuple):
-    """Linked members: their indexes, their plays, and the short names of their nodes in these.
+    """Linked members: their indexes, each as the play sees it, and the short names that their nodes have there.
 
-    `switching` says that switching costs somebody time, so that a newcomer changes how long others hold their nodes.
+    `switching` says that switching takes some of them time, so that a newcomer changes how long others hold nodes.
     """
 
     indexes: tuple[int, ...]
@@ -23,7 +23,7 @@ class Part(NamedTuple):
     order: Order
 
     def joined_by(self, index: int, member: Member) -> "Part":
-        """One more member, linked to these, where switching costs nothing."""
+        """The part with one more member that is linked to these, where switching costs nothing."""
         names = dict(self.names)
         jobs = (*self.jobs, _as_play(member, names, {}, self.order))
         return Part((*self.indexes, index), jobs, names, False, self.order)
@@ -37,7 +37,7 @@ def linked_parts(members: Sequence[Member], order: Order) -> tuple[Part, ...]:
 
 
 def grown(parts: tuple[Part, ...], index: int, member: Member) -> tuple[Part, ...] | None:
-    """The parts with one more member, where they follow from those before; None where they must be made anew."""
+    """The parts with one more member, where they follow from `parts`; None where they must be made anew."""
     part = parts[0]
     if len(parts) != 1 or part.switching or _switches(member):
         return None
@@ -48,7 +48,7 @@ def grown(parts: tuple[Part, ...], index: int, member: Member) -> tuple[Part, ..
 
 
 def with_aims(parts: tuple[Part, ...], members: Sequence[Member], changed: Collection[str]) -> tuple[Part, ...]:
-    """The same parts where these members have other limits: all that the play sees of those is when jobs are due."""
+    """The same parts where the `changed` members have other limits: a play sees these only in when jobs are due."""
     if parts and parts[0].order is not Order.URGENCY:
         return parts
     found = []
@@ -114,7 +114,7 @@ def _named(nodes: tuple[str, ...], names: dict[str, str]) -> tuple[str, ...]:
 
 
 def _timing(job: JobSpec) -> tuple[int, int, int, Pause | None, Pause | None]:
-    """How long its phases take where nothing is switched, and what pausing takes: asked for with every play."""
+    """How long the job's phases take without switching, and what pausing them takes: asked for with every play."""
     known: tuple[int, int, int, Pause | None, Pause | None] | None = job.__dict__.get("_timing")
     if known is None:
         known = job.__dict__["_timing"] = (
@@ -167,7 +167,7 @@ def _tail(job: JobSpec, nodes: int) -> TailPlay | None:
 
 
 def _components(members: Sequence[Member]) -> list[list[int]]:
-    """Members by which of them are linked through shared nodes; the unlinked don't slow each other."""
+    """The sets of members that are linked through shared nodes; members of different sets don't slow each other."""
     places = [member.placement for member in members]
     train_hub, rollout_hub = places[0].train[0], places[0].rollout[0]
     if all(train_hub in place.train for place in places) or all(rollout_hub in place.rollout for place in places):
@@ -176,7 +176,7 @@ def _components(members: Sequence[Member]) -> list[list[int]]:
     for i, place in enumerate(places):
         nodes = place.rollout + place.train
         linked = {id(home[n]): home[n] for n in nodes if n in home}
-        if len(linked) == 1:  # one more of those that are linked already
+        if len(linked) == 1:  # one more member for a set that is there already
             (part,) = linked.values()
             part.append(i)
             for node in nodes:

@@ -1,4 +1,4 @@
-"""Who changes places, and when: to empty nodes that no longer pay, or to keep an SLO."""
+"""Which jobs change places, and when: to empty nodes that no longer pay, or to keep an SLO."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,16 +17,16 @@ from rollmux.mux.transitions import Job, JobOn
 
 # At an arrival or a departure: at most so many moves one after the other.
 REGROUP_ROUNDS = 8
-# A cluster of so many groups is looked at as a whole. In a larger one each look is at so many of the groups that have
-# changed, the longest ago first, beside so many others; and so many have their limits brought up to date.
+# A cluster of at most SMALL groups is looked at as a whole. In a larger one a look compares SOURCES of the groups that
+# have changed, the longest ago first, with the ROOMIEST others, and brings the limits of FOLLOWED groups up to date.
 SMALL = 16
 SOURCES = 1
 ROOMIEST = 16
 FOLLOWED = 8
 # With fewer jobs there is little to exchange, and looking for it would take much of the time.
 MANY = 20
-# A job that moves meets its new neighbours at any moment, which loses it a part of an iteration more: that counts in
-# its SLO and in what the move costs.
+# A job that moves meets its new neighbours at any moment, and so loses this part of an iteration more: it counts in the
+# job's SLO and in what the move costs.
 AFTER_A_MOVE = 0.5
 
 
@@ -46,7 +46,7 @@ class Mover:
         self.after_departure(now, left, out)
 
     def after_departure(self, now: float, left: list[str], out: Commands) -> None:
-        """There is room: first for those who wait, then to bring the rest of these groups closer together."""
+        """Jobs have left room: first for jobs that wait, then to bring the rest of these groups closer together."""
         for group_id in left:
             self.relieve(now, group_id, out)
         self.state.admit_waiting(now, out)
@@ -55,8 +55,8 @@ class Mover:
     def regroup(self, now: float, out: Commands) -> None:
         """Makes the moves that save the most, one after the other, as long as some pay.
 
-        What has changed since it last looked is held against everything, and the rest only against what has changed. In
-        a large cluster the changed groups take turns.
+        Groups that have changed since the last look are compared with all others, and the others only with those that
+        have changed. In a large cluster the changed groups take turns.
         """
         self.follow_budgets(now, out)
         for group_id in list(self.state.strained):
@@ -64,7 +64,7 @@ class Mover:
         if not self.state.rules.compaction or self.state.backlog:
             return
         if self.state.swaps or self.state.is_anybody_leaving():
-            return  # those who are just leaving make more room: look again when the last has left
+            return  # jobs that are just leaving make more room: look again when the last has left
         small = len(self.state.groups) <= SMALL
         sources = self.state.changed if small else dict.fromkeys(list(self.state.changed)[:SOURCES])
         for _ in range(REGROUP_ROUNDS):
@@ -105,7 +105,7 @@ class Mover:
             self.after_departure(now, self.exchanger.make(now, out), out)
 
     def without_exchange(self, job_id: str, out: Commands) -> None:
-        """Whatever has happened to this job, it changes places with nobody now."""
+        """Calls off the exchange if this job takes part in it: whatever has happened, it changes no places now."""
         if job_id in self.state.swaps:
             self.exchanger.call_off(out)
 
@@ -145,13 +145,13 @@ class Mover:
                 left = record.remaining if limit_s is not None else None
                 if limit_s is not None and left:
                     limit_s = followed(member.limit_s, limit_s, record.job, left)
-                    moving = record.state is not Job.RUNNING  # what that costs shows only when it is there
+                    moving = record.state is not Job.RUNNING  # what the move costs shows only when the job is there
                     if limit_s < member.limit_s:
                         tighter[member.job.id] = limit_s
                     elif limit_s > member.limit_s and not moving:
                         looser[member.job.id] = limit_s
             if looser:
-                # Whoever may take longer may be kept waiting longer: that must harm nobody.
+                # A job that may take longer may be kept waiting longer: that must harm no other job.
                 after = group.with_limits(looser)
                 if self.state.policy.forecaster.late(after) is None:
                     self.state.change(after)
@@ -160,7 +160,7 @@ class Mover:
                 self.relieve(now, group_id, out)
 
     def relieve(self, now: float, group_id: str, out: Commands) -> None:
-        """Whoever would miss an SLO from now on gets a better place before that happens.
+        """If a job of the group would miss its SLO from now on, moves one to a better place before that happens.
 
         New measurements can bring this about, and so can a departure: with fewer jobs the others may meet each other
         at worse moments.
@@ -178,7 +178,7 @@ class Mover:
                 self.make_moves(now, moves, "an SLO of its group is in danger", out)
 
     def _is_being_relieved(self, group: Group) -> bool:
-        """Whether all will be well once those have left who are on their way."""
+        """Whether all jobs keep their SLOs once those that are about to move have left."""
         rest = group
         for member in group.members:
             record = self.state.jobs[member.job.id]
@@ -210,16 +210,16 @@ class Mover:
     def movable(
         self, now: float, group: Group, *, settled: bool = True, horizon_s: float | None = None
     ) -> dict[str, Movable]:
-        """The group's jobs that run, are not on their way already, can afford a move and have earned their last.
+        """The group's jobs that run, are not moving already, can afford a move, and whose last move has paid off.
 
-        So may those that are being stopped for a move to which nothing has come: else they stay.
-        How long one still runs is told well only where it is less than the horizon.
+        Jobs that are being stopped for a move that was called off may move too; otherwise they stay.
+        How long a job still runs is forecast only where it may be less than the horizon.
         """
         found, rules = {}, self.state.rules
         horizon_s = rules.horizon_s if horizon_s is None else horizon_s
         for number, member in enumerate(group.members):
             record = self.state.jobs[member.job.id]
-            in_vain = record.state is Job.STOPPING and record.then is JobOn.GONE_MOVE  # if it is not moving
+            in_vain = record.state is Job.STOPPING and record.then is JobOn.GONE_MOVE  # if it is not moving any more
             if not (record.state is Job.RUNNING or in_vain) or self.state.is_moving(record):
                 continue
             if settled and now < record.settled_until:
@@ -233,7 +233,7 @@ class Mover:
             if left is None:
                 remaining_s = now - record.submitted_at  # the best guess: as long again as it has run
             else:
-                # It goes after the iteration under way; in its last one it stays.
+                # The job goes after the iteration under way; in its last iteration it stays.
                 left -= record.state is Job.RUNNING and not self.state.seat(record).quiet
                 remaining_s = left * record.job.solo_s  # at least
                 if remaining_s < horizon_s:
@@ -262,7 +262,7 @@ class Mover:
         return True
 
     def move_if_safe(self, now: float, record: JobRecord, out: Commands, synced: bool = False) -> None:
-        """Between two iterations a job can be moved; one whose rollouts run ahead loses at most one of them."""
+        """Moves the job if it is between two iterations; one whose rollouts run ahead loses at most one of them."""
         state = self.state
         if state.is_moving(record) and record.state is Job.RUNNING and record.remaining != 0:
             seat = state.seat(record)

@@ -1,7 +1,7 @@
 """When running jobs should change places: to empty nodes that no longer pay, or to keep an SLO.
 
-A move costs a cold start. It is made only if what it saves is more than that, over the shorter of the time
-that the job will still run and that a plan can be trusted. A moved job stays until its move has paid for itself.
+A move costs a cold start. It is made only if it saves more than that, over the time that the job will still run or that
+a plan can be trusted, whichever is shorter. A moved job stays until its move has paid for itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,15 +27,15 @@ from rollmux.mux.worth import (
     worth_usd,
 )
 
-# Of what work is worth, the part that it gains on new nodes which it fills.
+# The part of its worth that work gains on new nodes which it fills.
 NEW_NODES_GAIN = 1 - 1 / WORTH
 
 
 class Movable(NamedTuple):
     """A running job that may be moved, as submitted or measured: how long it will still run, and what a move loses.
 
-    `limit_s` is the slowest pace that keeps its SLO afterwards, where that is not simply what the job says, and `left`
-    how many iterations that is for. `pace_s` is how long its iterations take where it is.
+    `limit_s` is the slowest pace that keeps its SLO after the move, over its `left` iterations (None: the one that the
+    job itself says). `pace_s` is how long its iterations take where it is.
     """
 
     job: JobSpec
@@ -48,7 +48,7 @@ class Movable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Jobs to move, one plan each, in order; and when that has paid for itself."""
+    """Jobs to move, one plan each, in order; and when these moves have paid for themselves."""
 
     plans: tuple[Plan, ...]
     saved_usd_per_hour: float
@@ -68,7 +68,7 @@ def compaction(
     horizon_s: float = inf,
     gain_usd: float = 0.0,
 ) -> Moves | None:
-    """The most profitable way to free nodes of this group, or None if none gains more than this within the horizon."""
+    """The most profitable way to free nodes of this group; None if none gains more than `gain_usd` in the horizon."""
     best: Moves | None = None
     cluster = snapshot.cluster
     for leavers in _leavers(group, movable):
@@ -77,7 +77,7 @@ def compaction(
         hours = min(horizon_s, max([movable[m.job.id].remaining_s for m in leavers])) / 3600
         if hours <= 0:
             continue
-        # What the new places may add in all, if this is to gain more than what is known already.
+        # What the new places may add in all, if these moves are to gain more than the best known ones.
         budget = freed - (cost + gain_usd) / hours
         if budget <= -total([most_worth_usd_per_hour(m.job, cluster) for m in leavers]):
             continue
@@ -93,7 +93,7 @@ def compaction(
 
 
 def relief(group: Group, snapshot: Snapshot, movable: Mapping[str, Movable], policy: Policy) -> Moves | None:
-    """The cheapest single move after which all who stay meet their SLOs, else one of a late job, or None."""
+    """The cheapest single move after which all jobs that stay meet their SLOs, else one of a late job, or None."""
     best: Moves | None = None
     for member in reversed(group.members):
         rest = group.left_by(member.job.id)
@@ -130,7 +130,7 @@ def _one_move(group: Group, leaver: Movable, snapshot: Snapshot, policy: Policy)
 
 
 def _leavers(group: Group, movable: Mapping[str, Movable]) -> Iterator[tuple[Member, ...]]:
-    """Everyone, the longest iteration first, which is the hardest to place; or any one whose going frees a node."""
+    """All jobs, the longest iteration (the hardest to place) first; then each single job whose going frees a node."""
     free = tuple(sorted((m for m in group.members if m.job.id in movable), key=lambda m: -m.job.solo_s))
     if len(free) == len(group.members):
         yield free
@@ -143,7 +143,7 @@ def _leavers(group: Group, movable: Mapping[str, Movable]) -> Iterator[tuple[Mem
 def _elsewhere(
     group: Group, leavers: Sequence[Movable], snapshot: Snapshot, policy: Policy, below_usd: float = inf
 ) -> tuple[list[Plan], float] | None:
-    """A place in other groups for each of these, one after the other, and the burden of all: less than the budget."""
+    """A place elsewhere for each of these, one after the other, and the burden of all, which is below `below_usd`."""
     cluster = snapshot.cluster
     snapshot = snapshot.without_newcomers(group.id)
     plans: list[Plan] = []
@@ -165,10 +165,10 @@ def _elsewhere(
 
 
 def _most_gained_usd(leavers: Sequence[Movable], snapshot: Snapshot, forecaster: Forecaster) -> float:
-    """What all of these may gain elsewhere at most: found without a play.
+    """The most that all of these may gain elsewhere, found without a play.
 
-    On a node that is there, no phase gains more than what is left undone; on new ones, work that fills them gains what
-    it is worth less what they cost.
+    On a node that is there, no phase gains more than what is left undone; on new nodes, work that fills them gains its
+    worth less their price.
     """
     cluster, frozen = snapshot.cluster, snapshot.frozen
     idle = [most_idle_usd(group, cluster, forecaster) for group in snapshot.groups.values() if group.id not in frozen]
@@ -176,7 +176,7 @@ def _most_gained_usd(leavers: Sequence[Movable], snapshot: Snapshot, forecaster:
     most = USD_ROUNDING
     for leaver in leavers:
         job, worths = leaver.job, worth_by_phase(leaver.job, cluster)
-        # Together may be less than one, as estimates of what is left undone on a node may be below zero.
+        # All nodes together may leave less undone than one of them, as the estimate for a node may be below zero.
         there = max(rollout_idle, together) if job.rollout_spares else rollout_idle
         for phase, worth, gained in ((job.rollout, worths[ROLLOUT], there), (job.train, worths[TRAIN], train_idle)):
             most += min(worth, max(gained, worth * NEW_NODES_GAIN)) * phase.nodes
@@ -184,7 +184,7 @@ def _most_gained_usd(leavers: Sequence[Movable], snapshot: Snapshot, forecaster:
 
 
 def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float) -> Plan | None:
-    """Where the policy puts a job that has only so much time left: it is shown the SLO that this comes to."""
+    """Where the policy puts a job that may lose only so much time: the policy sees the SLO that this comes to."""
     job, limit_s = leaver.job, leaver.limit_s
     if limit_s is None:
         return policy.place(job, snapshot, below_usd).plan
@@ -199,7 +199,7 @@ def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: 
 
 
 def _freed_usd_per_hour(group: Group, leavers: tuple[Member, ...], cluster: Cluster, forecaster: Forecaster) -> float:
-    """What the nodes cost that the group has no more without them, less what the work is worth that they take along."""
+    """The price of the nodes that go when the leavers go, less the worth of the work that the leavers take along."""
     all_known: dict[object, tuple[Cluster, float]] = group.__dict__.setdefault("_freed", {})  # asked for at every look
     names = tuple([member.job.id for member in leavers])
     known = all_known.get(names)
@@ -212,5 +212,5 @@ def _freed_usd_per_hour(group: Group, leavers: tuple[Member, ...], cluster: Clus
 
 
 def _move_usd(movable: Movable, snapshot: Snapshot) -> float:
-    """What the lost work cost: the job's own nodes for as long."""
+    """What the lost work costs: the price of the job's own nodes for as long."""
     return movable.job.usd_per_hour(snapshot.cluster) * movable.lost_s / 3600

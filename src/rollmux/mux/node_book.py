@@ -50,7 +50,7 @@ class NodeBook:
         self._refresh()
 
     def become(self, cluster: Cluster, gone: Collection[str]) -> None:
-        """The same pools may be of other nodes; those that are gone are not remembered, drained or not."""
+        """The same pools, which may now be described otherwise; nodes that are `gone` are forgotten, drained or not."""
         self.pools = {pool.name: pool for pool in cluster.pools}
         for node in gone:
             self._forget(node)
@@ -91,7 +91,7 @@ class NodeBook:
             self._register(node, NodeRecord(pool, NodeState.READY))
         elif record.pool != pool and (record.state is not NodeState.LOST or record.group_id is not None):
             raise IllegalEvent(f"node {node} joins pool {pool!r}, but it belongs to pool {record.pool!r}")
-        elif record.pool != pool:  # it is only remembered as drained, wherever it comes back
+        elif record.pool != pool:  # a lost node that is remembered only as drained may come back in another pool
             if self.pools[pool].on_demand:
                 return [ReleaseNode(node, pool)]
             self.rented[record.pool] -= 1
@@ -130,7 +130,7 @@ class NodeBook:
         return True
 
     def uncordon(self, node: str) -> bool:
-        """A cordoned node takes jobs again; False if it does."""
+        """A cordoned node takes jobs again; False if it does already."""
         record = self.nodes.get(node)
         if record is None:
             raise IllegalEvent(f"there is no node {node}")
@@ -153,7 +153,7 @@ class NodeBook:
         return {n: r.group_id for n, r in self.nodes.items() if r.cordoned or r.state is NodeState.LOST}
 
     def frozen_groups(self) -> frozenset[str]:
-        """Groups with such a node: they take no newcomers."""
+        """Groups with a lost or cordoned node: they take no newcomers."""
         return frozenset(group_id for group_id in self.shunned_nodes().values() if group_id is not None)
 
     def _register(self, node: str, record: NodeRecord) -> None:
@@ -173,7 +173,7 @@ class NodeBook:
 
 
 def _is_of_no_account(record: NodeRecord) -> bool:
-    """A lost node that nobody is pinned to. One that was drained is so still when it is back."""
+    """Whether to forget a node: it is lost and nobody is pinned to it. A drained one stays drained when it is back."""
     return record.state is NodeState.LOST and record.group_id is None and not record.cordoned
 
 

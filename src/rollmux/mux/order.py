@@ -1,8 +1,8 @@
 """Whose turn it is at each node of a group: the order policies.
 
-The forecast and the live group ask the same object, so what is predicted is what runs. Nodes are granted all
-together (an elastic claim may start on some and grow onto the rest; a roaming one takes as many as it wants of more),
-and each policy ranks the claims of a group by one order for all its nodes: two gangs never hold half of each other's.
+The forecast and the live group ask the same object, so what is predicted is what runs. A claim gets all its nodes at
+once (an elastic one may start on some and grow onto the rest; a roaming one takes as many as it wants out of more).
+Each policy ranks the claims of a group by one order for all nodes, so two gangs never hold half of each other's nodes.
 """
 
 from bisect import insort
@@ -32,9 +32,9 @@ class Pause(NamedTuple):
 
 
 class Claim:
-    """A standing claim of one job and kind of phase on its pinned nodes, idle, waiting or holding.
+    """The standing claim of one job's kind of phase on its pinned nodes; it is idle, waits, or holds nodes.
 
-    It holds all of its nodes, or whichever of them are free: as many as it `wants`.
+    It takes all of its nodes, or whichever of them are free if it `wants` fewer than it has.
     """
 
     __slots__ = (
@@ -148,8 +148,8 @@ class Turns(Generic[C]):
     def give_way(self, claim: C) -> list[Granted[C]]:
         """The claim gives back all it holds, and waits again; returns what is granted.
 
-        It does so before anybody is served. A gang that does not roam is served last: it would keep nodes from others
-        that are of no use to it without the rest.
+        It lines up before any other is served. But a gang that does not roam lines up last: it would keep nodes from
+        others that are of no use to it without the rest.
         """
         held, claim.held = claim.held, ()
         for node in held:
@@ -168,7 +168,7 @@ class Turns(Generic[C]):
         return self._serve(dict.fromkeys(node for claim in claims for node in claim.nodes))
 
     def put_off(self, claim: C) -> list[Granted[C]]:
-        """What comes before this claim in its job's iteration has to be done again; returns what others get."""
+        """The phase before this claim in its job's iteration has to be done again; returns what others get."""
         return []
 
     def freed_by_tail(self, claim: C, keep: int) -> tuple[str, ...]:
@@ -257,7 +257,7 @@ class Turns(Generic[C]):
                     got = self._take(claim)
                     if got:
                         granted.append((claim, got))
-                        if claim.roams:  # it no longer keeps others from the rest
+                        if claim.roams:  # it no longer keeps others from the rest of its nodes
                             to_serve += [other for other in claim.nodes if other not in got]
         return granted
 
@@ -277,7 +277,7 @@ class StrictTurns(Turns[C]):
     __slots__ = ()
 
     def enter(self, claim: C) -> None:
-        """The newcomer begins in the round of those beside it. Claims that it is the first to link are set level."""
+        """The newcomer begins in the round of the claims beside it. Sets of claims that only it links are set level."""
         beside = [other for other in self.claims if _linked(other, claim)]
         first = max((other.rounds for other in beside), default=0)
         while beside:
@@ -290,12 +290,12 @@ class StrictTurns(Turns[C]):
         super().enter(claim)
 
     def put_off(self, claim: C) -> list[Granted[C]]:
-        """A round later, as what it waits for: else both might wait for each other at one node."""
+        """A round later, like the phase that it waits for: else both might wait for each other at one node."""
         claim.rounds += 1
         return self._serve(claim.nodes)
 
     def _part_of(self, claim: C) -> list[C]:
-        """All that are linked with this one, by whatever others."""
+        """All claims that are linked with this one, directly or through others."""
         part = [claim]
         for one in part:
             part += [other for other in self.claims if other not in part and _linked(other, one)]
@@ -317,19 +317,20 @@ class StrictTurns(Turns[C]):
         return due if due in self.queues[node] else None
 
 
-# A job that is behind its limit makes up for so many iterations' time. One that is ahead keeps nothing of that.
+# A job that is behind its limit makes up for so many iterations' time at most. A job that is ahead keeps no lead.
 DEBT = 2
 
 # Iterations are due a little before the limit says, so that some late by chance are made up for.
 AIM = 0.98
 
 
-# Nobody waits for longer than so many iterations alone, however patient: the others gain nothing by more.
+# No job's iterations are due further apart than so many times what one takes alone, however patient the job is: the
+# others gain nothing by more.
 PATIENCE = 4
 
 
-# Who has few iterations can't make up for much: over its life, a job's iterations are due by so many of them earlier
-# than they must be done, each by half of one at most.
+# A job of few iterations can't make up for much. So iterations are due a little closer together than they must be done:
+# over a job's life by the time of EARLY iterations in all, for each iteration by half of one at most.
 EARLY, EARLY_AT_MOST = 3, 0.5
 
 
@@ -341,17 +342,17 @@ def aim_ms(limit_s: float, solo_s: float, iterations: int | None) -> int:
 
 
 def next_due(due_ms: int, now_ms: int, aim_ms: int) -> int:
-    """When the next iteration is due, if one that was due then is done now."""
+    """When the next iteration is due, if one that was due at `due_ms` is done now."""
     if due_ms > now_ms:
         return now_ms + aim_ms
     return aim_ms + (due_ms if due_ms > now_ms - DEBT * aim_ms else now_ms - DEBT * aim_ms)
 
 
 class UrgentTurns(Turns[C]):
-    """The most urgent first: whoever must begin the soonest to keep its job's limit.
+    """The most urgent claim first: the one that must begin the soonest to keep its job's limit.
 
-    Who would begin too late makes a holder pause that is less urgent and can. Urgency does not change before the phase
-    is done, so that two claims never make each other pause in turns.
+    A claim that would begin too late makes a holder pause that is less urgent and can pause. Urgency does not change
+    before the phase is done, so that two claims never make each other pause in turns.
     """
 
     __slots__ = ()
@@ -377,7 +378,7 @@ class UrgentTurns(Turns[C]):
         return tuple(found)
 
     def _some_to_pause(self, claim: C, now_ms: int) -> tuple[C, ...]:
-        """Of the holders that make way for a roaming claim the least urgent, until it would lack no node any more."""
+        """Of the holders that would make way for a roaming claim the least urgent, until the claim lacks no node."""
         lacks, able = claim.wants, dict[C, int]()
         for node in claim.nodes:
             if self.next_at(node) is not claim:
@@ -397,12 +398,12 @@ class UrgentTurns(Turns[C]):
 
 
 def urgency(claim: Claim) -> tuple[int, tuple[int, int]]:
-    """By which waiting claims are ranked, the least first."""
+    """The key by which waiting claims are ranked, the smallest first."""
     return claim.latest, claim.place
 
 
 def _makes_way(holder: Claim, claim: Claim, now_ms: int) -> bool:
-    """Whether the claim is more urgent and would come too late, and the wait is longer than what the pause takes."""
+    """Whether the holder can pause, and the claim is more urgent, would be late, and would wait longer than a pause."""
     pause = holder.pause
     return (
         pause is not None

@@ -1,7 +1,7 @@
-"""A job pinned to nodes, what the jobs pinned to a node take of it, and what no order could make good.
+"""A job pinned to nodes, what the jobs pinned to a node take of it, and which placements no order could make work.
 
-Three conditions hold whatever the order, two of them for phases that never pause. Breaking one refuses a placement
-without a play:
+Three conditions must hold under any order, two of them for phases that never pause. A placement that breaks one is
+refused without a play:
 
 - *time*: a job within its SLO begins an iteration at least every `limit_s`, so on each node
   `sum(phase_s / limit_s) <= 1`;
@@ -27,7 +27,7 @@ ROUNDING = 1e-9
 
 # Work lost by a move, where the job does not say (the paper measures 197 to 419 s).
 MOVE_S = 300.0
-# A job that is slower than forecast stays as long as it could go so many iterations later.
+# A job that is slower than forecast stays as long as it could still leave in time so many iterations later.
 LAST_CHANCE = 1.5
 
 
@@ -53,7 +53,7 @@ NOWHERE = Placement((), ())
 class Member:
     """A job in a group: where it is pinned and the slowest iteration that its SLO allows.
 
-    `apart` says that it has fled from company and shall have none from now on.
+    `apart` says that the job has left shared nodes to keep its SLO, and shares none from now on.
     """
 
     job: JobSpec
@@ -67,7 +67,7 @@ class Member:
 
     @property
     def bears_company(self) -> bool:
-        """Whether it has time to lose: meeting others costs waits at first, though the steady pace may show none."""
+        """Whether the job has time to lose: meeting others costs waits at first, even if the steady pace shows none."""
         job = self.job
         return not self.apart and (job.iterations is None or min(self.limit_s, job.opening_limit_s) > job.solo_s)
 
@@ -78,13 +78,13 @@ class Member:
         return job.rollout_spares > 0 and job.rollout.nodes < len(self.placement.rollout)
 
     def share(self, kind: PhaseKind) -> float:
-        """The part of its time that a phase needs of each node that it holds; 0 where it may give them back early."""
+        """The part of each held node's time that a phase needs; 0 where it may give nodes back early."""
         job = self.job
         return 0.0 if kind is ROLLOUT and job.may_shrink else job.phase(kind).planned_s / self.limit_s
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it could not afford to leave, were it slower than forecast: nothing but a good place helps it."""
+        """Whether the job could not afford to leave if it were slower than forecast: it must have a good place."""
         job = self.job
         if job.iterations is None:
             return False
@@ -110,11 +110,11 @@ class Member:
 
 
 class Tenant(NamedTuple):
-    """One job's phase on one node. `spare` is the part of its time that it may still lose to waiting here.
+    """One job's phase on one node. `spare` is the part of its time that the job may still lose to waiting here.
 
-    `life_s` is the time that it may lose in all its life: a short job has less than one long phase of another's takes.
-    `blocks_s` is how long it may keep others waiting: 0 where it can pause. Where a phase may give back a node early,
-    or take another one, `phase_s` is 0 as well; where phases of a job overlap, `away_s` has no bound.
+    `life_s` is the time that the job may lose in all its life: for a short job less than one long phase of another job.
+    `blocks_s` is how long the phase may keep others waiting: 0 where it can pause. Where a phase may give back a node
+    early, or take another one, `phase_s` is 0 as well; where phases of a job overlap, `away_s` has no bound.
     """
 
     job_id: str
@@ -127,11 +127,11 @@ class Tenant(NamedTuple):
     spare: float
 
     def losing(self, lost: float) -> "Tenant":
-        """The same claim with so much less to lose."""
+        """The same tenant with so much less to lose."""
         return self._replace(spare=self.spare - lost)
 
     def waits_for(self, other: "Tenant") -> float:
-        """The least part of its time that it loses to the other's phases."""
+        """The least part of its time that this tenant loses to the other's phases."""
         if other.job_id == self.job_id:
             return 0.0
         return max(0.0, other.blocks_s - self.away_s) / other.limit_s

@@ -175,7 +175,7 @@ def check_plan(plan: Plan, snapshot: Snapshot, forecaster: Forecaster) -> None:
 
 
 def _check_shape(plan: Plan) -> None:
-    """I1 and I2: each phase has the distinct nodes it wants, and every new node is there once and for the job."""
+    """I1 and I2: each phase has the distinct nodes it wants, and every new node is named once and used by the job."""
     newcomer = plan.group.members[-1]
     for kind in (ROLLOUT, TRAIN):
         nodes, wanted = newcomer.placement.nodes(kind), newcomer.job.phase(kind).nodes
@@ -188,7 +188,7 @@ def _check_shape(plan: Plan) -> None:
 
 
 def _check_nodes(plan: Plan, before: Group, snapshot: Snapshot) -> None:
-    """I1 and I2: it uses its group's nodes and new ones that its pools can give, each for what its pool is for."""
+    """I1 and I2: the job uses its group's nodes and new ones that the pools can give, each for what its pool is for."""
     cluster = snapshot.cluster
     names = [pool.name for pool in cluster.pools]
     for pool in cluster.pools:

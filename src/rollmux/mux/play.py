@@ -16,13 +16,13 @@ from rollmux.mux.totals import total
 # (no shared bottleneck) may take very long: after this many turns the mean of the second half is taken.
 MAX_TURNS = 32
 
-# Where one job's iterations are some thousand times as long as another's, turns bound nothing: no more iterations of
-# all jobs than these are played. A play of the shipped workloads takes up to some two thousand.
+# Where one job's iterations are some thousand times as long as another's, a number of turns does not limit a play: at
+# most so many iterations of all jobs are played together. A play of the shipped workloads takes up to some 2,000.
 MOST_ITERATIONS = 50_000
 
-# Where phases vary there is no cycle: so many turns of every job are played, of which the first tenth is not counted,
-# and none beyond what all would take if each made ten times as many. Of groups of three jobs whose phases vary by 30 %
-# one mean in twenty is still 8 % off after 60 turns, 4 % after 120.
+# Where phases vary there is no cycle: so many turns of every job are played, and the first tenth is not counted. A play
+# ends earlier where all jobs together have made ten times as many turns. Of groups of three jobs whose phases vary by
+# 30 % one mean in twenty is still 8 % off after 60 turns, 4 % after 120.
 VARIED_TURNS, VARIED_WARM_UP, VARIED_MOST = 120, 0.1, 10
 
 
@@ -38,7 +38,7 @@ class JobPlay(NamedTuple):
     """A job as the play sees it: how long it holds its nodes, and when it may go on.
 
     In orders by urgency its iterations are due `aim_ms` apart, and its phases may be able to pause. A rollout wants all
-    of its nodes, or so many of them if it says so.
+    of its nodes, or `rollout_wants` of them if that is above 0.
     """
 
     rollout_ms: int
@@ -80,7 +80,7 @@ def varied_play(
 ) -> tuple[float, ...]:
     """Each job's mean iteration time where its rollouts and trainings take these times in turn, over and over.
 
-    Orders go by the plan all the same, as they do in life: nobody knows beforehand how long a phase will take.
+    The order still goes by planned times, as in a live group: nobody knows beforehand how long a phase will take.
     """
     return _VariedPlay(jobs, order, taken_ms).means()
 
@@ -98,7 +98,7 @@ class _Run(Claim):
         nodes, duration_ms = (job.rollout_nodes, job.rollout_ms) if rolls else (job.train_nodes, job.train_ms)
         super().__init__(nodes, (number, kind), rolls and job.elastic, job.rollout_wants if rolls else 0)
         self.job, self.kind = number, kind
-        self.rest = job.train_ms + job.sync_ms + (job.rollout_ms if rolls else 0)  # from its start to the sync
+        self.rest = job.train_ms + job.sync_ms + (job.rollout_ms if rolls else 0)  # from its start to the sync's end
         self.can_pause = job.rollout_pause if rolls else job.train_pause
         self.work = duration_ms * self.wants  # node-milliseconds: an elastic start is slower in proportion
         self.busy = False  # waiting or holding
@@ -144,7 +144,7 @@ class _Play:
         self.rolled = [0] * len(jobs)  # rollouts done
         self.trained = [0] * len(jobs)  # trainings asked for
         self.done: list[list[int]] = [[] for _ in jobs]  # when each iteration was complete
-        self.to_play = MOST_ITERATIONS - len(jobs)  # the common start counts as one, as in quicker plays
+        self.to_play = MOST_ITERATIONS - len(jobs)  # each job's start counts as an iteration, as in quicker plays
         self.due = [job.aim_ms for job in jobs]  # when the iteration under way is due
 
     def run(self, max_turns: int, limits_ms: tuple[float, ...] | None = None) -> Played:
@@ -229,7 +229,7 @@ class _Play:
 
     def _ask_way(self, run: _Run) -> None:
         for holder in self.turns.to_pause(run, self.now):
-            if holder.pause is not None:  # else its tail has just moved, as another one's pause let it
+            if holder.pause is not None:  # else its tail has just moved, as the pause of another holder let it
                 self._make_way(holder)
 
     def _make_way(self, run: _Run) -> None:
@@ -257,7 +257,7 @@ class _Play:
         """The run has just got nodes: its first, or more of them."""
         now = self.now
         if not run.rate and len(run.held) == run.wants:
-            run.pause = run.can_pause  # one that has yet to grow, or has grown, goes on to its end
+            run.pause = run.can_pause  # a rollout that has yet to grow, or has grown, can't pause
         run.left -= run.rate * (now - run.since)
         run.since, run.rate = now, len(run.held)
         run.done_at = run.ends_at = now - (-run.left // run.rate)
@@ -353,18 +353,18 @@ class _VariedPlay(_Play):
         super()._hold(run)
         job = self.jobs[run.job]
         planned_ms = job.rollout_ms if run.kind == _ROLLOUT else job.train_ms
-        run.ends_at += (planned_ms * run.wants - run.work) // run.rate  # whoever waits can only go by the plan
+        run.ends_at += (planned_ms * run.wants - run.work) // run.rate  # a claim that waits can only go by the plan
 
 
 def lasting(times: list[int], now: int) -> list[int]:
-    """Completions, two at least: those of a job that others keep waiting may still be to come."""
+    """A job's completions, two at least: for a job that others keep waiting, `now` stands for those still to come."""
     return times if len(times) > 1 else [*(times or [0]), now]
 
 
 def cut_short(
     done: list[list[int]], now: int, slowest: int, solo_ms: int, limits_ms: tuple[float, ...] | None
 ) -> Played:
-    """Iteration times after as many as may be played: nobody knows whether the slowest job keeps up, so it does not."""
+    """Iteration times of a play that MOST_ITERATIONS ended: nobody knows if the slowest job keeps up, so it is late."""
     means = cautious_means([lasting(times, now) for times in done])
     least_ms = solo_ms if limits_ms is None else max(solo_ms, 2 * limits_ms[slowest])
     means[slowest] = max(means[slowest], least_ms / 1000)
@@ -377,7 +377,7 @@ def cautious_mean(done: list[list[int]]) -> Played:
 
 
 def cautious_means(done: list[list[int]]) -> list[float]:
-    """The mean of the second half of each job's iteration times and a part in n of its excess."""
+    """For each job the mean of the n iterations of its second half, plus one part in n of their worst excess."""
     means = []
     for times in done:
         half = times[min(len(times) // 2, len(times) - 2) :]

@@ -18,7 +18,7 @@ class RoamingLines:
 
     def __init__(
         self,
-        lines: Sequence[list[Line]],  # by code, as all: where a step may be served
+        lines: Sequence[list[Line]],  # by code, as all lists here: where a step may be served
         pauses: Sequence[Pause | None],
         low_bits: int,
         pausing_step: int,
@@ -30,17 +30,17 @@ class RoamingLines:
         self._lines, self._pauses = lines, pauses
         self._low_bits, self._mask, self._step = low_bits, (1 << low_bits) - 1, pausing_step
         self._agenda, self._ends, self._left, self._pausing = agenda, ends, left, pausing
-        self._at = [each[0] if each else [] for each in lines]  # the one that a step holds
+        self._at = [each[0] if each else [] for each in lines]  # the line of the node that a step holds
 
     def free(self, code: int, now: int) -> None:
-        """The step is over, and what it held is the next one's."""
+        """The step is over, and the next in line gets the node that it held."""
         line = self._at[code]
         del line[0]
         if line:
             self._serve(line, now)
 
     def paused(self, code: int, now: int) -> None:
-        """The state of a step that makes way is off its node, and it waits again."""
+        """The state of a step that makes way is off its node, and the step waits again."""
         line = self._pausing.pop(code)
         begin = line.pop(0)
         code = begin & self._mask
@@ -55,7 +55,7 @@ class RoamingLines:
         self._hold(code, mine, now + self._left[code])
 
     def request(self, code: int, begin: int, work: int, now: int) -> None:
-        """The step gets a node, waits at all that it may have, or makes a holder pause, which may do the same."""
+        """The step gets a node, or waits at all that it may have; a holder that it makes pause then does the same."""
         while True:
             lines = self._lines[code]
             for line in lines:
@@ -84,7 +84,7 @@ class RoamingLines:
             self._serve(cleared, now)
 
     def _to_clear(self, lines: list[Line], begin: int, now: int) -> Line | None:
-        """The line whose holder makes way: the least urgent of those that can, unless one does so already."""
+        """The line whose holder makes way, the least urgent that can; None if none can, or one does so already."""
         mask, found = self._mask, None
         for line in lines:
             if line[1] != begin:
@@ -101,7 +101,7 @@ class RoamingLines:
         return found
 
     def _serve(self, line: Line, now: int) -> None:
-        """Its first begins, or goes on, and waits nowhere else."""
+        """The first in the line begins, or goes on, and leaves all other lines."""
         begin = line[0]
         code = begin & self._mask
         lines = self._lines[code]

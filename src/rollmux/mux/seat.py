@@ -15,11 +15,11 @@ _ROLLOUT, _TRAIN = PhaseKind.ROLLOUT, PhaseKind.TRAIN
 
 
 def in_ms(now: float) -> int:
-    """A moment, as orders by urgency count time."""
+    """A moment in whole milliseconds, as orders by urgency count time."""
     return round(now * 1000)
 
 
-# Of the recent pace, the latest iteration is so much.
+# The part of the recent pace that the latest iteration is.
 RECENT_PART = 0.3
 
 
@@ -28,24 +28,24 @@ class Progress:
     """What a job has committed: rollouts, trainings and syncs done, and the time that they and the waiting took.
 
     Time is counted up to the latest sync, so that both sides of a slowdown are of the same iterations. What an attempt
-    did in vain, and the wait for the next one, are a part of the time and of no work. Work is what the same phases
-    would have taken alone, where rollouts run beside training as far as the job's staleness lets them.
+    did in vain, and the wait for the next one, count as time and not as work. Work is what the same phases would have
+    taken alone, where rollouts run beside training as far as the job's staleness lets them.
     """
 
     rolled: int = 0
     trained: int = 0
     synced: int = 0
-    active_s: float = 0.0  # what complete iterations took alone: when the latest was synced, by a clock of its own
+    active_s: float = 0.0  # work of the complete iterations; also a clock of its own, which says when the latest synced
     since: float | None = None  # when the present attempt asked for its first phase, or synced last
     recent_s: float = 0.0  # how long an iteration of this attempt takes, the latest counting most
-    slowest_s: float = 0.0  # and the slowest of them
+    slowest_s: float = 0.0  # how long the slowest iteration of this attempt took
     elapsed_s: float = 0.0  # from the first phase that was ever asked for to the latest sync
     synced_since_launch: bool = False
-    pending_s: float = 0.0  # in the training and the sync of the iteration under way
-    ahead_s: list[float] = field(default_factory=list)  # in each rollout that is not synced yet
+    pending_s: float = 0.0  # work in the training and the sync of the iteration under way
+    ahead_s: list[float] = field(default_factory=list)  # work in each rollout that is not synced yet
     counted_until: float | None = None  # up to when `elapsed_s` counts
     rolled_at: float = 0.0  # by the clock of `active_s`, when the rollout of the latest iteration was done
-    synced_at: list[float] = field(default_factory=list)  # and when those before were synced that a next may lag behind
+    synced_at: list[float] = field(default_factory=list)  # by that clock, earlier syncs: as many as the staleness
 
     def committed(self, kind: PhaseKind) -> int:
         """How many phases of this kind are done."""
@@ -131,9 +131,9 @@ class Lane(Claim):
         self.state = Phase.IDLE
         self.iteration = self.epoch = -1
         self.deadline = inf
-        self.started_at: float | None = None  # its work under the present lease
-        self.worked_s = 0.0  # before its pauses
-        self.resumed = False  # it has paused
+        self.started_at: float | None = None  # when its work under the present lease began
+        self.worked_s = 0.0  # how long it worked before its pauses
+        self.resumed = False  # whether the phase has paused and goes on
         self.whole_ms = self.rest_ms = 0  # the whole phase, and from its start to the sync's end, as planned
         self.can_pause = self.pause_of(seat.job)  # what a pause takes, where it holds its nodes beside others
         self.left_ms = 0  # how long it will hold its nodes once it has them, as planned
@@ -189,10 +189,10 @@ class Seat:
     ) -> None:
         self.job = job
         self.aim_ms = aim_ms  # how far apart its iterations are due
-        self.due_ms = 0  # when the one under way is
+        self.due_ms = 0  # when the iteration under way is due
         self.attempt = attempt
         self.placement = placement
-        self.number = number  # its rank among those who joined the group
+        self.number = number  # its rank among the jobs that joined the group
         self.progress = progress
         self.lanes = {
             _ROLLOUT: Lane(self, _ROLLOUT, placement.rollout, number),
@@ -202,7 +202,7 @@ class Seat:
 
     @property
     def quiet(self) -> bool:
-        """Between iterations: nothing held or waited for, nothing rolled out that is not trained and synced."""
+        """Whether the job is between iterations: it holds and awaits nothing, and all it rolled out is synced."""
         for lane in self.lanes.values():
             if lane.state is not Phase.IDLE and lane.state is not Phase.PARKED:
                 return False
@@ -219,7 +219,7 @@ class Seat:
             lane.rest_ms = rest_ms
             lane.can_pause = lane.pause_of(self.job)
             if lane.pausable:
-                lane.pausable = True  # a holder's too: an image says only whether it may pause
+                lane.pausable = True  # for a holder too: an image says only whether it may pause
 
     def commit(self, kind: PhaseKind, worked_s: float, now: float) -> None:
         """One phase of this kind is done."""
@@ -236,7 +236,7 @@ class Seat:
             self.due_ms = next_due(self.due_ms, in_ms(now), self.aim_ms)
 
     def require_turn(self, kind: PhaseKind, iteration: int) -> None:
-        """I5: rollout(k) → train(k) → sync(k) → rollout(k+1), but for the staleness that the job declares."""
+        """I5: rollout(k) → train(k) → sync(k) → rollout(k+1), except for rollouts that staleness lets run ahead."""
         progress = self.progress
         if kind is _ROLLOUT:
             in_order = iteration == progress.rolled and iteration <= progress.synced + self.job.staleness

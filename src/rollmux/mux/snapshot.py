@@ -28,7 +28,7 @@ class Snapshot:
     shunned: frozenset[str] = frozenset()
 
     def offer(self, pool: Pool, count: int, skip: int = 0) -> tuple[str, ...] | None:
-        """Names of `count` nodes that a plan may add, or None where there are not so many."""
+        """Names of `count` nodes that a plan may add, or None where there are fewer."""
         idle = self.idle.get(pool.name, ())[skip : skip + count]
         missing = count - len(idle)
         if missing == 0:

@@ -11,7 +11,7 @@ from rollmux.mux.hardware import Pool
 def story(log: Iterable[Entry], job_id: str, name: Callable[[str], str] = str) -> list[str]:
     """The job's history, oldest first: events, and below each the commands to this job that followed from it.
 
-    `name` is what may be said of a job: of one that goes by another name no more is told than what has happened.
+    `name` gives the words by which a job may be mentioned. If these are not its id, only the kind of event is told.
     """
     lines = []
     for entry in log:
@@ -66,6 +66,6 @@ def _shown(value: object) -> str:
 
 
 def _pool(pool: Pool) -> str:
-    """What most changes of a cluster are of."""
+    """The parts of a pool that most changes of a cluster change."""
     count = "any number" if pool.max_nodes is None else str(pool.max_nodes)
     return f"{pool.name}: {count} of {pool.node_type.name} for ${pool.node_type.usd_per_hour:g}/h each"

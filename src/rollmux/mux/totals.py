@@ -1,6 +1,6 @@
-"""Sums that are the same on every Python: from 3.12 on `sum` carries along what floats round away, before it did not.
+"""Sums that are the same on every Python: from 3.12 on `sum` makes up for the rounding of floats, before it did not.
 
-A journal that one has written is played by another, and at a tie the last bit decides.
+A journal that one Python has written is replayed by another, and at a tie the last bit decides.
 """
 
 from collections.abc import Iterable
@@ -12,5 +12,5 @@ Number = TypeVar("Number", int, float)
 
 
 def total(numbers: Iterable[Number]) -> Number:
-    """One after the other, each rounded; 0 of none."""
+    """The numbers added one after the other, each sum rounded; 0 if there are none."""
     return reduce(add, numbers, 0)

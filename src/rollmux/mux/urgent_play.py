@@ -25,10 +25,10 @@ TRAIN, SYNC, PAUSING = 1, 2, 3
 TRIAL_TURNS = 10
 
 # Jobs that keep up are late by some bounded time, and a job's limit leaves room for one iteration (`opening_limit_s`).
-# So a play is hopeless as soon as one is later than that, but for the first turns, which hold the waits of the common
-# start; and it is clear in the first turn in which nobody was later than half an iteration, nor later than in the turn
-# before. Measured on 1,000 placements that the other tests let through, four in five of which work in plays of 120
-# turns: 12 % are given up that work, 3 % let pass that don't, and half of those are less than 4 % too slow.
+# So a play is hopeless as soon as a job is later than one iteration, except in the first turns, which hold the waits of
+# the common start. It is clear in the first turn in which no job was later than half an iteration, nor later than in
+# the turn before. Measured on 1,000 placements that the other tests let through, four in five of which work in plays of
+# 120 turns: 12 % are given up that work, 3 % let pass that don't, and half of those are less than 4 % too slow.
 HOPELESS, HOPELESS_FROM = 1.0, 2
 CLEAR, CLEAR_FROM = 0.5, 3
 
@@ -40,13 +40,13 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
 
     With limits, the play looks for no cycle: it stops as soon as it is clear whether they are met.
     """
-    # Step s of job i has the code 4i + s. Every time has a code in its low bits, so that one number says when and who,
-    # and the least of some is the first, ties broken by job.
+    # Step s of job i has the code 4i + s. Every time has a code in its low bits, so that one number says when and which
+    # step, and the least of several numbers is the first, ties broken by job.
     low_bits = (4 * len(jobs) - 1).bit_length()
     mask = (1 << low_bits) - 1
     line_at: dict[str, list[int]] = {}  # at each node: its holder, then who waits, by the latest time to begin
-    line_of: list[list[int]] = []  # by code, as all below but for the last three
-    lines_of: list[list[list[int]]] = []  # all of them, where a step roams
+    line_of: list[list[int]] = []  # by code, as all lists below except `aim` and `solo`
+    lines_of: list[list[list[int]]] = []  # all lines of a step, where it roams
     takes: list[int] = []
     before_due: list[int] = []  # how long before its iteration is due a step must begin, less its code
     pauses: list[Pause | None] = []
@@ -56,7 +56,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
     code = 0
     for rollout_ms, train_ms, sync_ms, at_rollout, (at_train,), _, _, _, aim_ms, off_rollout, off_train, _ in jobs:
         rollout, train, sync = rollout_ms << low_bits, train_ms << low_bits, sync_ms << low_bits
-        # A sync has a place of its own; all begin at its end.
+        # A sync has a line of its own; at the start every job is at the end of its sync.
         rolls = [line_at.setdefault(node, []) for node in at_rollout]
         line_of += rolls[0], line_at.setdefault(at_train, []), [code + SYNC], []
         lines_of += rolls, [line_of[code + TRAIN]], [line_of[code + SYNC]], []
@@ -70,18 +70,18 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
     slowest = solo.index(max(solo))
     lines = [*line_at.values()]
 
-    # Who may lose nothing: an iteration of theirs that takes longer than alone is a miss, however rare.
+    # The jobs that may lose nothing: any iteration of theirs that takes longer than alone is a miss, however rare.
     hurried = [limit * AIM + 1 < job.aim_ms for job, limit in zip(jobs, limits_ms or (), strict=limits_ms is not None)]
     clear_from = TRIAL_TURNS if any(hurried) else CLEAR_FROM
-    # Who may lose so much that its iterations are due earlier than it must be done: late by its limit, not by `due`.
+    # Jobs that may lose so much that their iterations are due earlier than they must be done: late by limit, not `due`.
     patient = {
         i: (int(limit * AIM) << low_bits, 0) for i, limit in enumerate(limits_ms or ()) if limit > PATIENCE * solo[i]
     }  # for each the time that an iteration may take, and by how much it is late
 
-    agenda = list(range(SYNC, 4 * len(jobs), 4))  # when each step is over that is under way, the next first
+    agenda = list(range(SYNC, 4 * len(jobs), 4))  # when each step under way is over, the next one first
     pausing: dict[int, list[int]] = {}  # the lines of steps that pause, by codes of their own
-    ends = [0] * len(takes)  # the same by code; 0 while the step pauses
-    left = [0] * len(takes)  # of a step, while it waits or pauses
+    ends = [0] * len(takes)  # the numbers of the agenda by code; 0 while the step pauses
+    left = [0] * len(takes)  # the time that a step still needs, while it waits or pauses
     due = [0] * len(jobs)
     done: list[list[int]] = [[] for _ in jobs]  # when iterations were complete, in ms; the start counts as one
     seen: dict[tuple[int, ...], tuple[int, list[int]]] = {}
@@ -102,8 +102,8 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
             turns += 1
             now_ms = now >> low_bits
             if limits_ms is None:
-                # Who waits, for what: when each was to begin at the latest follows from when its iteration is due.
-                # The number of steps under way tells which entry is which.
+                # The state leaves out when a waiting step must begin at the latest: this follows from when its
+                # iteration is due. The number of steps under way tells which entry is which.
                 held = [then - now for then in agenda + due]
                 held.append(event - now)
                 for line in lines:
@@ -112,7 +112,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
                             held.append(left[then & mask])
                 if pausing:
                     held += [left[line[0] & mask] for line in pausing.values()]
-                if roams:  # who is where
+                if roams:  # which step is at which node
                     held += [line[0] & mask if line else mask for line in lines]
                 state = (*held, len(agenda))
                 if state in seen:
@@ -134,7 +134,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
                 roaming.paused(code, now)
                 continue
             line = pausing.pop(code)
-            insort(line, line.pop(0), 1)  # it waits again; who made it pause begins, or somebody more urgent
+            insort(line, line.pop(0), 1)  # it waits again; the step that made it pause begins, or a more urgent one
             first = line[0] & mask
             ends[first] = end = now + left[first]
             insort(agenda, end)
@@ -142,7 +142,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
         if meets[code]:
             roaming.free(code, now)
         else:
-            line = line_of[code]  # of what it gives back
+            line = line_of[code]  # the line of the node that the step gives back
             del line[0]
             if line:
                 first = line[0] & mask
@@ -179,7 +179,7 @@ def urgent_play(  # noqa: C901, PLR0912, PLR0915  one loop, the hottest of all: 
             if i == slowest:
                 turned = True
             begin -= before_due[code]
-        # It gets the node of its step, waits for it, or makes its holder pause.
+        # The job gets the node of its next step, waits for it, or makes its holder pause.
         if meets[code]:
             roaming.request(code, begin, takes[code], now)
             continue

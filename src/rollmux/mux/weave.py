@@ -1,7 +1,7 @@
 """One group at work: the state machine that grants its jobs' phases their nodes.
 
-Every lease is for nodes that nobody else holds, its epoch is higher than any before, and phases are served in the
-order that the group promises, but for the long tails that it moves aside. Illegal events raise and change nothing.
+Every lease is for nodes that nobody else holds, its epoch is higher than any before, and phases are served in the order
+that the group promises, except for the long tails that are moved aside. Illegal events raise and change nothing.
 """
 
 from collections import Counter
@@ -58,7 +58,7 @@ class Weave:
         self.timing = timing
         self.turns: Turns[Lane] = turns_for(order)
         self.urgent = order is Order.URGENCY
-        self.plain = False  # nothing in it grows or shrinks, and nobody waits for a turn that nobody asks for
+        self.plain = False  # no phase grows or shrinks, and no node waits for a phase that nobody asks for
         self.seats: dict[str, Seat] = {}
         self.leases: dict[int, Lane] = {}
         self.tails: list[Lane] = []  # rollouts whose tail may move as soon as that lets another job start
@@ -75,7 +75,7 @@ class Weave:
         return out
 
     def restore_leases(self) -> None:
-        """Makes anew what follows from the lanes."""
+        """Makes anew what follows from the lanes: the leases, and who has neighbours."""
         holding = [lane for seat in self.seats.values() for lane in seat.lanes.values() if lane.holding]
         self.leases = {lane.epoch: lane for lane in sorted(holding, key=lambda lane: lane.epoch)}
         self._count_neighbours()
@@ -118,11 +118,11 @@ class Weave:
         return out, list(dict.fromkeys(overdue))
 
     def holds_more(self, now: float, job_id: str) -> bool:
-        """Whether a job holds anything for which it has been waited for not long enough yet."""
+        """Whether a job holds anything whose time to be given back is not over yet."""
         return any(lane.holding and not _is_overdue(lane, now) for lane in self.seats[job_id].lanes.values())
 
     def give_up(self, now: float, job_id: str) -> Commands:
-        """Nobody waits any longer for the phases of a job that should long be gone: others get their nodes."""
+        """Others get the nodes of a job's overdue phases: nobody waits for these any longer."""
         out: Commands = []
         for lane in self.seats[job_id].lanes.values():
             if _is_overdue(lane, now):
@@ -178,7 +178,7 @@ class Weave:
         return out
 
     def _plan(self, lane: Lane) -> None:
-        """The lane is to do a phase from its beginning: how long, and how urgent that is."""
+        """The lane is to do a phase from its beginning: plans how long this takes, and how urgent it is."""
         lane.worked_s, lane.resumed = 0.0, False
         if self.urgent:
             seat = lane.seat
@@ -195,7 +195,7 @@ class Weave:
             self._ask_way(now, lane, out)
 
     def _ask_way(self, now: float, lane: Lane, out: Commands) -> None:
-        """Holders that are less urgent make way for a lane that waits, if it would begin too late else."""
+        """Less urgent holders make way for a lane that waits, if it would otherwise begin too late."""
         for holder in self.turns.to_pause(lane, in_ms(now)):
             assert holder.pause is not None
             holder.state = next_phase(holder.state, On.PAUSE, holder)
@@ -226,7 +226,7 @@ class Weave:
         lane.deadline = now + self.timing.lease_s
         lane.done, lane.total = done, total
         tail = lane.seat.job.tail
-        # One whose state may stay goes on to its end: nobody would hear when the state has left the freed nodes.
+        # A rollout whose state may stay keeps its nodes: nobody would hear when the state has left the freed ones.
         ripe = tail is not None and not lane.keep and lane.kind is PhaseKind.ROLLOUT and done >= tail.trigger * total
         if ripe and following is Phase.RUNNING and lane not in self.tails:
             self.tails.append(lane)
@@ -315,7 +315,7 @@ class Weave:
         out.append(Grant(lane.lease()))
 
     def _give_back(self, now: float, lane: Lane, out: Commands) -> None:
-        """The lane holds nothing any more; whoever is next gets its nodes."""
+        """The lane holds nothing any more; the next in line get its nodes."""
         self._end_lease(lane)
         lane.state = Phase.IDLE
         if lane.nodes:
@@ -351,22 +351,22 @@ class Weave:
     def _fence(self, now: float, lane: Lane, reason: str, out: Commands) -> None:
         epoch = lane.epoch
         lane.state = next_phase(lane.state, On.EXPIRE, lane)
-        lane.iteration -= lane.wanted  # what the lease was granted for: that is done, and its turn is taken
+        lane.iteration -= lane.wanted  # back to the one that the lease was for: it is done, and has had its turn
         lane.wanted, lane.pause, lane.pausing = False, None, False
         self._forget_tail(lane)
         lane.deadline = now + self.timing.drain_s
         out.append(Revoke(lane.seat.job.id, epoch, reason))
-        self._serve(now, self.turns.withdraw([lane]), out)  # it might wait for the rest of its nodes
+        self._serve(now, self.turns.withdraw([lane]), out)  # the lane might wait for the rest of its nodes
 
     def _evict(self, now: float, lane: Lane, out: Commands) -> None:
         lane.state = next_phase(lane.state, On.EVICT, lane)
         phase = lane.seat.job.phase(lane.kind)
-        takes_s = min(phase.offload_s, phase.planned_s)  # no sign of life tells how far it has come, or if it is dead
+        takes_s = min(phase.offload_s, phase.planned_s)  # no sign of life tells how far the holder is, or if it is dead
         lane.deadline = now + min(self.timing.lease_s, self.timing.drain_s) + takes_s
         out.append(Offload(lane.seat.job.id, lane.epoch, lane.held))
 
     def _meet_neighbours(self, now: float, out: Commands) -> None:
-        """Who is pinned beside whom has changed: state may stay on nodes only where nobody else is pinned."""
+        """Neighbours have come or gone: state may stay on nodes only where nobody else is pinned."""
         self._count_neighbours()
         for lane in self.turns.claims:
             if lane.alone:

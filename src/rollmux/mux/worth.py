@@ -1,7 +1,7 @@
-"""What the work of jobs is worth, and what a placement costs beside its price: whom it slows stays longer.
+"""What the work of jobs is worth, and what a placement costs beside its price: the jobs that it slows stay longer.
 
-Filling a node costs nothing at once, but a job that is slowed pays for its nodes the longer. So places are compared by
-what they add to the hourly price, less what the work that is gained is worth (or more, where work is lost).
+Filling a node costs nothing at once, but a job that is slowed pays for its nodes for longer. So places are compared by
+what they add to the hourly price, less the worth of the work that is gained (or plus that of the work that is lost).
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from rollmux.mux.plan import Plan
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.totals import total
 
-# What work costs, over the price of the nodes' time that it really uses: as much as on well filled nodes.
+# The worth of work over the price of the nodes' time that it really uses: what work costs on well filled nodes.
 WORTH = 1.2
 
 
@@ -29,7 +29,7 @@ def worth_by_phase(job: JobSpec, cluster: Cluster) -> dict[PhaseKind, float]:
 
 
 def most_worth_usd_per_hour(job: JobSpec, cluster: Cluster) -> float:
-    """What its work of an hour is worth at its own speed."""
+    """What an hour of a job's work is worth at the job's own speed."""
     return _priced(job, cluster)[2]
 
 
@@ -45,7 +45,7 @@ def _priced(job: JobSpec, cluster: Cluster) -> Priced:
 
 
 def worth_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> float:
-    """What a group's work of an hour is worth at the pace that it goes, by a first estimate."""
+    """What an hour of a group's work is worth at the pace at which it goes, by a first estimate."""
     known: tuple[Cluster, float] | None = group.__dict__.get("_worth")
     if known is None or known[0] is not cluster:
         worth = 0.0
@@ -57,7 +57,7 @@ def worth_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> float:
 
 
 def idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> Mapping[str, float]:
-    """What more each of a group's nodes could do in an hour, were it never idle.
+    """The worth of what each of a group's nodes leaves undone in an hour: what more it could do if it were never idle.
 
     Where rollouts roam, others may make them go elsewhere: each rollout node stands for all of them.
     """
@@ -75,7 +75,7 @@ def idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> Mapping[
 
 
 def most_idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> tuple[float, float, float]:
-    """The same of the rollout node where it is the most, of the training node, and of all rollout nodes together."""
+    """The most that is left undone on a rollout node and on a training node, and on all rollout nodes together."""
     known: tuple[Cluster, tuple[float, float, float]] | None = group.__dict__.get("_most_idle")
     if known is None or known[0] is not cluster:
         of = idle_usd(group, cluster, forecaster).__getitem__
@@ -86,7 +86,7 @@ def most_idle_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> tup
 
 
 def _done_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> Done:
-    """What each phase does in an hour on each of its nodes."""
+    """The worth of what each phase does in an hour on each of its nodes."""
     known: tuple[Cluster, Done] | None = group.__dict__.get("_done")
     if known is not None and known[0] is cluster:
         return known[1]
@@ -96,7 +96,7 @@ def _done_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> Done:
         job, placement = member.job, member.placement
         worths, solo_s = worth_by_phase(job, cluster), job.solo_s
         speed = solo_s / pace if pace > solo_s else 1.0
-        rollout = placement.rollout  # of which one that roams uses each as much as the others, in the long run
+        rollout = placement.rollout  # a rollout that roams uses each of these nodes equally, in the long run
         done.append((worths[ROLLOUT] * speed * job.holds(ROLLOUT, len(rollout)) / len(rollout), rollout))
         done.append((worths[TRAIN] * speed, placement.train))
     group.__dict__["_done"] = cluster, done
@@ -104,7 +104,7 @@ def _done_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> Done:
 
 
 def steady_worth_usd(group: Group, cluster: Cluster, forecaster: Forecaster) -> float:
-    """What the group's work of an hour is worth by the whole forecast: dearer to know, and true for longer."""
+    """What an hour of the group's work is worth by the whole forecast: dearer to know, and true for longer."""
     priced: tuple[Cluster, float] | None = group.__dict__.get("_steady_worth")
     if priced is None or priced[0] is not cluster:
         worth = 0.0

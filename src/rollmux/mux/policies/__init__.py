@@ -12,7 +12,7 @@ from rollmux.mux.snapshot import Snapshot
 class Policy(Protocol):
     """Where a job should go. The same job and snapshot always give the same decision.
 
-    A place that adds `below_usd` an hour or more is of no use to who asks: a policy need not look for it.
+    A place that adds `below_usd` an hour or more is of no use to the caller: a policy need not look for it.
     """
 
     @property

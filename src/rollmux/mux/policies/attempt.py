@@ -92,9 +92,9 @@ def place_alone(
 def _report_shortage(
     pool: Pool, ways: tuple[int, ...], snapshot: Snapshot, empty: Group, trail: Trail, others_usd: float = 0.0
 ) -> None:
-    """Of the numbers of nodes that a group could have, the fewest that are not there; what is there did not do.
+    """Notes the smallest number of nodes that a group could have and the pool lacks: fewer were there and did not do.
 
-    `others_usd` is what its nodes of the other pool would cost.
+    `others_usd` is what the group's nodes of the other pool would cost.
     """
     room = snapshot.room(pool)
     wanted = ways[0] if room is None else next((way for way in ways if way > room), room)

@@ -30,10 +30,10 @@ from rollmux.mux.worth import (
     worth_by_phase,
 )
 
-# Plays cost far more than ranking: so many in all ways to widen a group, and so many that work are compared. Eight and
-# three find places that cost no less.
+# Plays cost far more than ranking: TRIES places are played, over all ways to widen a group, and WINS that work are
+# compared. Eight and three find places that cost no less.
 TRIES, WINS = 5, 2
-# A job that runs has a place: for it the likeliest others do. More are no cheaper, and cost most of the time.
+# A running job has a place: the likeliest others are enough for it. More find none cheaper, and take most of the time.
 TRIES_TO_MOVE, WINS_TO_MOVE = 2, 1
 # A job that wants many nodes is offered none, all, and a few numbers of new nodes between.
 WIDTHS_LIMIT = 5
@@ -43,7 +43,7 @@ WIDTHS_LIMIT = 5
 class Search:
     """The place with the least burden so far, below what is asked for, and how many plays are left.
 
-    `outdone` are places with their burdens, or what those come to at least; the best is among them.
+    `outdone` are places with their burdens, or with the least that these come to; the best place is among them too.
     """
 
     worths: Mapping[PhaseKind, float]
@@ -62,7 +62,7 @@ class Search:
             self.best, self.below_usd = plan, burden
 
     def tell(self, trail: Trail) -> None:
-        """Leaves in the trail what the best outdid."""
+        """Leaves in the trail the places that the best one outdid."""
         if self.best is None:
             return
         for group_id, added, burden in self.outdone[:TRAIL_LIMIT]:
@@ -86,7 +86,7 @@ class RollmuxPolicy:
         candidates = self._open(newcomer, snapshot, trail, below_usd)
         tries, wins = (TRIES, WINS) if below_usd == inf else (TRIES_TO_MOVE, WINS_TO_MOVE)
         search = Search(worth_by_phase(job, snapshot.cluster), below_usd, tries, wins)
-        worth = most_worth_usd_per_hour(job, snapshot.cluster)  # of its work, if nobody is slowed
+        worth = most_worth_usd_per_hour(job, snapshot.cluster)  # of the job's work, if nobody is slowed
         # Where one pool serves both phases, a group of its own may need fewer nodes than some ways to widen another.
         alone = self._alone(job, snapshot, trail) if snapshot.cluster.shared else None
         if alone is not None:
@@ -118,7 +118,7 @@ class RollmuxPolicy:
         snapshot: Snapshot,
         trail: Trail | None,
     ) -> None:
-        """Plays the likeliest places with these new nodes, but for those that can't be the best."""
+        """Plays the likeliest places with these new nodes, except those that can't be the best."""
         usd, member, cluster = added.added_usd_per_hour, newcomer.member, snapshot.cluster
         worths, wanted = search.worths, (member.job.rollout.nodes, member.job.train.nodes)
         for group, rollout, train in places(newcomer, added, candidates, cluster):
@@ -143,7 +143,7 @@ class RollmuxPolicy:
         return place_alone(job, snapshot, self.order, self.forecaster, trail)
 
     def _open(self, newcomer: Newcomer, snapshot: Snapshot, trail: Trail | None, below_usd: float) -> list[Open]:
-        """The groups that may take one more job. The trail, if there is one, hears why others can't."""
+        """The groups that may take one more job. The trail, if there is one, gets the reasons why others can't."""
         member, rollout, train = newcomer
         least = None if trail is not None else self._least_burdens(member.job, snapshot)
         roams, rollout_need, train_need = member.job.rollout_spares > 0, rollout.need, train.need
@@ -175,7 +175,7 @@ class RollmuxPolicy:
         return found
 
     def _least_burdens(self, job: JobSpec, snapshot: Snapshot) -> Callable[[Group], float]:
-        """What taking the job adds to the burden at least, by group: each of its nodes is there already, or new."""
+        """The least that taking the job adds to a group's burden: each of the job's nodes is there already, or new."""
         cluster, forecaster = snapshot.cluster, self.forecaster
         worths, rollouts, trains = worth_by_phase(job, cluster), job.rollout.nodes, job.train.nodes
         rollout_worth, train_worth = worths[ROLLOUT], worths[TRAIN]
@@ -203,7 +203,7 @@ def _most_gained(nodes: tuple[str, ...], worth: float, wanted: int, idle_usd: Ma
 
 
 def _is_apart(placement: Placement) -> bool:
-    """Whether no node must hold the state of both phases, so that the memory looked at is all that counts."""
+    """Whether no node must hold the state of both phases, so that it was enough to check each phase's memory."""
     return set(placement.rollout).isdisjoint(placement.train)
 
 
@@ -211,7 +211,7 @@ def _is_apart(placement: Placement) -> bool:
 def _widths_by_price(
     rollout_nodes: int, train_nodes: int, rollout_usd: float, train_usd: float
 ) -> tuple[tuple[float, int, int], ...]:
-    """How many nodes may be added to a group, fewer than a new one would have: what they cost, cheapest first."""
+    """What adding nodes to a group costs, and how many of each kind: fewer than a new group has, cheapest first."""
     wanted = rollout_nodes, train_nodes
     sizes = [(rollout, train) for rollout in _widths(wanted[0]) for train in _widths(wanted[1])]
     priced = [(size[0] * rollout_usd + size[1] * train_usd, *size) for size in sizes if size != wanted]

@@ -1,4 +1,4 @@
-"""Which nodes of a group a phase would find room on, and how likely it is that the group works with it there."""
+"""Which nodes of a group a phase would find room on, and how likely the group is to work with the phase there."""
 
 from rollmux.mux.group import Group, Outline
 from rollmux.mux.job import PhaseKind
@@ -10,7 +10,7 @@ from rollmux.mux.placed import ROUNDING, TRAIN, Member
 # of its time. The likeliest are tried first.
 CROWDED = (0.8, 0.9)
 TIGHT_SPARE = 0.03
-# How tight the likeliest of some nodes is, and all of them, those that cost the least waiting first.
+# Of the nodes that a phase fits on: how tight the likeliest is, and all of them, those with the least waiting first.
 Fitting = tuple[int, tuple[str, ...]]
 NONE: Fitting = (0, ())
 NEVER = 5  # tighter than any way is
@@ -21,7 +21,7 @@ MOST = 1 + ROUNDING
 class Seeker:
     """A phase of one job that looks for nodes with the time and the memory for it.
 
-    Which nodes of a group those are is found when it is first asked.
+    It looks for the nodes of a group when it is first asked for them.
     """
 
     __slots__ = ("_found", "_hurries", "_is_train", "_phase", "_room", "_tenant", "_weighs", "need")
@@ -35,21 +35,21 @@ class Seeker:
         self._found: dict[str, Fitting] = {}
 
     def nodes(self, group: Group) -> Fitting:
-        """Those of the group."""
+        """The nodes of the group that have the time and the memory for the phase."""
         found = self._found.get(group.id)
         if found is None:
             found = self._found[group.id] = self._nodes(group)
         return found
 
     def finds(self, group: Group, outline: Outline) -> bool:
-        """Whether a group with a node that has the time has one for it: what holds of all its nodes mostly says so."""
+        """Whether a group in which a node has the time has one for the phase: bounds on all its nodes mostly tell."""
         _, _, spare, longest_s, soonest_s, _ = outline
         _, _, _, blocks_s, away_s, _, _, own = self._tenant
         nobody_waits = blocks_s <= soonest_s and longest_s <= away_s
         return (nobody_waits and spare >= 0 and own >= 0 and not self._weighs) or bool(self.nodes(group)[1])
 
     def short_of_memory(self, group: Group, outline: Outline) -> tuple[str, int, int] | None:
-        """The last of the group's nodes that has the time but not the memory for it: (node, needed, room)."""
+        """The last of the group's nodes that has the time but not the memory for the phase: (node, needed, room)."""
         found, phase, room = None, self._phase, self._room
         if outline.host_bytes + phase.resident_bytes + phase.transient_bytes <= room:
             return None
@@ -60,7 +60,7 @@ class Seeker:
         return found
 
     def least_tight(self, share: float) -> int:
-        """How tight the likeliest of some nodes is at least, if SLOs need no less than this of the time of any."""
+        """How tight the likeliest node is at least, where SLOs need at least this share of the time of every node."""
         taken = share + self.need
         if taken > MOST:
             return NEVER
@@ -68,7 +68,7 @@ class Seeker:
         return (taken > some) + (taken > much) + self._hurries
 
     def pool(self, group: Group) -> tuple[str, ...]:
-        """The group's rollout nodes with the memory for it, those with the fewest tenants first."""
+        """The group's rollout nodes with the memory for the phase, those with the fewest tenants first."""
         if not self._weighs:
             return group.least_crowded
         phase, uses = self._phase, group.uses
@@ -84,7 +84,7 @@ class Seeker:
             if taken > MOST or (self._weighs and use.host_bytes_with(self._phase) > room):
                 continue
             left = own if own < spare else spare
-            if blocks_s > soonest_s or longest_s > away_s:  # somebody waits for somebody: not just the least of both
+            if blocks_s > soonest_s or longest_s > away_s:  # somebody waits for somebody, so less than that is left
                 left = use.spare_with(self._tenant)
             if left >= -ROUNDING:
                 left = left if left > 0 else 0.0
@@ -99,6 +99,6 @@ class Seeker:
 
 
 def crowded(share: float) -> int:
-    """How crowded nodes are of whose time this part is taken: 0, 1 or 2."""
+    """How crowded nodes are where this part of their time is taken: 0, 1 or 2."""
     some, much = CROWDED
     return (share > some) + (share > much)

@@ -1,7 +1,7 @@
 """The ways in which groups could take a job in with some new nodes, the likeliest first.
 
-Most groups of many are never looked into: what is known of a group as a whole says how tight its likeliest way is at
-least, and its turn comes by that. The order is the one in which all ways would stand, had all been found beforehand.
+Of many groups most are never looked into: what is known of a group as a whole says how tight its likeliest way is at
+least, and its turn comes by that. The ways come in the same order as if all of them had been found beforehand.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,13 @@ from rollmux.mux.placed import NOWHERE, ROLLOUT, TRAIN, Member
 from rollmux.mux.policies.attempt import Widening, choices
 from rollmux.mux.policies.seeker import MOST, NEVER, NONE, Seeker, crowded
 
-# How full the nodes are over which a rollout roams, taken together. Of 530 such placements that would promise more
-# of them than this 4 % worked.
+# The largest part of their time that may be promised of the nodes over which a rollout roams, taken together. Of 530
+# placements that would promise more than this, 4 % worked.
 POOL_FULL = 0.94
 
-# A group that may take the job; what its rollout nodes have to spare together, in nodes, for a rollout that may roam,
-# and a negative number for any other; how many these are; and the least part of its time that SLOs need of any
-# rollout node and of any training node.
+# A group that may take the job; the time that its rollout nodes together have to spare, counted in nodes (a negative
+# number if the job's rollout may not roam); how many rollout nodes it has; and the least share of time that SLOs need
+# of any rollout node, and of any training node.
 Open = tuple[Group, float, int, float, float]
 
 
@@ -41,7 +41,7 @@ class Newcomer(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What a job would have of a group beside some new nodes: so many of the nodes that are there.
+    """What a job wants of a group beside some new nodes: how many of the rollout and training nodes that are there.
 
     A rollout that roams needs `need` nodes' worth of their time.
     """
@@ -60,7 +60,7 @@ class Wish(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How a group could take the job in, and how tight that is: on nodes out of these.
+    """How a group could take the job in: how tight this is, and the nodes from which those of each phase are chosen.
 
     Without `rollout`, the rollout roams.
     """
@@ -70,8 +70,8 @@ class Way(NamedTuple):
     rollout: tuple[str, ...] | None
 
 
-# How full a group is and when it came, and there either all that is still to be looked into, or one way of it, by its
-# place among them.
+# What a group has free, its number, a way's place among its ways, the group, and this way; None in place of the way
+# where the group is still to be looked into.
 Chance = tuple[float, int, int, Open, Way | None]
 # A group, and the nodes for the rollout and for the training.
 Place = tuple[Group, tuple[str, ...], tuple[str, ...]]
@@ -98,12 +98,12 @@ def _chances(wish: Wish, candidates: list[Open], cluster: Cluster) -> list[list[
     found: list[list[Chance]] = [[] for _ in range(NEVER)]
     for number, candidate in enumerate(candidates):
         group, pool_free, nodes, rollout_share, train_share = candidate
-        if train_share + train_need > MOST:  # so it is with most groups of many
+        if train_share + train_need > MOST:  # true of most groups, where there are many
             continue
         tight = train.least_tight(train_share) if old_train else 0
         pinned = rollout.least_tight(rollout_share) if old_rollout else 0
         least = pinned if pinned > tight else tight
-        if pool_free >= 0 and nodes > old_rollout:  # it may roam
+        if pool_free >= 0 and nodes > old_rollout:  # the rollout may roam
             load = 1 - (pool_free - need) / (nodes + new_rollout)
             least = min(least + (nodes > 1), max(tight, crowded(load)) if load <= POOL_FULL else NEVER)
         if least < NEVER:
