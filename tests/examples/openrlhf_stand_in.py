@@ -57,11 +57,6 @@ def made(value: dict[str, Any]) -> SimpleNamespace:
 def settings(place: Place, job: str) -> Any:
     """Those that are looked at, and the place: whoever has the settings knows it."""
     content = {
-        "place": place,
-        "job": job,
-        "resume": False,
-        "evaluates": True,
-        "models": MODELS,
         "train": {"colocate_all": True, "async_enable": False, "enable_ema": False},
         "vllm": {"enable_sleep": True},
         "ds": {"enable_sleep": True, "zero_stage": 2, "lora": {"rank": 0}},
@@ -70,7 +65,7 @@ def settings(place: Place, job: str) -> Any:
         "reward": {"remote_url": None, "offload": False},
         "algo": {"kl": {"init_coef": 0.01}},
     }
-    return made(content)
+    return made({"place": place, "job": job, "resume": False, "evaluates": True, "models": MODELS, **content})
 
 
 # -- Ray ---------------------------------------------------------------------------------------------------------------
@@ -271,9 +266,8 @@ class Engine:
         self.place.work(self.job, f"{what} {self.step}", *PARTS)
 
 
-def batch_vllm_engine_call(engines: list[Actor], method_name: str, **more: Any) -> list[Any]:
-    found: list[Any] = get([getattr(engine, method_name).remote(**more) for engine in engines])
-    return found
+def batch_vllm_engine_call(engines: list[Actor], method_name: str, **more: Any) -> Any:
+    return get([getattr(engine, method_name).remote(**more) for engine in engines])
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
@@ -350,27 +344,24 @@ class PPOTrainer:
 
     def train_step(self, drawn: list[int], step: int) -> int:
         asked = self.reward_model_group, self.actor_model_group, self.critic_model_group, self.reference_model_group
-        self._have("forward", *asked)
+        self._have(asked, "forward")
         for group in (self.critic_model_group, self.actor_model_group):
-            self._have("reload_states", group)
-            self._have("fit", group)
-            self._have("offload_states", group)
+            for method in ("reload_states", "fit", "offload_states"):
+                self._have([group], method)
         self.broadcast_to_vllm()
         return step + 1
 
     def broadcast_to_vllm(self) -> None:
         batch_vllm_engine_call(self.vllm_engines, "wake_up", tags=["weights"])
-        self._have("broadcast_to_vllm", self.actor_model_group)
+        self._have([self.actor_model_group], "broadcast_to_vllm")
 
     def _save(self, what: str) -> None:
-        for group in (self.actor_model_group, self.critic_model_group):
-            if group is not None:
-                get(group.async_run_method("save_checkpoint", what))
+        self._have([self.actor_model_group, self.critic_model_group], "save_checkpoint", what)
 
-    def _have(self, method: str, *groups: Any) -> None:
+    def _have(self, groups: Any, method: str, *given: Any) -> None:
         for group in groups:
             if group is not None:
-                get(group.async_run_method(method))
+                get(group.async_run_method(method, *given))
 
 
 def get_strategy(args: Any) -> Any:
