@@ -20,7 +20,7 @@ class NotLoaded(RollmuxError):
 
 
 def model_in(folder: Path, **how: Any) -> Any:
-    """Weights that are tied to others need not be there."""
+    """The model in this folder, all of whose weights must be there, except those that are tied to others."""
     told = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused here, by name
     model, found = _loaded(AutoModelForCausalLM.from_pretrained, folder, **told, **how)
     lacking = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
@@ -31,7 +31,7 @@ def model_in(folder: Path, **how: Any) -> Any:
 
 
 def tokenizer_in(folder: Path, gguf_file: str | None = None) -> Any:
-    """Transformers makes one without a word where there are no words."""
+    """The tokenizer in this folder. From a folder without words transformers makes one, and says nothing."""
     names = TOKENIZER_FILES if gguf_file is None else (gguf_file,)
     if not any((folder / name).is_file() for name in names):
         raise NotLoaded(f"it has no tokenizer: none of {', '.join(names)}")
@@ -41,7 +41,7 @@ def tokenizer_in(folder: Path, gguf_file: str | None = None) -> Any:
 def _loaded(load: Callable[..., Any], folder: Path, **how: Any) -> Any:
     """A damaged file may make the libraries raise anything, and tell it in many lines.
 
-    A folder that is not there they would take for the name of a model, to be downloaded.
+    They would take a folder that is not there for the name of a model, to be downloaded.
     """
     if not folder.is_dir():
         raise NotLoaded(f"there is no folder {str(folder)!r}")

@@ -20,18 +20,18 @@ import torch.multiprocessing as mp
 
 from rollmux.system import Watched
 
-# What takes long to import of what engines and learners are made of.
+# Modules of engines and learners that take long to import.
 _HEAVY = ("torch", "torch._dynamo")
 _HEAVY_PARTS = ("transformers.models.", "rollmux.runtime.engine.", "rollmux.trainer.")
-# The server begins as if in this process's folder, where a file may be called as a module is: this puts that right.
+# The server would look for modules in this process's folder, where a file may have a module's name: this stops it.
 _FIRST = "rollmux.runtime.forks_path"
 # A server that dies refuses everything for a while before the system says that it is dead.
 _TRIES, _DYING_S = 3, 0.5
-_LOCK = Lock()  # the server is one for all threads
+_LOCK = Lock()  # all threads share one server
 
 
 class Fork:
-    """A process that is told things through a pipe, and ends when that is closed or when it is made to."""
+    """A process that is told things through a pipe, and ends when the pipe is closed or when it is made to."""
 
     def __init__(self, process: ForkServerProcess, pipe: Connection) -> None:
         assert process.pid is not None
@@ -39,16 +39,16 @@ class Fork:
         try:
             self._watched: Watched | None = Watched(self.pid)
         except ProcessLookupError:
-            self._watched = None  # it is over already
+            self._watched = None  # the process is over already
 
     def end(self, patience_s: float) -> None:
-        """Nothing of it is at work once this returns; it has so long to end itself. Closes the pipe."""
+        """Closes the pipe, and kills the process if it does not end by itself within `patience_s`. Then it is over."""
         self.pipe.close()
         watched, self._watched = self._watched, None
         if watched is None:
             return
         try:
-            # By itself: the server may be gone or stand still, and then tells nothing of it.
+            # The process itself is watched: the server may be gone or stand still, and then tells nothing of its end.
             if not watched.wait(patience_s):
                 with suppress(ProcessLookupError):
                     watched.send(signal.SIGKILL)
@@ -59,10 +59,10 @@ class Fork:
 
 
 def begun(serve: Callable[..., None], *told: Any, name: str) -> Fork:
-    """A process that calls this with what it is told and then its end of a pipe. OSError or EOFError: it died at once.
+    """Begins a process that calls `serve` with `told` and its end of a pipe. OSError or EOFError: it died at once.
 
-    What this process has imported when it begins the first, all of them have; and so it is with its environment. What
-    has many tensors goes through the pipe: only so many descriptors can go along.
+    All of them have the heavy modules that this process had when it began the first, and its environment of then. Send
+    what has many tensors through the pipe: only a limited number of descriptors can go along with `told`.
     """
     with _LOCK:
         context = mp.get_context("forkserver")
@@ -86,6 +86,6 @@ def begun(serve: Callable[..., None], *told: Any, name: str) -> Fork:
 
 
 def _undisturbed(serve: Callable[..., None], *told: Any) -> None:
-    """A terminal's Ctrl-C is sent to every process there: who began this one hears it, and closes the pipe."""
+    """Ignores Ctrl-C, which a terminal sends to all its processes: the one that began this one closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(*told)

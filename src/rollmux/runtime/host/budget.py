@@ -19,18 +19,19 @@ from rollmux.runtime.host.room import available_bytes
 from rollmux.system import let_go, since_boot_s, took_lock
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-# Looking at the claims takes a millisecond; who has not had the folder after this long waits for a stopped process.
+# Looking at the claims takes a millisecond; whoever has not had the folder after this long waits for a stopped process.
 FOLDER_PATIENCE_S, LOCK_POLL_S = 30.0, 0.001
-# Always all of it is written, so that nothing of a longer entry before is left. The longest path has 4,096.
+# An entry is always written at this length, so that nothing of a longer one is left. The longest path has 4,096 bytes.
 ENTRY_BYTES = 8192
 # What the node's own processes may need at any time.
 LEAVE_FREE_BYTES = 256 << 20
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Files in a folder that is not the budget's, the last of them a lock that whoever works there holds.
+    """Files in a folder that is not the budget's. The last of them is the lock that whoever works there holds.
 
-    They, and nothing else that lies there, go with the claim; where the folder is gone, so is a dead process's claim.
+    They, and nothing else that lies there, are deleted with the claim. If the folder is gone, a dead process's claim is
+    over.
     """
 
     folder: str
@@ -64,7 +65,7 @@ class Claim:
         self._pid = os.getpid()
 
     def resize(self, nbytes: int) -> None:
-        """More is refused where it does not fit, and the claim stays as it was."""
+        """Changes the bytes of the claim. If more do not fit they are refused, and the claim stays as it was."""
         with self.budget.locked():
             if nbytes > self.entry.nbytes:
                 self.budget.reclaim()
@@ -73,7 +74,7 @@ class Claim:
             self.budget.write(self.name, self.entry)
 
     def lies_in(self, folder: Path, files: Sequence[str]) -> None:
-        """From now on these files go with the claim: this process's own, as it holds the lock that is the last."""
+        """From now on these files are deleted with the claim. They are this process's: it holds the last, the lock."""
         try:
             place = Place(bytes(folder.absolute()).decode(), tuple(files))
         except UnicodeDecodeError as error:
@@ -83,7 +84,7 @@ class Claim:
             self.budget.write(self.name, self.entry)
 
     def release(self, patience_s: float = FOLDER_PATIENCE_S) -> None:
-        """Gives the bytes back, and what is kept under the name with them."""
+        """Gives the bytes back, and deletes what is kept under the name."""
         if self._file is None:
             return
         if self.budget.folder.exists():
@@ -93,7 +94,7 @@ class Claim:
         self.leave()
 
     def forsake(self) -> None:
-        """Releases, from wherever the garbage collector calls: perhaps from under the lock that this would wait for."""
+        """Releases when the garbage collector calls, perhaps while this thread holds the lock that `release` needs."""
         try:
             self.release(patience_s=0.0)
         except Busy:
@@ -109,7 +110,7 @@ class Claim:
             self._file = None
 
     def _last(self) -> bool:
-        """Nobody else shares it."""
+        """Whether nobody else shares the claim."""
         assert self._file is not None
         return took_lock(self._file)
 
@@ -126,7 +127,7 @@ class Budget:
             self._agree()
 
     def _agree(self) -> None:
-        """Two limits for one memory would be none."""
+        """Refuses another limit than the folder has: two limits for one memory would be none."""
         path = self.folder / "limit"
         said = int(path.read_text()) if path.exists() and path.stat().st_size else None
         if said is None:
@@ -139,7 +140,7 @@ class Budget:
     # -- claims ------------------------------------------------------------------------------------------------------
 
     def claim(self, name: str, nbytes: int, *, shared: bool = False, survive_s: float = 0.0) -> Claim:
-        """Takes bytes under a name that nobody alive has, for something new; what the dead kept under it is gone."""
+        """Takes bytes under a name that nobody alive has, for something new; what a dead process kept under it goes."""
         check_name(name)
         if not 0 <= survive_s < inf:
             raise Unfit(f"{name!r} is to survive for {survive_s} s: give a number of seconds from 0 on")
@@ -194,13 +195,13 @@ class Budget:
             raise NoRoom(f"{name!r} needs {shown(nbytes - taken)} more host memory; {left}; end what else uses it")
 
     def write(self, name: str, entry: Entry) -> None:
-        """Into the same file, for it carries the lock."""
+        """Writes the entry into the same file, for the file carries the lock."""
         data = msgspec.json.encode(entry)
         with self._path(name).open("r+b") as file:
             file.write(data.ljust(ENTRY_BYTES))
 
     def forget(self, name: str) -> bool:
-        """False: somebody works there. The claim's file goes last: after a crash there still is one to be reclaimed."""
+        """Deletes the claim, its file last: after a crash it can be reclaimed. False: somebody works in its folder."""
         place = self._read(name).place if self._exists(name) else None
         if place is not None and not cleared(Path(place.folder), place.files):
             return False
@@ -210,7 +211,7 @@ class Budget:
         return True
 
     def reclaim(self, now: bool = False) -> tuple[str, ...]:
-        """What the dead have left, as far as it is over."""
+        """Deletes what the dead have left, once its time to survive is over; returns the names."""
         over = [name for name in self._names() if not self._alive(name) and (now or self._is_over(name))]
         return tuple(name for name in over if self.forget(name))
 
@@ -234,7 +235,7 @@ class Budget:
         return [self.state_path(name).with_suffix(suffix) for suffix in (".state", ".new")]
 
     def _kept_bytes(self, name: str) -> int:
-        """What goes with the name, as far as it was taken: a process may have died between its claim and its file."""
+        """The bytes that the name's files really take: a process may have died between its claim and its file."""
         return sum(path.stat().st_blocks * 512 for path in self._kept(name) if path.exists())
 
     def _path(self, name: str) -> Path:
@@ -249,7 +250,7 @@ class Budget:
     def _read(self, name: str) -> Entry:
         data = self._path(name).read_bytes()
         if not data:
-            return Entry(0, 0.0)  # its process ended while it began
+            return Entry(0, 0.0)  # its process ended before it wrote the entry
         try:
             return msgspec.json.decode(data, type=Entry)
         except msgspec.DecodeError as error:
@@ -283,7 +284,7 @@ class Budget:
 
 
 def cleared(folder: Path, files: Sequence[str]) -> bool:
-    """Whether these files are gone, and with them a folder that holds nothing else; not while somebody works there."""
+    """Deletes these files, and the folder if nothing else is in it. False, without deleting: somebody works there."""
     if not folder.exists():
         return True
     try:

@@ -6,7 +6,7 @@ from rollmux.system import group_bytes, memory_bytes
 
 
 def available_bytes() -> int | None:
-    """None where neither says."""
+    """The bytes; None if neither says."""
     group = group_bytes()
     known = [] if group is None else [group[0] - group[1]]
     with suppress(FileNotFoundError):

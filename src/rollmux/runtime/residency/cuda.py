@@ -18,7 +18,7 @@ from rollmux.runtime.residency.transfer import Direct, Staged, Transfer
 
 log = logging.getLogger("rollmux")
 STREAMS = 2
-# Of torch's allocator: from so much on, in such steps, a block is a segment of the device's own.
+# Torch's allocator gives a block of at least so many bytes, in steps of so many, a segment of the device to itself.
 LEAST_BLOCK_BYTES, BLOCK_STEP_BYTES = 10 << 20, 2 << 20
 CONFIGURATIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -49,7 +49,7 @@ class CudaMemory:
 
     copies_itself = True
     window = 16  # copies of 64 MiB run at full speed
-    span = 8 * window  # summed in less time than one of its windows is copied in
+    span = 8 * window  # is summed in less time than one of its windows is copied
     staging_bytes = STREAMS * CHUNK_BYTES + 2 * Sheet.size(span)
 
     def __init__(self, device: torch.device) -> None:
@@ -62,17 +62,17 @@ class CudaMemory:
         self._buffers: list[Tensor] = []
         self._sheets: Sheets | None = None
         self._expected = 0
-        self._piece: int | None = None  # its address, if what is expected is one
-        self._number: int | None = None  # the driver's for it
-        self._allocated_before = self._reserved_before = 0  # of torch's books, where the driver has none
+        self._piece: int | None = None  # the address of what is to be freed, if that is one piece
+        self._number: int | None = None  # the driver's number for that allocation
+        self._allocated_before = self._reserved_before = 0  # by torch's books, where the driver has no number
 
     def holds(self, tensor: Tensor) -> bool:
         return tensor.device == self.device
 
     def allocate(self, nbytes: int) -> Tensor:
-        """A block of its own, so that it can go back whole, if torch holds none with room that others are in.
+        """A block that can go back whole: one of its own, unless torch holds a block of others' with enough room.
 
-        At its end is room for the sums of a span: to find some while copies run would take the driver its time.
+        At its end is room for the sums of a span: while copies run, the driver takes long to find any.
         """
         torch.cuda.empty_cache()
         size = max(nbytes + self.span * LINE_BYTES, LEAST_BLOCK_BYTES)
@@ -83,7 +83,7 @@ class CudaMemory:
         part.zero_()
 
     def expect(self, nbytes: int, piece: int | None) -> None:
-        torch._C._cuda_clearCublasWorkspaces()  # which are nobody's state
+        torch._C._cuda_clearCublasWorkspaces()  # they are nobody's state, and hold memory
         self._expected, self._piece = nbytes, piece
         self._number = allocation(piece) if piece is not None else None
         if self._number is None:
@@ -98,7 +98,7 @@ class CudaMemory:
             raise NotFreed(f"{self.device}: {what}; look for a pool or a setting of its allocator that holds blocks")
 
     def _require_in_books(self) -> None:
-        """Which tell of everybody's tensors together."""
+        """Asks torch's books instead of the driver. They add up everybody's tensors on this device."""
         allocated, reserved = self._books()
         freed, returned = self._allocated_before - allocated, self._reserved_before - reserved
         what = f"of {shown(self._expected)}, {shown(freed)} were freed and {shown(returned)} given back"
@@ -108,15 +108,15 @@ class CudaMemory:
             log.warning("%s: %s; torch keeps the rest, beside what else is in its blocks", self.device, what)
 
     def _books(self) -> tuple[int, int]:
-        """What torch's allocator has given out, and what it holds: its own words for that cost four times as much."""
+        """Bytes that torch's allocator has given out, and that it holds. Its own functions take four times as long."""
         told = torch.cuda.memory_stats_as_nested_dict(self.device)
         return told["allocated_bytes"]["all"]["current"], told["reserved_bytes"]["all"]["current"]
 
     def abandon(self) -> None:
-        """The allocator knows whose it is."""
+        """Nothing to do: torch's allocator knows who holds the block."""
 
     def pin(self, data: Tensor) -> None:
-        """What can't be pinned where it lies goes through pinned buffers."""
+        """Pins `data` where it lies. If that can't be, its copies go through pinned buffers."""
         if self._pinned is not None or self._buffers:
             raise Unfit(f"this memory of {self.device} has another state already: give each its own")
         if int(_runtime().cudaHostRegister(data.data_ptr(), data.numel(), 0)) == 0:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-SAMPLE_WORDS = 8191  # between two: odd, so that no regular pattern is in step with it
+SAMPLE_WORDS = 8191  # words between two samples: odd, so that no regular pattern is in step with them
 
 
 class Guard:
@@ -30,7 +30,7 @@ class Guard:
 def _mark(tensor: Tensor) -> tuple[int, int, tuple[int, ...]]:
     try:
         counted = tensor._version
-    except RuntimeError:  # made in inference mode: even after it got other data, and says that it is none of these
+    except RuntimeError:  # made in inference mode: no counter, even if its data was replaced and it denies that
         counted = 0
     return tensor.data_ptr(), counted, tuple(tensor.shape)
 

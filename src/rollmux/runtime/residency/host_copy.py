@@ -1,8 +1,9 @@
 """The state of a job in one file in the node's memory, mapped: it outlives the process.
 
-A version becomes visible by its record alone, once all that it names is written. With two slots a chunk, a version is
-written beside the last one, which stays whole until the next; with one, a version under way leaves none. Who reads does
-so without a lock, and looks at the record again afterwards: barriers keep records and chunks in this order.
+A version becomes visible only by its record, which is written after all chunks that it names. With two slots for each
+chunk, a version is written beside the last one, which stays whole until the next is begun. With one slot, there is no
+version while one is written. Readers take no lock, but look at the record before and after they read: barriers keep
+records and chunks in this order.
 """
 
 import mmap
@@ -26,12 +27,12 @@ from rollmux.runtime.residency.record import Record
 from rollmux.system import take_room
 
 FORMAT = 5
-HEAD_BYTES = 4096  # a file may outlive its kernel: no matter how large pages are
+HEAD_BYTES = 4096  # whatever the size of pages: a file may outlive its kernel
 MADV_POPULATE_WRITE = 23  # of Linux; Python 3.11 does not name it
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What stands first."""
+    """What the file begins with."""
 
     format: int
     catalogue_bytes: int
@@ -54,13 +55,13 @@ class HostCopy:
         self.path, self.layout, self.slots = path, layout, head.slots
         self.stamp = head.stamp  # names the layout
         self._head, self._mapped = head, mapped
-        self._under_way: Path | None = None  # where it stands until it has a version
+        self._under_way: Path | None = None  # the file's name until it has a version
         self.data = torch.frombuffer(mapped, dtype=torch.uint8, offset=head.data_at, count=head.slots * layout.nbytes)
         self._slots = self.data.view(head.slots, -1).unbind()
 
     @classmethod
     def create(cls, path: Path, layout: Layout, slots: int) -> Self:
-        """All its memory is taken here, so that no later write can fail for want of it. Nobody sees it yet."""
+        """Takes all of the file's memory, so that no later write can fail for lack of it. Nobody sees the file yet."""
         head, catalogue = _head(layout, slots)
         under_way = path.with_suffix(".new")
         under_way.unlink(missing_ok=True)
@@ -102,22 +103,22 @@ class HostCopy:
 
     @property
     def is_visible(self) -> bool:
-        """Whether it has had a version."""
+        """Whether the file has had a version: only then others see it."""
         return self._under_way is None
 
     def discard(self) -> None:
-        """It is not to become visible any more."""
+        """Deletes the file if it has had no version yet, so that it never becomes visible."""
         if self._under_way is not None:
             self._under_way.unlink(missing_ok=True)
 
     def newest(self, known: Record | None = None) -> Record | None:
-        """The newest whole version. What is known is not read again, as long as nothing newer stands here.
+        """The newest whole version. With two slots a `known` record is not read again if nothing newer stands here.
 
-        With one slot it is: whoever writes over a version that was broken off may give its number again.
+        With one slot it always is: a version written after one that was broken off may have the same number.
         """
-        barrier()  # after the chunks that were read
+        barrier()  # the record is read after the chunks that the caller has read
         found = self._read(known)
-        barrier()  # before those that will be
+        barrier()  # and before those that it will read
         return found
 
     def _read(self, known: Record | None) -> Record | None:
@@ -125,15 +126,15 @@ class HostCopy:
         said = max(records.version_at(area, self.stamp) for area in areas)
         if known is not None and self.slots == 2 and (known.stamp, known.version) == (self.stamp, said):
             return known
-        both = [records.unpacked(bytes(area), self.stamp) for area in areas]  # nobody writes what is checked
+        both = [records.unpacked(bytes(area), self.stamp) for area in areas]  # copies, which nobody changes meanwhile
         return max((each for each in both if each is not None), key=lambda each: each.version, default=None)
 
     def view(self, chunk: int, slot: int, count: int = 1) -> Tensor:
-        """A chunk, and neighbours behind it."""
+        """So many chunks of this slot, from `chunk` on."""
         return self._slots[slot][chunk * CHUNK_BYTES : (chunk + count) * CHUNK_BYTES]
 
     def beginning(self, chunk: int, slot: int) -> bytes:
-        """Of a chunk."""
+        """The first bytes of a chunk in this slot."""
         at = self._head.data_at + slot * self.layout.nbytes + chunk * CHUNK_BYTES
         return self._mapped[at : at + BEGINNING_BYTES]
 
@@ -142,15 +143,15 @@ class HostCopy:
         for number in (0, 1):
             at = self._area_at(number)
             self._mapped[at : at + records.HEAD.size] = bytes(records.HEAD.size)
-        barrier()  # before the first chunk
+        barrier()  # before the first chunk is written over
 
     def commit(self, record: Record) -> None:
-        """The flip: before it the last version holds, after it this one."""
+        """Makes this version visible: the last one holds until then, this one from then on."""
         packed = record.packed()
         at = self._area_at(record.version % 2)
         barrier()  # after the chunks of this version
         self._mapped[at : at + len(packed)] = packed
-        barrier()  # before those of the next
+        barrier()  # before the chunks of the next
         if self._under_way is not None:
             self._under_way.rename(self.path)
             self._under_way = None
@@ -198,7 +199,7 @@ def _taken(path: Path, size: int) -> mmap.mmap:
 
 
 def _touched(mapped: mmap.mmap) -> mmap.mmap:
-    """Page tables are made now and not by the first copies; a kernel that can't (before 5.14) does it then."""
+    """Page tables are made now and not by the first copies; a kernel that can't (before 5.14) makes them then."""
     with suppress(OSError):
         mapped.madvise(MADV_POPULATE_WRITE)
     return mapped

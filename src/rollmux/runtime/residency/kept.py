@@ -25,20 +25,20 @@ from rollmux.system import let_go
 class Kept:
     """One state on the host. Writers of all processes take turns.
 
-    What only this process will ever read is not summed, if nothing but the processor would make the sums.
+    There are no checksums if only this process will ever read the state, and the processor would have to make them.
     """
 
     def __init__(self, claim: Claim, host: HostCopy, memory: Memory, shared: bool) -> None:
         self.host, self.record = host, host.newest()
         self._claim, self._memory, self._pid = claim, memory, os.getpid()
-        self._before: HostCopy | None = None  # holds until the new file, of another layout, has a version
+        self._before: HostCopy | None = None  # the file that holds until the new one, of another layout, has a version
         self._spoilt = False
         self.sums = shared or claim.entry.survive_s > 0 or memory.copies_itself
         memory.pin(host.data)
 
     @classmethod
     def create(cls, claim: Claim, layout: Layout, slots: int, memory: Memory, *, shared: bool) -> "Kept":
-        """Under a claim on its bytes, which is given back if they can't be had."""
+        """Makes the file under a claim on its bytes. The claim is given back if that fails."""
         try:
             return cls(claim, HostCopy.create(claim.budget.state_path(claim.name), layout, slots), memory, shared)
         except BaseException:
@@ -47,7 +47,7 @@ class Kept:
 
     @classmethod
     def join(cls, budget: Budget, name: str, memory: Memory, *, shared: bool) -> "Kept":
-        """What a dead process has left, or a living one shares, checked from the first byte to the last."""
+        """Opens what a dead process has left, or a living one shares, and checks it from the first byte to the last."""
         try:
             claim = budget.join(name, shared=shared)
         except NotKept as error:
@@ -68,7 +68,7 @@ class Kept:
 
     @property
     def survive_s(self) -> float:
-        """How long it outlives its process."""
+        """How long the state outlives its process."""
         return self._claim.entry.survive_s
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Kept:
         return self.record is not None and self.record.stamp == self.host.stamp
 
     def newest(self) -> Record | None:
-        """Whoever has written it."""
+        """The newest version, whichever process has written it."""
         found = self.host.newest(self.record)
         return found if found is not None and found.version > self.version else self.record
 
@@ -92,7 +92,7 @@ class Kept:
         return self.record.aside if self.record is not None else b""
 
     def refresh(self) -> Record:
-        """The version that holds now."""
+        """Looks which version holds now, and goes by its record from now on."""
         found = self.host.newest(self.record)
         if found is None:
             raise BadCopy(f"{self.host.path} holds no whole version: its writer was broken off; start cold")
@@ -100,26 +100,26 @@ class Kept:
         return found
 
     def current(self, chunk: int, count: int = 1) -> Tensor:
-        """Of neighbours that are in one place."""
+        """What the version that holds has of a chunk, and of neighbours behind it in the same `place`."""
         return self.host.view(chunk, self._slot(chunk), count)
 
     def beginning(self, chunk: int) -> bytes | None:
-        """Of a chunk, where it is known and not zeros."""
+        """The first bytes of a chunk; None if the version has none for it, or it is zeros."""
         return self.host.beginning(chunk, self._slot(chunk)) if self.sum_of(chunk) not in (None, ZEROS) else None
 
     def place(self, chunk: int) -> int | None:
-        """The slot that holds it; None: it is zeros, and in none."""
+        """The slot that holds a chunk; None if the chunk is zeros, and so in no slot."""
         return None if self.is_zero(chunk) else self._slot(chunk)
 
     def sum_of(self, chunk: int) -> bytes | None:
         return self.record.sum_of(chunk) if self.record is not None and self.whole else None
 
     def is_zero(self, chunk: int) -> bool:
-        """Whether the chunk is nothing but zeros: what its slot holds is of no matter then."""
+        """Whether the chunk is nothing but zeros: then its slot may hold anything."""
         return self.sum_of(chunk) == ZEROS
 
     def verify(self) -> None:
-        """Reads all of the version that holds, again if another one is written meanwhile."""
+        """Checks every chunk of the version that holds, and begins again if another version is written meanwhile."""
         while (chunk := self._wrong()) is not None:
             read = self.record
             if self.refresh() == read:
@@ -127,7 +127,7 @@ class Kept:
                 raise BadCopy(f"{where} does not have its checksum; remove the file and start cold")
 
     def _wrong(self) -> int | None:
-        """The first chunk that is not what its checksum says."""
+        """The first chunk that does not fit its checksum."""
         record = self.refresh()
         for chunk in range(self.host.layout.chunks):
             known = record.sum_of(chunk)
@@ -141,7 +141,7 @@ class Kept:
 
     @contextmanager
     def writing(self, layout: Layout | None = None) -> Iterator[None]:
-        """One version is written inside; if that fails, the one before holds, where there are two slots."""
+        """One version is written within. If that fails, the one before holds on, if there are two slots."""
         file = os.open(self.host.path, os.O_RDWR | os.O_CLOEXEC) if self.host.is_visible else None
         try:
             if file is not None:
@@ -162,36 +162,36 @@ class Kept:
         if found is not None:
             self.record = found
         elif self.record is not None:
-            self.record = replace(self.record, stamp=0)  # its number goes on, though nothing of it is here
+            self.record = replace(self.record, stamp=0)  # no version is here any more, but its number counts on
         self._spoilt = False
 
     def target(self, chunk: int, count: int = 1) -> Tensor:
-        """Where the next version of a chunk goes, and of neighbours that have the same `next_slot`."""
+        """Where the next version of a chunk goes, and of neighbours behind it that have the same `next_slot`."""
         if self.host.slots == 1 and not self._spoilt:
             self.host.spoil()
             self._spoilt = True
         return self.host.view(chunk, self.next_slot(chunk), count)
 
     def take_over(self, chunk: int) -> None:
-        """Begins the next version of a chunk with what it holds now."""
+        """Begins the next version of a chunk with the bytes of the present one."""
         if self.is_zero(chunk):
             self.target(chunk).zero_()
         elif self.host.slots == 2:
             self.target(chunk).copy_(self.current(chunk))
 
     def drafted(self, changed: Mapping[int, bytes], notes: bytes | None = None, aside: bytes | None = None) -> Record:
-        """The next version: the chunks in `changed` go to their targets, or are zeros; these are their checksums."""
+        """The next version's record. `changed` has the checksums of chunks that go to their targets or are zeros."""
         notes = notes if notes is not None else self.record.notes if self.record is not None else b""
         aside = aside if aside is not None else self.aside
         require_fit(notes)
         chunks = range(self.host.layout.chunks)
         slots = bytes(self.next_slot(each) if each in changed else self._slot(each) for each in chunks)
         sums = [found for each in chunks if (found := changed.get(each) or self.sum_of(each)) is not None]
-        assert len(sums) == len(chunks)  # of all that was written or held
+        assert len(sums) == len(chunks)  # each chunk is written now, or was in the version before
         return Record(self.version + 1, self.host.stamp, slots, b"".join(sums), notes, aside)
 
     def commit(self, record: Record) -> None:
-        """What it names was written."""
+        """Makes this version the one that holds. All chunks that it names are written by now."""
         self.host.commit(record)
         self.record = record
         if self._before is not None:
@@ -207,14 +207,14 @@ class Kept:
         return 1 - self.record.slots[chunk]
 
     def tidy(self) -> None:
-        """A process that was killed while its state grew has left room for two."""
+        """Gives back the second file's room, which a process leaves if it is killed while its state grows."""
         self.host.path.with_suffix(".new").unlink(missing_ok=True)
         needed = self.host.nbytes + self._memory.staging_bytes
         if self._claim.entry.nbytes > needed:
             self._claim.resize(needed)
 
     def _grow(self, layout: Layout) -> None:
-        """Room for another layout, beside this one until a version is in it."""
+        """Makes a file for another layout. The file before stays beside it until the new one has a version."""
         before = self.host
         size = before.nbytes + HostCopy.size(layout, before.slots) + self._memory.staging_bytes
         self._claim.resize(size)
@@ -225,7 +225,7 @@ class Kept:
 
     def _revert(self) -> None:
         if self._before is None:
-            self._take_stock()  # in one slot the version before is gone
+            self._take_stock()  # with one slot the version before is gone
             return
         if self.host is not self._before:
             self.host.discard()
@@ -238,18 +238,18 @@ class Kept:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """As a process does that ends: what is kept stays."""
+        """Lets go as a process does that ends: what is kept stays."""
         self._memory.unpin()
         self._claim.leave()
 
     def release(self) -> None:
-        """Gives it up, unless others share it; not in a child that has inherited it."""
+        """Gives the state up unless others share it. A forked child that has inherited it does nothing here."""
         if os.getpid() == self._pid:
             self._memory.unpin()
             self._claim.release()
 
     def forsake(self) -> None:
-        """The same at the end of its owner, whenever that comes."""
+        """The same as `release` when the owner is collected, at whatever moment that is."""
         if os.getpid() == self._pid:
             self._memory.unpin()
             self._claim.forsake()

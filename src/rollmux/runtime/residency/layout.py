@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 # Small enough to stay in a CPU's cache between being copied and being summed, large enough that calls do not count:
 # 4 MiB copied at 14 GB/s with two threads, 1 MiB at 10.7, all at once at 11.6.
 CHUNK_BYTES = 4 << 20
-BEGINNING_BYTES = 512  # of a chunk: where it has changed, that mostly shows there
+BEGINNING_BYTES = 512  # of a chunk: if it has changed, these mostly show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class Layout:
         return ceil(self.nbytes / CHUNK_BYTES)
 
     def split(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """A flat memory in its chunks."""
+        """The chunks of a flat memory."""
         return torch.split(flat, CHUNK_BYTES)
 
     def blanks(self, device: torch.device) -> dict[str, Callable[[], Tensor]]:
-        """What makes a tensor like each of these, by name."""
+        """For each tensor, by its name, a function that makes one like it without values."""
         found = [(place, device) for place in self.places] + [(aside, CPU) for aside in self.asides]
         return {
             each.name: partial(torch.empty, each.size, dtype=_dtype(each.dtype), device=where) for each, where in found
@@ -115,7 +115,7 @@ class _Surveyor:
         self.layout, self.flat = layout, flat
         self.home = flat.untyped_storage().data_ptr() if flat is not None else None
         self.starts = [unit.at for unit in layout.units] if layout is not None else []
-        # In the flat memory, which unit; elsewhere, where which storage begins and how long it is.
+        # Units by (True, number, length) in the flat memory, by (False, address, length) of storages elsewhere.
         self.numbers: dict[tuple[bool, int, int], int] = {}
         self.units: list[Unit] = []
         self.sources: list[Tensor] = []
@@ -138,7 +138,7 @@ class _Surveyor:
         self.places.append(Place(leaf.name, place, dtype, offset, size, stride))
 
     def require_apart(self) -> None:
-        """Storages are moved one by one: what is in two of them would be there twice afterwards."""
+        """Refuses storages that overlap: each is moved by itself, and what two have in common would be there twice."""
         spans = sorted(
             (start, start + nbytes, unit) for (inside, start, nbytes), unit in self.numbers.items() if not inside
         )
@@ -176,7 +176,7 @@ def survey(
 
 
 def _is_settled(found: Sequence[Leaf], layout: Layout, flat: Tensor) -> bool:
-    """Whether each tensor is where it was put, which is the rule, and told four times as fast as by a survey."""
+    """Whether each tensor is where it was put. Mostly it is, and this tells so four times as fast as a survey."""
     home = flat.data_ptr()
     return len(found) == len(layout.places) and all(
         leaf.name == place.name

@@ -21,12 +21,12 @@ from rollmux.runtime.host.errors import Unfit
 NUMBERS = (int, float, complex)
 PLAIN = (*NUMBERS, str, bytes, bool, type(None), torch.dtype, torch.device)
 PLAIN_TENSORS = (Tensor, nn.Parameter)
-# Attributes in which libraries keep what a parameter holds, or a part of it: whose they are, and what moves that.
+# Attributes in which libraries keep all or part of what a parameter holds, with whose they are and what moves it.
 ELSEWHERE = {
     "ds_tensor": ("is partitioned by DeepSpeed", "call its engine's `offload_states()` and `reload_states()` instead"),
     "quant_state": ("is quantised by bitsandbytes", "move its module by `to()` instead"),
 }
-INT8 = "Int8Params"  # of bitsandbytes, whose scales, and a second name of whose values, its module has after a forward
+INT8 = "Int8Params"  # of bitsandbytes: its module has the scales, and after a forward the values too
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def _twice(found: Iterable[Leaf]) -> str:
 
 
 def names(state: object) -> dict[str, str]:
-    """All that a module calls its tensors, tied ones by several names, and what each is called here."""
+    """For each name that a module has for a tensor (tied ones have several), the tensor's name here."""
     walk = _Walk()
     walk.through("", state)
     return {
@@ -70,8 +70,8 @@ def names(state: object) -> dict[str, str]:
 def fill(state: object, known: Mapping[str, Callable[[], Tensor]]) -> Callable[[], None]:
     """Makes moments for optimizers that have made no step, and gradients that are not there yet, if they are known.
 
-    What an optimizer kept deeper than under one name of a parameter, or of its own, is for its builder to make.
-    Returns how they are taken away again.
+    Tensors that an optimizer nests deeper, or keeps under numbers, are for whoever builds it to make.
+    Returns a function that takes away again what was made.
     """
     moments = _moments(known)
     undo = list[Callable[[], object]]()
@@ -102,7 +102,7 @@ def fill(state: object, known: Mapping[str, Callable[[], Tensor]]) -> Callable[[
 
 
 def _moments(known: Mapping[str, Callable[[], Tensor]]) -> dict[str, dict[str, Callable[[], Tensor]]]:
-    """By what they lie in. A number tells nothing: it may have been one, or text, or a place in a list."""
+    """By what they lie in. A key of digits is left out: it may be a number, a text or a place in a list."""
     found: dict[str, dict[str, Callable[[], Tensor]]] = {}
     for name, blank in known.items():
         above, _, key = name.rpartition(".")
@@ -112,7 +112,7 @@ def _moments(known: Mapping[str, Callable[[], Tensor]]) -> dict[str, dict[str, C
 
 
 def plain_number(state: object) -> str | None:
-    """One that an optimizer counts in, or the like: it is no tensor, so that nobody keeps it."""
+    """The name of a plain number that an optimizer counts in, or the like: it is no tensor, so nobody keeps it."""
     for name, optimizer in _optimizers("", state):
         for place, (key, held) in enumerate(cast("dict[object, object]", optimizer.state).items()):
             below = _number_in(held)
@@ -122,7 +122,7 @@ def plain_number(state: object) -> str | None:
 
 
 def _number_in(value: object) -> str | None:
-    """Where one is, however deep: the end of its name. Each offload asks, so that what is common is told first."""
+    """Where in `value` a plain number is, however deep: the end of its name. Each offload asks: common types first."""
     if isinstance(value, (dict, Mapping)):
         items: Iterable[tuple[object, object]] = value.items()
     elif isinstance(value, NUMBERS):
@@ -149,11 +149,11 @@ def _optimizers(name: str, value: object) -> Iterator[tuple[str, Optimizer]]:
 
 
 class _Walk:
-    """Goes through a state, as each offload does: generators within generators took half as long again."""
+    """Goes through a state. Each offload does, so there are no nested generators: they took half as long again."""
 
     def __init__(self) -> None:
         self.found = dict[int, Leaf]()
-        self.modules = dict[str, nn.Module]()  # those that are in no other
+        self.modules = dict[str, nn.Module]()  # those that lie in no other module
         self._modules = dict[int, nn.Module]()
 
     def through(self, name: str, value: object) -> None:
@@ -181,7 +181,7 @@ class _Walk:
     def _module(self, name: str, module: nn.Module) -> None:
         if id(module) in self._modules:
             return
-        self._modules[id(module)] = module  # which is not to go meanwhile: its id would come again
+        self._modules[id(module)] = module  # kept alive: else another might get its id
         for tensors in (module._parameters, module._buffers):
             for below, tensor in tensors.items():
                 if tensor is not None:

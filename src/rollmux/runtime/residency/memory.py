@@ -1,6 +1,6 @@
 """The device, as residency sees it: flat memory that comes and goes. Here the processor's; `cuda.py` has the GPU's.
 
-What `release` returns from is free: it has asked those who keep the books, not itself.
+Once `release` has returned the memory is free: it has asked whoever keeps the books, and does not go by its own.
 """
 
 import os
@@ -22,18 +22,18 @@ from rollmux.runtime.residency.pages import MADV_FREE, PAGE_BYTES, Piece
 from rollmux.runtime.residency.passing import InThreads
 from rollmux.runtime.residency.transfer import Transfer
 
-ALL = sys.maxsize  # chunks: as many as lie together
-# Pages that each core may have on its list before the kernel's books show them as its own to take (PAGEVEC_SIZE, 31).
+ALL = sys.maxsize  # chunks are moved as one, as many as lie together
+# Each core may list so many pages before the kernel's books show that they are the kernel's to take (PAGEVEC_SIZE, 31).
 PENDING_BYTES = 31 * PAGE_BYTES
 
 
 class Memory(Protocol):
-    """One device, for one state: each has its own, whose moves come one after the other."""
+    """A device's memory for one state. Each state has its own, and its moves come one after the other."""
 
     device: torch.device
-    copies_itself: bool  # else the processor does, which looks in passing at what it copies
-    window: int  # chunks that are copied as one at most
-    span: int  # chunks that are summed as one at most; whole windows
+    copies_itself: bool  # else the processor copies, and compares or sums in passing
+    window: int  # at most so many chunks are copied as one
+    span: int  # at most so many chunks are summed as one; whole windows
     staging_bytes: int  # of host memory that the device needs for itself
 
     def holds(self, tensor: Tensor) -> bool:
@@ -46,7 +46,7 @@ class Memory(Protocol):
         """Makes a part of what `allocate` has just given zero."""
 
     def expect(self, nbytes: int, piece: int | None) -> None:
-        """So many bytes are about to be let go of; `piece`: the address of what `allocate` gave, if they are that."""
+        """So many bytes are about to be let go of. `piece`: their address, if they are what `allocate` gave."""
 
     def release(self) -> None:
         """Gives back to the node what was let go of, and raises NotFreed if that did not happen."""
@@ -55,15 +55,15 @@ class Memory(Protocol):
         """Somebody else still looks at the last piece: it stays theirs, and counts as leaked."""
 
     def pin(self, data: Tensor) -> None:
-        """Makes ready what will be copied from and to."""
+        """Makes host memory ready to be copied from and to."""
 
     def unpin(self) -> None: ...
 
     def transfer(self) -> Transfer: ...
 
     def sums(self, data: Tensor) -> Callable[[], Tensor]:
-        """Asks for the sums of at most a span of what `allocate` gave. What comes back waits for them, once and before
-        others are asked for; they hold until others were asked for twice."""
+        """Asks for the sums of at most a span of what `allocate` gave. Call what it returns once, before the next sums
+        are asked for: it waits for these. They stay valid until sums have been asked for twice more."""
 
 
 class CpuMemory:
@@ -81,9 +81,9 @@ class CpuMemory:
     def __init__(self, *, lazy: bool = False) -> None:
         self.lazy = lazy
         self._piece: Piece | None = None  # kept for the next state of this size
-        self._given: weakref.ref[torch.UntypedStorage] | None = None  # whoever looks at the piece
+        self._given: weakref.ref[torch.UntypedStorage] | None = None  # alive as long as somebody looks at the piece
         self._given_back = True  # the piece is as the kernel gives it, zero
-        self._zero = False  # it was when it was last taken
+        self._zero = False  # whether the piece was zero when it was last given out
 
     def holds(self, tensor: Tensor) -> bool:
         return tensor.device == self.device
@@ -97,16 +97,16 @@ class CpuMemory:
         return made
 
     def clear(self, part: Tensor) -> None:
-        """By the kernel, once somebody needs it."""
+        """Gives the pages back: the kernel clears them once somebody needs them."""
         if self._zero or self._piece is None:
             return
         try:
             self._piece.empty(part)
-        except OSError:  # as for memory that is locked
+        except OSError:  # such as for memory that is locked
             part.zero_()
 
     def expect(self, nbytes: int, piece: int | None) -> None:
-        """The kernel is asked afterwards."""
+        """Nothing to do: `release` asks the kernel."""
 
     def release(self) -> None:
         piece = self._piece
@@ -132,17 +132,17 @@ class CpuMemory:
         return 0 if self._piece is None else self._piece.resident_bytes()
 
     def used_bytes(self) -> int:
-        """What of it is not the kernel's to take."""
+        """What of the last piece is in memory and not the kernel's to take."""
         return 0 if self._piece is None else _used(self._piece)
 
     def pin(self, data: Tensor) -> None:
-        """Host memory is what it is."""
+        """Nothing to do: the processor copies to and from any host memory."""
 
     def unpin(self) -> None: ...
 
     def transfer(self) -> Transfer:
-        """What is new from the kernel is written while it is in the core's cache, where the kernel has cleared it; all
-        else past the cache."""
+        """Memory that is new from the kernel is written chunk by chunk, while the pages that the kernel cleared are in
+        the core's cache. All else is written past the cache."""
         return InThreads(torch.get_num_threads(), CHUNK_BYTES if self._zero else None)
 
     def sums(self, data: Tensor) -> Callable[[], Tensor]:
@@ -150,7 +150,7 @@ class CpuMemory:
 
 
 def _left_to_the_kernel(piece: Piece) -> bool:
-    """Leaves all of it, if the kernel's books say so: not each kernel keeps such books, nor of all memory."""
+    """Leaves the piece to the kernel. False if its books don't show that: not all kernels keep such books."""
     if piece.nbytes <= _pending():
         return False
     try:

@@ -34,7 +34,7 @@ def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], obje
             meanwhile()
         finally:
             transfer.finish()
-        # Who writes two versions meanwhile writes over what was just read: then once more.
+        # A writer of two versions meanwhile writes over what is read here: then all is read once more.
         if kept.refresh() == record:
             return record.version
         clear = Tensor.zero_  # this memory is not new any more
@@ -43,7 +43,7 @@ def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], obje
 def save(
     kept: Kept, seen: Survey, flat: Tensor | None, memory: Memory, notes: bytes | None, aside: bytes = b""
 ) -> None:
-    """Writes what differs as a new version. Where nothing does, and no notes came, the version stays."""
+    """Writes what differs as a new version. If nothing does, and no notes came, the version stays."""
     with kept.writing(seen.layout):
         if not seen.at_home or flat is None:
             changed = _gathered(kept, seen, memory)
@@ -67,10 +67,10 @@ def save_early(
     look: Callable[[], tuple[Survey, bytes]],
     leave: Callable[[], object],
 ) -> bool:
-    """The same as `save`, with all that the processor has to do done while copies are under way: it looks where the
-    state is, and if it is in `flat` its tensors leave. False: it is elsewhere, and nothing is written.
+    """The same as `save`, but the processor does its part while copies are under way: it looks where the state is, and
+    calls `leave` if all of it is in `flat`. False: the state is elsewhere, and no version is written.
 
-    Needs a version in one of two slots, which holds until the end.
+    There must be two slots, and a version in one of them: it holds until the end.
     """
     with kept.writing():
         sending = Sending(kept, flat, memory)
@@ -100,7 +100,7 @@ def _commit(kept: Kept, draft: Record | None) -> None:
 
 
 def _in_passing(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
-    """Chunks that are not what the host has. Where sums are wanted they are made while a chunk is copied."""
+    """Copies chunks that differ from the host's, and gives their checksums, made during the copy if at all."""
     sources = kept.host.layout.split(flat)
 
     def passed(chunk: int) -> bytes | None:
@@ -124,9 +124,10 @@ def _in_passing(kept: Kept, flat: Tensor, memory: Memory) -> dict[int, bytes]:
 
 
 def _plainly_changed(kept: Kept, flat: Tensor) -> Iterator[int]:
-    """Chunks whose beginnings tell that they are others than the host has, and no zeros.
+    """Chunks whose first bytes tell that they differ from the host's, and are not zeros.
 
-    Threads that each ask for a chunk wait for one another: two took three times as long as one, a tenth of an offload.
+    One thread asks for all: threads that each ask wait for one another. Two took three times as long as one, which was
+    a tenth of an offload.
     """
     data, zeros = flat.numpy().data, bytes(BEGINNING_BYTES)
     for chunk in range(kept.host.layout.chunks):
@@ -137,7 +138,7 @@ def _plainly_changed(kept: Kept, flat: Tensor) -> Iterator[int]:
 
 
 def _gathered(kept: Kept, seen: Survey, memory: Memory) -> dict[int, bytes]:
-    """Everything, from wherever it lies."""
+    """Copies the whole state, from wherever its parts lie, and gives the checksums."""
     transfer = memory.transfer()
     for unit, source in zip(seen.layout.units, seen.sources, strict=True):
         for chunk, inside, part in _pieces(unit.at, unit.nbytes):
@@ -147,7 +148,7 @@ def _gathered(kept: Kept, seen: Survey, memory: Memory) -> dict[int, bytes]:
 
 
 def _told(kept: Kept, chunk: int) -> bytes:
-    """What the record says of a chunk that was written."""
+    """The checksum that the record gets for a chunk that was written."""
     written = kept.target(chunk)
     if kept.sums:
         return checksum(written)
@@ -155,7 +156,7 @@ def _told(kept: Kept, chunk: int) -> bytes:
 
 
 def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None, names: Mapping[str, str]) -> None:
-    """New values for some of the tensors, as a new version on the host; `names`: what else they are called."""
+    """Writes new values for some tensors as a new version. `names` leads from other names to those here."""
     layout = kept.host.layout
     own = {place.name: place for place in layout.places}
     places = {name: own[first] for name, first in names.items() if first in own} | own
@@ -163,7 +164,7 @@ def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None, names:
     if unknown:
         raise Unfit(f"{unknown[0]!r} is not in the state {kept.host.path.stem!r}: it holds {sorted(own)[:3]} and so on")
     require_fit(notes)
-    # What can't be taken is refused here: in one slot there is no version from the first byte written to the last.
+    # What can't be taken is refused here: with one slot there is no version from the first byte written to the commit.
     given = _given(places, values)
     with kept.writing():
         kept.refresh()
@@ -176,10 +177,10 @@ def change(kept: Kept, values: Mapping[str, Tensor], notes: bytes | None, names:
 
 
 def _given(places: Mapping[str, Place], values: Mapping[str, Tensor]) -> dict[Place, Tensor]:
-    """One value for each place that has any elements."""
+    """One value for each place that has elements. Values that contradict each other are refused."""
     given = dict[Place, tuple[str, Tensor]]()
     for name, value in values.items():
-        fitted, memory = _fitted(places[name], value), replace(places[name], name="")  # which may have several names
+        fitted, memory = _fitted(places[name], value), replace(places[name], name="")  # a place may have several
         first, same_value = given.setdefault(memory, (name, fitted))
         if not are_same(getattr(torch, memory.dtype), same_value, fitted):
             raise Unfit(f"{name!r} has other values than {first!r}, which it is tied to; give the same, or one")
@@ -190,7 +191,7 @@ def _given(places: Mapping[str, Place], values: Mapping[str, Tensor]) -> dict[Pl
 
 
 def _overlapping(places: Iterable[Place]) -> list[list[Place]]:
-    """Those of which one begins before another ends: they may have elements in common."""
+    """Groups of places of which one begins before another ends: they may have elements in common."""
     found, end = list[list[Place]](), (0, 0)
     for place in sorted(places, key=lambda place: (place.unit, _extent(place))):
         first, last = _extent(place)
@@ -202,7 +203,7 @@ def _overlapping(places: Iterable[Place]) -> list[list[Place]]:
 
 
 def _require_one_value(given: Mapping[Place, tuple[str, Tensor]]) -> None:
-    """Of each element, though several of these tensors have it: all are written, and then nothing reads as another."""
+    """Elements that several tensors share must get one value: all values are written to a trial, and must read back."""
     firsts, lasts = zip(*map(_extent, given), strict=True)
     start, end = min(firsts) // ALIGN_BYTES, ceil(max(lasts) / ALIGN_BYTES)
     written = torch.empty((end - start) * ALIGN_BYTES, dtype=torch.uint8)
@@ -222,14 +223,14 @@ def _require_one_value(given: Mapping[Place, tuple[str, Tensor]]) -> None:
 
 
 def _fitted(place: Place, value: Tensor) -> Tensor:
-    """One that can be copied from: the value itself, or what a tensor of its own kind holds."""
+    """A tensor that can be copied from: the value itself, or its content if it is no plain tensor."""
     if tuple(value.shape) != place.size:
         raise Unfit(f"{place.name!r} has the shape {place.size}, not {tuple(value.shape)}; give all of it")
     if value.numel() and _overlaps(place):
         raise Unfit(f"{place.name!r} has elements that share memory; update the tensor that it is a view of")
     value = value.detach()
     is_plain = type(value) is Tensor and value.layout is torch.strided
-    # Of a plain one its first element tells: a whole model from a device does not lie on the host twice.
+    # Of a plain tensor only the first element is tried, so that a whole model from a device is not twice on the host.
     tried = value[(slice(1),) * value.dim()] if is_plain else value
     try:
         copy = torch.empty(tried.shape, dtype=getattr(torch, place.dtype)).copy_(tried)
@@ -240,7 +241,7 @@ def _fitted(place: Place, value: Tensor) -> Tensor:
 
 
 def _overlaps(place: Place) -> bool:
-    """Whether a step of some dimension is shorter than what lies within it."""
+    """Whether elements share memory: the step of some dimension is shorter than what lies within that dimension."""
     span = 1
     for step, count in sorted(zip(place.stride, place.size, strict=True)):
         if count > 1 and step < span:
@@ -250,7 +251,7 @@ def _overlaps(place: Place) -> bool:
 
 
 def note(kept: Kept, notes: bytes) -> None:
-    """A new version of which nothing else is new."""
+    """Writes a new version of which only the notes are new."""
     with kept.writing():
         kept.refresh()
         kept.commit(kept.drafted({}, notes))
@@ -282,7 +283,7 @@ def _chunks_of(layout: Layout, place: Place) -> Sequence[int]:
 
 
 def _pieces(at: int, nbytes: int) -> Iterator[tuple[int, slice, slice]]:
-    """Each chunk that a stretch of the flat memory meets: where in the chunk, and which part of the stretch."""
+    """Each chunk that a stretch of the flat memory meets: its number, where in it, and which part of the stretch."""
     done = 0
     while done < nbytes:
         chunk, inside = divmod(at + done, CHUNK_BYTES)

@@ -17,14 +17,14 @@ from rollmux.runtime.residency.layout import Layout, Survey, survey
 from rollmux.runtime.residency.leaves import Leaf, leaves, names, plain_number
 from rollmux.runtime.residency.memory import Memory, memory_of
 
-# More than this is too much to be written with each version.
+# More bytes than this are too many to be written with each version.
 ASIDE_BYTES = 1 << 20
 Storages = list[tuple["weakref.ref[torch.UntypedStorage]", int]]
 
 
 class OnDevice:
-    """One state. Of what lies on the host anyway, such as an optimizer's counts of steps, nothing moves: what is little
-    goes with the record of each version, and what is much (`left_bytes`) ends with this process."""
+    """One state. Tensors that lie on the host anyway, such as an optimizer's counts of steps, don't move: if they are
+    few bytes they go with the record of each version, if they are many (`left_bytes`) they end with this process."""
 
     def __init__(self, state: Callable[[], object], name: str, memory: Memory | None) -> None:
         self.name, self._state = name, state
@@ -36,7 +36,7 @@ class OnDevice:
         self._put_aside = b""
         self.left_bytes = 0
         self._guard: Guard | None = None
-        self._settled = False  # at the last look all of it was in `flat`
+        self._settled = False  # whether at the last look all of it was in `flat`
         self._left = False
         self._leaked: Storages = []
         self.look()
@@ -65,20 +65,20 @@ class OnDevice:
         return seen
 
     def names(self) -> dict[str, str]:
-        """What its tensors are called elsewhere, and here."""
+        """For each name that a module has for one of its tensors, the name here."""
         return names(self._state())
 
     @property
     def left_number(self) -> str | None:
-        """A number of an optimizer that ends with this process, whatever outlives it."""
+        """The name of a plain number in an optimizer: it ends with this process, even if the state survives."""
         return plain_number(self._state())
 
     def aside(self) -> bytes:
-        """What was on the host at the last look, as it is now."""
+        """The present bytes of the tensors that were on the host at the last look."""
         return b"".join(_bytes_of(tensor.detach()).numpy().tobytes() for tensor in self._aside)
 
     def put_aside(self, content: bytes) -> None:
-        """The same from a version."""
+        """Writes such bytes, which a version has kept, back into those tensors."""
         self._put_aside = content
         at = 0
         for tensor in self._aside:
@@ -88,7 +88,7 @@ class OnDevice:
             at += tensor.nbytes
 
     def expect(self, layout: Layout) -> None:
-        """The tensors must be those of a layout that was made elsewhere."""
+        """Refuses the state if its tensors are not those of a layout that was made elsewhere."""
         mine, theirs = _shapes(self.look().layout), _shapes(layout)
         for name in sorted(set(mine) | set(theirs)):
             if mine.get(name) != theirs.get(name):
@@ -96,21 +96,21 @@ class OnDevice:
                 raise Unfit(f"{self.name!r}: {name!r} is {both}; build the state as it was, or start cold")
 
     def board(self, found: Sequence[Leaf], layout: Layout, flat: Tensor, *, watched: bool) -> None:
-        """These come from elsewhere: all of the state, as it is laid out in `flat`."""
+        """Binds all tensors of the state, which were elsewhere, to `flat`, where it is laid out."""
         self._tensors, self._aside, self.left_bytes = {leaf.name: leaf.tensor for leaf in found}, [], 0
         self.bind(layout, flat)
         if watched:
             self.watch()
 
     def bind(self, layout: Layout, flat: Tensor) -> None:
-        """The state is in `flat` from now on, where its values may still be on their way to."""
+        """The state is in `flat` from now on; its values may still be on their way there."""
         for place in layout.places:
             self._tensors[place.name].data = layout.view(place, flat)
         self.flat, self._layout, self._guard, self._settled = flat, layout, None, True
         self._left = False
 
     def leave(self) -> None:
-        """Empties the tensors, of which all are in `flat`; what they were is still there."""
+        """Empties the tensors, all of which are in `flat`; their values stay there."""
         self._left = True
         self._empty()
 
@@ -122,12 +122,12 @@ class OnDevice:
             tensor.data = blanks[tensor.dtype]
 
     def come_back(self) -> None:
-        """They did not leave after all."""
+        """Undoes `leave`: the tensors are in `flat` again."""
         if self._left and self.flat is not None and self._layout is not None:
             self.bind(self._layout, self.flat)
 
     def unbind(self) -> None:
-        """It is nowhere; whoever holds its memory still does."""
+        """Empties the tensors, and forgets their memory: whoever else holds that still does."""
         if not self._left:
             self._empty()
         self._gone()
@@ -136,7 +136,7 @@ class OnDevice:
         self.flat, self._layout, self._guard, self._left = None, None, None, False
 
     def watch(self) -> None:
-        """From now on it is noticed if it changes."""
+        """From now on a change of the state is noticed."""
         assert self.flat is not None
         self._guard = Guard(self._tensors, self.flat)
 
@@ -145,7 +145,7 @@ class OnDevice:
         return self._guard is not None
 
     def unwatch(self) -> None:
-        """It may change from now on."""
+        """From now on the state may change."""
         self._guard = None
 
     def require_unchanged(self) -> None:
@@ -177,7 +177,7 @@ class OnDevice:
         self.memory.release()
 
     def _let_go(self) -> Storages:
-        """Each piece of memory once, with its size."""
+        """Each piece of memory that the state is in, once, with its size."""
         if self.flat is not None and self._settled:
             storage = self.flat.untyped_storage()
             return [(weakref.ref(storage), storage.nbytes())]
@@ -193,7 +193,7 @@ class OnDevice:
     def require_freed(self) -> None:
         if not self.leaked_bytes:
             return
-        gc.collect()  # what is held by a cycle of dead objects only
+        gc.collect()  # frees what only a cycle of dead objects holds
         if self.leaked_bytes:
             what = f"{shown(self.leaked_bytes)} of the device's memory"
             remedy = "drop views of the state, graphs and outputs that hold it, before the phase ends"

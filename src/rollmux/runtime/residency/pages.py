@@ -46,11 +46,11 @@ class Piece:
             raise MemoryError(f"no {self._length} bytes of address space are left ({error.strerror})") from error
         self._bytes = (ctypes.c_ubyte * self._length).from_address(found)
         gone = weakref.finalize(self._bytes, _libc.munmap, ctypes.c_void_p(found), ctypes.c_size_t(self._length))
-        gone.atexit = False  # others may look at it to the end
+        gone.atexit = False  # others may look at the memory to the end
         self.start, self.end = found, found + self._length
         for at in (self.start, self.end - mmap.PAGESIZE):
             _called(_libc.mprotect, at, mmap.PAGESIZE, PROT_NONE)
-        with suppress(OSError):  # a kernel without them refuses it
+        with suppress(OSError):  # a kernel without huge pages refuses the advice
             self.advise(MADV_HUGEPAGE)
 
     def tensor(self) -> Tensor:
@@ -59,7 +59,7 @@ class Piece:
         return torch.frombuffer(self._bytes, dtype=torch.uint8, offset=offset, count=self.nbytes)
 
     def advise(self, advice: int, part: Tensor | None = None) -> None:
-        """Of all of it, or of whole pages. Other systems mean something else by these numbers: they are given none."""
+        """Advises Linux on all of it, or on a part of whole pages. Elsewhere the numbers mean other things: OSError."""
         if not system.IS_LINUX:
             raise OSError(ENOSYS, os.strerror(ENOSYS))
         at, nbytes = (self.start, self._length) if part is None else (part.data_ptr(), part.nbytes)
@@ -92,7 +92,7 @@ class Piece:
         return self._told({b"Shared_Clean:": 1, b"Shared_Dirty:": 1})
 
     def _told(self, signs: Mapping[bytes, int]) -> int:
-        """The sum of these lines of the kernel's books."""
+        """The sum of these lines of the kernel's books on the piece."""
         told, inside = 0, False
         with SMAPS.open("rb", buffering=PAGE_BYTES) as lines:  # no more than what the kernel writes at once
             for line in lines:
@@ -108,7 +108,7 @@ class Piece:
 
 
 def _mapped(at: int, nbytes: int, flags: int = 0) -> int:
-    """New private memory, zero; here if that can be, and with MAP_FIXED in place of what was here."""
+    """New private memory, zero: at this address if it is free, with MAP_FIXED in place of what is there."""
     protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, flags | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     found = _libc.mmap(at, nbytes, protection, flags, -1, 0)
     if found == ctypes.c_void_p(-1).value:

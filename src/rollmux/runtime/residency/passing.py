@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 def copy(target: Tensor, source: Tensor) -> None:
-    """One piece of bytes."""
+    """Copies one piece of bytes."""
     np.copyto(target.numpy(), source.numpy())
 
 
@@ -35,21 +35,21 @@ def copy_summed(target: Tensor, source: Tensor) -> bytes:
 
 
 def is_zero(data: Tensor) -> bool:
-    """Whether all of it is; where the beginning is not, the rest is not read."""
+    """Whether all bytes are zero. If the first are not, the rest is not read."""
     return not data[:ROW_BYTES].numpy().any() and not data.numpy().any()
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two pieces hold the same bytes; where the beginnings differ, the rest is not read."""
+    """Whether two pieces hold the same bytes. Nothing is read behind the first difference."""
     order: int = _memcmp(one.data_ptr(), other.data_ptr(), one.numel())
     return order == 0
 
 
 def are_same(dtype: torch.dtype, one: Tensor, other: Tensor) -> bool:
-    """Whether two of one shape are the same bytes in this type; those that are one are not looked at."""
+    """Whether two tensors of one shape have the same bytes in this type. If they are one memory, nothing is read."""
     if one.data_ptr() == other.data_ptr() and (one.dtype, one.stride()) == (other.dtype, other.stride()):
         return True
-    # Rows of one element each: whatever lies between them, the bytes of one lie side by side.
+    # As rows of one element each: the bytes of an element lie side by side, whatever lies between elements.
     first, second = (
         each.detach().to(one.device, dtype).flatten().unsqueeze(-1).view(torch.uint8) for each in (one, other)
     )
@@ -57,7 +57,7 @@ def are_same(dtype: torch.dtype, one: Tensor, other: Tensor) -> bool:
 
 
 def in_threads(do: Callable[[int], Result], numbers: Iterable[int], threads: int) -> list[Result]:
-    """Does it for each number, and tells what came of them in their order."""
+    """Calls `do` for each number, and returns the results in the order of the numbers."""
     if threads == 1:
         return [do(number) for number in numbers]
     with ThreadPoolExecutor(threads) as pool:
@@ -67,7 +67,8 @@ def in_threads(do: Callable[[int], Result], numbers: Iterable[int], threads: int
 class InThreads:
     """A transfer within this process. Its threads end with it, and with them their hold on what they moved.
 
-    It loads in pieces of so many bytes; else each thread copies in one what it has to: that is written past the caches.
+    Loads go in pieces of `piece` bytes. Without it, as in saves, each thread copies its share as one: such a copy is
+    written past the caches.
     """
 
     def __init__(self, threads: int, piece: int | None) -> None:

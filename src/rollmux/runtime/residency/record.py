@@ -52,7 +52,7 @@ def space(chunks: int, aside_bytes: int) -> int:
 
 
 def version_at(data: memoryview, stamp: int) -> int:
-    """Which version of this layout the record that stands here says it is, whole or not; 0: none."""
+    """The number that the record here has as a version of this layout, whole or not; 0 if it has none."""
     mark, version, written, *_ = HEAD.unpack_from(data)
     return int(version) if (mark, written) == (MARK, stamp) else 0
 

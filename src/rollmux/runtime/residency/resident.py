@@ -31,12 +31,12 @@ log = logging.getLogger("rollmux")
 class Resident:
     """`state`: modules, optimizers, tensors, and containers of them.
 
-    - `read_only`: the device never changes it, so nothing is copied back; that it did not is watched
+    - `read_only`: the device never changes it, so nothing is copied back; a change is noticed
     - `slots`: 2 keeps the last version whole while the next is written; 1 takes half of the host memory
     - `shared`: other processes may join it by `attach`; all of them share one copy on the host
     - `survive_s`: how long the host's copy outlives this process if it dies
     - `declared_bytes`: the host memory that the job has said it needs
-    - `rebuild`: fills the state anew; with it the host's copy is given up where there is no room for it
+    - `rebuild`: fills the state anew; if it is given, the host's copy is given up when there is no room for it
     """
 
     def __init__(
@@ -76,9 +76,10 @@ class Resident:
     ) -> "Resident":
         """Takes over what a dead process has left, or joins a living one that shares it.
 
-        `state` is built like theirs; its values are of no matter, and optimizers need not have made a step, if all that
-        they keep are tensors under names, as torch's do: what is nested, or under numbers, has to be there. It is
-        offloaded, and `load` brings the host's. It survives this process for as long as it did theirs.
+        `state` must be built like theirs, with whatever values. Its optimizers need not have made a step if all that
+        they keep are tensors under names, as torch's do; tensors that are nested, or under numbers, have to be there.
+        The state is offloaded, and `load` brings the host's values. The host's copy survives this process for as long
+        as it did theirs.
         """
         self, device = cls.__new__(cls), OnDevice(lambda: state, name, memory)
         kept = Kept.join(budget, name, device.memory, shared=shared)
@@ -126,14 +127,14 @@ class Resident:
             self._loaded, self._broken_off = True, False
 
     def _vacate_after(self, error: BaseException) -> None:
-        """Whatever is looked at by what was on its way goes with the error, which is the one to hear of."""
+        """Frames of the error may still hold memory. That goes with them, so NotFreed is only a note to this error."""
         try:
             self.device.vacate()
         except NotFreed as held:
             error.add_note(str(held))
 
     def _clear_away(self) -> None:
-        """A load that failed could not give back what its error still looked at."""
+        """Gives back what a failed load could not, as its error still held it."""
         if self._broken_off:
             self.device.memory.expect(0, None)
             self.device.memory.release()
@@ -181,7 +182,7 @@ class Resident:
             self.device.vacate()
 
     def _require_unchanged(self) -> None:
-        """What was loaded to be read is as it was, and nothing has joined it or taken its place."""
+        """Raises Changed if read-only state is not as it was loaded, or has other tensors than were loaded."""
         seen = self.device.look()
         self.device.require_unchanged()
         if not seen.at_home:
@@ -189,7 +190,7 @@ class Resident:
 
     @property
     def nbytes(self) -> int:
-        """What moves."""
+        """The bytes that move."""
         return self._layout.nbytes
 
     @property
@@ -201,13 +202,13 @@ class Resident:
 
     @property
     def version(self) -> int:
-        """Of the host's copy; 0 before the first."""
+        """The version of the host's copy; 0 before the first."""
         newest = self._newest()
         return newest.version if newest is not None else 0
 
     @property
     def notes(self) -> bytes:
-        """What came with that version."""
+        """The notes that came with that version."""
         newest = self._newest()
         return newest.notes if newest is not None else b""
 
@@ -241,11 +242,11 @@ class Resident:
             self._save_seen(notes)
 
     def _saved_early(self, notes: bytes | None) -> bool:
-        """A device that copies by itself begins at once, and all else is done meanwhile."""
+        """If the device copies by itself, it begins at once and all else is done meanwhile. False: nothing is saved."""
         kept, flat, device = self.kept, self.device.flat, self.device
         if not device.memory.copies_itself or flat is None or kept is None or not kept.whole or kept.host.slots == 1:
             return False
-        if kept.host.layout != self._layout:  # an offload that failed has grown it
+        if kept.host.layout != self._layout:  # an offload that failed has made a larger file
             return False
         try:
             return save_early(kept, flat, device.memory, notes, self._looked, self._leave)
@@ -273,12 +274,12 @@ class Resident:
         except NoRoom as refused:
             if self._rebuild is None:
                 raise
-            log.warning("%s; the next load starts cold", str(refused))  # which holds none of the state
+            log.warning("%s; the next load starts cold", str(refused))  # a text: the error itself would hold the state
             self.drop()
-        self._layout = self.kept.host.layout if self.kept is not None else seen.layout  # one object is soon compared
+        self._layout = self.kept.host.layout if self.kept is not None else seen.layout  # same object, quick to compare
 
     def _require_room(self, layout: Layout) -> None:
-        """What the job has declared and shared binds it."""
+        """Refuses a state that does not fit what was declared, is shared or is to survive."""
         if self._survive_s and self.device.left_bytes:
             what = f"{shown(self.device.left_bytes)} of it are on the host, and end with this process"
             raise Unfit(f"{self.name!r} is to survive, and {what}; put them on {self.device.memory.device}")
@@ -307,7 +308,7 @@ class Resident:
 
     def _keep(self, kept: Kept) -> Kept:
         self.kept, self._at_end = kept, weakref.finalize(self, kept.forsake)
-        self._at_end.atexit = kept.survive_s == 0  # a process that ends of itself is survived like any other
+        self._at_end.atexit = kept.survive_s == 0  # such state survives a process that ends by itself, too
         return kept
 
     def drop(self) -> None:

@@ -13,16 +13,16 @@ AHEAD = 3  # windows whose copies begin before it is known whether they have cha
 
 
 class Sending:
-    """Copies chunks whose checksum is another one; the device makes the sums meanwhile.
+    """Copies chunks whose checksum differs from the host's; the device makes the sums meanwhile.
 
-    What it copies before it knows, and what has not changed then, is in no version.
+    A chunk that was copied before its sum was known, and turns out to be unchanged, is in no version.
     """
 
     def __init__(self, kept: Kept, flat: Tensor, memory: Memory) -> None:
         self.changed = dict[int, bytes]()
         self._kept, self._flat, self._memory = kept, flat, memory
         self._asked: list[Callable[[], Tensor]] = []  # sums that nobody has waited for yet
-        self._transfer = memory.transfer()  # waits for what the device has been asked so far, and so not for sums
+        self._transfer = memory.transfer()  # its copies wait for what the device was asked before: not for sums
 
     def begin(self, ahead: int) -> None:
         """`ahead`: so many windows are copied before they are compared, and the first before sums are asked for."""
@@ -44,7 +44,7 @@ class Sending:
                     self._start(chunk for chunk in window if self.changed.get(chunk, ZEROS) != ZEROS)
 
     def finish(self) -> None:
-        """Nothing is under way any more, even if not all was begun."""
+        """Waits until nothing is under way any more, even if not all was begun."""
         try:
             self._transfer.finish()
         finally:

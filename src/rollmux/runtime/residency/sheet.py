@@ -1,7 +1,7 @@
 """Sums that a GPU makes of its own memory, on their way to the host while large copies are under way.
 
-A copy of them would wait behind those copies. So a kernel writes them into pinned memory, which has one address for
-host and device; and all in one go, for sums that cross the link one by one hold the copies up.
+If the sums were copied, they would wait behind those copies. So a kernel writes them into pinned memory, which has one
+address for host and device. It writes all in one go, for sums that cross the link one by one hold the copies up.
 """
 
 import logging
@@ -19,7 +19,7 @@ class Sheet:
     """Pinned memory for the sums of so many chunks."""
 
     def __init__(self, chunks: int, device: torch.device) -> None:
-        with torch.cuda.device(device):  # whose memory pinned memory then is, too
+        with torch.cuda.device(device):  # then pinned memory is this device's, too
             self._host = torch.empty((chunks, LINE), dtype=torch.int64, pin_memory=True)
             self._device = torch.as_tensor(_Mapped(self._host), device=device)
         if self._device.data_ptr() != self._host.data_ptr():
@@ -27,12 +27,12 @@ class Sheet:
 
     @staticmethod
     def size(chunks: int) -> int:
-        """What it takes: torch pins powers of two."""
+        """The bytes that a sheet takes: torch pins powers of two."""
         return 1 << (chunks * LINE_BYTES - 1).bit_length()
 
     def take(self, sums: Tensor) -> Callable[[], Tensor]:
-        """Writes them here; what it returns waits until they have come."""
-        torch.bitwise_or(sums, 0, out=self._device[: len(sums)])  # a kernel, which `copy_` is not
+        """Has the device write these sums here. The function that it returns waits for them, and gives them."""
+        torch.bitwise_or(sums, 0, out=self._device[: len(sums)])  # a kernel, while `copy_` is a copy
         there = torch.cuda.current_stream(sums.device).record_event()
 
         def arrived() -> Tensor:
@@ -43,7 +43,7 @@ class Sheet:
 
 
 class Sheets:
-    """One for sums that are being read, and one for those that come; none where there can't be any."""
+    """Two sheets: one for sums that are being read, one for those that come. None if the device can't write to them."""
 
     def __init__(self, chunks: int, device: torch.device) -> None:
         self._both: list[Sheet] = []
@@ -53,7 +53,7 @@ class Sheets:
             log.warning("%s: sums are copied to the host, which makes offloads slower: %s", device, error)
 
     def sums(self, data: Tensor, room: Tensor) -> Callable[[], Tensor]:
-        """Of data on the device, made in `room` there."""
+        """Asks for the sums of data on the device, which are made in `room` there."""
         sums = sums_of(data, room)
         if not self._both:
             return sums.cpu
@@ -62,7 +62,7 @@ class Sheets:
 
 
 class _Mapped:
-    """Pinned memory, as whoever asks for memory of the GPU sees it: both have one address."""
+    """Pinned memory that presents itself as memory of the GPU: both have one address."""
 
     def __init__(self, host: Tensor) -> None:
         self.host = host

@@ -8,12 +8,12 @@ from rollmux.runtime.residency.layout import CHUNK_BYTES
 
 
 def stretch(flat: Tensor, run: range) -> Tensor:
-    """These chunks of it."""
+    """The part of `flat` that these chunks are."""
     return flat[run.start * CHUNK_BYTES : run.stop * CHUNK_BYTES]
 
 
 def runs(chunks: Iterable[int], place: Callable[[int], object], longest: int) -> Iterator[range]:
-    """Neighbours that are in one place, at most so many together."""
+    """Runs of neighbours that are in one place, each of at most so many chunks."""
     run, where = range(0), object()
     for chunk in chunks:
         found = place(chunk)

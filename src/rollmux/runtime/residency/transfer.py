@@ -1,6 +1,6 @@
 """Moves many pieces between host and device: straight where the host's side is pinned, else through pinned buffers.
 
-A buffer is written again only after the copy that reads it is done. Nothing is done before `finish` returns.
+A buffer is written again only after the copy that reads it is done. No move is sure to be done before `finish` returns.
 """
 
 from typing import Protocol
@@ -16,10 +16,10 @@ class Copies(Protocol):
     lanes: int
 
     def start(self, lane: int, target: Tensor, source: Tensor) -> None:
-        """May return before the copy is done."""
+        """Begins a copy, and may return before it is done."""
 
     def wait(self, lane: int) -> None:
-        """All that was started in this lane is done."""
+        """Waits until all that was started in this lane is done."""
 
 
 class Transfer(Protocol):

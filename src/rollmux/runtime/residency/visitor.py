@@ -1,7 +1,8 @@
 """State that lives in host memory, and is on a device while somebody works there.
 
-At rest its tensors are of the host like any other, to be read and written; `Resident` is for state that outlives its
-process. Invariant: it is wholly at home or wholly on the device, and comes home with what the device made of it.
+At rest its tensors are plain tensors on the host, to be read and written; `Resident` is for state that outlives its
+process. Invariant: the state is wholly at home (on the host) or wholly on the device, and comes home with what the
+device made of it.
 """
 
 import weakref
@@ -19,9 +20,10 @@ from rollmux.runtime.residency.on_device import OnDevice
 
 
 class Visitor:
-    """`state` gives what `Resident` takes, and is asked anew at each move: what has joined comes along.
+    """`state` returns what `Resident` takes, and is called anew at each move: tensors that have joined come along.
 
-    `read_only`: on the device it changes by `writing` alone, and is let go of uncopied; that it did not is watched.
+    `read_only`: on the device the state changes only within `writing`, and else leaves without a copy. Other changes
+    are noticed.
     """
 
     def __init__(self, state: Callable[[], object], *, name: str, memory: Memory, read_only: bool = False) -> None:
@@ -49,7 +51,7 @@ class Visitor:
             self._visiting = True
 
     def offload(self) -> None:
-        """Moves it home and gives the device's memory back. An error but NotFreed leaves it on the device."""
+        """Moves it home and gives the device's memory back. An error other than NotFreed leaves it on the device."""
         with self._lock:
             if not self._visiting:
                 self._device.require_freed()
@@ -67,24 +69,24 @@ class Visitor:
 
     @property
     def nbytes(self) -> int:
-        """What moves."""
+        """The bytes that move."""
         return self._layout.nbytes
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """It is read meanwhile, and moves neither way."""
+        """The state may be read within: it moves neither way."""
         with self._lock:
             yield
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """It is written meanwhile, wherever it is."""
+        """The state may be written within, wherever it is."""
         with self._lock:
             self._device.unwatch()
             yield
 
     def close(self) -> None:
-        """It is at home from now on, and lets go of what was pinned."""
+        """Moves the state home, and unpins its memory there."""
         with self._lock:
             try:
                 self.offload()
@@ -94,7 +96,7 @@ class Visitor:
     # ------------------------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """At rest: all of it lies in one piece, whatever has joined it since."""
+        """Lays all of the state at home into one piece, with whatever has joined it since."""
         found = leaves(self._state())
         seen = survey(found, self._layout, self._home)
         if seen.at_home:
@@ -107,7 +109,7 @@ class Visitor:
         self._keep(seen.layout, home)
 
     def _bring_home(self) -> None:
-        """What is watched and all there is needs no copy."""
+        """Copies the state home, unless it is watched and nothing has joined it: home has it then."""
         seen, flat = self._device.look(), self._device.flat
         if seen.at_home and self._device.watched:
             return
@@ -135,5 +137,5 @@ def _piece(layout: Layout) -> Tensor:
 
 
 def _parts(layout: Layout, flat: Tensor) -> Sequence[Tensor]:
-    """The units' bytes in it."""
+    """The bytes of each unit in `flat`."""
     return [flat[unit.at : unit.at + unit.nbytes] for unit in layout.units]
