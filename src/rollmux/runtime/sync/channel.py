@@ -17,7 +17,7 @@ from rollmux.runtime.sync.wire import DECODER, HEADER_BYTES, MAX_MESSAGE_BYTES, 
 
 M = TypeVar("M", bound=Message)
 Payload = memoryview | bytes
-# Of the reason that another side gives.
+# Letters of the other side's reason that are shown.
 _SHOWN = 500
 
 
@@ -25,12 +25,12 @@ class Carrier(Protocol):
     """How the bytes of pieces get across: with the frames, by shared memory, or by torch.distributed."""
 
     def open_giver(self, link: socket.socket, path: Path) -> None:
-        """Before the first piece; the file there holds all of them."""
+        """Called before the first piece. The file at `path` holds all pieces."""
 
     def open_taker(self, link: socket.socket) -> None: ...
 
     def give(self, link: socket.socket, header: bytes, payload: Payload, at: int | None) -> None:
-        """`at` is where in the file the payload lies, if it does."""
+        """Sends a piece. `at` is the place of the payload in the file; None if it does not lie there."""
 
     def take(self, link: socket.socket, into: memoryview) -> None: ...
 
@@ -51,18 +51,18 @@ class Channel:
         self.sent_bytes = 0
 
     def patience(self, seconds: float | None) -> None:
-        """How long the other side may be silent; None: as long as its host is alive."""
+        """Sets how long the other side may be silent; None: as long as its host is alive."""
         self._link.settimeout(seconds)
 
     def say(self, message: Message) -> None:
         self.write(msgspec.json.encode(message))
 
     def write(self, body: Payload) -> None:
-        """A message of whatever is spoken after the greeting."""
+        """Sends a message that is encoded already, in whatever way both sides speak after the greeting."""
         self.send(Kind.MESSAGE, body)
 
     def read(self, limit: int) -> bytearray:
-        """The next one, of at most so many bytes."""
+        """The content of the next message, of at most so many bytes."""
         header = self.header()
         if header.kind is not Kind.MESSAGE or header.size > limit:
             raise Broken(f"{header.kind.name} of {header.size} bytes where a message of at most {limit} was due")
@@ -82,7 +82,7 @@ class Channel:
         return message
 
     def send(self, kind: Kind, payload: Payload = b"", index: int = 0) -> None:
-        """A frame whose payload goes with it, whatever the carrier."""
+        """Sends a frame with its payload, without the carrier."""
         with _trouble():
             send_all(self._link, Header(kind, index, len(payload)).pack(), payload)
 
@@ -93,7 +93,7 @@ class Channel:
         return Header.unpack(bytes(raw))
 
     def body(self, size: int) -> bytearray:
-        """What follows a header; the caller has looked at its size."""
+        """The bytes that follow a header. The caller has checked their number."""
         raw = bytearray(size)
         with _trouble():
             fill(self._link, memoryview(raw))
@@ -121,7 +121,7 @@ class Channel:
 
     @property
     def is_over(self) -> bool:
-        """Whether the other side has hung up, as far as is known; asked while it has nothing to say."""
+        """Whether the other side has hung up, as far as is known. Ask only while it has nothing to say."""
         try:
             poll = select.poll()
             poll.register(self._link, select.POLLIN)
@@ -130,7 +130,7 @@ class Channel:
             return True
 
     def hang_up(self) -> None:
-        """Whoever waits on it, on either side, is woken."""
+        """Ends the connection. Whoever waits for it, on either side, is woken."""
         with suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
 
@@ -152,7 +152,7 @@ def _trouble() -> Iterator[None]:
 
 
 def send_all(link: socket.socket, header: bytes, payload: Payload) -> None:
-    """Both with one call of the system where that takes them; the payload is not copied here."""
+    """Sends both, by one system call if that takes them all. The payload is not copied here."""
     sent = link.sendmsg([header, payload])
     if sent < len(header):
         link.sendall(header[sent:])
@@ -162,7 +162,7 @@ def send_all(link: socket.socket, header: bytes, payload: Payload) -> None:
 
 
 def fill(link: socket.socket, into: memoryview) -> None:
-    """Exactly so many bytes, straight to where they belong."""
+    """Receives exactly as many bytes as `into` has, straight into it."""
     while into:
         got = link.recv_into(into)
         if not got:

@@ -1,4 +1,4 @@
-"""A piece as what changed in it: lossless, since the new words themselves are sent.
+"""A piece as a delta, which says what changed in it: lossless, since the new words themselves are sent.
 
 Layout: how many words changed in each block of 65,536 (4 bytes a block), where in its block each lies (2 bytes), the
 new words. After an update with a small learning rate most words of 2 bytes keep their value, and a changed one costs 4.
@@ -10,12 +10,12 @@ from rollmux.runtime.sync.errors import Broken
 from rollmux.runtime.sync.generation import Words
 
 _BLOCK = 1 << 16
-# Above this share of the plain bytes a delta is not worth the time to take it apart again.
+# A delta above this share of the plain bytes is not worth the time that it takes to apply it.
 WORTH = 0.75
 
 
 def changes(new: Words, old: Words) -> bytes | None:
-    """The delta from old to new, or None where it is no shorter than is worth it. Both are flat and of one type."""
+    """The delta from old to new, or None if it is too long to be worth it. Both are flat and of one type."""
     places = np.flatnonzero(new != old)
     blocks = -(-new.size // _BLOCK)
     if 4 * blocks + places.size * (2 + new.itemsize) > WORTH * new.nbytes:

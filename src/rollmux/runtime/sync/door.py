@@ -1,7 +1,7 @@
 """Who calls: both sides show that they know the token, and neither ever says it.
 
-Invariant: nothing that the caller names is acted on before its proof was compared, in constant time. The proof is over
-a challenge of the listener, so that one that was overheard opens nothing; what follows is neither secret nor sealed.
+Invariant: nothing that the caller names is acted on before its proof was compared, in constant time. The proof answers
+a challenge of the listener's, so one that was overheard opens nothing. What follows it is neither secret nor sealed.
 """
 
 import hmac
@@ -26,7 +26,7 @@ def checked_token(token: str) -> bytes:
 
 
 def admit(channel: Channel, token: bytes) -> Hello:
-    """The listener's side, up to where the caller is known. `welcome` or `turn_away` must follow."""
+    """The listener's side, until it knows who calls. `welcome` or `turn_away` must follow."""
     challenge = Challenge(secrets.token_hex(16))
     channel.say(challenge)
     hello = channel.hear(Hello, limit=MAX_GREETING_BYTES)
@@ -45,7 +45,7 @@ def turn_away(channel: Channel, reason: str) -> None:
 
 
 def knock(channel: Channel, token: bytes, hello: Hello) -> bool:
-    """The caller's side; afterwards both know each other. False: there is nothing left to do."""
+    """The caller's side; afterwards both know each other. False: the attempt was committed already."""
     challenge = channel.hear(Challenge, limit=MAX_GREETING_BYTES)
     channel.say(hello)
     channel.say(Proof(_mac(token, "caller", challenge, hello)))

@@ -2,11 +2,11 @@
 
 RollmuxError
 └── SyncFailed        this attempt is over and nothing has become visible: try again with a higher epoch
-    ├── HalfServed    all have landed it, and it is not known who serves it: the next attempt settles that first
+    ├── HalfServed    all receivers have the version, and who serves it is unknown: the next attempt settles that first
     ├── Refused       the other side said no: a wrong token, an old epoch, another plan
-    ├── Broken        the other side went away, was silent for too long, or said what has no place
+    ├── Broken        the other side went away, was silent for too long, or said something out of place
     │   ├── Corrupt   bytes arrived that are not those that were sent
-    │   └── Silent    nothing came for as long as one cares to wait
+    │   └── Silent    nothing came for as long as this side waits
     └── StillRead     the copy that would be overwritten is still being read
 """
 
@@ -25,11 +25,11 @@ class HalfServed(SyncFailed):
 
 
 class Refused(SyncFailed):
-    """Repeating the same would be refused again."""
+    """The same call would be refused again."""
 
 
 class Broken(SyncFailed):
-    """A connection is of no more use; what has landed by it stays landed."""
+    """A connection is of no more use. What has landed over it stays landed."""
 
 
 class Corrupt(Broken):
@@ -46,7 +46,7 @@ class StillRead(SyncFailed):
 
 @contextmanager
 def at_receiver(rank: int) -> Iterator[None]:
-    """What goes wrong there says where."""
+    """Adds to an error within which receiver it happened at."""
     try:
         yield
     except SyncFailed as trouble:

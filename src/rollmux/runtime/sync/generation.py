@@ -1,8 +1,8 @@
 """One copy of a rank's weights in a mapped file, beside the digest of every piece that is whole in it.
 
-Invariant: where a digest stands, its bytes are there. It is taken away before the first byte of a piece changes and
-written after the last has been checked; both files are in the page cache, so that this holds for whoever opens them
-after their writer was killed at any point.
+Invariant: where a digest stands, its piece is there. The digest is taken away before the first byte of the piece
+changes, and written after the whole piece was checked. Both files are in the page cache, so this holds for
+whoever opens them after their writer was killed, at whatever point.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from rollmux.system import take_room, took_lock
 
 DIGEST_BYTES = 16
 NO_DIGEST = bytes(DIGEST_BYTES)
-PLAN_BYTES = 32  # of its fingerprint
+PLAN_BYTES = 32  # of the plan's fingerprint
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _LOCK_POLL_S = 0.02
 
@@ -35,7 +35,7 @@ def digest_of(content: "memoryview | bytes | bytearray") -> bytes:
 
 
 def whole_of(buffer: NDArray[np.uint8], slot: Slot) -> Words:
-    """A rank's part of a tensor in place, one word for each element."""
+    """A rank's part of a tensor, in place: one word for each element."""
     flat = buffer[slot.offset : slot.offset + slot.nbytes].view(_WORDS[slot.tensor.item_bytes])
     return flat.reshape(shape_of(slot.box))
 
@@ -46,12 +46,12 @@ def words_of(buffer: NDArray[np.uint8], slot: Slot, piece: Piece) -> Words:
 
 
 def bytes_of(words: Words) -> memoryview:
-    """The bytes in the order of the wire: in place where they lie in one run, else a copy."""
+    """The bytes in the order in which they cross: in place if they lie in one run, else a copy."""
     return np.ascontiguousarray(words).reshape(-1).view(np.uint8).data
 
 
 class Generation:
-    """Files `weights-N` and `digests-N`. They are made anew where they are of another plan."""
+    """Files `weights-N` and `digests-N`. They are made anew if they are of another plan."""
 
     def __init__(self, folder: Path, number: int, slots: dict[str, Slot], nbytes: int, pieces: int, plan: str) -> None:
         self.number, self._slots = number, slots
@@ -64,7 +64,7 @@ class Generation:
             _make(self.path, sizes[0], b"")
             _make(ledger, sizes[1], head)
         self.file = os.open(self.path, os.O_RDWR)
-        at_once = getattr(mmap, "MAP_POPULATE", 0)  # else page tables are made by the first copies
+        at_once = getattr(mmap, "MAP_POPULATE", 0)  # without it the first copies make page tables
         self.bytes = np.frombuffer(mmap.mmap(self.file, sizes[0], mmap.MAP_SHARED | at_once), np.uint8)
         with ledger.open("r+b") as file:
             table = np.frombuffer(mmap.mmap(file.fileno(), sizes[1]), np.uint8)
@@ -77,12 +77,12 @@ class Generation:
 
     @staticmethod
     def found(folder: Path, number: int) -> int:
-        """The bytes that they take now."""
+        """The bytes that both files take now."""
         return sum(path.stat().st_size for path in _paths(folder, number) if path.exists())
 
     @staticmethod
     def is_there(folder: Path, number: int, nbytes: int, pieces: int, plan: str) -> bool:
-        """Whether both are, and of this plan."""
+        """Whether both files are there, and of this plan."""
         paths, head = _paths(folder, number), bytes.fromhex(plan)
         for path, size in zip(paths, _sizes(nbytes, pieces), strict=True):
             if not path.exists() or path.stat().st_size != size:
@@ -97,7 +97,7 @@ class Generation:
         return words_of(self.bytes, self._slots[piece.tensor.name], piece)
 
     def offset(self, words: Words) -> int | None:
-        """Where in the file a piece begins, if it lies there in one run."""
+        """Where in the file a piece begins; None if it does not lie there in one run."""
         if not words.flags.c_contiguous:
             return None
         return int(words.__array_interface__["data"][0] - self.bytes.__array_interface__["data"][0])
@@ -106,18 +106,18 @@ class Generation:
         return bytes(self._digests[index].data)
 
     def clear(self, index: int) -> None:
-        """Before a piece changes."""
+        """Takes the digest of a piece away, before the piece changes."""
         self._digests[index] = 0
 
     def clear_all(self) -> None:
         self._digests[:] = 0
 
     def mark(self, index: int, digest: bytes) -> None:
-        """After a piece is whole, and was checked."""
+        """Writes the digest of a piece, after the piece is whole and was checked."""
         self._digests[index] = np.frombuffer(digest, np.uint8)
 
     def lock(self, patience_s: float) -> None:
-        """Waits until nobody reads it. The lock goes with the process that has it, whatever becomes of that."""
+        """Waits until nobody reads this generation, and locks it. The lock ends with this process, in any case."""
         if not took_lock(self.file, patience_s, _LOCK_POLL_S):
             raise StillRead(f"{self.path} is still read after {patience_s:g} s: close what reads the older version")
 
@@ -125,7 +125,7 @@ class Generation:
         fcntl.flock(self.file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Views that somebody still has stay good; the lock is given back by name, as the mapping keeps the file."""
+        """Gives the lock back by name, as the mapping keeps the file open. Views that others still have stay good."""
         self.unlock()
         os.close(self.file)
 
@@ -139,7 +139,7 @@ def _paths(folder: Path, number: int) -> tuple[Path, Path]:
 
 
 def _make(path: Path, nbytes: int, head: bytes) -> None:
-    """A file whose room is taken: a full disk is an error here, and no SIGBUS later."""
+    """Makes a file and takes all of its room: a full disk is an error here, and no SIGBUS later."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         take_room(file, nbytes)

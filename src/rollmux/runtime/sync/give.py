@@ -1,6 +1,7 @@
-"""One side of a connection: gives pieces, each as little as will do.
+"""One side of a connection: gives pieces, and sends as little of each as will do.
 
-A piece that the taker has is only named; of one whose older content both have, what changed is sent; else all of it.
+If the taker has a piece, the piece is only named. If both sides have its older content, only what changed is sent. Else
+all of it is sent.
 Sender and receivers give in the same way: a receiver passes on what has just landed.
 """
 
@@ -17,7 +18,7 @@ from rollmux.runtime.sync.wire import Header, Kind
 
 @dataclass(slots=True)
 class Tally:
-    """What was given: pieces by how they went, and the bytes that this took and stood for."""
+    """What was given: how many pieces went in which way, the bytes that crossed, and the bytes that the pieces have."""
 
     plain: int = 0
     delta: int = 0
@@ -38,7 +39,7 @@ class Stock:
     base: Generation | None
 
     def digest(self, piece: Piece) -> bytes:
-        """Of the new content; taken where nobody has yet."""
+        """The digest of the new content, made here if it has none yet."""
         known = self.new.digest(piece.index)
         if known == NO_DIGEST:
             known = digest_of(bytes_of(self.new.words(piece)))
@@ -46,7 +47,7 @@ class Stock:
         return known
 
     def changes(self, piece: Piece, held: bytes) -> bytes | None:
-        """A delta from what the taker holds, if that is what we have as the older content, and if it is worth it."""
+        """A delta from what the taker holds, if the giver has that as older content and the delta is worth it."""
         if self.base is None or held == NO_DIGEST or self.base.digest(piece.index) != held:
             return None
         return delta.changes(self.new.words(piece).reshape(-1), self.base.words(piece).reshape(-1))
@@ -67,7 +68,7 @@ def give(channel: Channel, pieces: Sequence[Piece], ready: Iterator[int], stock:
 
 
 def _held(channel: Channel, pieces: Sequence[Piece]) -> dict[int, tuple[bytes, bytes]]:
-    """The digests of what the taker has of each piece: where it lands, and in the version that is served."""
+    """The digests of what the taker has of each piece, first where it lands, then in the version that it serves."""
     header = channel.header()
     if header.kind is not Kind.HELD or header.size != 2 * DIGEST_BYTES * len(pieces):
         raise Broken(f"{header.kind.name} of {header.size} bytes where {len(pieces)} pairs of digests were due")

@@ -1,7 +1,7 @@
 """What a shelf takes of the node's host memory, under the budget that everything on the node shares.
 
-The claim outlives its process as the shelf does: a receiver that is begun again finds what had landed. Whoever removes
-the folder, as a launcher does when a job ends, has given the bytes back.
+The claim outlives its process as the shelf does: a receiver that is begun again finds what had landed. To remove the
+folder, as a launcher does when a job ends, gives the bytes back.
 """
 
 import re
@@ -15,7 +15,7 @@ SURVIVE_S = 600.0
 
 
 def claimed(budget: Budget, folder: Path, nbytes: int) -> Claim:
-    """So many bytes for what is in this folder, whoever had them before, if nobody alive has."""
+    """Claims so many bytes for this folder. Takes a dead process's claim over; refused if a living one has it."""
     name = _name(folder.resolve())
     try:
         claim = budget.join(name)
@@ -30,6 +30,6 @@ def claimed(budget: Budget, folder: Path, nbytes: int) -> Claim:
 
 
 def _name(folder: Path) -> str:
-    """One for each folder, which tells a reader which."""
+    """The claim's name: another for each folder, and readers can tell from it which folder it is."""
     said = re.sub(r"[^A-Za-z0-9]+", "-", f"{folder.parent.name}-{folder.name}").strip("-")[-60:]
     return f"sync-{said}-{sha256(bytes(folder)).hexdigest()[:12]}"

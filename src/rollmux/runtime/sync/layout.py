@@ -131,5 +131,5 @@ def common(a: Box, b: Box) -> Box | None:
 
 
 def inside(outer: Box, inner: Box) -> tuple[EllipsisType | slice, ...]:
-    """Where a box lies within a larger one, as indices of the larger one. By the dots a scalar too stays in place."""
+    """Where a box lies within a larger one, as indices of the larger one. The `...` keeps a scalar in place, too."""
     return (..., *(slice(s - start, e - start) for (start, _), (s, e) in zip(outer, inner, strict=True)))

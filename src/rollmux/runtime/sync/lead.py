@@ -1,7 +1,7 @@
-"""The first sender leads an attempt: begins it at every receiver, and has them flip when all of them have all of it.
+"""The first sender leads an attempt: it begins it at every receiver, and has them flip once each of them is whole.
 
-Invariant: no receiver is told to flip before each has said that it is whole. So where one serves a version, the others
-have it, and whoever leads next first has those flip that were not told.
+Invariant: no receiver is told to flip before each has said that it is whole. So if one receiver serves a
+version, all others have it, and the next leader first has those flip that were not told.
 """
 
 import time
@@ -15,9 +15,9 @@ from rollmux.runtime.sync.shelf import Mark
 from rollmux.runtime.sync.transports.sockets import call
 from rollmux.runtime.sync.wire import Begin, Begun, Flip, Flipped, Hello, Landing, Status, Whole
 
-# Who knows why it failed has said so already.
+# To hear why an attempt failed: a receiver that knows has said so already.
 _REASON_S = 1.0
-# Beyond what receivers wait for themselves, so that they have the time to say for what.
+# Longer than receivers wait themselves, so that they have time to say what they waited for.
 _ANSWER_S = 5.0
 
 
@@ -36,7 +36,7 @@ class Lead:
         committed = [status.held is not None and self._is_this(status.held) for status in statuses]
         if all(committed):
             return False
-        if any(committed):  # those that serve it take no piece of it again
+        if any(committed):  # receivers that serve a version take no piece of it again
             lost = f"receiver {committed.index(False)} has lost it"
             raise Refused(f"epoch {self._epoch} was committed, and {lost}: take a new one")
         order = Begin(tuple(tuple(each) for each in addresses))
@@ -65,7 +65,7 @@ class Lead:
         return (mark.version, mark.epoch) == (self._version, self._epoch)
 
     def _complete(self, statuses: list[Status]) -> None:
-        """An attempt before was committed, and its leader was lost while it said so."""
+        """Completes an earlier attempt whose leader was lost while it told the receivers to flip."""
         newest = max((status.held for status in statuses if status.held), key=lambda mark: mark.epoch, default=None)
         for place, status in enumerate(statuses):
             ready = status.ready
@@ -75,7 +75,7 @@ class Lead:
                 statuses[place] = Status(ready, None)
 
     def finish(self) -> None:
-        """All have landed all; now all serve it."""
+        """Waits until every receiver is whole, then has all of them serve the version."""
         for place in range(len(self._channels)):
             while isinstance(self._hear(place, Landing, Whole), Landing):
                 pass
@@ -92,7 +92,7 @@ class Lead:
             ) from trouble
 
     def why(self, place: int) -> SyncFailed | None:
-        """What this receiver says of an attempt that failed there."""
+        """The reason that this receiver gives for an attempt that failed there; None if it gives none."""
         channel, until = self._channels[place], time.monotonic() + _REASON_S
         try:
             while (left_s := until - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""Which sender gives which part of which tensor to which receiver, and who of them shares it with whom.
+"""Which sender gives which part of which tensor to which receiver, and which receivers that one shares it with.
 
 Pure: the same exchange gives the same plan on every rank, so that ranks need only agree on its fingerprint.
 Invariant: every byte of every receiver's part comes to it in exactly one piece, and each byte of the model goes into
@@ -14,11 +14,11 @@ from rollmux.checks import Checks
 from rollmux.runtime.sync.layout import Box, Layout, TensorSpec, common, elements
 
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 64, 2**30
-# A frame takes some 50 µs of Python: at 1 MiB that is a ceiling of some 20 GB/s, and the last frame, which alone is
-# not hidden behind the slow link, is short.
+# A frame takes some 50 µs of Python: with chunks of 1 MiB that allows some 20 GB/s. Only the last frame is not hidden
+# behind the slow link, and it is short.
 CHUNK_BYTES = 2**20
 MAX_TENSORS = 10**6
-# Of the way in which plans are made: ranks with another one must not work together.
+# The version of the way in which plans are made: ranks of different versions must not work together.
 PLANNER = 1
 
 
@@ -103,7 +103,7 @@ class Plan:
     fingerprint: str
 
     def given(self, sender: int) -> dict[int, list[int]]:
-        """What a sender gives, by receiver."""
+        """The pieces that a sender gives, by receiver."""
         found: dict[int, list[int]] = {}
         for piece in self.pieces:
             if piece.sender == sender:
@@ -111,7 +111,7 @@ class Plan:
         return found
 
     def shared(self, receiver: int) -> dict[int, list[int]]:
-        """What a receiver passes on, by the receiver that it goes to."""
+        """The pieces that a receiver passes on, by the receiver that they go to."""
         found: dict[int, list[int]] = {}
         for piece in self.pieces:
             for peer in piece.shared if piece.first == receiver else ():
@@ -119,12 +119,12 @@ class Plan:
         return found
 
     def taken(self, receiver: int) -> list[int]:
-        """All that a receiver gets, from senders and from other receivers."""
+        """All pieces that a receiver gets, from senders and from other receivers."""
         return [piece.index for piece in self.pieces if receiver in (piece.first, *piece.shared)]
 
 
 def make_plan(exchange: Exchange) -> Plan:
-    """Each part goes from whichever of its owners has least to give to whichever of those who need it gets least."""
+    """Each part goes from the owner that has least to give to the receiver, of those that need it, that gets least."""
     gives = [0] * len(exchange.senders.places)
     gets = [0] * len(exchange.receivers.places)
     pieces: list[Piece] = []
@@ -156,7 +156,7 @@ def _parts(exchange: Exchange, tensor: TensorSpec) -> Iterator[tuple[Box, tuple[
 
 
 def _groups(exchange: Exchange, needers: Sequence[int]) -> list[list[int]]:
-    """Those who share with one another: the receivers of one cluster, or nobody with nobody."""
+    """The receivers that share with one another: those of one cluster, or each alone."""
     if not exchange.two_stage:
         return [[rank] for rank in needers]
     found: dict[str, list[int]] = {}
@@ -166,7 +166,7 @@ def _groups(exchange: Exchange, needers: Sequence[int]) -> list[list[int]]:
 
 
 def chunks(box: Box, most: int) -> Iterator[Box]:
-    """A box in parts of at most so many elements, each as long a run of rows as that allows."""
+    """Cuts a box into parts of at most `most` elements, each with as many rows as that allows."""
     if elements(box) <= most:
         yield box
         return

@@ -1,6 +1,6 @@
 """The version that is held, read in place by whoever serves it.
 
-Invariant: while a `Weights` is open its bytes do not change: whoever wants to write there waits for its shared lock.
+Invariant: while a `Weights` is open its bytes do not change: a writer waits for its shared lock.
 """
 
 import mmap
@@ -23,9 +23,9 @@ _TRIES, _TRY_S = 100, 0.002
 
 
 class Weights:
-    """A version of one rank's weights: close it before the version after the next is to land.
+    """One version of one rank's weights. Close it before the version after the next one is to land.
 
-    Mapped copy on write: an engine that changes a weight in place changes its own copy of that page.
+    It is mapped copy-on-write: an engine that changes a weight in place changes its own copy of that page.
     """
 
     def __init__(self, folder: Path, plan: Plan, side: Side, rank: int) -> None:
@@ -52,7 +52,7 @@ class Weights:
                     f"version {mark.version} in {self._folder} is of another plan: sync again, or read by it"
                 )
             file = os.open(self._folder / f"weights-{mark.generation}", os.O_RDONLY)
-            # A lock is not to be had where the next version is already being written.
+            # There is no lock to be had if the next version is already being written here.
             if took_lock(file, shared=True) and read_mark(self._folder, "held") == mark:
                 return file, mark
             os.close(file)
@@ -60,7 +60,7 @@ class Weights:
         raise SyncFailed(f"{self._folder} changed {_TRIES} times while it was opened: try again")
 
     def verify(self) -> None:
-        """Every byte against the digests that it landed with."""
+        """Compares every byte with the digests that it landed with."""
         table = (self._folder / f"digests-{self.mark.generation}").read_bytes()[len(self.mark.plan) // 2 :]
         for index in self._plan.taken(self._rank):
             piece = self._plan.pieces[index]

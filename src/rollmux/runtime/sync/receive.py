@@ -1,4 +1,4 @@
-"""A receiver: lands versions in its folder, passes pieces on to others of its cluster, and flips when it is told.
+"""A receiver: it lands versions in its folder, passes pieces on to others of its cluster, and flips when it is told.
 
 Invariant: it listens to the newest epoch alone, and a version is served only after every receiver had all of it.
 """
@@ -25,18 +25,18 @@ from rollmux.runtime.sync.wire import Begin, Begun, Flip, Flipped, Hello, Landin
 log = logging.getLogger("rollmux")
 
 PATIENCE_S = 30.0
-# Of a caller who has not shown that it knows the token.
+# For a caller to show that it knows the token.
 GREETING_S = 10.0
-# Connections at once: all senders and receivers of a large exchange, and strangers no more than that.
+# Connections at once: enough for all senders and receivers of a large exchange, and a limit for strangers.
 MAX_CALLERS = 1024
-# Before the next try when the system has no room for a call.
+# Wait before the next try when the system has no room for a call.
 _REST_S = 0.1
 
 
 class Receiver:
     """One rank of the receiving side. Its threads serve until `close`; what it holds outlives it.
 
-    `budget`: of the node's host memory, which two versions are claimed of.
+    `budget` is the node's host memory: the room of two versions is claimed from it.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Receiver:
         self._listeners: list[Listener] = []
         try:
             self._listeners += map(Listener, listen)
-        except BaseException:  # an address that is taken, or none: whoever tries again finds the folder free
+        except BaseException:  # such as an address that is taken: leave the folder free for another try
             for listener in self._listeners:
                 listener.close()
             self._shelf.close()
             raise
         self.addresses = tuple(listener.address for listener in self._listeners)
         self._carry = carry
-        self._leading = Lock()  # who begins an attempt ends the one before, one after the other
+        self._leading = Lock()  # attempts begin one after the other, and each ends the one before
         self._changed = Condition()
         self._round: Round | None = None
         self._callers: set[Channel] = set()
@@ -81,12 +81,12 @@ class Receiver:
         return Weights(self.folder, self.plan, self.plan.exchange.receivers, self.rank)
 
     def wait_for(self, version: int, timeout_s: float) -> bool:
-        """Whether this version has come to be served in time."""
+        """Waits until this version is served; False if it is not in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self.held is not None and self.held.version == version, timeout_s)
 
     def close(self, keep: bool = True) -> None:
-        """What it holds stays for the next receiver of this folder, or goes."""
+        """Ends the receiver. With `keep` its versions stay for the next receiver of this folder, else they go."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -99,7 +99,7 @@ class Receiver:
             self._changed.wait_for(lambda: not self._callers, self._patience_s)
         if self._round is not None:
             self._round.wait_idle(self._patience_s)
-            self._round = None  # which holds the memory that pieces landed in
+            self._round = None  # it holds the memory that pieces landed in
         self._shelf.close(keep)
 
     # -- callers -----------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Receiver:
             if full:
                 self._gone(channel)
                 continue
-            hurry = Timer(GREETING_S, channel.hang_up)  # each byte may be in time, and all of them never come
+            hurry = Timer(GREETING_S, channel.hang_up)  # limits the whole greeting, whose bytes may each be in time
             hurry.daemon = True
             try:
                 hurry.start()
@@ -148,7 +148,7 @@ class Receiver:
             log.warning("receiver %d: %s", self.rank, trouble)
             _tell(channel, trouble)
         except Exception as trouble:
-            # The leader waits for a word, and a thread that dies gives none.
+            # The leader waits for an answer, and a thread that dies gives none.
             log.exception("receiver %d failed", self.rank)
             _tell(channel, trouble)
             self._fail(f"receiver {self.rank} failed: {trouble!r}")
@@ -192,7 +192,7 @@ class Receiver:
                     return
 
     def _begun(self, hello: Hello) -> Round:
-        """A new round in the place of whatever there was."""
+        """Ends the round before, if there is one, and begins a new one."""
         with self._leading:
             self._check(hello)
             before = self._round
@@ -250,7 +250,7 @@ class Receiver:
         with current.working(channel, hello.role, hello.rank):
             door.welcome(channel, self._token, hello)
             if hello.role == "receiver":
-                # It has nothing to pass on while nothing comes to it; whether pieces land at all, the round watches.
+                # A receiver passes nothing on while nothing comes to it. The round watches whether pieces land at all.
                 channel.patience(None)
             if self._carry is not None:
                 channel.carrier = self._carry((hello.role, hello.rank), ("receiver", self.rank))
@@ -261,7 +261,7 @@ class Receiver:
                 raise
 
     def _round_of(self, hello: Hello) -> Round | None:
-        """The round that pieces are for, as soon as it has begun; None: it was committed."""
+        """Waits for the round that the caller's pieces are for. None: its attempt was committed already."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or (self._round is not None and self._round.epoch >= hello.epoch), self._patience_s
@@ -302,13 +302,13 @@ class Receiver:
         except SyncFailed as trouble:
             current.end(f"receiver {self.rank} to receiver {peer}: {trouble}")
         except Exception as trouble:
-            # As above: a thread that dies gives no word.
+            # As above: a thread that dies gives no answer.
             log.exception("receiver %d failed", self.rank)
             current.end(f"receiver {self.rank} to receiver {peer}: {trouble!r}")
 
 
 def _tell(channel: Channel, trouble: Exception) -> None:
-    """The other side may be gone."""
+    """Tells the other side what went wrong, if it is still there."""
     try:
         door.turn_away(channel, str(trouble))
     except SyncFailed:

@@ -21,7 +21,7 @@ _SIGN_S = 1.0
 
 
 class Round:
-    """Begins without a place to land; `open` gives it one."""
+    """One attempt at one receiver. It begins without a place where pieces land; `open` gives it one."""
 
     def __init__(self, plan: Plan, rank: int, epoch: int, version: int) -> None:
         self.epoch, self.version = epoch, version
@@ -32,7 +32,7 @@ class Round:
         self._workers: set[Channel] = set()
         self._busy: set[tuple[str, int]] = set()
         self._stock: Stock | None = None
-        self._moved_at = 0.0  # when it was opened, or the last piece landed
+        self._moved_at = 0.0  # when the round was opened, or the last piece landed
         self._over = ""  # why nothing more may land
 
     def open(self, target: Generation, base: Generation | None) -> None:
@@ -41,7 +41,7 @@ class Round:
             self._changed.notify_all()
 
     def wait_open(self, patience_s: float) -> None:
-        """Until pieces may come; raises when the round is over."""
+        """Waits until pieces may come; raises if the round is over."""
         with self._changed:
             opened = self._changed.wait_for(lambda: self._over or self._stock is not None, patience_s)
             if self._over or not opened:
@@ -59,7 +59,7 @@ class Round:
 
     @contextmanager
     def working(self, channel: Channel, role: str, rank: int) -> Iterator[None]:
-        """While this lasts the channel belongs to the round, which may hang it up. One for each other party."""
+        """Within, the channel belongs to the round, which may hang it up. Each other party may have one."""
         with self._changed:
             if self._over:
                 raise Broken(self._over)
@@ -95,7 +95,7 @@ class Round:
             self._queues[peer].put(index)
 
     def until_whole(self, patience_s: float) -> Iterator[None]:
-        """A turn now and then until all has landed; raises when the round is over or nothing has landed for so long."""
+        """Yields now and then until all has landed; raises if the round is over, or nothing has landed for so long."""
         while True:
             with self._changed:
                 left_s = self._moved_at + patience_s - time.monotonic()
@@ -109,7 +109,7 @@ class Round:
             yield
 
     def end(self, reason: str) -> None:
-        """Nothing more lands. Whoever works on it is woken, and learns why."""
+        """Ends the round: nothing more lands. Whoever works on it is woken, and learns why."""
         with self._changed:
             self._over = self._over or reason
             for channel in self._workers:

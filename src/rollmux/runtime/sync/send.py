@@ -1,4 +1,4 @@
-"""A sender: keeps the version that it was given, and gives to each receiver the pieces that the plan names.
+"""A sender: it keeps the version that it was given, and gives each receiver the pieces that the plan names.
 
 Each sender rank calls `publish` and then `sync` with the same epoch; the first of them leads.
 """
@@ -22,7 +22,7 @@ from rollmux.runtime.sync.shelf import Shelf
 from rollmux.runtime.sync.transports.sockets import call
 from rollmux.runtime.sync.wire import Hello
 
-# How often those are looked for that were still calling when the others were hung up.
+# Wait between looks for connections that were not made yet when the others were hung up.
 _PUT_THROUGH_S = 0.05
 
 Fill = Callable[[str, Words], None]
@@ -30,7 +30,7 @@ Why = Callable[[int], SyncFailed | None]
 
 
 class Sender:
-    """One rank of the sending side. With `delta` the version before is kept too, and only what changed is sent."""
+    """One rank of the sending side. With `delta` it keeps the version before, too, and sends only what changed."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class Sender:
         self._carry = carry
         self._calls: list[Channel] = []
         self._lock = Lock()
-        self._busy = Lock()  # what is being sent is not written to
+        self._busy = Lock()  # nothing is published while it is sent
 
     @property
     def version(self) -> int | None:
-        """What `sync` would send."""
+        """The version that `sync` would send."""
         return self._shelf.held.version if self._shelf.held is not None else None
 
     def publish(self, version: int, fill: Fill) -> None:
@@ -98,14 +98,14 @@ class Sender:
             lead.close()
 
     def close(self, keep: bool = True) -> None:
-        """What was published stays for the next sender of this folder, or goes."""
+        """Ends the sender. With `keep` its version stays for the next sender of this folder, else it goes."""
         self._shelf.close(keep)
 
     def _give_all(
         self, epoch: int, version: int, addresses: Sequence[Sequence[str]], why: Why = lambda to: None
     ) -> Tally:
-        """To all receivers at once, each by its own connection. The first that fails ends the others, and is asked
-        why: they could only say that they were hung up on.
+        """Gives to all receivers at once, each over its own connection. If one fails the others are hung up on, and the
+        first is asked why: the others could only say that they were hung up on.
         """
         given = self.plan.given(self.rank)
         total, stock = Tally(), Stock(*self._shelf.stock())
@@ -115,7 +115,7 @@ class Sender:
             tasks = {executor.submit(self._give, stock, epoch, version, to, addresses[to]): to for to in given}
             try:
                 first, _ = wait(tasks, return_when=FIRST_EXCEPTION)
-            finally:  # one has failed, or this is interrupted: the others end, as soon as they have been put through
+            finally:  # if one has failed, or this was interrupted, the others are hung up once they are connected
                 self._hang_up()
                 while wait(tasks, _PUT_THROUGH_S).not_done:
                     self._hang_up()
@@ -158,6 +158,6 @@ def _check(name: str, number: int) -> None:
 
 
 def _told(task: "Future[Tally]") -> int:
-    """What went wrong first, before what only followed from it."""
+    """Sorts errors that are a cause before those that may only have followed."""
     trouble = task.exception()
     return 2 if trouble is None else 1 if isinstance(trouble, Broken) else 0

@@ -1,7 +1,7 @@
 """The weights of one rank in a folder of host memory: the version that is held, and beside it the one that lands.
 
-Invariant: `held` names a generation in which every piece of the rank is whole and of one version. It changes by the
-rename of a small file alone, and what it names is not written to before another generation has taken its place.
+Invariant: `held` names a generation in which every piece of the rank is whole and of one version. Only the rename of
+a small file changes it, and the generation that it names is not written to before another has taken its place.
 """
 
 import os
@@ -20,8 +20,8 @@ from rollmux.runtime.sync.plan import Plan, Side
 from rollmux.system import let_go, took_lock
 
 GENERATIONS = 2
-# All that a shelf ever makes, in the order in which it goes: no mark outlives what it names. The last is the lock of
-# whoever writes there.
+# All files that a shelf makes, in the order in which they are deleted: no mark outlives what it names. The last is the
+# lock of whoever writes there.
 MARKS = ("held", "ready", "epoch")
 FILES = (
     *(f"{mark}{fresh}" for mark in MARKS for fresh in ("", ".new")),
@@ -49,9 +49,9 @@ def read_mark(folder: Path, name: str) -> Mark | None:
 
 
 class Shelf:
-    """Written to by one process at a time. With one generation a version is gone while the next is written.
+    """Only one process at a time writes to it. With one generation there is no version while the next one is written.
 
-    With a budget all bytes are claimed of it before any is taken, and stay so for as long as the folder is there.
+    With a budget all bytes are claimed before any is taken, and stay claimed for as long as the folder is there.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Shelf:
             raise
 
     def _take(self) -> None:
-        """Everything that can be wanting is wanting here, and not while a version lands."""
+        """Takes all that the shelf needs: if anything is lacking it is noticed here, and not while a version lands."""
         folder, plan = self.folder, self.plan
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._writer = self._only_writer()
@@ -85,7 +85,7 @@ class Shelf:
             self._claim.lies_in(folder, FILES)
         self.held, self.ready = self._found("held"), self._found("ready")
         if self.ready is not None and self.ready.plan != plan.fingerprint:
-            self._forget("ready")  # the room in which it landed is taken for pieces of this plan
+            self._forget("ready")  # its room is taken for pieces of this plan
             self.ready = None
         path = folder / "epoch"
         self.epoch = msgspec.json.decode(path.read_bytes(), type=_Epoch).epoch if path.exists() else 0
@@ -94,7 +94,7 @@ class Shelf:
                 self._generation(number)
 
     def _found(self, name: str) -> Mark | None:
-        """A mark; it is forgotten if what it names is gone, as where a folder was not cleared to the end."""
+        """A mark of the folder. If its files are gone, as in a folder that was not wholly cleared, it is forgotten."""
         mark, plan = read_mark(self.folder, name), self.plan
         if mark is None or mark.plan != plan.fingerprint:
             return mark
@@ -114,26 +114,26 @@ class Shelf:
         return total
 
     def base(self) -> Generation | None:
-        """What is held, if it is of the same plan."""
+        """The generation that is held, if it is of the same plan."""
         if self.held is None or self.held.plan != self.plan.fingerprint:
             return None
         return self._generation(self.held.generation)
 
     def stock(self) -> tuple[Generation, Generation | None]:
-        """What is held, and where there are two the version before."""
+        """The generation that is held and, if there are two, the version before."""
         if self.held is None or self.held.plan != self.plan.fingerprint:
             raise SyncFailed(f"{self.folder} holds no version of this plan: publish one first")
         other = self._generation(1 - self.held.generation) if self._generations == 2 else None
         return self._generation(self.held.generation), other
 
     def saw(self, epoch: int) -> None:
-        """Remembers the newest attempt, so that after a restart too no older one is listened to."""
+        """Remembers the newest attempt, so that no older one is listened to, after a restart either."""
         if epoch > self.epoch:
             self._write("epoch", _Epoch(epoch))
             self.epoch = epoch
 
     def begin(self, patience_s: float) -> Generation:
-        """The generation that may be written to; what lay there is no longer a version, but its pieces may do."""
+        """Gives the generation to write to. What lies there is a version no longer, but its pieces may be of use."""
         number = (self.held.generation + 1) % self._generations if self.held is not None else 0
         target = self._generation(number)
         target.lock(patience_s)
@@ -145,12 +145,12 @@ class Shelf:
         return target
 
     def prepare(self, target: Generation, version: int, epoch: int) -> None:
-        """All of it has landed."""
+        """Marks a version of which all has landed as ready."""
         self.ready = Mark(version, epoch, target.number, self.plan.fingerprint)
         self._write("ready", self.ready)
 
     def flip(self) -> Mark:
-        """What has landed becomes what is held."""
+        """The version that is ready becomes the one that is held."""
         if self.ready is None:
             raise SyncFailed(f"{self.folder} has no version that has landed: it must be sent first")
         self._write("held", self.ready)
@@ -160,7 +160,7 @@ class Shelf:
         return self.held
 
     def close(self, keep: bool = True) -> None:
-        """The folder stays, and the claim with it; or its files go, and the claim with them."""
+        """With `keep` the folder stays, and its claim with it; else its files are deleted, and the claim ends."""
         for generation in self._open.values():
             generation.close()
         self._open.clear()
@@ -176,7 +176,7 @@ class Shelf:
             cleared(self.folder, FILES)
 
     def require_open(self) -> None:
-        """Once it is closed, the folder may be another's."""
+        """Refuses work on a closed shelf: the folder may be another's by then."""
         if self._writer is None:
             raise SyncFailed(f"{self.folder} is closed here: open it again")
 
@@ -194,7 +194,7 @@ class Shelf:
             raise SyncFailed(f"{self.folder} is written to by another process: give each rank its own")
         if os.fstat(lock).st_nlink:
             return lock
-        os.close(lock)  # what was here before has just been reclaimed
+        os.close(lock)  # the folder that was here has just been reclaimed
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._only_writer()
 

@@ -1,7 +1,7 @@
 """The other side of a connection: takes pieces to where they belong, and marks those that are whole.
 
-Invariant: a piece is marked only when the digest of what lies in its place is the announced one. What comes twice, or
-was not due on this connection, ends the connection and changes nothing.
+Invariant: a piece is marked only when the digest of what lies in its place is the announced one. A piece that
+comes twice, or was not due on this connection, ends the connection and changes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ class Landing:
     landed: Callable[[int], None]
 
     def held(self, piece: Piece) -> bytes:
-        """What there is of a piece: in its place already, and in the version that is served."""
+        """The digests of what there is of a piece: in its place already, and in the version that is served."""
         return self.target.digest(piece.index) + (self.base.digest(piece.index) if self.base else NO_DIGEST)
 
     def doubt(self, piece: Piece) -> None:
-        """What came of the version that is served is wrong: if that went bad itself, no giver is told of it again."""
+        """A piece made from the served version came out wrong. If it is damaged there, its digest is taken away."""
         base = self.base
         if base is not None and digest_of(bytes_of(base.words(piece))) != base.digest(piece.index):
             base.clear(piece.index)
@@ -78,7 +78,7 @@ def _keep(piece: Piece, digest: bytes, landing: Landing) -> None:
 
 
 def _plain(channel: Channel, piece: Piece, target: Generation) -> None:
-    """Straight to its place where that is one run, else by a buffer."""
+    """Takes a piece straight to its place if that is one run, else through a buffer."""
     words = target.words(piece)
     if words.flags.c_contiguous:
         channel.take(bytes_of(words))

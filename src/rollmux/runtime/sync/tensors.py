@@ -27,7 +27,7 @@ _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def spec_of(name: str, whole: torch.Tensor, dtype: torch.dtype | None = None) -> TensorSpec:
-    """How a tensor lands: as it is, or, where it has floating point, in another type."""
+    """How a tensor lands: in its own type or, if it has floating point, in another one."""
     lands = dtype if dtype is not None and whole.is_floating_point() else whole.dtype
     if lands not in _NAMES:
         raise Checks("tensors").refusal(name, str(lands), f"one of {', '.join(map(str, _NAMES))}", "send its parts")
@@ -51,7 +51,7 @@ def from_torch(plan: Plan, shards: Mapping[str, torch.Tensor]) -> Fill:
 
 
 def as_torch(weights: Weights) -> dict[str, torch.Tensor]:
-    """All shards of a version in place, for as long as it is open."""
+    """All shards of a version, in place: good for as long as the version is open."""
     return {name: _view(words, _DTYPES[weights.dtypes[name]]) for name, words in weights.words.items()}
 
 

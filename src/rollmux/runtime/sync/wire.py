@@ -24,10 +24,10 @@ class Kind(IntEnum):
     """What follows a header."""
 
     MESSAGE = 1  # JSON
-    HELD = 2  # for each piece of this connection the digests of what the taker has
+    HELD = 2  # the digests of what the taker has, for each piece of this connection
     PLAIN = 3  # the bytes of a piece
-    DELTA = 4  # what changed in it
-    KEPT = 5  # nothing: the taker has it
+    DELTA = 4  # what changed in a piece
+    KEPT = 5  # nothing: the taker has the piece
     TAKEN = 6  # nothing: all pieces of this connection are whole
 
 
@@ -52,11 +52,11 @@ class Header:
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Root of what is said in JSON."""
+    """Root of all messages, which are JSON."""
 
 
 class Challenge(Message, frozen=True):
-    """The first word of whoever listens."""
+    """The listener's first message."""
 
     nonce: str
 
@@ -74,20 +74,20 @@ class Hello(Message, frozen=True):
 
 
 class Proof(Message, frozen=True):
-    """That the caller knows the token, for this challenge and this hello alone."""
+    """Shows that the caller knows the token, for this challenge and this hello alone."""
 
     mac: str
 
 
 class Welcome(Message, frozen=True):
-    """That the listener knows it too. `done`: the attempt was committed already, and nothing need be given."""
+    """Shows that the listener knows it too. `done`: the attempt was committed already, and nothing need be given."""
 
     mac: str
     done: bool = False
 
 
 class Refusal(Message, frozen=True):
-    """Why not."""
+    """Why the listener says no."""
 
     reason: str
 
@@ -110,7 +110,7 @@ class Begun(Message, frozen=True):
 
 
 class Landing(Message, frozen=True):
-    """Some pieces have not landed; said now and then, as a sign of life."""
+    """Some pieces have not landed yet: sent now and then, as a sign of life."""
 
 
 class Whole(Message, frozen=True):
@@ -125,7 +125,7 @@ class Flip(Message, frozen=True):
 
 
 class Flipped(Message, frozen=True):
-    """It is served."""
+    """The version is served."""
 
 
 DECODER = msgspec.json.Decoder(

@@ -1,4 +1,4 @@
-"""torch.distributed: frames go by TCP as ever, the bytes of pieces by point-to-point operations, on gloo or NCCL.
+"""torch.distributed: frames go by TCP as always, the bytes of pieces by point-to-point operations, on gloo or NCCL.
 
 Each connection that carries pieces has a group of its own: NCCL matches operations of a group by their order alone, and
 two directions in one group would wait for one another. An attempt that failed leaves operations behind that nobody will
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def connections(plan: Plan) -> list[tuple[Party, Party]]:
-    """Who gives pieces to whom, in the same order for all."""
+    """Who gives pieces to whom, in the same order in every process."""
     found: set[tuple[Party, Party]] = set()
     for piece in plan.pieces:
         first = ("receiver", piece.first)

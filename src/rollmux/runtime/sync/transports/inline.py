@@ -7,7 +7,7 @@ from rollmux.runtime.sync.channel import Payload, fill, send_all
 
 
 class Inline:
-    """Keeps no state, so that one serves all connections."""
+    """A carrier without state: one serves all connections."""
 
     def open_giver(self, link: socket.socket, path: Path) -> None: ...
 

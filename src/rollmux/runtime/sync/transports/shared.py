@@ -1,6 +1,6 @@
-"""Shared memory of one node: the giver hands its file over once, and of each piece says where in it that lies.
+"""Shared memory of one node: the giver hands its file over once, and says of each piece where in the file it lies.
 
-Invariant: the taker reads and never maps what is not its own. A file that is cut short, or written to by an attempt
+Invariant: the taker reads the giver's file and never maps it. A file that is cut short, or written to by an attempt
 that is over, makes a short read or a wrong digest, and never a signal.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from rollmux.runtime.sync.channel import Payload, fill, send_all
 from rollmux.runtime.sync.errors import Broken
 
-# Where the payload lies in the file; all ones: it follows.
+# Where the payload lies in the file; all ones if it follows here instead.
 _AT = struct.Struct("<Q")
 _FOLLOWS = 2**64 - 1
 

@@ -14,7 +14,7 @@ from rollmux.runtime.sync.transports.shared import Shared
 
 _BACKLOG = 128
 # A host that vanished without a word is noticed after some 40 s, whether something was on its way to it or not.
-# Each as far as the system knows it by this name; one without the second gives up what is on its way in its own time.
+# Options that the system lacks are left out; without the second it gives up what is on its way in its own time.
 _OF_TCP = {
     "TCP_NODELAY": 1,
     "TCP_USER_TIMEOUT": 40_000,
@@ -51,16 +51,16 @@ class Listener:
 
     def close(self) -> None:
         if self.link.fileno() < 0:
-            return  # and what it listened at may be another's by now
+            return  # and its address may be another's by now
         if self.link.family == socket.AF_UNIX:
             Path(self.link.getsockname()).unlink(missing_ok=True)
         with suppress(OSError):
-            self.link.shutdown(socket.SHUT_RDWR)  # wakes who waits for a call
+            self.link.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for a call
         self.link.close()
 
 
 def _require_dead(path: str) -> None:
-    """A socket that a process has left which was killed."""
+    """Refuses a path at which somebody listens; only a socket left by a killed process may be replaced."""
     with socket.socket(socket.AF_UNIX) as link:
         link.setblocking(False)
         if link.connect_ex(path) != errno.ECONNREFUSED:
