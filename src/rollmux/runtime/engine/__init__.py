@@ -1,6 +1,6 @@
 """Rollout engines behind one seam (`seam.py`): `slots` computes a model here, `replay` plays lengths without one.
 
-Nothing in this package's face needs torch; `rollmux.runtime.engine.slots` does.
+Nothing that this package exports needs torch; `rollmux.runtime.engine.slots` does.
 """
 
 from rollmux.runtime.engine.canary import Canary

@@ -1,7 +1,7 @@
-"""An engine on another node: the line to it, over a connection as weight sync has them.
+"""An engine on another node: the line to it, over a connection such as weight sync uses.
 
 Calls and answers are MessagePack of known types, and nothing is unpickled. Weights do not go this way: they come by
-sync, and whoever serves the engine sees to it that those of a version are there before it is told of them.
+sync, and whoever serves the engine makes sure that a version's weights are there before the engine is told of it.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from rollmux.runtime.engine.seam import Begun, Gauges
 from rollmux.runtime.sync.channel import Channel
 from rollmux.runtime.sync.errors import SyncFailed
 
-# Of one call or answer: unfinished responses with all of their tokens are the longest.
+# The most bytes of a call or answer: unfinished responses with all of their tokens are the longest.
 MOST_BYTES = 2**30
 
 _CALLS: dict[str, Any] = {
@@ -49,9 +49,9 @@ class _Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Refused(msgspec.Struct, frozen=True, array_like=True):
-    """An error by the name of its kind; one that is not an engine's own comes as `EngineFailed`.
+    """An error, by the name of its kind. One that no engine raises by itself comes as `EngineFailed`.
 
-    `text` is the subject where problems are told: path, value, limit and remedy of each.
+    With problems (path, value, limit and remedy of each) `text` is their subject.
     """
 
     kind: str
@@ -94,7 +94,7 @@ class Spoken:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._asked: list[str] = []  # what is yet to be answered
+        self._asked: list[str] = []  # calls that are yet to be answered
 
     def send(self, name: str, told: tuple[Any, ...]) -> None:
         if name == "update" and told[1] is not None:

@@ -39,7 +39,7 @@ class Layer:
 
 
 class Layers(Protocol):
-    """In their order. Whoever streams them may make each ready as it comes."""
+    """A model's layers, in their order. Whoever streams them may make each one ready as it comes."""
 
     def __len__(self) -> int: ...
 
@@ -77,7 +77,7 @@ Kind = Callable[[Sequence[nn.Linear]], Projection]
 
 
 def anatomy(model: Any, packed: bool | None = None) -> Anatomy:
-    """Takes a model apart. `packed` None: where it can be and is faster."""
+    """Takes a model apart. With `packed` None, weights are packed if that is possible and faster."""
     require_known(model)
     config, body = model.config, model.model
     parameter = body.embed_tokens.weight

@@ -1,4 +1,4 @@
-"""An engine in a process of its own on this machine, over the same weights, in memory that both share."""
+"""An engine in a process of its own on this machine. Both processes share the memory of the weights."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +13,7 @@ from rollmux.runtime.engine.errors import EngineFailed
 from rollmux.runtime.engine.seam import Engine
 from rollmux.runtime.forks import Fork, begun
 
-# Makes the engine, over weights of this version. It goes to another process, with a model in shared memory.
+# Makes the engine, over weights of this version. It is sent to the other process, with a model in shared memory.
 Make = Callable[[int], Engine]
 
 
@@ -26,13 +26,13 @@ class EngineBeside(EngineElsewhere):
 
     @property
     def pid(self) -> int | None:
-        """Of its process, once there is one."""
+        """The id of its process, once there is one."""
         process = self._process.running
         return None if process is None else process.pid
 
 
 class _Process:
-    """A process after the other, each with a pipe."""
+    """The engine's processes, one after the other, each with a pipe."""
 
     def __init__(self, make: Make, threads: int) -> None:
         self._make, self._threads = make, threads
@@ -66,7 +66,7 @@ class _Pipe:
         try:
             found: Answer = self._pipe.recv()
         except OSError as error:
-            if type(error) is OSError:  # it is over in the middle of an answer
+            if type(error) is OSError:  # the process ended in the middle of an answer
                 raise EOFError(str(error)) from error
             raise
         return found
@@ -76,7 +76,7 @@ class _Pipe:
 
 
 def _serve(threads: int, pipe: Connection) -> None:
-    """The engine, until its pipe is closed: by its owner, or with that process."""
+    """Serves the engine until its owner closes the pipe, or ends."""
     torch.set_num_threads(threads)
     with suppress(ConnectionError, EOFError):
         engine = _made(pipe)
@@ -86,7 +86,7 @@ def _serve(threads: int, pipe: Connection) -> None:
 
 
 def _made(pipe: Connection) -> Engine | None:
-    """The engine that is asked for first, or none, and why that is."""
+    """Makes the engine, which is the first thing asked for. None if that fails: then the owner is told why."""
     engine, refusal, version = None, None, 0
     try:
         _, (make, version) = pipe.recv()
@@ -98,7 +98,7 @@ def _made(pipe: Connection) -> Engine | None:
 
 
 def _send(pipe: Connection, found: Any, refusal: Exception | None, stands: Standing) -> None:
-    """An error that is no pickle goes as a text."""
+    """Sends an answer. An error that can't be pickled goes as a text."""
     try:
         ForkingPickler.loads(ForkingPickler.dumps(refusal))
     except Exception:  # noqa: BLE001  its own ways to be packed may raise anything

@@ -1,6 +1,6 @@
 """A fixed prompt whose greedy answer must stay the same as long as the weights do.
 
-An engine that wakes up with damaged weights or memory goes on as if nothing were; the canary falls silent instead.
+An engine that wakes up with damaged weights or memory goes on as if nothing had happened, but its canary dies.
 Invariant: what `check` compares was learned from the same version of the weights.
 """
 

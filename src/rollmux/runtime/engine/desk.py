@@ -1,10 +1,10 @@
 """The desk where requests are kept: who waits, who runs, who gives way when the room is short.
 
-Requests are let in as they came. What runs is older than what waits: where the room is short the youngest gives way,
-and is the first to come back. Pure: neither torch nor a clock.
+Requests are let in in the order in which they came, so those that run are older than those that wait. If the room is
+short the youngest gives way, and is the first to come back. Pure: neither torch nor a clock.
 
-Invariants: a request is at the desk from `add` to exactly one of `end` and `remove`. It holds pages while it runs; what
-rests, and what waits to go on from there, holds them as long as nobody who runs or could run wants them.
+Invariants: a request is at the desk from `add` to exactly one of `end` and `remove`. It holds pages while it runs. A
+request that rests, or waits to go on from its pages, holds them until another one that runs or could run wants them.
 """
 
 from collections import OrderedDict
@@ -32,8 +32,8 @@ class Live(Growing):
 
     pages: list[int] = field(default_factory=list)
     cached: int = 0
-    known: int = 0  # so many have been computed before, here or elsewhere
-    is_old: bool = False  # its keys and values are those of other weights
+    known: int = 0  # so many tokens have been computed before, here or in another engine
+    is_old: bool = False  # its keys and values come from older weights
 
     @property
     def length(self) -> int:
@@ -53,27 +53,27 @@ class Live(Growing):
 
 
 Work = tuple[Live, int]
-LEAST_SHARED = 16  # tokens: who has no more computes them beside the others sooner than it waits for them
+LEAST_SHARED = 16  # tokens: to compute fewer, beside the others, is quicker than to wait for a twin
 
 
 class Desk:
-    """Requests from their first day to their last."""
+    """The requests of an engine, each from its submission to its end."""
 
     def __init__(self, room: Room, max_running: int, max_length: int, vocabulary: int, prefill_tokens: int) -> None:
         self.room = room
         self.max_running, self.max_length, self.prefill_tokens = max_running, max_length, prefill_tokens
         self.vocabulary = vocabulary
         self.live: dict[str, Live] = {}
-        self.waiting: OrderedDict[str, Live] = OrderedDict()  # by id, for those that leave from among many
+        self.waiting: OrderedDict[str, Live] = OrderedDict()  # by id: some leave from the middle of many
         self.running: list[Live] = []  # the youngest last
-        self.resting: OrderedDict[str, Live] = OrderedDict()  # over, and perhaps to be gone on from; the oldest first
-        # Who has so many tokens of a prompt, and who is taken to have them: copied before the next computation.
+        self.resting: OrderedDict[str, Live] = OrderedDict()  # ended, with pages for a next request; the oldest first
+        # Who has computed so many tokens of a prompt, and who gets a copy of them before the next computation.
         self.twins: list[tuple[Live, Live, int]] = []
         self.events: list[Event] = []
         self.preemptions = self.generated = self.computed = self.recomputed = self.ended = 0
 
     def add(self, requests: Iterable[Unfinished]) -> None:
-        """Queues requests with what they have, all or none."""
+        """Queues requests with the tokens that they have, all or none."""
         adding: dict[str, Live] = {}
         checks = Checks("request")
         for each in requests:
@@ -86,7 +86,7 @@ class Desk:
         self.waiting.update(adding)
 
     def _go_on(self, live: Live) -> None:
-        """With what was computed for the one of its name that rests, if that is how it begins."""
+        """Takes over the pages of the request of its id that rests, if it begins with all of that one's tokens."""
         rested = self.resting.pop(live.request.id, None)
         if rested is None:
             return
@@ -98,7 +98,7 @@ class Desk:
             self._forget(rested)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Nothing rests of these any more."""
+        """Gives up what rests of these."""
         for name in names:
             if rested := self.resting.pop(name, None):
                 self._forget(rested)
@@ -111,13 +111,13 @@ class Desk:
             return
         longest = len(request.prompt) + request.max_tokens
         if self._fits(checks, request, each.response.tokens) and self.room.needed(longest - 1) > self.room.pages:
-            room = self.room.pages * self.room.page_tokens + 1  # nobody computes anything from the last token
+            room = self.room.pages * self.room.page_tokens + 1  # nothing is computed from the last token
             checks.report("max_tokens", longest, f"at most {room} with the prompt", "give the engine more room")
         if had >= request.max_tokens or any(token in request.stop_tokens for token in each.response.tokens):
             checks.report("response", had, "an unfinished response", "take it as it is: it is over")
 
     def _fits(self, checks: Checks, request: GenerationRequest, had: Sequence[int] = ()) -> bool:
-        """Whether the model could take it, with any room."""
+        """Whether the model could take the request if there were room enough."""
         highest = max(*request.prompt, *had, 0)
         if highest >= self.vocabulary:
             checks.report("prompt", highest, f"tokens below {self.vocabulary}", "use the tokenizer of this model")
@@ -136,18 +136,18 @@ class Desk:
         checks.require()
 
     def plan(self) -> list[Work]:
-        """Who is computed next, and how many tokens of each. Pages are theirs already."""
+        """Which requests are computed next, and how many tokens of each. They have the pages for these already."""
         self.forget_copies()
         self._admit()
         budget = self.prefill_tokens
         work: list[Work] = []
-        first: dict[tuple[int, ...], Live] = {}  # by prompt, where some are not computed
+        first: dict[tuple[int, ...], Live] = {}  # by prompt, for prompts that are not all computed
         may_share = any(live.cached < len(live.request.prompt) - 1 for live in self.running)
         for live in tuple(self.running):
             if may_share and self._waits_for_twin(live, first):
                 continue
             count = live.owed
-            if not count:  # what was drawn got lost, as by Ctrl-C: it is drawn once more
+            if not count:  # its drawn token got lost, as by Ctrl-C: it is drawn once more
                 live.cached -= 1
                 count = 1
             if count > 1:
@@ -158,9 +158,9 @@ class Desk:
         return work
 
     def _waits_for_twin(self, live: Live, first: dict[tuple[int, ...], Live]) -> bool:
-        """A prompt is computed once, by the oldest that runs; who has the same waits for that, and takes it over.
+        """Whether a request waits for a twin: the oldest that runs computes a prompt for all that have the same one.
 
-        All but its last token, behind which each draws for itself.
+        The others get a copy of all but its last token, which each computes to draw for itself.
         """
         prompt, shared = live.request.prompt, len(live.request.prompt) - 1
         if shared < LEAST_SHARED or live.is_old or not live.pages:
@@ -176,17 +176,17 @@ class Desk:
         return live.cached < shared and twin is not live
 
     def copies(self) -> list[tuple[list[int], list[int], int]]:
-        """From pages to pages, so many tokens. Who gave way after it was planned needs none."""
+        """Copies of so many tokens, from pages to pages. A request that gave way since it was planned needs none."""
         return [(twin.pages, live.pages, shared) for twin, live, shared in self.twins if live.pages]
 
     def forget_copies(self) -> None:
-        """What was not copied, for that was broken off, is not there."""
+        """Takes back copies that were planned and never made, as the step was broken off."""
         for _, live, _ in self.twins:
             live.cached = 0
         self.twins.clear()
 
     def _admit(self) -> None:
-        """Lets in whom there is room for, beside a step of everybody who runs."""
+        """Lets in requests for which there is room beside the next step of all that run."""
         if not self.waiting:
             return
         room = self.room
@@ -200,9 +200,9 @@ class Desk:
             self.running.append(self.waiting.pop(live.request.id))
 
     def _hold(self, live: Live, tokens: int) -> bool:
-        """Whether a request that runs has the pages for so many tokens, now that younger ones gave way."""
+        """Gives a running request pages for so many tokens. Younger ones give way; False if it had to do so itself."""
         if not live.pages:
-            return False  # it has given way itself
+            return False  # it has given way already
         short = self.room.needed(tokens) - len(live.pages)
         if short <= 0:
             return True
@@ -215,8 +215,8 @@ class Desk:
         return True
 
     def has_room(self, pages: int, but_for: Live | None = None) -> bool:
-        """Whether so many pages are free, now that what rests gave way if need be: the oldest first, and at the end
-        those that wait to go on, of whom the latest has the longest to wait. Nobody gives way in vain.
+        """Whether so many pages are free, if need be because others gave theirs up: resting requests, the oldest first,
+        then those that wait to go on from their pages, the last in line first. Nobody gives pages up in vain.
         """
         if pages <= self.room.free:
             return True
@@ -235,7 +235,7 @@ class Desk:
         self._put_first(self.running.pop())
 
     def stop(self, begun: bool = True) -> None:
-        """All that run wait, without their pages; those that have a token only if told."""
+        """Sends all that run back to wait, without pages; those that have a token only if `begun`."""
         stopped = [live for live in self.running if begun or not live.tokens]
         self.running = [live for live in self.running if not begun and live.tokens]
         for live in self.running:
@@ -256,7 +256,7 @@ class Desk:
         live.cached, live.is_old = 0, False
 
     def done(self, live: Live, count: int) -> None:
-        """So many tokens of a request have been computed."""
+        """Notes that so many tokens of a request have been computed."""
         self.computed += count
         until = live.cached + count
         if live.known > live.cached:
@@ -264,7 +264,7 @@ class Desk:
         live.cached, live.known = until, max(live.known, until)
 
     def grow(self, live: Live, token: int, logprob: float, version: int) -> None:
-        """A request has its next token, which may be its last."""
+        """Gives a request its next token, which may be its last."""
         grown = Grown(live.request.id, len(live.tokens), Generated((token,), (logprob,), (version,)))
         live.tokens.append(token)
         live.logprobs.append(logprob)
@@ -284,7 +284,7 @@ class Desk:
         self.events.append(Ended(live.request.id, reason, live.generated(), why))
 
     def remove(self, live: Live) -> Unfinished:
-        """A request goes elsewhere."""
+        """Takes a request out, to go on elsewhere."""
         self._leave(live)
         return live.unfinished()
 

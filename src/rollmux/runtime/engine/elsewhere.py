@@ -1,12 +1,12 @@
 """An engine in another process, on this machine or on another: several of them compute at the same time.
 
-A step is asked for ahead: while its owner is with another engine, this one computes. What came of a step is told by
-the next call of `step`. If the process dies it is begun anew: its requests are resubmitted with the tokens that were
-heard of, and since a response depends on its request and the weights alone, nothing else comes of them. A call that
-is interrupted (by Ctrl-C, say) ends the process too, for nobody would hear what it answers.
+A step is asked for ahead: the engine computes while its owner is busy with another one, and the next call of `step`
+tells what came of it. If the process dies it is begun anew, and its requests are resubmitted with the tokens that were
+heard: as a response depends on its request and the weights alone, it comes out the same. A call that is interrupted
+(by Ctrl-C, say) ends the process too, for nobody would hear its answer.
 
-Invariants: an exported request has the tokens that were told, no more: whoever goes on with it draws the others again.
-No process begins over weights that are half new, but for the update that makes them whole.
+Invariants: an exported request has only the tokens that were told: whoever goes on with it draws the others again. No
+process begins over weights that are half new, except for the update that makes them whole.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,32 +30,32 @@ from rollmux.runtime.engine.requests import (
 from rollmux.runtime.engine.seam import Begun, Engine, Gauges
 from rollmux.runtime.engine.versions import half_new, require_newer, require_permitted
 
-_LIVES = 3  # that end without a step in between: then it is no accident
+_LIVES = 3  # so many processes that end without a step in between are no accident
 _END_S = 5.0
 _GONE = (ConnectionError, EOFError)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How the engine stands, with each answer."""
+    """How the engine stands: comes with each answer."""
 
     version: int
     is_suspended: bool
 
 
-# What came of a step, on its way: plain tuples are quick to pack. An end (a reason, and why) has no tokens with it, for
-# all of them were sent before.
+# An event of a step on its way here: plain tuples are quick to pack. An end (its reason, and why) comes without tokens,
+# for all of them were sent before.
 Told = tuple[str, int, tuple[int, ...], tuple[float, ...], tuple[int, ...], FinishReason | None, str]
 Answer = tuple[Any, Exception | None, Standing]
 
 
 class Line(Protocol):
-    """Calls to an engine elsewhere and their answers, in their order. ConnectionError or EOFError: it is gone."""
+    """Calls to an engine elsewhere and their answers, in order. ConnectionError or EOFError: the engine is gone."""
 
     def send(self, name: str, told: tuple[Any, ...]) -> None: ...
 
     def recv(self) -> Answer:
-        """What it answers, or the error that it raised, and how it stands."""
+        """The engine's answer, or the error that it raised, and how it stands."""
 
     def close(self) -> None: ...
 
@@ -67,7 +67,7 @@ class Home(Protocol):
         """A new engine over weights of this version. ConnectionError or EOFError: it died at once."""
 
     def end(self, patience_s: float) -> None:
-        """Of the present one nothing is left, if there is one; it has so long to end itself."""
+        """Ends the present engine, if there is one, for good; it has so long to end by itself."""
 
 
 class EngineElsewhere:
@@ -77,12 +77,12 @@ class EngineElsewhere:
         self._home = home
         self._stands = Standing(version, is_suspended=False)
         self._line: Line | None = None
-        self._ahead = False  # a step was asked for, and its answer not read yet
-        self._heard: list[tuple[Event, Growing]] = []  # what it has said, and of whom, and is not told yet
-        self._failed: Exception | None = None  # the same, where a step raised
-        self._known: dict[str, Growing] = {}  # who is not over, with all that was heard of them
-        self._cancelled: set[str] = set()  # of these
-        self._resting: set[str] = set()  # who is over, and may be gone on from
+        self._ahead = False  # a step was asked for, and its answer is not read yet
+        self._heard: list[tuple[Event, Growing]] = []  # events that are not told yet, and whose they are
+        self._failed: Exception | None = None  # an error of a step that is not raised yet
+        self._known: dict[str, Growing] = {}  # requests that are not over, with all that was heard of them
+        self._cancelled: set[str] = set()  # those of `_known` that were cancelled
+        self._resting: set[str] = set()  # requests that are over, and rest for a next one
         self._half: int | None = None  # the version of an update that was begun, and whose end was not heard
         self._lives = 0
         self._closed = False
@@ -113,7 +113,7 @@ class EngineElsewhere:
             self._cancelled.update(name for name in names if name in self._known)
 
     def _hear_the_end_of(self, names: set[str]) -> None:
-        """A name may come again once it was cancelled: all that comes of who had it before is heard first."""
+        """Hears all events of cancelled requests with these names first, for the names are about to be used again."""
         self._require_open()
         self._listen()
         while not self._cancelled.isdisjoint(names):
@@ -135,7 +135,7 @@ class EngineElsewhere:
         return tuple(each.unfinished(untold.get(each)) for each in left)
 
     def _untold(self) -> dict[Growing, int]:
-        """Whose tokens were heard and not told, and the place of the first of them."""
+        """Responses with tokens that were heard and not told, and the place of the first such token."""
         firsts: dict[Growing, int] = {}
         for event, whose in self._heard:
             if isinstance(event, Grown):
@@ -143,7 +143,7 @@ class EngineElsewhere:
         return firsts
 
     def _forget(self, some: Iterable[Growing]) -> None:
-        """What was heard of them is not told."""
+        """Drops what was heard of these responses and not told."""
         left = set(some)
         self._heard = [(event, whose) for event, whose in self._heard if whose not in left]
 
@@ -154,9 +154,9 @@ class EngineElsewhere:
         self._known.update((each.request.id, Growing.of(each)) for each in adopted)
 
     def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
-        """What was drawn ahead, and nobody was told, the new weights draw again, even if its response is over.
+        """The new weights draw again what was drawn ahead and told to nobody, even if its response is over.
 
-        For their owner may have written them before that step was computed.
+        For the owner may have written them in place before that step was computed.
         """
         self._require_open()
         self._listen()
@@ -182,7 +182,7 @@ class EngineElsewhere:
             each
             for each in untold
             if ends.get(each, FinishReason.CANCELLED) is not FinishReason.CANCELLED
-            and each.request.id not in self._known  # its name may have come again
+            and each.request.id not in self._known  # its name may be another request's by now
         ]
         going = [each for each in untold if each not in ends and each.request.id not in self._cancelled]
         started = [each.request.id for each in (*going, *over) if untold[each]]
@@ -192,12 +192,12 @@ class EngineElsewhere:
         return [*taken, *(self._to_be_drawn_again(each, untold[each]) for each in over)]
 
     def _to_be_drawn_again(self, over: Growing, told: int) -> Unfinished:
-        """It rests anew only where nobody has cancelled that meanwhile, for nobody would again."""
+        """It is to rest again only if nobody has cancelled its rest meanwhile: nobody would do that twice."""
         rests = over.request.rests and over.request.id in self._resting
         return Unfinished(replace(over.request, rests=rests), over.generated(told))
 
     def _put_back(self, taken: Iterable[Unfinished]) -> None:
-        """They are known again, whatever has happened, and whatever happens now."""
+        """Makes requests known again, whatever has happened, and even if the process dies now."""
         back = tuple(taken)
         self._known.update((each.request.id, Growing.of(each)) for each in back)
         if back and self._line is not None:
@@ -233,7 +233,7 @@ class EngineElsewhere:
         return found
 
     def gauges(self) -> Gauges:
-        """Of its present process: one that takes the place of another has done nothing yet."""
+        """Counts of the present process: one that took the place of another began at zero."""
         found: Gauges = self._call("gauges")
         return found
 
@@ -251,7 +251,7 @@ class EngineElsewhere:
     # -- its process -------------------------------------------------------------------------------------------------
 
     def _call(self, name: str, *told: Any) -> Any:
-        """The answer, from the process that lives when it is given; what it refuses is raised."""
+        """Asks until some process lives to answer. Raises what the engine refuses."""
         self._require_open()
         self._listen()
         while True:
@@ -267,7 +267,7 @@ class EngineElsewhere:
             return answer
 
     def _needs_none(self, name: str, told: tuple[Any, ...]) -> bool:
-        """Whether this can be done without a process: one that begins takes memory, perhaps on others' nodes."""
+        """Whether a call needs no process: to begin one takes memory, perhaps on nodes that others hold."""
         if name == "update":
             return told[1] is None and not self._known
         return name in ("suspend", "export", "cancel")
@@ -284,7 +284,7 @@ class EngineElsewhere:
         return None
 
     def _begin_step(self) -> None:
-        """Ahead, where there is something to do."""
+        """Asks for a step ahead, if there is something to do."""
         if self._line is None or self._ahead or not self._known:
             return
         self._ahead = True
@@ -292,7 +292,7 @@ class EngineElsewhere:
             self._line.send("step", ())
 
     def _tell_cancelled(self) -> None:
-        """Where no process is left that would."""
+        """Tells the ends of cancelled requests, when no process is left to tell them."""
         for name in sorted(self._cancelled):
             over = self._known.pop(name)
             self._heard.append((Ended(name, FinishReason.CANCELLED, over.generated()), over))
@@ -321,7 +321,7 @@ class EngineElsewhere:
         return Grown(name, first, gained), self._known[name]
 
     def _asked(self, line: Line, name: str, told: tuple[Any, ...]) -> tuple[Any, Exception | None]:
-        """The answer, or what was refused."""
+        """The answer, or the error with which the call was refused."""
         with self._whole():
             line.send(name, told)
             return self._answer(line)
@@ -337,17 +337,17 @@ class EngineElsewhere:
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """What is broken off ends the process: what it answers would be taken for the answer of the next call."""
+        """Ends the process if an exchange is broken off: its late answer would be taken for that to the next call."""
         try:
             yield
         except BaseException as error:
             if not isinstance(error, _GONE):
-                self._lives = 0  # it has not died: who hears of this may try again
+                self._lives = 0  # it has not died: whoever hears of this may try again
             self._end()
             raise
 
     def _begin(self, to_be_made_whole: bool = False) -> Line:
-        """A process, in place of one that is gone: with all that is not over, as it was."""
+        """Begins a process in place of one that is gone, with all requests that are not over, as they were."""
         if self._half is not None and not to_be_made_whole:
             raise half_new(self._half)
         self._end()
@@ -385,7 +385,7 @@ class EngineElsewhere:
 
 
 def answer(engine: Engine, name: str, told: tuple[Any, ...]) -> Answer:
-    """Where the engine lives: what is asked of it, done."""
+    """Does a call where the engine lives."""
     found, refusal = None, None
     try:
         found = getattr(engine, name)(*told) if name != "step" else list(map(_packed, engine.step()))

@@ -6,10 +6,10 @@ RollmuxError
 ├── UpdateRefused      new weights, or tokens of other weights, would break on-policy; nothing was changed
 ├── UnsupportedModel   the `slots` engine can't compute this model exactly
 ├── EngineLost         the process of an engine dies again and again
-├── EngineFailed       where an engine lives, something was raised that can't be sent as it is
+├── EngineFailed       an engine elsewhere raised something that can't be sent as it is
 └── CanaryDied         the engine answers a fixed prompt otherwise than before: its weights or memory are damaged
 
-A request described wrongly is an `InvalidSpec`, as everywhere.
+A request that is described wrongly is an `InvalidSpec`, as everywhere.
 """
 
 from rollmux.errors import RollmuxError
@@ -24,7 +24,7 @@ class EngineSuspended(RollmuxError):
 
 
 class UpdateRefused(RollmuxError):
-    """The weights and the requests are as they were."""
+    """Nothing was changed: the weights and the requests are as they were."""
 
 
 class UnsupportedModel(RollmuxError):
@@ -32,11 +32,11 @@ class UnsupportedModel(RollmuxError):
 
 
 class EngineLost(RollmuxError):
-    """Its requests are where they were: make another engine for them, with more memory say."""
+    """Its requests are still there: make another engine for them, with more memory, say."""
 
 
 class EngineFailed(RollmuxError):
-    """No engine raises it by itself: the message says what it was."""
+    """Raised in place of an error that can't be sent: the message says what that was."""
 
 
 class CanaryDied(RollmuxError):

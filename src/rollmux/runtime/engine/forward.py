@@ -1,6 +1,6 @@
 """A forward over rows that are tokens of many requests: some decode, some are prompts, each at its own position.
 
-Invariant: what a row comes to depends on its request alone, but for rounding.
+Invariant: the result for a row depends on its request alone, except for rounding.
 """
 
 import mmap
@@ -36,7 +36,7 @@ class Layout:
     tokens: Tensor
     positions: Tensor
     places: Tensor
-    wanted: Tensor | None  # the rows that logits are wanted of; None: all of them
+    wanted: Tensor | None  # the rows for which logits are wanted; None: all of them
     decoding: Decoding | None
     prompts: tuple[Prompts, ...]
     continued: tuple[Continued, ...]
@@ -56,7 +56,7 @@ class Forward:
         return sum(tensor.nbytes for tensor in (self.keys, self.values, self.cosines, self.sines))
 
     def layout(self, work: Sequence[Work], wanted: Sequence[int], used_pages: int) -> Layout:
-        """Where each token stands. `work` is `ordered`; `wanted`: the rows that logits are wanted of."""
+        """Where each token stands. `work` is `ordered`; `wanted`: the rows for which logits are wanted."""
         a = self.anatomy
         counts = np.array([count for _, count in work])
         held = Held.by(work, self.page_tokens)
@@ -139,7 +139,7 @@ class Forward:
 
 
 def ordered(work: Sequence[Work]) -> list[int]:
-    """As a forward takes them: what decodes, then prompts, the equally long beside each other, then what goes on."""
+    """How a forward takes requests: those that decode, prompts (one length together), those that go on."""
     if all(count == 1 for _, count in work):
         return list(range(len(work)))
 
@@ -151,17 +151,17 @@ def ordered(work: Sequence[Work]) -> list[int]:
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU memory of its own: it comes as it is touched, and goes back with the tensor.
+    """Zeros; on a CPU in memory of their own, which the kernel gives as it is touched, and which goes with the tensor.
 
-    A room is seldom full, and to write zeros into all of it took longer than the rest of a switch. Large pages make
-    what is touched come five times as fast.
+    A room is seldom full, and to write zeros into all of it took longer than the rest of a switch. With large pages
+    the kernel gives what is touched five times as fast.
     """
     size = prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size:
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system without them: small ones do
+        with suppress(OSError):  # a system without large pages: small ones do
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 

@@ -1,4 +1,4 @@
-"""A response as it grows, for whoever keeps account of one: its request, and what there is of it by now."""
+"""A response as it grows, for those who keep account of one: its request, and the tokens that it has by now."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -26,7 +26,7 @@ class Growing:
         self.versions += gained.versions
 
     def generated(self, count: int | None = None) -> Generated:
-        """With so many of its tokens; None: with all of them."""
+        """The response with so many of its tokens; None: with all of them."""
         return Generated(tuple(self.tokens[:count]), tuple(self.logprobs[:count]), tuple(self.versions[:count]))
 
     def unfinished(self, count: int | None = None) -> Unfinished:

@@ -1,7 +1,7 @@
 """The refusal of every model that would not be computed exactly.
 
 Known are the Llama, Qwen2 and Qwen3 families with full attention and with rotary positions that do not depend on the
-length, each part as Transformers has it: what replaces or wraps one, and what is hooked to it, may compute anything.
+length, each part as Transformers has it: whatever replaces or wraps a part, or is hooked to it, may compute anything.
 """
 
 from itertools import chain
@@ -16,13 +16,13 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 ROPES = ("default", "linear", "llama3", "yarn")
 PARTS = ("config", "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head")
 PLAIN = (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU)
-COMPILED = "torch._dynamo.eval_frame"  # whose module computes what the one within does
-# Whose hooks change nothing: that of gradient checkpointing, and those that collect hidden states.
+COMPILED = "torch._dynamo.eval_frame"  # its modules compute what the module within them does
+# Modules whose hooks change nothing: gradient checkpointing's, and those that collect hidden states.
 HARMLESS = ("transformers.modeling_utils", "transformers.utils.output_capturing")
 
 
 def require_known(model: Any) -> None:
-    """Raises for a model that the engine would not compute as it computes itself."""
+    """Refuses a model that the engine would compute otherwise than the model itself does."""
     _require_part(model, "config")
     _require_known_config(model.config)
     for part in PARTS:

@@ -1,7 +1,7 @@
-"""vLLM's `LLM` in this process: all that the engine inside (`vllm_inside`) knows of it, and how it is asked.
+"""vLLM's `LLM` in this process: all that the engine in `vllm_inside` knows of it, and how it is asked.
 
-Nothing of vLLM is imported here: the object brings it. Sources and versions: docs/design/engine_http.md.
-Invariant: its owner can go on with it whatever was asked of it, but for weights that did not all come.
+Nothing of vLLM is imported here: the object brings it along. Sources and versions: docs/design/engine_http.md.
+Invariant: the owner can go on with the LLM whatever was asked of it, except after weights that did not all come.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ from rollmux.runtime.engine.http.vllm import Vllm, signed_seed
 from rollmux.runtime.engine.http.whole import OUTPUT, Shapes, require_same, weights_in
 from rollmux.runtime.engine.requests import GenerationRequest
 
-HOTTEST = 2.0  # newer ones refuse what is above
-# What does not count the tokens of a response so far, and so is the same where one is begun anew behind some of them.
+HOTTEST = 2.0  # newer versions refuse temperatures above it
+# Settings that don't count a response's tokens: they mean the same if it is begun anew behind some of its tokens.
 SAMPLING = ("allowed_token_ids", "logit_bias", "min_p", "repetition_penalty", "top_k")
-IN_FLIGHT = 4  # steps at most that may be under way, as it schedules ahead
+IN_FLIGHT = 4  # at most so many steps are under way, as the LLM schedules ahead
 TAGS = (WEIGHTS, CACHE)  # in the order in which they wake
 
 
 class Llm:
-    """An `LLM` of its owner's. `as_drawn`: log-probabilities are to be those of what was drawn from."""
+    """The owner's `LLM`. `as_drawn`: log-probabilities are those of the distribution that tokens are drawn from."""
 
     def __init__(self, llm: Any, sampling: Mapping[str, Any], as_drawn: bool) -> None:
         self._llm, self._engine, self._as_drawn = llm, llm.llm_engine, as_drawn
@@ -34,7 +34,7 @@ class Llm:
         self._sampling = dict(sampling)
         self._config = self._engine.vllm_config
         self._raw = self._config.model_config.logprobs_mode == "raw_logprobs"
-        self._shapes: Shapes | None = None  # of all weights, once somebody could tell
+        self._shapes: Shapes | None = None  # of all weights, once they are known
         self._require_drivable()
         self._require_sampling()
         self._executor = self._engine.model_executor
@@ -70,14 +70,14 @@ class Llm:
             remedy += "" if self._as_drawn or mode != "processed_logprobs" else ", or say `as_drawn`"
             checks.report("logprobs_mode", mode, wanted, remedy)
         checks.require()
-        self._params(**self._sampling)  # it says itself what is wrong with them
+        self._params(**self._sampling)  # vLLM says itself what is wrong with them
 
     @property
     def max_length(self) -> int:
         return int(self._config.model_config.max_model_len)
 
     def check(self, request: GenerationRequest) -> None:
-        """`InvalidSpec` for what it would do otherwise than the seam says."""
+        """`InvalidSpec` for requests that the LLM would not do as the seam says."""
         Vllm().check(request)
         checks = Checks("request")
         if request.temperature > HOTTEST:
@@ -91,7 +91,7 @@ class Llm:
         checks.require()
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
-        """One that the model does not have ends a step, with all that are in it."""
+        """Refuses a token that the model does not have: it would end a step, with all requests in it."""
         vocabulary = self._config.model_config.get_vocab_size()
         if (highest := max(tokens)) >= vocabulary:
             limit = f"tokens below {vocabulary}"
@@ -109,7 +109,7 @@ class Llm:
             seed=signed_seed(request.seed, len(attempt.tokens)),
             stop_token_ids=list(request.stop_tokens),
             ignore_eos=True,  # nothing but the request's own stop tokens ends it
-            logprobs=0,  # of the token that is drawn, and of no other
+            logprobs=0,  # only that of the token that is drawn
             detokenize=False,
         )
         try:
@@ -119,7 +119,7 @@ class Llm:
             raise
 
     def abort(self, names: list[str]) -> None:
-        """Those that are not there are over. Nothing more is told of them."""
+        """Ends attempts: nothing more is told of them. Those that are not there are over already."""
         self._engine.abort_request(names)
 
     def step(self) -> list[Any]:
@@ -130,7 +130,7 @@ class Llm:
         return bool(output.finished)
 
     def read(self, output: Any, known: int) -> Piece:
-        """What it tells of an attempt of which so many tokens are known: each time it tells all of them."""
+        """What an output adds to the `known` tokens of an attempt: it has all of its tokens each time."""
         (choice,) = output.outputs
         fresh = tuple(choice.token_ids[known:])
         over = reading.over(choice.finish_reason)
@@ -148,7 +148,7 @@ class Llm:
         return int(self._scheduler.get_num_unfinished_requests())
 
     def forget(self) -> None:
-        """Keys and values of before, of a model that has no requests; a step that is under way may hold some still."""
+        """Drops all keys and values, once there are no requests. A step that is under way may still hold some."""
         for _ in range(IN_FLIGHT):
             if self._engine.reset_prefix_cache():
                 return
@@ -166,7 +166,7 @@ class Llm:
         return bool(self._engine.is_sleeping())
 
     def sleep(self) -> None:
-        """Where only some of it sleeps, as after new weights, it would sleep no further."""
+        """Sleeps. If only a part sleeps, as after new weights, all is woken first: vLLM would put no more to sleep."""
         if not self._executor.sleeping_tags.issuperset(TAGS):
             self.wake()
             self._llm.sleep(level=1)
@@ -179,9 +179,9 @@ class Llm:
     # -- weights --
 
     def require_whole(self, weights: Mapping[str, Any]) -> None:
-        """`UpdateRefused` unless they are the model's, and all of it, by its folder or else by the first that it took.
+        """`UpdateRefused` unless these are all of the model's weights, by its folder or else by the first that it took.
 
-        It would find out amid a layer, of which it then leaves something that no others fit.
+        vLLM would notice only in the middle of a layer, and leave a part of it that no other weights fit.
         """
         if self._shapes is None:
             with suppress(ValueError):
@@ -193,7 +193,7 @@ class Llm:
             raise UpdateRefused(f"the model has no {unknown[0]!r}: give weights the names that its folder has for them")
 
     def load(self, weights: Mapping[str, Any]) -> None:
-        """As from a checkpoint: on processors, and where they are quantised, what computes is made of them."""
+        """Loads as from a checkpoint: on processors, or if quantised, vLLM computes with what it makes of them."""
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": list(weights.items())})
         self._shapes = self._shapes or _shapes(weights) or None
 
@@ -201,7 +201,7 @@ class Llm:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Who runs, and who waits."""
+        """How many requests run, and how many wait."""
         running, waiting = self._scheduler.get_request_counts()
         return running, waiting
 
@@ -217,19 +217,19 @@ class Llm:
 
     @property
     def nbytes(self) -> int:
-        """Of keys and values, unless they sleep."""
+        """The bytes of keys and values; 0 while they sleep."""
         if CACHE in self._executor.sleeping_tags:
             return 0
         return sum(int(each.size) for each in self._scheduler.kv_cache_config.kv_cache_tensors)
 
     @property
     def preemptions(self) -> int:
-        """Of all its days, if it counts them (`disable_log_stats=False`)."""
+        """All since the LLM was made, if it counts them (`disable_log_stats=False`)."""
         if not self._engine.log_stats:
             return 0
         return int(sum(each.value for each in self._engine.get_metrics() if each.name == "vllm:num_preemptions"))
 
 
 def _shapes(weights: Mapping[str, Any]) -> Shapes:
-    """Of those that have data."""
+    """The shapes of those weights that have data."""
     return {name: tuple(weight.shape) for name, weight in weights.items() if not weight.is_meta}

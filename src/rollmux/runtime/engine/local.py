@@ -1,10 +1,10 @@
 """An engine that computes in this process: its life, from the first request to `close`.
 
-What is computed, and how, stands behind `Compute`; everything about requests stands in `Desk`. So the engines that
-compute a model and the one that only plays lengths differ in nothing else.
+`Compute` is what an engine computes with; everything about requests is in `Desk`. So the engine that computes a model
+and the one that only plays lengths differ in `Compute` alone.
 
-Invariants: what is refused has changed nothing; if a computation raises, no token of it was drawn, and the same step
-may be tried again. Nothing is computed with weights that are half new.
+Invariants: a call that is refused has changed nothing; if a computation raises, no token of it was drawn, and the same
+step may be tried again. Nothing is computed with weights that are half new.
 """
 
 import math
@@ -26,8 +26,8 @@ from rollmux.runtime.engine.versions import half_new, require_adoptable, require
 class Limits:
     """How much an engine takes on. `room_tokens`: the keys and values that it holds at most, all requests together.
 
-    `max_length` bounds a prompt with its response. Of prompts and what is computed anew, a step takes at most
-    `prefill_tokens`, so that responses that run are not held up for long.
+    `max_length` bounds a prompt with its response. A step computes at most `prefill_tokens` of prompts and of what is
+    computed again, so that responses that run are not held up for long.
     """
 
     room_tokens: int
@@ -45,7 +45,7 @@ class Limits:
         checks.require()
 
 
-Drawn = tuple[int, float]  # a token and its log-probability, not a number where the model's output is none
+Drawn = tuple[int, float]  # a token and its log-probability; no number if the model's output is none
 
 
 class Compute(Protocol):
@@ -62,28 +62,28 @@ class Compute(Protocol):
     def vocabulary(self) -> int: ...
 
     def run(self, work: Sequence[Work], used_pages: int) -> list[Drawn | None]:
-        """Computes so many tokens of each; draws the next one of each that then owes none."""
+        """Computes so many tokens of each request, and draws the next token of each that then owes none."""
 
     def move(self, sources: list[int], targets: list[int]) -> None:
-        """Pages change their places."""
+        """Moves the content of pages to other pages."""
 
     def copy(self, sources: list[int], targets: list[int], tokens: int) -> None:
-        """What is held of so many tokens in these pages is in those, too."""
+        """Copies so many tokens from some pages into others."""
 
     def wipe(self, pages: list[int]) -> None:
-        """What is in these pages must not meet what they hold next: it may be no number."""
+        """Clears pages, whose old content may be no number and must not meet what they hold next."""
 
     def check(self, weights: Mapping[str, Any]) -> None:
         """Raises if these are not weights of the model."""
 
     def load(self, weights: Mapping[str, Any] | None) -> None:
-        """Takes weights that were checked, or those written in place."""
+        """Takes weights that were checked, or (None) those that were written in place."""
 
     def release(self) -> None:
-        """Gives all memory back. Asked again after an error, it asks again whether that has happened."""
+        """Gives all memory back. Called again after an error, it looks again whether the memory is free."""
 
     def restore(self) -> None:
-        """Gets it again."""
+        """Takes the memory again."""
 
 
 class LocalEngine:
@@ -126,7 +126,7 @@ class LocalEngine:
         return tuple(map(self._desk.remove, lives))
 
     def _find(self, ids: Iterable[str]) -> tuple[Live, ...]:
-        """Those of the ids that are there."""
+        """The requests of these ids, as far as they are there."""
         return tuple(self._desk.live[name] for name in several(ids) if name in self._desk.live)
 
     def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
@@ -153,7 +153,7 @@ class LocalEngine:
         self._rest(keep)
 
     def _rest(self, keep: bool) -> None:
-        """Whoever sees that it rests sees it once nothing is held any more."""
+        """Suspends: `is_suspended` is true only once nothing is held any more."""
         try:
             if not keep:
                 self._desk.stop()
@@ -190,7 +190,7 @@ class LocalEngine:
         return self._compute.run(work, room.used)
 
     def _told(self, live: Live, count: int, token: Drawn | None) -> None:
-        """What a computation has come to for a request."""
+        """Takes the result of a computation for a request."""
         self._desk.done(live, count)
         if token is None:
             return
@@ -222,7 +222,7 @@ class LocalEngine:
         return tuple(live.tokens)
 
     def _probed(self, live: Live) -> int:
-        """The next token of a probe; -1, which no model says, where its output is not a number."""
+        """The next token of a probe; -1, which is no model's token, if the output is not a number."""
         owed = live.owed
         drawn = self._run([(live, owed)])[0]
         assert drawn is not None

@@ -1,7 +1,8 @@
 """Attention over keys and values that lie in pages.
 
-A decode step reads the pages in use as one piece, whosever they are: each page meets the query of its holder, and what
-the pages of a request found is summed. Its cost is what is held, not the longest times the number of requests.
+A decode step reads the pages in use as one piece, whichever request they belong to: each page meets the query of its
+holder, and the results of a request's pages are summed. The step costs as much as the pages in use, not as the longest
+request times the number of requests.
 
 Invariant: a token meets exactly the tokens of its own request that stand before it, and itself.
 """
@@ -22,9 +23,9 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """One token of each of `rows` requests. Pages of others meet the query of some row; nobody reads what they find.
+    """One token of each of `rows` requests. Pages of other requests meet some row's query, and nobody reads the result.
 
-    Where a request holds fewer pages than the one with most, its first page stands again, and is `absent`.
+    If a request has fewer pages than the one with most, its first page fills the row up, and is masked by `absent`.
     """
 
     rows: int
@@ -32,10 +33,10 @@ class Decoding:
     row_of_page: Tensor
     mask: Tensor  # what is added to scores: zero, or minus infinity behind the last token; pages × heads, 1, tokens
     pages_of_rows: Tensor  # rows × most pages of a row
-    absent: Tensor  # what is added there: zero, or minus infinity; rows, most pages of a row, 1
-    place_of_page: Tensor  # where it stands in `pages_of_rows`
+    absent: Tensor  # what is added to their scores: zero, or minus infinity; rows, most pages of a row, 1
+    place_of_page: Tensor  # where each page stands in `pages_of_rows`
     held: Tensor  # the pages of the first row, then those of the second, and so on
-    starts: Tensor  # where each row's begin in `held`
+    starts: Tensor  # where each row's pages begin in `held`
 
     def to(self, device: torch.device) -> "Decoding":
         moved = (getattr(self, field.name) for field in fields(self)[2:])
@@ -44,7 +45,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """In these rows, prompts of which nothing was computed before; each has `length` of them."""
+    """Prompts of which nothing was computed before, in these rows; each has `length` of the rows."""
 
     start: int
     stop: int
@@ -53,7 +54,7 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """In these rows, some tokens of one request; what stands before them lies in its pages already."""
+    """Some tokens of one request, in these rows; the tokens before them are in its pages already."""
 
     start: int
     stop: int
@@ -63,15 +64,15 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Where the tokens of some requests lie once a step is done; on the CPU.
+    """Where the tokens of some requests lie once a step is done; these arrays are on the CPU.
 
-    `pages`: those of the first request, then those of the second, and so on. What is held for later does not count.
+    `pages`: those of the first request, then those of the second, and so on, without pages that are held for later.
     """
 
     page_tokens: int
     lengths: Numbers
     counts: Numbers
-    starts: Numbers  # where each request's begin in `pages`
+    starts: Numbers  # where each request's pages begin in `pages`
     pages: Numbers
 
     @classmethod
@@ -83,7 +84,7 @@ class Held:
         return cls(page_tokens, lengths, counts, counts.cumsum() - counts, pages)
 
     def first(self, requests: int) -> "Held":
-        """What so many requests hold."""
+        """What the first so many requests hold."""
         if requests == len(self.lengths):
             return self
         lengths, counts, starts = (each[:requests] for each in (self.lengths, self.counts, self.starts))
@@ -97,7 +98,7 @@ class Held:
 
 
 def decoding(held: Held, used_pages: int, kv_heads: int, dtype: torch.dtype) -> Decoding:
-    """Lays out a decode step; on the CPU."""
+    """Lays out a decode step, on the CPU."""
     page_tokens, counts, starts, pages = held.page_tokens, held.counts, held.starts, held.pages
     rows, most = len(counts), int(counts.max())
     row = np.arange(rows).repeat(counts)
@@ -125,15 +126,15 @@ def decoding(held: Held, used_pages: int, kv_heads: int, dtype: torch.dtype) -> 
 
 
 def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """What is summed is summed in single precision at least."""
+    """The type for sums: this one, or single precision if that is wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def decode(query: Tensor, keys: Tensor, values: Tensor, step: Decoding) -> Tensor:
     """`query`: rows, heads, width; `keys` and `values`: pages, kv heads, tokens of a page, width.
 
-    Each page is a softmax of its own; then the pages of a request are weighed by another softmax, over the logarithms
-    of what the exponentials of each page sum up to. The highest score less the logarithm of its share is that.
+    Each page has a softmax of its own. Then another softmax weighs the pages of a request, over the logarithm of each
+    page's sum of exponentials. That logarithm is the page's highest score less the logarithm of that score's share.
     """
     rows, heads, width = query.shape
     pages, tokens = step.pages, keys.shape[2]
@@ -159,7 +160,7 @@ def prefill(query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor:
 
 
 def go_on(query: Tensor, keys: Tensor, values: Tensor, step: Continued) -> Tensor:
-    """As `decode`, for tokens of one request whose own keys and values are in the pages by now."""
+    """Like `decode`, for several tokens of one request, whose own keys and values are in the pages already."""
     group = query.shape[1] // keys.shape[1]
     key, value = (
         side.index_select(0, step.pages).transpose(0, 1).flatten(1, 2)[:, : step.mask.shape[1]]

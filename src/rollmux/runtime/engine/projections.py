@@ -3,8 +3,8 @@
 `Referenced` multiplies with the parameters where they are and sees every change. `Packed` keeps a copy in the blocked
 form that oneDNN computes with, made anew at each update: on a CPU that is up to 2.5 times as fast for the few rows that
 a decode step has, and costs the weights' memory a second time. Where a processor has no products in half precision the
-copy is in single precision, and costs it a third time. A small matrix is copied as it is: a call of oneDNN costs more
-than its product, and more again for each number of rows that it has not met lately.
+copy is in single precision, and costs it a third time. A small matrix is copied as it is: a call of oneDNN costs
+more than its product, and still more for a number of rows that it has not met lately.
 """
 
 import platform
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 ROWS = 64  # the batch that the blocked form is chosen for; measured to be good for fewer rows, too
-BLOCKED_WEIGHTS = 2**17  # so many are worth the blocked form; with half of them 1 to 4 rows take twice as long in it
+BLOCKED_WEIGHTS = 2**17  # from so many on the blocked form is worth it; with half, 1 to 4 rows take twice as long in it
 
 
 class Projection(Protocol):
@@ -25,10 +25,10 @@ class Projection(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
     def refresh(self) -> None:
-        """The parameters have changed."""
+        """Takes over parameters that have changed."""
 
     def release(self) -> None:
-        """Gives back what is held beside the parameters; `refresh` comes before the next call."""
+        """Gives back what is held beside the parameters. Call `refresh` before the next product."""
 
     @property
     def nbytes(self) -> int: ...
@@ -52,7 +52,7 @@ class Referenced:
 
 
 class Packed:
-    """A copy in what it computes in, blocked unless it is small."""
+    """A copy in the type that it computes in, in blocked form unless it is small."""
 
     def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype) -> None:
         self._linears, self._dtype = linears, dtype
@@ -89,7 +89,7 @@ class Packed:
 
 
 def packed_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype | None:
-    """What a blocked copy of such parameters computes in; None where there is none that is worth it."""
+    """The type in which a blocked copy of such parameters computes; None if no such copy is worth it."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
@@ -100,7 +100,7 @@ def packed_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype | None
 
 
 def has_bfloat16() -> bool:
-    """Whether this processor multiplies it: imitated, it takes many times as long as single precision."""
-    if platform.machine() in ("x86_64", "AMD64"):  # where oneDNN takes any with AVX-512 for one
+    """Whether this processor multiplies bfloat16: imitated, that takes many times as long as single precision."""
+    if platform.machine() in ("x86_64", "AMD64"):  # there oneDNN would say yes for any with AVX-512
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

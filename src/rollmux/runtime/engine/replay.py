@@ -1,7 +1,7 @@
 """The `replay` engine: responses of given lengths at the pace of a given machine, in real time and without a model.
 
-For tests and demonstrations of all that stands above an engine. It needs no torch, and shares everything but the
-computing with the engine that does. Invariant: a response's length and tokens depend on its request alone.
+For tests and demonstrations of all that stands above an engine. It needs no torch, and shares everything except the
+computing with the engine that computes a model. Invariant: a response's length and tokens depend on its request alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,14 +94,14 @@ class _Replay:
         return prefill_s + rates.decode_s(1, len(decoding), sum(live.cached for live in decoding))
 
     def _wait(self, seconds: float) -> None:
-        """A step that begins late by less than it takes catches up, so that what sleep overshoots does not add up."""
+        """Waits. A step that begins late by less than it takes catches up, so that late wakes of sleep don't add up."""
         now = self._clock.now()
         begun = self._done_at if now - self._done_at < seconds else now
         self._done_at = begun + seconds
         self._clock.sleep(self._done_at - now)
 
     def _drawn(self, live: Live) -> Drawn:
-        """Greedy or not, a token is a matter of seed and place; the last one is the played end."""
+        """A token depends on seed and place alone, greedy or not; the last one is the played end."""
         played, request, place = self._played, live.request, len(live.tokens)
         chance = -log(played.vocabulary - 1)
         if place + 1 >= played.lengths(request):

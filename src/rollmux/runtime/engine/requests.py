@@ -19,8 +19,8 @@ class GenerationRequest:
 
     `seed` and the place in the response decide each draw, and nothing else does.
 
-    `rests`: where a stop token ends it, what was computed stays for a request of the same id whose prompt goes on
-    behind all of this one, as long as nobody else wants the room. Cancel it where none is to come.
+    `rests`: once a stop token has ended this request, its keys and values stay for a next request of the same id whose
+    prompt begins with all of its tokens, as long as nobody else wants the room. Cancel it if none is to come.
     """
 
     id: str
@@ -49,7 +49,7 @@ class GenerationRequest:
 
 
 def check_tokens(checks: Checks, name: str, tokens: object, most: int = MAX_COUNT) -> bool:
-    """A tuple of token ids; only the first wrong one is told."""
+    """Whether this is a tuple of token ids; only the first wrong one is reported."""
     if not isinstance(tokens, tuple) or len(tokens) > most:
         checks.report(name, tokens, f"a tuple of at most {most} token ids", "give whole numbers")
         return False
@@ -71,15 +71,15 @@ class FinishReason(Enum):
 
     STOP = "stop"  # a stop token came; it is the last of the tokens
     LENGTH = "length"  # the request's own limit
-    CANCELLED = "cancelled"  # it was cancelled, or the engine was closed; what there was is given
-    FAILED = "failed"  # the engine can't go on with it; what there was is given, and must not be scored
+    CANCELLED = "cancelled"  # it was cancelled, or the engine was closed; the tokens that there were are given
+    FAILED = "failed"  # the engine can't go on with it; its tokens are given, and must not be scored
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
     """What there is of a response. A log-probability is the model's own, at temperature 1 and without `top_p`.
 
-    `versions` tells for each token the weights that drew it.
+    `versions` tells for each token the version of the weights that drew it.
     """
 
     tokens: tuple[int, ...] = ()
@@ -104,7 +104,7 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A response is over, whole as it stands. Comes exactly once for each request that was not exported."""
+    """A response is over, and this is all of it. Comes exactly once for each request that was not exported."""
 
     id: str
     reason: FinishReason

@@ -1,8 +1,8 @@
 """Who holds which page of the room for keys and values.
 
 Invariant: once `settle` is called, the pages in use are the first ones, without a gap, so that attention reads the room
-as one piece, and hold nothing of who had them before. A gap is filled by whoever takes a page, else by the last one in
-use, whose holder is told its new place.
+as one piece, and hold nothing of earlier holders. A gap is filled by whoever takes a page, else by the last page in
+use, whose holder is told the new place.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Room:
         self._wipe, self._move = wipe, move
         self._holders: list[tuple[list[int], int]] = []  # of each page, gaps too: the list that names it, and where
         self._gaps: list[int] = []  # pages given back since this was settled
-        self._taken: list[int] = []  # and those that were taken
+        self._taken: list[int] = []  # pages taken since then
 
     @property
     def used(self) -> int:
@@ -34,7 +34,7 @@ class Room:
         return self.pages - self.used
 
     def needed(self, tokens: int) -> int:
-        """Pages that so many tokens take."""
+        """The pages that so many tokens take."""
         return -(-tokens // self.page_tokens)
 
     def take(self, held: list[int], count: int) -> None:
@@ -61,7 +61,7 @@ class Room:
             self._taken.clear()
 
     def settle(self) -> None:
-        """What was taken is wiped, and others move into the pages that were given back."""
+        """Wipes pages that were taken, and moves the last pages into those that were given back."""
         if self._taken:
             self._wipe(self._taken)
             self._taken.clear()
@@ -71,7 +71,7 @@ class Room:
         into = sorted(page for page in gaps if page < used)
         out = [page for page in range(used, len(self._holders)) if page not in gaps]
         if into:
-            self._move(out, into)  # what raises here has changed no page that is held
+            self._move(out, into)  # if this raises, no page in use has changed
         for source, target in zip(out, into, strict=True):
             holder, place = self._holders[source]
             holder[place] = target

@@ -14,9 +14,9 @@ from torch.nn import functional
 from rollmux.runtime.engine.draw import uniform
 from rollmux.runtime.engine.requests import GenerationRequest
 
-# Less than this is nothing: float32 has few numbers below, and what is divided by one of them is none.
+# Anything less counts as nothing: float32 has few numbers below, and a quotient by one of them is no number.
 LEAST = 1e-30
-BLOCK = 256  # cumulated within and over blocks: quicker, and exact enough for any vocabulary
+BLOCK = 256  # probabilities are cumulated within blocks and over them: quicker, and exact enough for any vocabulary
 
 Due = tuple[GenerationRequest, int]  # a request and the place of the token to be drawn
 
@@ -65,7 +65,7 @@ def _inverse(probabilities: Tensor, numbers: Tensor) -> Tensor:
     block, within = _reached(blocks.sum(-1), numbers)
     inside = blocks[torch.arange(rows, device=block.device), block]
     token, _ = _reached(inside, within)
-    return (block * BLOCK + token).clamp_(max=vocabulary - 1)  # what is no number may lead anywhere
+    return (block * BLOCK + token).clamp_(max=vocabulary - 1)  # values that are no numbers may lead anywhere
 
 
 def _reached(sizes: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:

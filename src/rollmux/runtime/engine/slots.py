@@ -1,7 +1,7 @@
 """The `slots` engine: continuous batching of a Hugging Face causal model over preallocated pages of keys and values.
 
-The weights stay the caller's. They change through `update` alone: a change that is not told gives tokens a false
-version, and is not seen where the engine computes with a packed copy (`projections.py`).
+The weights stay the caller's. Tell each change by `update`: after an untold one, tokens get a false version, and an
+engine with a packed copy (`projections.py`) goes on with the old weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ from rollmux.runtime.engine.sampling import sample
 from rollmux.runtime.residency.memory import Memory, memory_of
 from rollmux.runtime.residency.passing import are_same
 
-MOVED_AT_ONCE = 16  # pages; so many are held twice meanwhile
-LEAST_ITEM = 2  # bytes: a smaller one is scaled by numbers that stand elsewhere
+MOVED_AT_ONCE = 16  # pages; meanwhile so many are held twice
+LEAST_ITEM = 2  # bytes of a weight: smaller ones are scaled by numbers kept elsewhere
 
 
 def slots(model: Any, limits: Limits, version: int = 0, packed: bool | None = None) -> LocalEngine:
-    """An engine over a model's own parameters. `packed`: keep a copy that a CPU computes faster with."""
+    """An engine over a model's own parameters. `packed`: keeps a copy with which a CPU computes faster."""
     return LocalEngine(_Slots(model, limits, packed), limits, version)
 
 
@@ -38,8 +38,8 @@ class _Slots:
         self._anatomy = anatomy(model, packed)
         self._limits = limits
         self._forward: Forward | None = None
-        self._memory: Memory | None = None  # that says whether what was let go of is the device's again
-        self._is_freed = False  # it has said so
+        self._memory: Memory | None = None  # tells whether memory that was let go of is the device's again
+        self._is_freed = False  # `_memory` has said that it is
         self._hold()
 
     def _hold(self) -> None:
@@ -110,7 +110,7 @@ class _Slots:
     def check(self, weights: Mapping[str, Any]) -> None:
         known = dict(self._model.named_parameters(remove_duplicate=False))
         checks = Checks("weights")
-        given: dict[int, tuple[str, Tensor]] = {}  # of each parameter, by its first name
+        given: dict[int, tuple[str, Tensor]] = {}  # for each parameter, by its first name
         for name, weight in weights.items():
             if name not in known:
                 checks.report(name, name, "the name of a parameter", "give names as `named_parameters` has them")

@@ -22,7 +22,7 @@ def require_adoptable(unfinished: Iterable[Unfinished], version: int) -> None:
 
 
 def require_newer(version: int, current: int) -> None:
-    """Raises unless versions count on."""
+    """Raises unless the new version is higher than the present one."""
     if not isinstance(version, int) or isinstance(version, bool):
         raise UpdateRefused(f"version {version!r} is no whole number: count on from {current}")
     if version <= current:
@@ -30,7 +30,7 @@ def require_newer(version: int, current: int) -> None:
 
 
 def require_permitted(started: Sequence[str], current: int, begun: Begun) -> None:
-    """Raises if responses have begun, of the requests that are named, and nobody said what becomes of them."""
+    """Raises if these requests' responses have begun, and `begun` does not say what becomes of them."""
     if started and begun is Begun.REFUSE:
         raise UpdateRefused(
             f"{len(started)} responses have begun under version {current}, {started[0]!r} among them: let "
@@ -39,5 +39,5 @@ def require_permitted(started: Sequence[str], current: int, begun: Begun) -> Non
 
 
 def half_new(version: int) -> InvariantViolated:
-    """Of weights of which nobody knows how far an update to this version has come."""
+    """The error for weights of which nobody knows how far an update to this version has come."""
     return InvariantViolated("weights", f"the update to version {version} did not end: update again")

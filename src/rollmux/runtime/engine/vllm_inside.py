@@ -1,11 +1,11 @@
 """The `vllm` engine: a vLLM in this process (its `LLM`), driven as every other engine is.
 
-The `LLM` belongs to its owner, who leaves it alone while requests run, and outlives the engine. What is known of it is
-in `llm`; vLLM itself is not imported.
+The `LLM` belongs to its owner, who must leave it alone while requests run; it outlives the engine. All that is known of
+it is in `llm`; vLLM itself is not imported.
 
-Invariants: as the seam says, but for one: a response that was begun anew (after a sleep, an update, a move) has the
-same distribution as one that was not, and only if it is greedy the same tokens. Nothing is computed with weights that
-are half new, nor upon keys and values of others.
+Invariants: as the seam says, with one exception: a response that was begun anew (after a sleep, an update, a move) has
+the same distribution as one that was not, but the same tokens only if it is greedy. Nothing is computed with weights
+that are half new, nor with keys and values of other weights.
 """
 
 import logging
@@ -52,7 +52,7 @@ class _Given:
 
 
 class VllmInside:
-    """See `rollmux.runtime.engine.seam.Engine`. Who `rests` does so in vLLM's prefix cache, as all do."""
+    """See `rollmux.runtime.engine.seam.Engine`. `rests` or not, a request's pages stay in vLLM's prefix cache."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class VllmInside:
         as_drawn: bool = False,
         memory: Memory | None = None,
     ) -> None:
-        """`sampling`: what all requests are drawn with beside what they say themselves, such as `top_k`.
+        """`sampling`: settings for all requests beside those that each has itself, such as `top_k`.
 
-        `as_drawn`: an `LLM` with `logprobs_mode="processed_logprobs"` gives the log-probabilities of what was drawn
-        from, not of the model. With `memory`, a sleep counts once its bytes are seen to be free.
+        `as_drawn`: an `LLM` with `logprobs_mode="processed_logprobs"` gives log-probabilities of the distribution
+        that was drawn from, not of the model. With `memory`, a sleep counts once its bytes are seen to be free.
         """
         self._llm = Llm(llm, sampling or {}, as_drawn)
         self._memory = memory
@@ -73,11 +73,11 @@ class VllmInside:
         self._prefix = uuid4().hex[:12]  # so that no two engines over one `LLM` use the same names
         self._counter = Counter(Settings(self._llm.max_length, max_open=MAX_COUNT), self._check, monotonic)
         self._given: dict[str, Key] = {}
-        self._unheard: dict[str, Any] = {}  # the last that was told of each while a probe was answered
+        self._unheard: dict[str, Any] = {}  # the last output of each request that came while a probe was answered
         self._left: list[str] = []
         self._half: int | None = None  # the version of an update that was begun and not ended
         self._suspended = self._closed = False
-        self._stale = False  # keys and values may be there that were not computed to their end
+        self._stale = False  # there may be keys and values whose computing was broken off
         self._generated = self._prefilled = self._ended = 0
         if not self.gives_memory_back:
             log.warning("vLLM was made without enable_sleep_mode: a sleep holds requests back, and keeps its memory")
@@ -128,7 +128,7 @@ class VllmInside:
         self._counter.add(adopted)
 
     def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
-        """`weights`: all of the model's, in a checkpoint's names; none if the owner wrote them in place.
+        """`weights`: all of the model's, by their names in a checkpoint; None if the owner wrote them in place.
 
         If it fails in the middle nothing is computed until an update with weights has ended.
         """
@@ -156,7 +156,7 @@ class VllmInside:
         )
 
     def _load(self, version: int, weights: Mapping[str, Any]) -> None:
-        """What came of a layer before an update broke off would count: it would be full too early."""
+        """First ends an update that broke off: vLLM still counts its part of a layer, which would be full too early."""
         self._llm.wake((WEIGHTS,))
         if self._half is not None:
             self._llm.load({})
@@ -164,7 +164,7 @@ class VllmInside:
         self._llm.load(weights)
 
     def suspend(self, keep: bool = False) -> None:
-        """Where the LLM has no sleep mode it keeps its memory, with or without `keep`."""
+        """An LLM without a sleep mode keeps its memory, with or without `keep`."""
         self._require_open()
         self._suspended = True
         if keep:
@@ -200,7 +200,7 @@ class VllmInside:
             raise EngineSuspended("the LLM sleeps, and not by this engine: wake it, and see that it has its weights")
         over = sum(map(self._llm.is_over, self._unheard.values()))
         if self._llm.unfinished + over < len(self._counter.open):
-            self._park()  # somebody else drove it, or put it to sleep, and has heard what was told of some
+            self._park()  # somebody else drove the LLM, or put it to sleep, and took some outputs
         if self._stale:
             self._llm.forget()
             self._stale = False
@@ -212,7 +212,7 @@ class VllmInside:
         return _Given(attempt.name, self._left)
 
     def _advance(self) -> list[Any]:
-        """A step of the LLM. If it fails nobody knows how far it came: all are begun anew, and nothing is kept."""
+        """Does a step of the LLM. If it fails, nobody knows how far it came: all requests are begun anew."""
         try:
             outputs = self._llm.step()
         except BaseException:
@@ -223,7 +223,7 @@ class VllmInside:
         return outputs
 
     def _hear(self) -> None:
-        """What has been told of requests. Until then it is not theirs: new weights, or another engine, draw it anew."""
+        """Gives requests the tokens that came for them. Until then new weights, or another engine, draw these anew."""
         for name in tuple(self._unheard):
             output, key = self._unheard.pop(name), self._given[name]
             live = self._counter.live[key[0]]
@@ -256,7 +256,7 @@ class VllmInside:
         return events
 
     def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-        """All are -1, which no model says, where the answer is not sound. The requests go on meanwhile, untold."""
+        """All are -1, no model's token, if the answer is not sound. Requests go on meanwhile, and are told later."""
         self._require_open()
         if self._suspended:
             raise EngineSuspended("a suspended engine can't be probed: resume it first")
@@ -284,7 +284,7 @@ class VllmInside:
         return tuple(live.tokens)
 
     def gauges(self) -> Gauges:
-        """As vLLM tells them, for all who use it. What was computed of prompts counts those that it had cached."""
+        """As vLLM tells them, for all who use it. `prefilled_tokens` counts what vLLM had cached of prompts, too."""
         self._require_open()
         running, waiting = self._llm.counts
         return Gauges(
@@ -301,7 +301,7 @@ class VllmInside:
         )
 
     def close(self) -> list[Event]:
-        """An LLM that sleeps sleeps on: its memory may be somebody else's by now."""
+        """An LLM that sleeps is not woken: its memory may be somebody else's by now."""
         self._closed = self._suspended = True
         self.cancel(list(self._counter.live))
         return self._told()

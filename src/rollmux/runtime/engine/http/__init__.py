@@ -1,6 +1,7 @@
-"""The `vllm` engine: a vLLM or SGLang server behind HTTP (`engine.py`), in the words of either (`vllm`, `sglang`).
+"""The `vllm` engine: a vLLM or SGLang server behind HTTP (`engine.py`); `vllm` and `sglang` say how each is
+spoken to.
 
-It needs no torch: the server has it.
+It needs no torch: the server has that.
 """
 
 from rollmux.runtime.engine.http.engine import HttpEngine

@@ -1,4 +1,4 @@
-"""What goes over the wire and what comes back, in no server's own words."""
+"""What goes over the wire and what comes back, in words that belong to neither server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from rollmux.runtime.engine.requests import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request. `optional`: older servers don't know it, and go without. `vain`: a refusal is no matter.
+    """One HTTP request. `optional`: older servers don't know it, and go without. `vain`: a refusal does not matter.
 
-    `older`: the path by which servers know it that answer 404 to `path`.
-    `opens`: some end where it comes twice before what `closes`, so it is not asked where that is known to be to come.
+    `older`: the path to ask instead if the server answers 404 to `path`.
+    `opens`: some servers end if it comes twice before a call that `closes`; it is not sent if one is known to be open.
     """
 
     method: str
@@ -37,9 +37,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A request, or what is left of it after the tokens that are there."""
+    """A request as it is sent, or what is left of it behind the tokens that are there already."""
 
-    name: str  # of its own among all attempts
+    name: str  # no other attempt has it
     request: GenerationRequest
     tokens: tuple[int, ...]
 
@@ -63,7 +63,7 @@ class Over(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One event of a stream. `total`: tokens of this attempt up to and with this piece, by the server's own count."""
+    """One event of a stream. `total`: tokens of this attempt up to the end of this piece, as the server counts."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float | None, ...] = ()

@@ -1,7 +1,7 @@
-"""The requests of an engine behind HTTP: who waits, whose stream is open, and what of all this has to be told.
+"""The requests of an engine behind HTTP: which of them wait, which have an open stream, and which events are untold.
 
 Invariant: a request is here from `add` to exactly one of `end` and `remove`; news of an attempt that is over, given up
-or of another day change nothing.
+or of an earlier request with the same id change nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ LONGEST_RETRY_S = 10.0
 
 
 class Stream(Protocol):
-    """What tells of an attempt, until nobody listens any more."""
+    """Tells of an attempt, until its listener hangs up."""
 
     def hang_up(self) -> None: ...
 
@@ -50,19 +50,19 @@ class Counter:
     def __init__(
         self, settings: Settings, check: Callable[[Unfinished], None], now: Callable[[], float], spare: int = 0
     ) -> None:
-        """`spare`: so much of the server's own limit is left to no request."""
+        """`spare`: tokens of the server's own limit that no request may use."""
         self._settings, self._check, self._now, self._spare = settings, check, now, spare
         self.live: dict[str, Live] = {}
-        self.waiting: dict[str, None] = {}  # in order
+        self.waiting: dict[str, None] = {}  # in the order in which they go next
         self.open: dict[str, Open] = {}
         self.events: list[Event] = []
         self.continued_tokens = 0
-        self._spoke_s = self._anew_s = -inf  # when any stream last said something, and since when it can be heard
-        self._attempts = 0  # of all requests: one that comes back has attempts of its own
-        self._paused = 0  # attempts up to this one were there at the last pause
+        self._spoke_s = self._anew_s = -inf  # when any stream last said something, and since when streams can be heard
+        self._attempts = 0  # of all requests together: so a request that comes back has new numbers
+        self._paused = 0  # attempts up to this number had begun before the last pause
 
     def add(self, requests: Iterable[Unfinished]) -> None:
-        """All or none."""
+        """Queues requests, all or none."""
         adding: dict[str, Live] = {}
         for each in requests:
             self._check_new(each, adding)
@@ -89,9 +89,9 @@ class Counter:
             checks.report("max_tokens", request.max_tokens, limit, remedy)
 
     def launch(self, begin: Callable[[Attempt, Live], Stream], prefix: str) -> None:
-        """Opens streams for those that wait, the first come first, as far as there may be more.
+        """Opens streams for requests that wait, first come first served, up to `max_open`.
 
-        Whose stream can't be opened, since `begin` raises, waits on.
+        A request waits on if its stream can't be opened because `begin` raises.
         """
         now = self._now()
         ready = (name for name in self.waiting if self.live[name].not_before_s <= now)
@@ -106,11 +106,11 @@ class Counter:
             self.continued_tokens += len(live.tokens)
 
     def pausing(self) -> None:
-        """The server is about to be paused: what it has and ends as aborted goes on later. Older ones can't freeze."""
+        """Called before a pause or freeze: attempts that the server then aborts go on later. Old ones can't freeze."""
         self._paused = self._attempts
 
     def hear(self, heard: Heard, version: int, parking: bool = False) -> None:
-        """`parking`: the server is being emptied, so what is cut goes on later."""
+        """Takes what was heard of an attempt. `parking`: the server is being emptied, so what is cut goes on later."""
         name, attempt = heard.key
         if (opened := self.open.get(name)) is None or opened.attempt != attempt:
             return
@@ -145,7 +145,7 @@ class Counter:
             self.end(live, *live.ending(piece.over, piece.why))
 
     def cut(self, live: Live, why: str) -> str | None:
-        """Goes on later from the tokens that are there, unless that was so too often."""
+        """Has a response go on later from the tokens that are there; it fails if it was cut too often."""
         live.cuts += 1
         if live.cuts > self._settings.cuts and live.whole is None:
             return self.end(live, FinishReason.FAILED, f"cut {live.cuts} times, at last: {why}")
@@ -153,7 +153,7 @@ class Counter:
         return self.park(live)
 
     def park(self, live: Live) -> str | None:
-        """Its stream is given up; it waits, with its tokens. One that has all its tokens is over."""
+        """Gives up a request's stream: it waits, with its tokens. A request that has all its tokens is over."""
         name = self._hang_up(live)
         if (whole := live.whole) is not None:
             self.end(live, whole)
@@ -162,7 +162,7 @@ class Counter:
         return name
 
     def _hang_up(self, live: Live) -> str | None:
-        """Closes the stream if there is one; gives the attempt's name."""
+        """Closes the stream if there is one; returns the attempt's name."""
         opened = self.open.pop(live.request.id, None)
         if opened is None:
             return None
@@ -185,11 +185,11 @@ class Counter:
         return name
 
     def listen_anew(self) -> None:
-        """Who was silent until now may have been unable to speak, or to be heard."""
+        """Counts silence from now on: until now streams may have been unable to speak, or to be heard."""
         self._anew_s = self._now()
 
     def stalled(self) -> list[Live]:
-        """Whose stream has said nothing for too long. While others speak it may wait in the queue of a sound server."""
+        """Requests whose stream is silent for too long. While others speak it may wait in a sound server's queue."""
         settings = self._settings
         before = self._now() - settings.stall_s
         if max(self._spoke_s, self._anew_s) >= before:

@@ -1,6 +1,6 @@
-"""How a server is spoken to: what servers say alike, and what they don't, which is in `vllm` and `sglang`. Pure.
+"""How a server is spoken to: here what both servers do alike; `vllm` and `sglang` have the rest. Pure.
 
-Invariant: the last call of an update says the version, whichever way the weights come.
+Invariant: the last call of an update tells the server the version, whichever way the weights come.
 """
 
 from collections.abc import Mapping
@@ -17,20 +17,20 @@ VERSION_ROUTE = "/update_weight_version"
 
 
 class Dialect(Protocol):
-    """One kind of server. How each thing is said, and how what it says is read."""
+    """One kind of server: how to ask it for each thing, and how to read what it says."""
 
     __slots__ = ()
 
-    tells_version_with_tokens: ClassVar[bool]  # with each piece; otherwise it is asked before each attempt
-    spare: ClassVar[int]  # tokens of its own limit that the server leaves to no prompt with its response
+    tells_version_with_tokens: ClassVar[bool]  # with each piece; otherwise it is asked for it before each attempt
+    spare: ClassVar[int]  # tokens of the server's own limit that no prompt with its response can use
 
     def check(self, request: GenerationRequest) -> None:
-        """`InvalidSpec` for what the server would do otherwise than the seam says."""
+        """`InvalidSpec` for requests that the server would not do as the seam says."""
 
     def generate(self, attempt: Attempt) -> Call: ...
 
     def read(self, data: bytes) -> Piece | None:
-        """One event; None if it says nothing. `ValueError` if it can't be read."""
+        """Reads one event; None if it says nothing. `ValueError` if it can't be read."""
         if data.strip() == b"[DONE]":
             return None
         event = reading.thing(data)
@@ -44,26 +44,26 @@ class Dialect(Protocol):
         return Call("GET", "/health")
 
     def pause(self) -> Call:
-        """No more tokens; what runs is ended as aborted."""
+        """Stops all tokens, and ends what runs as aborted."""
 
     def end_all(self) -> Call | None:
-        """Ends as aborted what runs, where the pause that does so too would look for its end once a second only."""
+        """Ends what runs as aborted, on servers whose pause would look for its end only once a second."""
         return None
 
     def freeze(self) -> Call:
-        """No more tokens; what runs stays, with its keys and values."""
+        """Stops all tokens; what runs stays, with its keys and values."""
 
     def proceed(self) -> Call: ...
 
     def setup(self) -> Call | None:
-        """Asks how the server was started, where its sleep hangs on that."""
+        """Asks how the server was started, if its sleep depends on that."""
         return None
 
     def require_sleeper(self, reply: Reply) -> None:
-        """`ServerMismatch` where a sleep would lose its weights, or end it."""
+        """`ServerMismatch` if a sleep would lose the server's weights, or end the server."""
 
     def idle(self) -> Call | None:
-        """Refused with 400 as long as anything is computed, where a pause does not wait for its end."""
+        """For servers whose pause does not wait for the last step: refused with 400 as long as anything is computed."""
         return None
 
     def sleep(self) -> Call: ...
@@ -71,7 +71,7 @@ class Dialect(Protocol):
     def wake(self, tag: str) -> Call: ...
 
     def invalidate(self) -> Call:
-        """Forgets keys and values of prompts seen before."""
+        """Has the server forget keys and values of earlier prompts."""
 
     def update(self, version: int, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
         """The calls of an update."""
@@ -88,7 +88,7 @@ class Dialect(Protocol):
     def _transferred(self, info: dict[str, Any], version: int) -> tuple[Call, ...]: ...
 
     def undo(self, weights: Mapping[str, Any] | None) -> tuple[Call, ...]:
-        """Make an end of such an update where it did not end itself: nothing of it is left beneath the next one."""
+        """The calls that end such an update if it broke off, so that nothing of it is left when the next one begins."""
         match source(weights):
             case InPlace():
                 return ()
@@ -104,7 +104,7 @@ class Dialect(Protocol):
     def folder(self) -> Call: ...
 
     def read_folder(self, reply: Reply) -> str:
-        """The folder that the server was started with, or has its weights from now; it may be on its machine alone."""
+        """The folder that the server was started with, or took weights from last; it may be on its machine alone."""
 
     def announce(self, version: int) -> Call: ...
 
@@ -117,4 +117,4 @@ class Dialect(Protocol):
         return Call("GET", "/metrics")
 
     def read_gauges(self, reply: Reply) -> Gauges:
-        """As far as the server tells; counts since the server was started."""
+        """Gauges, as far as the server tells; its counts are since it was started."""

@@ -1,10 +1,10 @@
 """The `vllm` engine: a vLLM or SGLang server behind its HTTP interface, driven as every other engine is.
 
-The server computes; what it says is checked here, and nothing is believed that can be seen. Unlike an engine of ours it
-has a thread (see `wire`), in which streams are read; `step` takes what came and waits for news a moment at most.
+The server computes. What it says is checked here, and nothing is believed that can be looked at instead. Unlike our own
+engines this one has a thread (see `wire`), which reads streams; `step` takes what came, and waits a moment at most.
 
-Invariants: as the seam says, but for one: a response that was broken off and continued has the same distribution as one
-that was not, and only if it is greedy the same tokens (see docs/design/engine_http.md).
+Invariants: as the seam says, with one exception: a response that was broken off and continued has the same distribution
+as one that was not, but the same tokens only if it is greedy (see docs/design/engine_http.md).
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,11 +35,11 @@ from rollmux.runtime.engine.versions import require_adoptable, require_newer, re
 
 HEALTH_EVERY_S = 0.1
 HEALTH_WITHIN_S = 5.0
-FORBIDDEN = frozenset({401, 403})  # however long one waits
+FORBIDDEN = frozenset({401, 403})  # waiting does not change these
 
 
 class HttpEngine:
-    """See `rollmux.runtime.engine.seam.Engine`. The server is not ended by `close`: who started it ends it."""
+    """See `rollmux.runtime.engine.seam.Engine`. `close` does not end the server: whoever started it does."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class HttpEngine:
         memory: Memory | None = None,
         canary: tuple[int, ...] = (),
     ) -> None:
-        """Waits until the server is ready. With a `canary` prompt, its answer is compared after each sleep."""
+        """Waits until the server is ready. With a `canary` prompt, the answer to it is compared after each sleep."""
         self._dialect, self._settings, self._memory = dialect, settings, memory
         self._version = version
-        self._prefix = uuid4().hex[:12]  # so that no two engines, nor two lives of one, use the same names
+        self._prefix = uuid4().hex[:12]  # so that no two engines use the same names, nor one that was started again
         self._suspended = self._closed = False
-        self._slept = False  # and has not been heard to be sound since
+        self._slept = False  # the server has, and its canary was not asked since
         self._canary_prompt = canary
         self._canary: Canary | None = None
-        self._shapes: Shapes = {}  # of all weights, once a folder that has them could be seen
+        self._shapes: Shapes = {}  # of all weights, once a folder with them was readable here
         self._vocabulary = settings.vocabulary
         self._counter = Counter(settings, self._check, monotonic, dialect.spare)
         self._wire = Wire(server, settings.inbox)
@@ -88,7 +88,7 @@ class HttpEngine:
             sleep(HEALTH_EVERY_S)
 
     def _but_there(self) -> str:
-        """SGLang's health is a token that it draws."""
+        """A hint if the server answers other calls: SGLang draws a token to prove its health, and paused it can't."""
         try:
             self._wire.ask(self._dialect.version(), HEALTH_WITHIN_S)
         except ServerFailed:
@@ -96,7 +96,7 @@ class HttpEngine:
         return "; it answers other calls, so an engine before may have left it paused or asleep: start it anew"
 
     def _announce(self) -> bool:
-        """Tells the server its version, unless it knows of another one; whether it can say it again."""
+        """Tells the server its version, or refuses one that has another. False: the server can't tell versions."""
         reply = self._wire.ask(self._dialect.version())
         if reply.status == 404:
             return False
@@ -135,11 +135,11 @@ class HttpEngine:
 
     @property
     def leaked_bytes(self) -> int:
-        """What the server has gained from its first sleep to its worst one."""
+        """The bytes by which the server's worst sleep held more than its first one."""
         return self._life.leaked_bytes
 
     def is_healthy(self) -> bool:
-        """Whether the server answers now. Suspended it is asked another thing: some generate to prove their health."""
+        """Whether the server answers now. Suspended, it is asked for its version: SGLang's health draws a token."""
         self._require_open()
         try:
             self._wire.ask(self._dialect.version() if self._suspended else self._dialect.health(), HEALTH_WITHIN_S)
@@ -156,7 +156,7 @@ class HttpEngine:
         self._require_known(each.request.prompt + each.response.tokens)
 
     def _require_known(self, tokens: tuple[int, ...]) -> None:
-        """SGLang ends, with all that it has, of a token that its model does not have."""
+        """Refuses a token that the model does not have: SGLang would end, with all its requests."""
         if self._vocabulary is not None and (highest := max(tokens)) >= self._vocabulary:
             limit = f"tokens below {self._vocabulary}"
             raise Checks("request").refusal("prompt", highest, limit, "use the tokenizer of this model")
@@ -170,11 +170,11 @@ class HttpEngine:
         counter = self._counter
         lives = tuple(counter.live.values()) if ids is None else counter.find(ids)
         for live in lives:
-            self._abort(counter.park(live))  # those that have all their tokens are over
+            self._abort(counter.park(live))  # one that has all its tokens is over now
         return tuple(counter.remove(live) for live in lives if live.request.id in counter.live)
 
     def _abort(self, name: str | None) -> None:
-        """The closed connection ends it on the server; this is for those who stand between."""
+        """Tells the server that an attempt is over. A closed connection says so too, unless a proxy is between."""
         if name is not None:
             self._wire.tell(self._dialect.abort(name))
 
@@ -186,9 +186,9 @@ class HttpEngine:
         self._counter.add(adopted)
 
     def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
-        """`weights`: none if they are in place, {"path": folder} or {"update_info": what the server is told}.
+        """`weights`: None if they are in place, {"path": folder} or {"update_info": what the server is told}.
 
-        If the server fails in the middle, the engine stays suspended and asks for the update again.
+        If the server fails in the middle, the engine stays suspended until an update has ended.
         """
         self._require_open()
         where = source(weights)
@@ -215,23 +215,23 @@ class HttpEngine:
         require_permitted(started, self._version, begun)
 
     def _require_whole(self, folder: str) -> Shapes:
-        """By the folder that the server was started with; on another machine, by the first one that it took."""
+        """Compares a folder with the server's own or, if that can't be seen, with the first folder that it took."""
         if not self._shapes and (own := self._folder()) is not None:
             with suppress(ValueError):
                 self._shapes = weights_in(own)
         return require_whole(folder, self._shapes)
 
     def _folder(self) -> str | None:
-        """The server's own, if it tells; it may be on another machine."""
+        """The server's own folder, if it tells; it may be on another machine."""
         with suppress(ServerRefused, ValueError, LookupError, TypeError, AttributeError, StopIteration):
             return self._dialect.read_folder(self._wire.ask(self._dialect.folder()))
         return None
 
     def _empty(self, keep_tokens: bool) -> None:
-        """Takes the server's requests back; the tokens that it still sends count, or were never heard of."""
+        """Takes the server's requests back. Tokens that it still sends count if `keep_tokens`, else they don't."""
         if keep_tokens and self._life.may_be_frozen:
-            self._listen(0.0, parking=True)  # what was sent before counts
-            keep_tokens = False  # what comes as it goes on may be of weights that were written in place meanwhile
+            self._listen(0.0, parking=True)  # tokens that were sent before the freeze count
+            keep_tokens = False  # later ones may be drawn by weights that were written in place meanwhile
         if not keep_tokens:
             for live in self._counter.find(tuple(self._counter.open)):
                 self._abort(self._counter.park(live))
@@ -239,12 +239,12 @@ class HttpEngine:
         try:
             self._life.empty()
             self._drain()
-        finally:  # it may have ended them without an answer: as aborted, which is no failure of theirs
+        finally:  # a server that gave no answer may have aborted them, which is no failure of theirs
             for live in self._counter.find(tuple(self._counter.open)):
                 self._abort(self._counter.park(live))
 
     def _drain(self) -> None:
-        """Until all streams have ended, or are silent: what came to a paused server waits there and is not aborted."""
+        """Listens until all streams have ended or are silent: a request that reaches a paused server waits there."""
         quiet_s = self._settings.drain_s
         until = last = monotonic() + quiet_s
         last += 9 * quiet_s  # for a server that does not pause
@@ -258,7 +258,7 @@ class HttpEngine:
         if not keep:
             self._life.require_memory()
         if self._canary_prompt and self._canary is None and not self._suspended:
-            self._canary = Canary.learn(self, self._canary_prompt)  # before it is frozen too: it may sleep afterwards
+            self._canary = Canary.learn(self, self._canary_prompt)  # also before a freeze: a sleep may follow it
         self._suspended = True
         if keep:
             self._counter.pausing()
@@ -274,11 +274,11 @@ class HttpEngine:
         if self._slept and self._canary is not None:
             self._check_canary(self._canary)
         self._slept = False
-        self._counter.listen_anew()  # frozen, nobody could say anything
+        self._counter.listen_anew()  # while frozen, no stream could say anything
         self._suspended = False
 
     def _check_canary(self, canary: Canary) -> None:
-        self._suspended = False  # so that it can be asked
+        self._suspended = False  # so that the canary can be asked
         try:
             canary.check(self)
         except BaseException:
@@ -297,7 +297,7 @@ class HttpEngine:
         return counter.told()
 
     def _begin(self, attempt: Attempt, live: Live) -> Stream:
-        """A server that was started anew has other weights: it is asked, or says it with each token."""
+        """Opens a stream. A server that was started anew has other weights: it is asked, or tells with each token."""
         key = (live.request.id, live.attempt)
         opening = Opening(key, self._dialect.generate(attempt), self._dialect.read)
         if not self._dialect.tells_version_with_tokens and (self._tells_version or live.cuts):
@@ -305,23 +305,23 @@ class HttpEngine:
         return self._wire.open(opening)
 
     def _refusal(self, reply: Reply) -> str | None:
-        """Called in the wire's thread; it only reads."""
+        """Why an attempt must not begin, by the server's version. Called in the wire's thread, so it only reads."""
         if reply.status == 404:
             return "the stream was cut, and the server can't say whether it still has the same weights"
         why = self._wrong_version(reply)
         return why and f"{why}: update it"
 
     def _listen(self, wait_s: float, parking: bool = False) -> bool:
-        """Whether there was anything to hear."""
+        """Takes what was heard; returns whether there was anything."""
         notes = self._wire.take(wait_s)
         for heard in notes:
             self._counter.hear(heard, self._version, parking)
         if len(notes) >= self._settings.inbox:
-            self._counter.listen_anew()  # there may have been no room for what others said
+            self._counter.listen_anew()  # the inbox may have had no room for what others said
         return bool(notes)
 
     def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-        """All are -1, which no model says, where the answer is not sound."""
+        """All are -1, which is no model's token, if the answer is not sound."""
         self._require_open()
         if self._suspended:
             raise EngineSuspended("a suspended engine can't be probed: resume it first")
@@ -337,7 +337,7 @@ class HttpEngine:
         return tuple(live.tokens) if len(live.tokens) == count else (-1,) * count
 
     def gauges(self) -> Gauges:
-        """As the server tells them, but for `nbytes`: all that its processes hold, where somebody can tell."""
+        """As the server tells them, except `nbytes`: all that its processes hold, if `memory` can tell."""
         self._require_open()
         gauges = self._dialect.read_gauges(self._wire.ask(self._dialect.metrics()))
         return replace(

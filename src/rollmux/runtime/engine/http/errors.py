@@ -4,10 +4,10 @@ RollmuxError
 ├── ServerFailed     the server can't be reached, refuses, or broke off what was asked of it
 │   └── ServerRefused    it answered, and said no
 ├── ServerMismatch   the server is not what the engine was made for: other weights, half an update, a bad setting
-├── MemoryHeld       asleep by its own word, yet the bytes are not free (F9)
-│   └── MemoryUnknown    nobody can tell
-├── EngineWorn       it has leaked more than its budget: end the server and start it anew
-└── Unsound          what came of a response contradicts itself; the response ends as failed, the engine goes on
+├── MemoryHeld       the server says that it sleeps, yet the bytes are not free (F9)
+│   └── MemoryUnknown    nobody can tell whether they are
+├── EngineWorn       the server has leaked more than it may: end it and start it anew
+└── Unsound          what came for a response contradicts itself; the response ends as failed, the engine goes on
 """
 
 from rollmux.errors import RollmuxError
@@ -37,7 +37,7 @@ class MemoryHeld(RollmuxError):
 
 
 class MemoryUnknown(MemoryHeld):
-    """Nobody can tell now: ask again."""
+    """Nobody can tell now what the server holds: ask again."""
 
 
 class EngineWorn(RollmuxError):

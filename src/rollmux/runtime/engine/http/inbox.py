@@ -1,4 +1,4 @@
-"""Where the wire's thread leaves what it heard, and the engine's owner picks it up.
+"""Where the wire's thread leaves what it heard for the engine's owner.
 
 Invariant: never more than `capacity` notes. When it is full, streams are read no further until there is room, and the
 server, whose socket fills up, waits too.
@@ -36,7 +36,7 @@ class Inbox(Generic[Note]):
             return True
 
     def take(self, wait_s: float, on_loop: Callable[[Callable[[], None]], object]) -> list[Note]:
-        """All that there is, or what comes first within the time. `on_loop` calls a function in the loop's thread."""
+        """All notes there are, or the first to come in time. `on_loop` calls a function in the loop's thread."""
         with self._changed:
             if not self._notes and wait_s > 0:
                 self._changed.wait(wait_s)

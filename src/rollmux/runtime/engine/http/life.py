@@ -2,8 +2,8 @@
 
     [end all], pause, [idle], sleep, [bytes seen free], wake weights, update, wake KV, invalidate caches, proceed
 
-Invariant: each step may be asked again, whether it was done, half done or its answer was lost; what is done is not sent
-a second time. A server whose weights are half new never proceeds.
+Invariant: each step may be asked for again, whether it was done, half done or its answer was lost; a step that is done
+is not sent a second time. A server whose weights are half new never proceeds.
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ from rollmux.runtime.engine.http.wire import Wire
 
 BOTH = frozenset({WEIGHTS, CACHE})
 UNKNOWN = 404  # a call that this server does not have
-BUSY = (400, 200)  # so SGLang says that it is not idle, and so vLLM in its answer
-# So long it may take until nothing is computed any more, and so often it is asked.
+BUSY = (400, 200)  # SGLang says by the first that it is not idle, vLLM in its answer to the second
+# The longest until nothing is computed any more, and the time between two questions whether that is so.
 IDLE_S, LOOK_S = 30.0, 0.01
-PAUSE_LOOK_S = 1.0  # a pause of SGLang that finds something running looks again after that
+PAUSE_LOOK_S = 1.0  # SGLang's pause, if it finds something running, looks again after this time
 
 
 class Pause(Enum):
-    """What a server does with requests."""
+    """How a server is paused."""
 
     NONE = "it runs"
     FROZEN = "they wait where they are"
@@ -42,20 +42,20 @@ class Pause(Enum):
 
 
 class Life:
-    """How the server stands, as far as it has answered."""
+    """How the server stands, as far as its answers tell."""
 
     def __init__(self, wire: Wire, dialect: Dialect, memory: Memory | None) -> None:
         self._wire, self._dialect, self._memory = wire, dialect, memory
         self.pause = Pause.NONE
         self.asleep: frozenset[str] = frozenset()
-        self._unsure: frozenset[str] = frozenset()  # what sleeps or does not: the answer to the last call is missing
-        self._stale = False  # keys and values of before may be there still
+        self._unsure: frozenset[str] = frozenset()  # parts that sleep or don't: the last call's answer is missing
+        self._stale = False  # keys and values of old weights may still be there
         self._half: int | None = None  # the version of an update that was begun and not ended
-        self._undo: tuple[Call, ...] = ()  # what makes an end of such an update
-        self._opened = False  # what it comes in, by the server's own word
-        self._touched = False  # it was asked to pause, and may have done so
+        self._undo: tuple[Call, ...] = ()  # the calls that end such an update
+        self._opened = False  # the server has said that it began to take weights
+        self._touched = False  # the server was asked to pause, and may have done so
         self._first_held: int | None = None
-        self._without_cache = 0  # what it held when all but the cache was awake
+        self._without_cache = 0  # bytes that it held when all except the cache was awake
         self.leaked_bytes = 0
 
     def freeze(self) -> None:
@@ -69,7 +69,7 @@ class Life:
         return self._touched and self.pause is not Pause.EMPTY
 
     def empty(self) -> None:
-        """Pauses, and ends as aborted what the server has. Frozen it goes on first: some end nothing while frozen."""
+        """Pauses the server, and aborts its requests. If it is frozen it goes on first: frozen, some end no request."""
         if self.may_be_frozen:
             self.proceed()
         if self.pause is not Pause.EMPTY:
@@ -83,7 +83,7 @@ class Life:
             self.pause = Pause.EMPTY
 
     def _wait_idle(self) -> None:
-        """At most as long as the pause would take to look again: it sees to the rest."""
+        """Waits until the server is idle, at most as long as its pause would wait to look again."""
         if (call := self._dialect.idle()) is not None:
             with suppress(ServerRefused):
                 self._ask_until_idle(call, PAUSE_LOOK_S)
@@ -94,7 +94,7 @@ class Life:
         return self._memory
 
     def require_sleeper(self) -> None:
-        """Where the server tells how it was started: that its weights outlive a sleep. A canary is not asked for."""
+        """Refuses a server whose weights a sleep would lose, if it tells how it was started; without a canary, too."""
         if self._memory is None or (reply := self._setup()) is None:
             return
         try:
@@ -105,12 +105,12 @@ class Life:
             ) from error
 
     def sleep(self) -> None:
-        """Of an empty server. Returns when its bytes are seen to be free."""
+        """Puts an empty server to sleep. Returns when its bytes are seen to be free."""
         memory = self.require_memory()
         self._look()
         if self.asleep != BOTH:
             if self._unsure != BOTH:
-                self._wake()  # half awake after an update, it would sleep no further
+                self._wake()  # if it is half awake after an update, it would sleep no further
             self._stale = True
             self._once(BOTH, self._dialect.sleep())
             self.asleep, self._unsure = BOTH, frozenset()
@@ -119,7 +119,7 @@ class Life:
         self.leaked_bytes = max(self.leaked_bytes, held - self._first_held)
 
     def update(self, version: int, weights: Mapping[str, Any] | None) -> None:
-        """Of an empty server, awake or asleep; the cache sleeps on. An end is made of an update that did not end."""
+        """Updates an empty server, awake or asleep; its cache sleeps on. Ends an earlier update that broke off."""
         calls, undo = self._dialect.update(version, weights), self._dialect.undo(weights)
         if self._undo and weights is None:
             raise ServerMismatch(
@@ -139,7 +139,7 @@ class Life:
 
     def _step(self, call: Call) -> None:
         if call.closes:
-            self._opened = False  # or not known, if its answer is lost
+            self._opened = False  # or unknown, if its answer is lost
         try:
             reply = self._ask(call)
             _require_success(call, reply)
@@ -153,7 +153,7 @@ class Life:
                     self._undo = ()
 
     def proceed(self) -> None:
-        """To where requests run."""
+        """Brings the server to where requests run."""
         if self._half is not None:
             raise ServerMismatch(f"the update to version {self._half} did not end: update again before resuming")
         if self._memory is not None and self.leaked_bytes > self._memory.leak_bytes:
@@ -166,12 +166,12 @@ class Life:
             self._ask_until_idle(self._dialect.invalidate(), IDLE_S)
             self._stale = False
         if self._touched:
-            self.pause = Pause.NONE  # even if its answer is lost
+            self.pause = Pause.NONE  # so even if the answer is lost
             self._ask(self._dialect.proceed())
             self._touched = False
 
     def _wake(self, *tags: str) -> None:
-        """These, or both, as far as they sleep or may sleep."""
+        """Wakes these parts, or both if none is named, as far as they sleep or may sleep."""
         self._look()
         for tag in tags or (WEIGHTS, CACHE):
             if tag in self.asleep | self._unsure:
@@ -180,7 +180,7 @@ class Life:
                 self._once(frozenset({tag}), self._dialect.wake(tag))
 
     def _ask_until_idle(self, call: Call, within_s: float) -> None:
-        """What was ended a moment ago may still have a step to go, or its keys and values be on their way."""
+        """Asks until idle: what was just ended may still have a step to go, or keys and values on their way."""
         until = monotonic() + within_s
         while True:
             try:
@@ -191,8 +191,8 @@ class Life:
             sleep(LOOK_S)
 
     def _look(self) -> None:
-        """What came of a sleep or a wake whose answer is missing, where a server bears neither twice: once it answers,
-        and so is at nothing of before, its bytes tell."""
+        """Finds out what came of a sleep or wake whose answer is missing, for servers that can't bear either twice.
+        Once the server answers again it is done with that call, and its bytes tell."""
         if not self._unsure or self._dialect.setup() is None:
             return
         self._setup()
@@ -217,9 +217,9 @@ class Life:
             return None
 
     def _once(self, tags: frozenset[str], call: Call) -> None:
-        """Puts these to sleep or wakes them, which some servers can't bear twice. After a lost answer, a refusal says
-        that it was done already, or was never begun and need not be undone; whether that is true is seen by the bytes
-        and the canary. Errors of 500 and above say nothing: they may be a proxy's, or come from the middle of it."""
+        """Puts these parts to sleep or wakes them, which some servers can't bear twice. After a lost answer, a refusal
+        means that it was done already, or was never begun and need not be undone; bytes and canary tell whether that
+        is true. Errors of 500 and above mean nothing: they may be a proxy's, or come from the middle of the call."""
         before, again = self.asleep, tags <= self._unsure
         self.asleep, self._unsure = before - tags, self._unsure | tags
         try:
@@ -237,7 +237,7 @@ class Life:
 
 
 def _has_slept(memory: Memory) -> bool:
-    """Some free their memory a while after they say so."""
+    """Whether the server sleeps, by its bytes: some free their memory a while after they say so."""
     try:
         memory.settle()
     except MemoryUnknown:
@@ -248,12 +248,12 @@ def _has_slept(memory: Memory) -> bool:
 
 
 def _require_success(call: Call, reply: Reply) -> None:
-    """Some servers answer 200 and say in the answer that it failed: a refusal with that status."""
+    """Raises ServerRefused if the answer says that the call failed: some servers say so with status 200."""
     if not reply.content:
         return
     try:
         said = thing(reply.content)
     except ValueError:
-        return  # not every answer is an object, and those that are not tell no failure
+        return  # not every answer is an object, and only objects tell a failure
     if said.get("success") is False:
         raise ServerRefused(reply.status, f"{call.path} failed: {said.get('message', said)!s:.300}")

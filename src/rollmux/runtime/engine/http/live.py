@@ -1,7 +1,7 @@
 """One response as it grows over one or several attempts. Pure.
 
-A piece says how many tokens there are with it. So what comes twice is seen and left out, and what is missing is seen
-too: then the attempt is given up, and another one goes on from the last token that is certain.
+A piece says how many tokens there are up to its end. So tokens that come twice are seen and left out, and missing ones
+are seen too: then the attempt is given up, and another one goes on from the last token that is certain.
 Invariant: tokens are taken in order, once each, with a log-probability each, under the version that the server has.
 """
 
@@ -18,8 +18,8 @@ from rollmux.runtime.engine.requests import FinishReason, Generated
 class Live(Growing):
     """A request that is neither over nor exported."""
 
-    attempt: int = 0  # its number among those of all requests
-    begun: int = 0  # tokens that were there when it began
+    attempt: int = 0  # its number among the attempts of all requests
+    begun: int = 0  # tokens that were there when the attempt began
     cuts: int = 0
     not_before_s: float = 0.0  # when the next attempt may begin
     heard_s: float = 0.0  # when the last piece came
@@ -27,8 +27,8 @@ class Live(Growing):
     def next_attempt(self, prefix: str) -> Attempt:
         self.attempt += 1
         self.begun = len(self.tokens)
-        name = self.request.id.encode(errors="backslashreplace").decode()  # half a surrogate pair goes over no wire
-        # SGLang aborts all whose names begin so: the number, which no other has, and its dash come first.
+        name = self.request.id.encode(errors="backslashreplace").decode()  # half a surrogate pair can't be sent
+        # SGLang aborts all whose names begin with the one given: so a number of its own, and a dash, come first.
         return Attempt(f"{prefix}-{self.attempt}-{name}", self.request, tuple(self.tokens))
 
     def take(self, piece: Piece, version: int) -> Generated | None:
@@ -58,7 +58,7 @@ class Live(Growing):
             raise Unsound(f"{len(piece.tokens)} tokens came with {len(piece.logprobs)} log-probabilities")
         try:
             numbers = tuple(float(each) for each in chances if each is not None and math.isfinite(each))
-        except OverflowError:  # a whole number may have any number of digits
+        except OverflowError:  # a whole number in JSON may have any number of digits
             numbers = ()
         if len(numbers) != len(fresh):
             raise Unsound(f"the log-probabilities {chances} are not all numbers: weights or memory may be damaged")
@@ -72,7 +72,7 @@ class Live(Growing):
 
     @property
     def whole(self) -> FinishReason | None:
-        """How it is over by its own tokens, whatever the server says."""
+        """How the response is over by its own tokens, whatever the server says; None if it is not."""
         if self.tokens and self.tokens[-1] in self.request.stop_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.tokens) == self.request.max_tokens else None

@@ -1,6 +1,6 @@
 """Whether a server that says it sleeps has let go of its memory.
 
-No server tells over HTTP what it holds, so it is asked elsewhere: `nvidia_smi` asks the driver about its processes.
+No server tells over HTTP what it holds, so somebody else is asked: `nvidia_smi` asks the driver about its processes.
 Invariant: nothing counts as asleep before the bytes are seen to be free (F9).
 """
 
@@ -19,10 +19,10 @@ LOOK_EVERY_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is known and allowed of a server's device memory.
+    """A server's device memory: who tells how much it holds, and how much it may hold.
 
     `held` tells its bytes now; `environment` is that of its process. Asleep it may hold `asleep_bytes` (what the
-    driver and captured graphs keep), reached within `settle_s`; from sleep to sleep it may gain `leak_bytes` in all.
+    driver and captured graphs keep), reached within `settle_s`; over all sleeps it may gain `leak_bytes`.
     """
 
     held: Callable[[], int]
@@ -46,7 +46,7 @@ class Memory:
                 )
 
     def settle(self) -> int:
-        """Waits until no more is held than may be and it falls no further; gives what is held."""
+        """Waits until no more bytes are held than allowed, and they fall no further; returns the bytes held."""
         until = monotonic() + self.settle_s
         before, held = None, self.held()
         while held > self.asleep_bytes or held != before:
@@ -56,7 +56,7 @@ class Memory:
                     f"{self.asleep_bytes} are allowed: end it before its memory is given away"
                 )
             if monotonic() >= until + LOOK_EVERY_S:
-                break  # little enough is held, though it does not stand still
+                break  # little enough is held, though the number still changes
             sleep(LOOK_EVERY_S)
             before, held = held, self.held()
         return held
@@ -72,7 +72,7 @@ def environment_of(pid: int) -> dict[str, str]:
 def nvidia_smi(pids: Collection[int], command: str = "nvidia-smi") -> Callable[[], int]:
     """Asks the driver how much processes of this machine hold, on all its GPUs together.
 
-    Whoever has touched a GPU is listed as long as it lives, asleep too; numbers as a container knows them are not.
+    A process that has touched a GPU is listed as long as it lives, asleep too. Ids as a container has them are not.
     """
     wanted = frozenset(pids)
 

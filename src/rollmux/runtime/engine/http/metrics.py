@@ -19,7 +19,7 @@ class Metrics:
         return [sample for sample in self._samples if sample.name == name and math.isfinite(sample.value)]
 
     def sum(self, name: str) -> int:
-        """Over all engines behind the server."""
+        """The sum over all engines behind the server."""
         return round(sum(sample.value for sample in self._of(name)))
 
     def share(self, name: str) -> float:
@@ -28,6 +28,6 @@ class Metrics:
         return sum(sample.value for sample in found) / len(found) if found else 0.0
 
     def label_product(self, name: str, first: str, second: str) -> int:
-        """Of numbers that are told as labels."""
+        """The product of two numbers that are told as labels."""
         pairs = [(sample.labels.get(first, ""), sample.labels.get(second, "")) for sample in self._of(name)]
         return sum(int(a) * int(b) for a, b in pairs if a.isdecimal() and b.isdecimal())

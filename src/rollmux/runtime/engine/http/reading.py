@@ -41,6 +41,6 @@ def over(found: object) -> Over | None:
 
 
 def error(found: object) -> Piece:
-    """What both servers send in place of tokens when they fail in the middle of a stream."""
+    """The piece for what both servers send in place of tokens when they fail in the middle of a stream."""
     message = found.get("message") if isinstance(found, dict) else found
     return Piece(over=Over.ERROR, why=f"the server says: {message!s:.300}")

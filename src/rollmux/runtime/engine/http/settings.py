@@ -11,21 +11,21 @@ class Settings:
     `--context-length`, 6 tokens can't be used).
 
     A stream that says nothing for `stall_s` is cut, but while others speak only after `queue_s`: it may wait in the
-    server's queue, or have been put off there for want of room. A response that was cut is continued, `cuts` times at
-    most; before that a pause that begins with `retry_s` and doubles.
+    server's queue, or have been put back there for lack of room. A response that was cut is continued, `cuts` times at
+    most, each time after a wait that begins with `retry_s` and doubles.
     """
 
     max_length: int
-    max_open: int = 256  # streams at a time; what is beyond waits here
-    inbox: int = 4096  # pieces heard and not yet taken by `step`
+    max_open: int = 256  # streams at a time; further requests wait here
+    inbox: int = 4096  # the most pieces that were heard and not yet taken by `step`
     wait_s: float = 0.05  # the longest that a step waits for news
     stall_s: float = 120.0
     queue_s: float = 3600.0
     cuts: int = 5
     retry_s: float = 0.2
-    ready_s: float = 600.0  # for a server that loads its model
-    vocabulary: int | None = None  # tokens that the model has: by the server's own folder, where it is seen from here
-    drain_s: float = 1.0  # so long is silence after a pause taken for the end of a stream
+    ready_s: float = 600.0  # how long to wait for a server that loads its model
+    vocabulary: int | None = None  # tokens that the model has; None: as its folder says, if it is readable here
+    drain_s: float = 1.0  # so long a silence after a pause is taken for the end of a stream
 
     def __post_init__(self) -> None:
         checks = Checks("settings")

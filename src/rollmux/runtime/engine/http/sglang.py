@@ -1,7 +1,7 @@
 """How an SGLang server is spoken to: its native `/generate` with token ids.
 
-Start it with `--enable-memory-saver --enable-weights-cpu-backup` where it is to sleep; with
-`--enable-deterministic-inference` for seeds to count; with `SGLANG_RETURN_ORIGINAL_LOGPROB=1` for other temperatures
+Start it with `--enable-memory-saver --enable-weights-cpu-backup` if it is to sleep; with
+`--enable-deterministic-inference` if seeds are to count; with `SGLANG_RETURN_ORIGINAL_LOGPROB=1` for other temperatures
 than 0 and 1; with `--watchdog-timeout` above the longest freeze (`suspend(keep=True)`), which it may take for a hang;
 without `--hicache-storage-backend`, which would keep keys and values of old weights.
 Sources: docs/design/engine_http.md.
@@ -19,17 +19,17 @@ from rollmux.runtime.engine.http.metrics import Metrics
 from rollmux.runtime.engine.requests import GenerationRequest
 from rollmux.runtime.engine.seam import Gauges
 
-# Without these, a sleep frees nothing, and a wake gives memory with anything in it.
+# Without the first a sleep frees nothing, and without the second weights wake with anything in them.
 _SLEEPER = ("enable_memory_saver", "enable_weights_cpu_backup")
 
 
 @dataclass(frozen=True, slots=True)
 class Sglang(Dialect):
-    """See `Dialect`. `raw_logprobs`: the server gives log-probabilities as they are before temperature and top-p."""
+    """See `Dialect`. `raw_logprobs`: the server gives log-probabilities from before temperature and top-p."""
 
     raw_logprobs: bool = False
     tells_version_with_tokens = True
-    spare = 6  # it draws up to 2 below its limit, but refuses prompts, and what is begun anew, from 6 below on
+    spare = 6  # it draws up to 2 tokens below its limit, but refuses prompts, begun anew too, from 6 below on
 
     def check(self, request: GenerationRequest) -> None:
         checks = Checks("request")
@@ -48,8 +48,8 @@ class Sglang(Dialect):
             "top_p": request.top_p,
             "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
             "stop_token_ids": list(request.stop_tokens),
-            "ignore_eos": not request.stop_tokens,  # it would ignore the request's stop tokens too
-            "sampling_seed": request.seed % 2**63,  # draws are a matter of seed and place: the same when continued
+            "ignore_eos": not request.stop_tokens,  # if true it ignores the request's stop tokens too
+            "sampling_seed": request.seed % 2**63,  # draws depend on seed and place: the same when continued
             "skip_special_tokens": False,
         }  # fmt: skip
         body = {"rid": attempt.name, "input_ids": list(attempt.prompt), "sampling_params": sampling}
@@ -66,9 +66,9 @@ class Sglang(Dialect):
         reason = meta.get("finish_reason")
         over, why = _over(reason)
         if over is Over.ABORT and isinstance(reason, dict) and reason.get("status_code") == 400:
-            return reading.error(why)  # it was refused: what is counted with it is not of this request
+            return reading.error(why)  # it was refused: the counts with it are not this request's
         if over is Over.ABORT and "prompt_tokens" not in meta:
-            raise ValueError(f"the server ended it in its queue: {why}")  # it may be full, and have room a little later
+            raise ValueError(f"the server ended it in its queue: {why}")  # it may have room a little later
         return Piece(
             tokens=told or ids,
             logprobs=reading.logprobs("output_token_logprobs", [pair[0] for pair in pairs]),
@@ -106,10 +106,10 @@ class Sglang(Dialect):
             raise ServerMismatch(f"its sleep would end it: start the server without --weight-cache-mode {mode}")
 
     def idle(self) -> Call | None:
-        return self.invalidate()  # a pause waits for streams that are read, and a sleep amid a step is the server's end
+        return self.invalidate()  # its pause waits only for streams that are read, and a sleep amid a step ends it
 
     def sleep(self) -> Call:
-        return Call("POST", "/release_memory_occupation", {"tags": [CACHE, WEIGHTS]})  # all kinds, if none is named
+        return Call("POST", "/release_memory_occupation", {"tags": [CACHE, WEIGHTS]})  # all kinds if none is named
 
     def wake(self, tag: str) -> Call:
         return Call("POST", "/resume_memory_occupation", {"tags": [tag]})
@@ -124,10 +124,10 @@ class Sglang(Dialect):
         return _begin(), _told("/update_weights_from_distributed", info, version), _end()
 
     def _undo_from_disk(self) -> tuple[Call, ...]:
-        return ()  # it loads all of them again
+        return ()  # the next one loads all weights again
 
     def _undo_transferred(self) -> tuple[Call, ...]:
-        return _begin(vain=True), _end(vain=True)  # it may have been started anew
+        return _begin(vain=True), _end(vain=True)  # vain: the server may have been started anew
 
     def announce(self, version: int) -> Call:
         return Call("POST", VERSION_ROUTE, {"new_version": str(version), "abort_all_requests": False})
@@ -142,7 +142,7 @@ class Sglang(Dialect):
         return str(reading.thing(reply.content)["model_path"])
 
     def read_gauges(self, reply: Reply) -> Gauges:
-        """Only there if the server was started with `--enable-metrics`. Shares are told to two places: too few."""
+        """Needs `--enable-metrics`. Reads no shares, as the server rounds them to two digits: too few."""
         found = Metrics(reply.content.decode())
         return Gauges(
             running=found.sum("sglang:num_running_reqs"),
@@ -167,7 +167,7 @@ def _end(vain: bool = False) -> Call:
 
 
 def _told(path: str, body: dict[str, Any], version: int) -> Call:
-    """Caches are flushed when there are some again: asleep there are none."""
+    """An update that flushes no cache: asleep there is none, and `invalidate` follows once it is awake."""
     return Call("POST", path, body | {"flush_cache": False, "weight_version": str(version)})
 
 
@@ -176,6 +176,6 @@ def _over(reason: object) -> tuple[Over | None, str]:
         return reading.over(reason), ""
     over = reading.over(reason.get("type"))
     if over is Over.STOP and isinstance(reason.get("matched"), str):
-        # When the model's output is no number, the server writes a stop token in the last place and says so here only.
+        # If the model's output is no number, the server writes a stop token last, and says only here what happened.
         return Over.ERROR, f"the server stopped at {reason['matched']!r}, which is no token"
     return over, str(reason.get("message") or "")

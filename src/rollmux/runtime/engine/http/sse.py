@@ -2,7 +2,7 @@
 
 Lines end at line feeds alone. `str.splitlines`, and with it the line reader of httpx, would also cut at U+2028 and
 U+0085, which both servers send as they are inside JSON texts.
-Invariant: an event is given only when it came whole; what a broken connection leaves over is never given.
+Invariant: an event is given only when it came whole; the rest that a broken connection leaves is never given.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ MAX_EVENT_BYTES = 64 * 2**20
 
 
 class Events:
-    """Takes bytes as they come, gives the data of each event that is whole."""
+    """Takes bytes as they come, and gives the data of each event that is whole."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

@@ -17,19 +17,19 @@ from rollmux.runtime.engine.http.metrics import Metrics
 from rollmux.runtime.engine.requests import GenerationRequest
 from rollmux.runtime.engine.seam import Gauges
 
-COLDEST = 0.01  # below it the server draws at this, but for 0
+COLDEST = 0.01  # the server draws at this temperature if asked for less, except 0
 
 
 @dataclass(frozen=True, slots=True)
 class Vllm(Dialect):
-    """See `Dialect`. Without `model`, the server's own."""
+    """See `Dialect`. Without `model`, the server takes its own."""
 
     model: str | None = None
     tells_version_with_tokens = False
     spare = 0
 
     def check(self, request: GenerationRequest) -> None:
-        """Its log-probabilities are those of the model itself, whatever the temperature."""
+        """Any other temperature is fine: log-probabilities are the model's own at each."""
         if 0 < request.temperature < COLDEST:
             limit = f"0, or at least {COLDEST}, to be drawn at"
             raise Checks("request").refusal("temperature", request.temperature, limit, "ask for 0, which is greedy")
@@ -50,7 +50,7 @@ class Vllm(Dialect):
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "request_id": attempt.name,
             "add_special_tokens": False,
-            # What is left out is filled in from the model's own generation config.
+            # The server fills settings that are left out in from the model's own generation config.
             "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
         }  # fmt: skip
         return Call("POST", "/v1/completions", body | ({"model": self.model} if self.model else {}))
@@ -73,7 +73,7 @@ class Vllm(Dialect):
         )
 
     def abort(self, name: str) -> Call:
-        """Where the route is not known, the closed connection does it."""
+        """If the server doesn't know this route, the closed connection aborts the request."""
         return Call("POST", "/abort_requests", {"request_ids": [f"cmpl-{name}-0"]}, optional=True)
 
     def pause(self) -> Call:
@@ -86,7 +86,7 @@ class Vllm(Dialect):
         return Call("POST", "/resume")
 
     def require_sleeper(self, reply: Reply) -> None:
-        """Without `--enable-sleep-mode` it has no way to sleep, and at level 1 its weights are on the host."""
+        """Refuses none: without `--enable-sleep-mode` it has no sleep, and at level 1 the host keeps its weights."""
 
     def sleep(self) -> Call:
         return Call("POST", "/sleep", query={"level": "1"})
@@ -105,14 +105,14 @@ class Vllm(Dialect):
             Call("POST", "/start_weight_update", {}),
             Call("POST", "/update_weights", {"update_info": info}),
             Call("POST", "/finish_weight_update", {"weight_version": str(version)}),
-            self.announce(version),  # older ones do not take it from the call before
+            self.announce(version),  # older servers don't take the version from the call before
         )
 
     def _undo_from_disk(self) -> tuple[Call, ...]:
-        return (_reload({"weights_iterator": []}),)  # what was loaded of a layer would count: it was full too early
+        return (_reload({"weights_iterator": []}),)  # else what was loaded of a layer counts, and it is full too early
 
     def _undo_transferred(self) -> tuple[Call, ...]:
-        """After a failure some have forgotten that one was started, but not what was loaded of its layers."""
+        """After a failure some have forgotten that an update was started, but not what they loaded of its layers."""
         return (
             Call("POST", "/start_weight_update", {}, vain=True),
             Call("POST", "/finish_weight_update", {}, vain=True),
@@ -154,13 +154,13 @@ def _reload(weights: dict[str, Any]) -> Call:
 
 
 def signed_seed(seed: int, place: int) -> int:
-    """64 bits as vLLM wants them, with a sign.
+    """A seed of 64 bits as vLLM wants it, with a sign.
 
-    It counts a request's draws from where it begins, so a response that is continued with the same seed would
-    meet its first draws again: from its second beginning on, it gets a seed of its own.
+    vLLM counts a request's draws from where it begins, so a response that is continued with the same seed would
+    meet its first draws again. So each continuation gets a seed of its own.
     """
     if place:
         digest = blake2b(seed.to_bytes(8, "big") + place.to_bytes(8, "big"), digest_size=8).digest()
         seed = int.from_bytes(digest, "big")
-    seed = min(seed, 2**64 - 2)  # the last one would be -1, which means none
+    seed = min(seed, 2**64 - 2)  # the last seed would be -1, which means none
     return seed - 2**64 if seed >= 2**63 else seed

@@ -9,7 +9,7 @@ from rollmux.checks import Checks
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """They are there already, written by the owner's own way; only the version is told."""
+    """The weights are there already, brought by the owner in its own way; the server is only told the version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class FromDisk:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """They come over a group that the server has joined; this is what it must be told of them."""
+    """Weights come over a group that the server has joined; this is what it must be told of them."""
 
     info: Mapping[str, Any]
 
@@ -30,7 +30,7 @@ Source = InPlace | FromDisk | Transferred
 
 
 def source(weights: Mapping[str, Any] | None) -> Source:
-    """Reads the seam's `weights`: none, or {"path": folder}, or {"update_info": what the server is told}."""
+    """Reads the seam's `weights`: None, or {"path": folder}, or {"update_info": what the server is told}."""
     if weights is None:
         return InPlace()
     match dict(weights):

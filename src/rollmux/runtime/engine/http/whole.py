@@ -1,8 +1,8 @@
 """Whether a folder has all weights of a model, as far as that can be seen from here.
 
-A server takes a folder that lacks some and says that all went well: vLLM leaves those as they were or, in a layer that
-is put together of several, as anything that was in its memory. And SGLang ends where a folder is damaged, or of another
-model. So the headers of its safetensors are read; the weights themselves are not.
+A server takes a folder that lacks weights, and says that all went well: vLLM leaves those as they were or, in a layer
+that is made of several, as whatever its memory held. And SGLang ends if a folder is damaged, or of another model. So
+the headers of the folder's safetensors are read; the weights themselves are not.
 """
 
 import json
@@ -13,16 +13,16 @@ from rollmux.runtime.engine.errors import UpdateRefused
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-# The same weights in Mistral's names, and what is added to them: no trainer's.
+# The same weights in Mistral's names, and adapters: no trainer writes these.
 OTHERS = ("consolidated", "adapter_model")
-OUTPUT = "lm_head.weight"  # not written where it is one with the embedding, which a folder need not say
+OUTPUT = "lm_head.weight"  # may be missing if it is tied to the embedding, which a folder need not say
 HEADER_MOST = 100 << 20  # the format allows no more
 SHOWN = 3
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def weights_in(folder: str) -> Shapes:
-    """None are there where it can't be seen from here or has another form; `ValueError` where it is damaged."""
+    """The folder's weights; empty if it can't be seen from here or has another form. `ValueError` if it is damaged."""
     place, found = Path(folder), dict[str, tuple[int, ...]]()
     try:
         index = place / INDEX
@@ -51,7 +51,7 @@ def _weights_in_file(file: Path) -> Shapes:
 
 
 def vocabulary_in(folder: str) -> int | None:
-    """How many tokens the model of a folder has, where that can be seen from here."""
+    """How many tokens the model of a folder has; None if that can't be seen from here."""
     try:
         told = json.loads((Path(folder) / CONFIG).read_bytes())
         size = (told | (told.get("text_config") or {})).get("vocab_size")
@@ -61,7 +61,7 @@ def vocabulary_in(folder: str) -> int | None:
 
 
 def require_whole(folder: str, wanted: Shapes) -> Shapes:
-    """The weights in `folder`; `UpdateRefused` if it is damaged, or any that are `wanted` are missing or other."""
+    """The weights in `folder`; `UpdateRefused` if it is damaged, or any of `wanted` is missing or of another shape."""
     try:
         found = weights_in(folder)
     except ValueError as error:
@@ -72,7 +72,7 @@ def require_whole(folder: str, wanted: Shapes) -> Shapes:
 
 
 def require_same(what: str, found: Shapes, wanted: Shapes) -> None:
-    """`UpdateRefused` if any that are `wanted` are missing from `found`, or other there."""
+    """`UpdateRefused` if any of `wanted` is missing from `found`, or of another shape there."""
     lacking = sorted(name for name in wanted.keys() - found.keys() if not name.endswith(OUTPUT))
     if lacking:
         raise UpdateRefused(

@@ -1,7 +1,7 @@
 """The connection to one server: a thread of its own with an event loop, in which all streams are read.
 
 Invariant: after `close` there is neither the thread nor a socket; whoever waits for an answer then gets `ServerFailed`.
-A `close` whose waiting was interrupted goes on, and the next one waits for it.
+A `close` whose wait was interrupted goes on, and the next `close` waits for it.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from rollmux.runtime.engine.http.errors import ServerFailed, ServerRefused
 from rollmux.runtime.engine.http.inbox import Inbox
 from rollmux.runtime.engine.http.sse import Events
 
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # the same call may go well a little later
-# What changes something goes over a connection of its own: `uvicorn` closes one over which it said that something broke
-# in it, without having said so, and who asks next would not be answered.
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # with these the same call may go well a little later
+# A call that changes something has a connection of its own: `uvicorn` closes, without announcing it, a connection over
+# which it answered that something broke, and the next call over it would have no answer.
 ALONE = {"connection": "close"}
-KEPT_S = 2.0  # both servers close a connection that is idle for 5 s, and who asks just then is not answered
+KEPT_S = 2.0  # both servers close a connection that is idle for 5 s, and a call just then has no answer
 Answer = TypeVar("Answer")
 Key = tuple[str, int]  # a request and the attempt at it
 
@@ -39,7 +39,7 @@ class Server:
     call_s: float = 120.0
 
     def __post_init__(self) -> None:
-        """What no waiting cures."""
+        """Refuses settings that no waiting would cure."""
         checks = Checks("server")
         if not _is_address(self.url):
             checks.report("url", self.url, "like http://machine:8000", "write it with http:// or https://")
@@ -85,13 +85,13 @@ class Opening:
 class Stream:
     """An attempt that is being listened to. Hanging up closes its connection, which both servers take as an abort.
 
-    While the connection is being made nothing is broken off: anyio would leave a coroutine behind that nobody awaits.
-    Nor while it is put back, which a stream that ends by itself does at the moment that its response is over: httpcore
-    would take it for in use for ever.
+    A stream is not cancelled while its connection is made: anyio would leave a coroutine behind that nobody awaits. Nor
+    while its connection is put back, as a stream does that ends by itself when its response is over: httpcore would
+    take the connection for in use for ever.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, streams: set["Stream"]) -> None:
-        self._loop, self._streams = loop, streams  # all that are listened to
+        self._loop, self._streams = loop, streams  # all streams that are listened to
         self._task: asyncio.Task[None] | None = None
         self._connecting = self._closing = self._hung_up = False
 
@@ -99,20 +99,20 @@ class Stream:
         self._loop.call_soon_threadsafe(self.hang_up_here)
 
     def hang_up_here(self) -> None:
-        """In the loop's thread."""
+        """The same, called in the loop's thread."""
         self._hung_up = True
         if self._task is not None and not (self._connecting or self._closing):
             self._task.cancel()
 
     def begins(self, task: "asyncio.Task[None]") -> bool:
-        """Whether anybody wants to listen still."""
+        """Registers the task that listens; False if the stream was hung up already."""
         self._task = task
         self._streams.add(self)
         task.add_done_callback(lambda ended: self._streams.discard(self))
         return not self._hung_up
 
     async def trace(self, event: str, info: object) -> None:
-        """Called by httpcore (its `trace` extension)."""
+        """Notes when the connection is made and put back. Called by httpcore (its `trace` extension)."""
         if event == "connection.connect_tcp.started":
             self._connecting = True
         elif event == "http11.response_closed.started":
@@ -124,7 +124,7 @@ class Stream:
 
 
 class Wire:
-    """Asks and listens."""
+    """The connection to one server: asks, and listens to streams."""
 
     def __init__(self, server: Server, capacity: int) -> None:
         self._server = server
@@ -137,7 +137,7 @@ class Wire:
             headers=server.headers,
             timeout=httpx.Timeout(server.call_s, connect=server.connect_s, read=None, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=KEPT_S),
-            verify=server.url.startswith("https:"),  # without need, loading the certificates is most of the start
+            verify=server.url.startswith("https:"),  # without need: to load certificates is most of the start
             trust_env=False,  # a proxy named in the environment is not meant for machines of our own
         )
         self._closing = asyncio.Event()
@@ -148,7 +148,7 @@ class Wire:
         self._loop.run_until_complete(self._until_closed())
 
     def ask(self, call: Call, within_s: float | None = None) -> Reply:
-        """Waits for an answer."""
+        """Sends a call and waits for the answer."""
         return self._wait(self._asked(call, within_s or self._server.call_s))
 
     def take(self, wait_s: float) -> list[Heard]:
@@ -160,7 +160,7 @@ class Wire:
         return stream
 
     def tell(self, call: Call) -> None:
-        """Asks without waiting. For what is only a courtesy: whether it is heard makes no difference."""
+        """Sends a call without waiting. For mere courtesies: whether they are heard makes no difference."""
         asyncio.run_coroutine_threadsafe(self._told(call), self._loop)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Wire:
         except CancelledError as error:
             raise ServerFailed(f"{self._server.url}: the connection was closed while waiting") from error
         except BaseException:
-            future.cancel()  # whoever waited was interrupted: nobody wants the answer
+            future.cancel()  # the wait was interrupted: nobody wants the answer
             raise
 
     async def _asked(self, call: Call, within_s: float, stream: Stream | None = None) -> Reply:
@@ -207,7 +207,7 @@ class Wire:
             await self._asked_apart(call)
 
     async def _asked_for_all(self, call: Call) -> Reply:
-        """One answer is for all who wait for it: asked by each, it was half of what many short responses took."""
+        """Asks once for all attempts that wait. Asked by each, this took half the time of many short responses."""
         if self._asking is None:
             self._asking = asyncio.create_task(self._asked_apart(call))
             self._asking.add_done_callback(self._answered)
@@ -222,7 +222,7 @@ class Wire:
         return await self._asked(call, self._server.call_s, stream)
 
     async def _follow(self, opening: Opening, stream: Stream) -> None:
-        """Every stream ends by a note that it is cut; one that was over before then is no longer waited for."""
+        """Reads a stream. Each ends by a note that it is cut, which changes nothing if its response was over before."""
         if not stream.begins(_this_task()):
             return
         try:
@@ -230,7 +230,7 @@ class Wire:
         except (httpx.HTTPError, ServerFailed) as error:
             last = Cut(_said(error))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            last = Cut(f"what came can't be read: {error}")  # of the shapes that JSON can take, not ours to trust
+            last = Cut(f"what came can't be read: {error}")  # JSON may have any shape: it is not trusted
         await self._inbox.put(Heard(opening.key, last))
 
     async def _streamed(self, opening: Opening, stream: Stream) -> Cut | Refused:
@@ -264,7 +264,7 @@ class Wire:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
-        # Generators that were broken off are closed by tasks, which the loop only begins at its next turn.
+        # Generators that were broken off are closed by tasks, which the loop begins only at its next turn.
         await self._loop.shutdown_asyncgens()
         await asyncio.sleep(0)
         if tasks := asyncio.all_tasks() - {_this_task()}:
@@ -282,7 +282,7 @@ def _is_address(url: str) -> bool:
 
 def _this_task() -> "asyncio.Task[Any]":
     task = asyncio.current_task()
-    assert task is not None  # only coroutines of the loop ask
+    assert task is not None  # only coroutines of the loop call this
     return task
 
 
