@@ -17,7 +17,7 @@ _SIZE = struct.Struct(">I")
 
 
 class BrokenFrame(RollmuxError):
-    """The other side ended, or said what can't be understood."""
+    """The other side ended, or sent something that can't be understood."""
 
 
 def packed(head: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
@@ -28,13 +28,13 @@ def packed(head: dict[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
 
 
 def receive(connection: socket.socket, most_bytes: int) -> tuple[dict[str, Any], list[bytes]]:
-    """The next message; waits for it."""
+    """Waits for the next message."""
     head, sizes = _head(_exactly(connection, _head_size(_exactly(connection, _SIZE.size))), most_bytes)
     return head, [_exactly(connection, size) for size in sizes]
 
 
 async def receive_soon(connection: socket.socket, most_bytes: int) -> tuple[dict[str, Any], list[bytes]]:
-    """The next message, while others go on."""
+    """Waits for the next message, while other tasks go on."""
     size = _head_size(await _exactly_soon(connection, _SIZE.size))
     head, sizes = _head(await _exactly_soon(connection, size), most_bytes)
     return head, [await _exactly_soon(connection, size) for size in sizes]

@@ -31,11 +31,11 @@ from rollmux.runtime.sandbox.protections import Mechanism, Protections
 
 MOST_PROGRAM_BYTES = 1 << 28
 STARTED = b"started\n"
-MEMORY_STATUS = 113  # what a run ends with when an allocation failed and nobody caught that
+MEMORY_STATUS = 113  # a run's exit status if an allocation failed and the program did not catch that
 _PROGRAM = "program.py"
-_BETWEEN = 10  # on the stack: calls of C, which have no frame, and what asks a program for asserts
-_NO_DUMP = 1  # bytes: of 0 the kernel takes no heed where a program of the machine's is given the dump (core(5))
-_SIGNALS = 1024  # that wait, or that a timer has set aside
+_BETWEEN = 10  # further calls on the stack: those of C, which have no frame, and those that ask a program for asserts
+_NO_DUMP = 1  # bytes: the kernel ignores a 0 if dumps go to a program of the machine's (core(5))
+_SIGNALS = 1024  # the most that may be pending, or set aside by timers
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _UNSHARED = {
     Mechanism.MOUNT_NAMESPACE: kernel.CLONE_NEWNS,
@@ -47,20 +47,20 @@ _COUNTED_APART = {Mechanism.OWN_USER, Mechanism.USER_NAMESPACE}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run will be: all that is known before its program is."""
+    """Where a run will be: all that is known before there is a program."""
 
     environment: Mapping[str, str]
     folder: str
     uid: int
     protections: Protections
-    readable: tuple[str, ...] = ()  # besides Python's own
-    covered: tuple[str, ...] = ()  # what of it lies where the scratch folder comes
-    folder_is_own: bool = True  # no other run, and nobody else, has anything in it
+    readable: tuple[str, ...] = ()  # what runs may read besides Python's own files
+    covered: tuple[str, ...] = ()  # what of `readable` the scratch folder will cover
+    folder_is_own: bool = True  # nobody else has anything in it, no other run either
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is run in it."""
+    """What is run in a place."""
 
     source: bytes
     command: tuple[str, ...]
@@ -80,11 +80,11 @@ class Ends:
 
 
 def begin(place: Place, ends: Ends) -> NoReturn:
-    """In the first process of the tree: protect, start the program, bury its dead, tell how it ended."""
+    """In the first process of the tree: protects, starts the program, buries its dead, tells how it ended."""
     try:
         _begin(place, ends)
     finally:
-        os._exit(1)  # whatever fails here, nothing of it goes on as a second keeper
+        os._exit(1)  # whatever fails, this process must not go on as a second keeper
 
 
 def _begin(place: Place, ends: Ends) -> None:
@@ -94,12 +94,12 @@ def _begin(place: Place, ends: Ends) -> None:
         _protect_early(place)
         told = _told(ends.go)
         if told is None:
-            return  # whoever watches is gone
+            return  # the keeper is gone
         job, channel = told
         _protect(place, job)
         if channel is None and place.folder_is_own:
             _show_program(job)
-        os.write(ends.status, STARTED)  # fails where the keeper has died meanwhile
+        os.write(ends.status, STARTED)  # fails if the keeper has died meanwhile
         pid = os.fork()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the sandbox's, and its owner must hear of it
         os.write(ends.status, f"broken {error!r}\n".encode())
@@ -111,7 +111,7 @@ def _begin(place: Place, ends: Ends) -> None:
 
 
 def tell(go: socket.socket, job: Job, channel: int | None) -> None:
-    """In the keeper: what the first process has waited for."""
+    """In the keeper: gives the first process the job that it waits for."""
     head = {"command": list(job.command), "files": list(job.files), "limits": asdict(job.limits)}
     socket.send_fds(go, [b"g"], [] if channel is None else [channel])
     go.sendall(frames.packed(head, [job.source, *job.files.values()]))
@@ -127,7 +127,7 @@ def _told(go: int) -> tuple[Job, int | None] | None:
 
 
 def job_of(head: dict[str, Any], blobs: list[bytes]) -> Job:
-    """As it is told: its source, then its files."""
+    """The job out of a message: `blobs` are its source, then its files."""
     files = dict(zip(head["files"], blobs[1:], strict=True))
     return Job(blobs[0], tuple(head["command"]), files, RunLimits(**head["limits"]))
 
@@ -141,7 +141,7 @@ def _bury_until(pid: int) -> bytes:
 
 
 def _protect_early(place: Place) -> None:
-    """What takes long and needs no limit to be known: done while the program is not there yet."""
+    """Puts on what takes long and does not depend on limits, while there is no program yet."""
     active = place.protections.active
     os.setsid()
     with suppress(OSError):
@@ -163,9 +163,9 @@ def _protect(place: Place, job: Job) -> None:
         root.mount_scratch(inner, job.limits.disk_bytes, job.limits.disk_files, place.covered)
     if Mechanism.OWN_USER in active:
         become_somebody(place.uid)
-        kernel.die_with_parent()  # becoming somebody else has undone it
+        kernel.die_with_parent()  # a change of user has undone it
     os.chdir(place.folder)
-    _hold(resource.RLIMIT_CORE, _NO_DUMP, _NO_DUMP)  # later no process of the run may set it
+    _hold(resource.RLIMIT_CORE, _NO_DUMP, _NO_DUMP)  # the filter forbids to set it later
     _write_files(job.files)
     if Mechanism.PID_NAMESPACE not in active:
         kernel.adopt_orphans()
@@ -195,9 +195,9 @@ def _write_files(files: Mapping[str, bytes]) -> None:
 
 
 def _show_program(job: Job) -> None:
-    """Where Python would find it, for what opens or starts itself; if the disk has room for more than that.
+    """Writes the program where Python would find it, for programs that open or start themselves, if the disk has room.
 
-    What is given a channel is no program by itself: it is answered over it, or judges, and its text may have the tests.
+    Not for a program with a channel: it answers or judges over the channel, and its text may have the tests in it.
     """
     disk = os.statvfs(".")
     if 0 < len(job.source) <= min(job.limits.disk_bytes, disk.f_bavail * disk.f_frsize) // 2:
@@ -206,7 +206,7 @@ def _show_program(job: Job) -> None:
 
 
 def _run(place: Place, job: Job, ends: Ends, channel: int | None) -> NoReturn:
-    """In the program's own process."""
+    """Runs the program, in its own process."""
     status = 1
     try:
         _take_descriptors(ends, channel)
@@ -238,7 +238,7 @@ def _close_all_but(*kept: int) -> None:
 
 
 def _limit(limits: RunLimits, counted: bool) -> None:
-    """For each process; what they take together is watched from outside. Processes are counted by user."""
+    """Limits each single process; the keeper watches what they take together. The kernel counts processes by user."""
     cpu_s = ceil(limits.cpu_s) + 1
     wanted = {
         resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),
@@ -258,7 +258,7 @@ def _limit(limits: RunLimits, counted: bool) -> None:
 
 
 def _hold(kind: int, soft: int, hard: int) -> None:
-    """Within what this process is held to already."""
+    """Sets a limit, within the one that this process has already."""
     most = resource.getrlimit(kind)[1]
     held = hard if most == resource.RLIM_INFINITY else min(hard, most)
     resource.setrlimit(kind, (min(soft, held), held))
@@ -275,7 +275,7 @@ def _execute(command: tuple[str, ...], environment: Mapping[str, str]) -> int:
 
 
 def _interpret(source: str, environment: Mapping[str, str], files: Collection[str], *, by_itself: bool) -> int:
-    """As `python program.py` would beside these files, in the interpreter that is warm already."""
+    """Runs the source as `python program.py` would beside these files, in this interpreter, which is warm already."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)
@@ -289,16 +289,16 @@ def _interpret(source: str, environment: Mapping[str, str], files: Collection[st
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
     module = sys.modules["__main__"] = ModuleType("__main__")
     module.__builtins__ = builtins  # type: ignore[attr-defined]
-    if by_itself:  # or a process that it spawns would start it anew
+    if by_itself:  # else a process that it spawns would start it anew
         module.__file__ = os.path.abspath(_PROGRAM)
     linecache.cache[_PROGRAM] = len(source), None, source.splitlines(keepends=True), _PROGRAM
-    del module  # who refers to what the program has made is the program alone
+    del module  # only the program itself may refer to what it makes
     status = _guarded(lambda: _run_text(source))
     return _guarded(lambda: _finish(streams)) or status
 
 
 def _forget(files: Iterable[str]) -> None:
-    """Warm modules in whose place the program has brought its own. What Python has begun with it would find, too."""
+    """Forgets warm modules of which the program brings its own, except those that any new Python has loaded."""
     bare = set(takewhile(lambda name: name != "rollmux", sys.modules))
     modules = {name.removesuffix(".py").removesuffix("/__init__") for name in files if name.endswith(".py")}
     for name in list(sys.modules):
@@ -307,7 +307,7 @@ def _forget(files: Iterable[str]) -> None:
 
 
 def _run_text(source: str) -> None:
-    """What lies on the stack already is not the program's: all of Python's depth is left to it."""
+    """Runs the text with all of Python's recursion limit left to it: calls on the stack by now don't count."""
     below = sum(1 for _ in traceback.walk_stack(sys._getframe()))
     sys.setrecursionlimit(sys.getrecursionlimit() + below + _BETWEEN)
     exec(compile(source, _PROGRAM, "exec"), vars(sys.modules["__main__"]))
@@ -320,7 +320,7 @@ def _text(number: int, mode: str) -> TextIOWrapper:
 
 
 def _finish(streams: tuple[TextIO, TextIO, TextIO]) -> None:
-    """As the interpreter ends: what the program leaves open is written when its objects go."""
+    """Ends as the interpreter does: output that the program has not written yet is written when its objects go."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
     _flush(getattr(sys, "stdout", None), getattr(sys, "stderr", None))
@@ -333,7 +333,7 @@ def _finish(streams: tuple[TextIO, TextIO, TextIO]) -> None:
 
 def _flush(*streams: TextIO | None) -> None:
     for stream in streams:
-        with suppress(ValueError):  # closed, or its descriptor is another's now
+        with suppress(ValueError):  # it is closed, or its descriptor is another file's now
             if stream is not None:
                 stream.flush()
 
@@ -356,7 +356,7 @@ def _exit_status(ended: SystemExit) -> int:
 
 
 def _reported(error: BaseException) -> int:
-    """By the program's own hook, if it has one."""
+    """Reports an error by the program's own hook, if it has one; returns the exit status."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

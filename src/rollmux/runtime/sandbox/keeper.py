@@ -1,7 +1,7 @@
-"""The outer half of a run: one process that starts the tree, watches it, ends it, and says how it ended.
+"""The outer half of a run: a process that starts the tree, watches it, ends it, and says how it ended.
 
 Invariant: when the answer leaves, or when nobody waits for it any more, no process of the tree is left. Once the
-program has started no end is the sandbox's fault, so that a program can't turn its failure into somebody else's.
+program has started, no end counts as the sandbox's fault: a program can't turn its failure into somebody else's.
 """
 
 import os
@@ -18,13 +18,13 @@ from rollmux.runtime.sandbox.outcome import Cause, Ended
 from rollmux.runtime.sandbox.probe import NOBODY, become_somebody
 from rollmux.runtime.sandbox.protections import Mechanism
 
-# Memory grows by some GB/s and core at most: within the longer interval by less than what a limit is worth.
+# Memory grows by at most some GB/s for each core: within the longer interval by less than matters for a limit.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 0.05
-# What a full socket holds in the kernel, where no process is charged for it: measured 0.2 to 0.5 MB.
+# A full socket's memory in the kernel, for which no process is charged: measured 0.2 to 0.5 MB.
 _SOCKET_BYTES = 1 << 19
-_AGAIN_S = 0.005  # between two attempts to end what keeps forking
+_AGAIN_S = 0.005  # between two attempts to end a tree that keeps forking
 _PART_BYTES = 1 << 16
-_SETUP_S = 20.0  # what the inner half may take to put the protections on
+_SETUP_S = 20.0  # the time that the inner half may take to put the protections on
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Seen:
 
 
 class Keeper:
-    """One run, from its place, which is made in advance, to its answer."""
+    """Keeps one run, from its place, which is made in advance, to its answer."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -51,7 +51,7 @@ class Keeper:
         self._start()
 
     def run(self, job: Job, stdin: bytes, owner: socket.socket, channel: int | None) -> Ended | None:
-        """How it ended; None: the owner has gone away, and the tree with it."""
+        """Runs a job and returns how it ended. None: the owner has gone away, and the tree was ended."""
         self.job, self._owner, self._left = job, owner, memoryview(stdin)
         self._begin(channel)
         cause = self._watch()
@@ -65,14 +65,14 @@ class Keeper:
         return self._judged(cause, cpu_s, wall_s)
 
     def waits_for(self, link: socket.socket) -> bool:
-        """Until there is something to read; False: the first process has ended before it, and this place is none."""
+        """Waits until `link` can be read. False: the first process has ended before, so this place can't be used."""
         poll = select.poll()
         poll.register(link, select.POLLIN)
         poll.register(self._status, select.POLLIN)
         return link.fileno() in dict(poll.poll())
 
     def _enter(self) -> None:
-        """The namespaces that are its own child's to begin."""
+        """Prepares the namespaces that begin with this process's child."""
         active = self._place.protections.active
         uid, gid = os.getuid(), os.getgid()
         flags = kernel.CLONE_NEWPID if Mechanism.PID_NAMESPACE in active else 0
@@ -83,11 +83,11 @@ class Keeper:
         kernel.adopt_orphans()
 
     def _start(self) -> None:
-        """The first process of the tree, and the pipes to it."""
+        """Starts the first process of the tree, and makes the pipes to it."""
         (stdin, self._stdin), (from_stdout, stdout), (from_stderr, stderr) = os.pipe(), os.pipe(), os.pipe()
         if Mechanism.OWN_USER in self._place.protections.active:
-            with suppress(PermissionError):  # who may become somebody else may not always give things away
-                for descriptor in (stdin, stdout, stderr):  # or the program can't open /dev/stdin
+            with suppress(PermissionError):  # a process that may change its user may not always give files away
+                for descriptor in (stdin, stdout, stderr):  # else the program can't open /dev/stdin
                     os.fchown(descriptor, self._place.uid, -1)
         self._status, status = os.pipe()
         self._go, go = socket.socketpair()
@@ -108,13 +108,13 @@ class Keeper:
 
     def _begin(self, channel: int | None) -> None:
         self._started_s = time.monotonic()
-        with self._go, suppress(BrokenPipeError):  # it has said why
+        with self._go, suppress(BrokenPipeError):  # the first process has said why it is gone
             inside.tell(self._go, self.job, channel)
         if channel is not None:
             os.close(channel)
 
     def _watch(self) -> Cause | None:
-        """Until the program ends (None), or must."""
+        """Watches until the program ends (None), or until it must be ended for some cause."""
         for descriptor in (*self._streams, self._owner.fileno()):
             self._poll.register(descriptor, select.POLLIN)
         self._poll.register(self._stdin, select.POLLOUT)
@@ -141,7 +141,7 @@ class Keeper:
             return self._feed()
         try:
             part = os.read(descriptor, _PART_BYTES)
-        except BlockingIOError:  # the program has opened its own output, and read it first
+        except BlockingIOError:  # the program has opened its own output and read it
             return None
         if not part:
             self._poll.unregister(descriptor)
@@ -178,7 +178,7 @@ class Keeper:
             self._seen.memory_bytes = max(self._seen.memory_bytes, tree.memory_bytes(self._pid) + sockets_bytes)
 
     def _counted_s(self) -> float:
-        """What the kernel has counted, the dead included. It loses whoever executes a file unreadable to him."""
+        """CPU time by the kernel's counter, the dead included. It loses processes that run a file they can't read."""
         return 0.0 if self._counter is None else kernel.counted_cpu_s(self._counter)
 
     def _exceeded(self, now_s: float) -> Cause | None:
@@ -187,7 +187,7 @@ class Keeper:
             return Cause.OUTPUT_LIMIT
         if seen.memory_bytes > limits.memory_bytes:
             return Cause.MEMORY_LIMIT
-        # The kernel refuses more, but it counts by user and spares root: without an own user only this holds.
+        # The kernel refuses more processes too, but by user, and not root's: without an own user only this limit holds.
         if seen.processes > limits.processes:
             return Cause.PROCESS_LIMIT
         if seen.cpu_s >= limits.cpu_s:
@@ -197,7 +197,7 @@ class Keeper:
         return None
 
     def _end_tree(self) -> float:
-        """Kills all that is left; gives the CPU seconds of all that was waited for."""
+        """Kills all that is left; returns the CPU seconds of all processes that were waited for."""
         isolated = Mechanism.PID_NAMESPACE in self._place.protections.active
         cpu_s = 0.0
         with suppress(ChildProcessError):
@@ -206,7 +206,7 @@ class Keeper:
                     tree.kill_below(os.getpid())
                     self._kill_user()
                 with suppress(ProcessLookupError):
-                    os.kill(self._pid, signal.SIGKILL)  # with its first process a pid namespace dies whole
+                    os.kill(self._pid, signal.SIGKILL)  # the whole pid namespace dies with its first process
                 pid, _, rusage = os.wait4(-1, 0 if isolated else os.WNOHANG)
                 cpu_s += rusage.ru_utime + rusage.ru_stime
                 if pid == 0:
@@ -214,7 +214,7 @@ class Keeper:
         return cpu_s
 
     def _kill_user(self) -> None:
-        """All processes of the run's own user at once: none of them can slip away by forking."""
+        """Kills all processes of the run's own user at once: so none can slip away by forking."""
         if Mechanism.OWN_USER not in self._place.protections.active:
             return
         pid = os.fork()
@@ -227,7 +227,7 @@ class Keeper:
         os.waitpid(pid, 0)
 
     def _drain(self) -> None:
-        """What was written before the end and not yet read."""
+        """Reads what was written before the end and not read yet."""
         room = self.job.limits.output_bytes + _PART_BYTES
         for descriptor, taken in self._streams.items():
             with suppress(BlockingIOError):
@@ -258,7 +258,7 @@ def _read_end(told: list[str], started: bool) -> tuple[Cause, int, str]:
             return Cause.EXITED, int(code), ""
         case ["signal", number]:
             return Cause.SIGNALLED, int(number), _named(int(number))
-        case ["broken", *_]:  # the program was about to be forked: it can't write this
+        case ["broken", *_]:  # written before the program was forked: it can't write this
             return Cause.BROKEN, 0, " ".join(told)
         case _ if started:
             return Cause.SIGNALLED, signal.SIGKILL, "its whole tree was ended"
@@ -267,5 +267,5 @@ def _read_end(told: list[str], started: bool) -> tuple[Cause, int, str]:
 
 
 def _named(number: int) -> str:
-    """Those for real-time use have numbers alone."""
+    """The name of a signal. Those for real-time use have only numbers."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

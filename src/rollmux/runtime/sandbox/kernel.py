@@ -23,7 +23,7 @@ PR_CAP_AMBIENT_CLEAR_ALL = 4
 SECCOMP_MODE_FILTER = 2
 LAST_CAPABILITY = 63
 
-# linux/perf_event.h: a counter of the kernel's own, of a task's time, for its children too, by anybody for their own.
+# linux/perf_event.h: a counter in software of a task's time, its children's too; anybody may count their own tasks.
 _PERF_BYTES, _PERF_SOFTWARE, _PERF_TASK_CLOCK = 64, 1, 1
 _PERF_INHERIT, _PERF_EXCLUDE_KERNEL, _PERF_EXCLUDE_HYPERVISOR = 1 << 1, 1 << 5, 1 << 6
 _PERF_CLOSE_ON_EXEC = 8
@@ -70,12 +70,12 @@ def pivot_root(root: str, old: str) -> None:
 
 
 def make_read_only(target: str) -> None:
-    """A mount and, where the kernel can (5.12), all mounts below it."""
+    """Makes a mount read-only and, if the kernel can (5.12), all mounts below it."""
     attributes = struct.pack("=QQQQ", _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0)
     path, size = os.fsencode(target), ctypes.c_size_t(len(attributes))
     if libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, path, _AT_RECURSIVE, attributes, size) == 0:
         return
-    # The flags of a mount that comes from outside are locked in a user namespace: they must be named again.
+    # In a user namespace the flags of a mount from outside are locked: they must be named again.
     kept = os.statvfs(target).f_flag & (os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME | os.ST_RELATIME)
     kept_flags = kept & os.ST_NOEXEC | kept & (os.ST_NOATIME | os.ST_NODIRATIME) | (kept & os.ST_RELATIME) << 9
     mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept_flags)
@@ -87,23 +87,23 @@ def prctl(option: int, value: int = 0, what: str = "prctl") -> int:
 
 
 def die_with_parent() -> None:
-    """SIGKILL when the parent ends. Only for children of a process with one thread: a thread's end counts too."""
+    """This process is killed when its parent ends. Only if the parent has one thread: a thread's end counts too."""
     prctl(PR_SET_PDEATHSIG, 9, "die with parent")
 
 
 def hide_from_peers(hidden: bool) -> None:
-    """Whether other processes of the same user may look into this one through /proc."""
+    """Sets whether other processes of the same user can't look into this one through /proc."""
     prctl(PR_SET_DUMPABLE, 0 if hidden else 1, "dumpable")
 
 
 def share_arenas() -> None:
-    """All threads allocate from two areas: glibc would reserve 64 MiB of address space for each of many."""
+    """Has all threads allocate from two areas: glibc would make many, each with 64 MiB of address space."""
     if hasattr(libc, "mallopt"):  # musl has none, and needs none
         libc.mallopt(_M_ARENA_MAX, 2)
 
 
 def flush_output() -> None:
-    """What C's own functions have printed and kept: `_exit` would lose it."""
+    """Writes what C's own functions have printed and kept back: `_exit` would lose it."""
     libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
 
 
@@ -113,19 +113,19 @@ def adopt_orphans() -> None:
 
 
 def be_killed_first() -> None:
-    """Where this machine runs out of memory."""
+    """Has the kernel kill this process first if the machine runs out of memory."""
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def empty_bounding_set() -> None:
-    """No exec brings a capability back. Ours to do only while we have some: no_new_privs holds all the same."""
+    """After this no exec brings a capability back. It takes capabilities; without any, no_new_privs does the same."""
     for capability in range(LAST_CAPABILITY + 1):
         if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
-            break  # not ours to drop, or beyond the last that this kernel knows
+            break  # this process may not drop it, or the kernel knows no such capability
 
 
 def drop_capabilities() -> None:
-    """All that this process holds, for ever."""
+    """Drops all capabilities of this process, for ever."""
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, "clear ambient capabilities")
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     checked(libc.syscall(_NUMBERS.get("capset", -1), header, bytes(24)), "drop capabilities")
@@ -136,7 +136,7 @@ def forbid_new_privileges() -> None:
 
 
 def install_filter(program: bytes) -> None:
-    """A seccomp program, as the kernel wants it: 8 bytes for each instruction."""
+    """Installs a seccomp program, which has 8 bytes for each instruction."""
     buffer = ctypes.create_string_buffer(program, len(program))
     described = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     pointer = ctypes.create_string_buffer(described, len(described))
@@ -145,7 +145,7 @@ def install_filter(program: bytes) -> None:
 
 
 def count_cpu(pid: int, below: bool = True) -> int:
-    """A descriptor that tells the CPU time of a process and, however they end, of all that it starts from here on."""
+    """A descriptor that tells the CPU time of a process and of all that it starts from now on, however they end."""
     flags = _PERF_EXCLUDE_KERNEL | _PERF_EXCLUDE_HYPERVISOR | (_PERF_INHERIT if below else 0)
     kind = (_PERF_SOFTWARE, _PERF_BYTES, _PERF_TASK_CLOCK)
     attributes = struct.pack("=IIQQQQQIIQ", *kind, 0, 0, 0, flags, 0, 0, 0)
@@ -158,7 +158,7 @@ def counted_cpu_s(counter: int) -> float:
 
 
 def landlock_version() -> int:
-    """0 where the kernel has no Landlock, or has it switched off."""
+    """The version of Landlock; 0 if the kernel has none, or has it switched off."""
     return max(0, int(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
 
 
@@ -183,7 +183,7 @@ def landlock_restrict(ruleset: int) -> None:
 
 
 def map_ids(inside: int, uid: int, gid: int) -> None:
-    """In a new user namespace: one user and one group, who are these outside."""
+    """In a new user namespace: maps one user and one group to these outside."""
     Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
     Path("/proc/self/uid_map").write_text(f"{inside} {uid} 1", encoding="ascii")
     Path("/proc/self/gid_map").write_text(f"{inside} {gid} 1", encoding="ascii")

@@ -1,6 +1,6 @@
-"""Landlock: a process gives up all of the file system but what is named, and its children with it.
+"""Landlock: a process and its children give up all of the file system except what is named.
 
-Invariant: whatever the kernel's version of Landlock can restrict is restricted; the rest is the namespaces' part.
+Invariant: whatever the kernel's version of Landlock can restrict is restricted; the rest is left to the namespaces.
 """
 
 import os
@@ -19,7 +19,7 @@ _SCOPES = 1 | 2  # abstract sockets and signals, from version 6
 
 
 def restrict(version: int, readable: Sequence[str], writable: Sequence[str]) -> None:
-    """From here on, for this process and all that it starts."""
+    """Restricts this process, and all that it starts from now on."""
     handled = _FIRST_VERSION
     for since, bit in _BY_VERSION:
         handled |= bit if version >= since else 0

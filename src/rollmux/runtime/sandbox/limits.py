@@ -1,6 +1,6 @@
 """What one run may take, and what is run.
 
-Invariant: every limit is a positive number, so that no run is without an end.
+Invariant: every limit is a positive number, so every run ends.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,16 @@ from rollmux.checks import MAX_COUNT, MAX_SECONDS, Checks
 from rollmux.errors import InvalidSpec, Problem
 
 MIB = 1 << 20
-BOM = "\ufeff"  # Python takes it off a file that begins with it, and off no text
+BOM = "\ufeff"  # Python drops it at the beginning of a file, but not of a text
 
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
     """Limits of a run and of all the processes that it starts, together.
 
-    `address_bytes` limits the address space of each single process: it makes an allocation fail where the tree's limit
-    would end the run. None leaves it out, for runtimes that reserve far more than they use (node, java, Go).
+    `address_bytes` limits the address space of each single process: beyond it an allocation fails,
+    while the tree's limit ends the run. None: no such limit, for runtimes that reserve far more than they use (node,
+    java, Go).
     """
 
     cpu_s: float = 30.0
@@ -29,7 +30,7 @@ class RunLimits:
     output_bytes: int = 4 * MIB
     disk_bytes: int = 64 * MIB
     disk_files: int = 4096
-    # Together they also bound what is held in the kernel alone, for open files.
+    # Together these also bound the memory that only the kernel holds, for open files.
     processes: int = 32
     open_files: int = 64
 
@@ -50,7 +51,7 @@ class RunLimits:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Python source, run in a warm interpreter, or a command with its arguments. `files` are put where it starts."""
+    """Python source, run in a warm interpreter, or a command with its arguments. It starts beside `files`."""
 
     source: str = ""
     command: tuple[str, ...] = ()

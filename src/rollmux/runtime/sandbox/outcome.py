@@ -36,7 +36,7 @@ class Ended:
 
     @property
     def succeeded(self) -> bool:
-        """It ended by itself and said that all was well. What that is worth is for the caller to judge."""
+        """The program ended by itself with status 0. The caller has to judge what that is worth."""
         return self.cause is Cause.EXITED and self.status == 0
 
     @property
@@ -44,12 +44,12 @@ class Ended:
         return self.cause in (Cause.CPU_LIMIT, Cause.WALL_LIMIT)
 
     def require_whole(self) -> None:
-        """SandboxError where the sandbox broke off: the same may be run again."""
+        """SandboxError if the sandbox broke off: the program may be run again."""
         if self.cause is Cause.BROKEN:
             raise SandboxError(f"{self.cause.value}: {self.detail}")
 
     def require_not_killed(self) -> None:
-        """The same where somebody has killed it. For code that is trusted: other code may kill itself."""
+        """The same if the program was killed. Only for trusted code: other code may have killed itself."""
         self.require_whole()
         if self.cause is Cause.SIGNALLED and self.status == signal.SIGKILL:
             raise SandboxError(f"{self.cause.value}: {self.detail}")

@@ -23,7 +23,7 @@ _NAMESPACES = {
 
 
 def probe(without: Collection[Mechanism] = ()) -> Protections:
-    """What works here. `without` are not used, even where they work."""
+    """The protections that work here. Those in `without` are not used, even if they work."""
     attempts = _attempts(user_namespace=Mechanism.OWN_USER in without or _try(become_somebody) is not None)
     missing: dict[Mechanism, str] = {}
     for mechanism, attempt in attempts.items():
@@ -36,7 +36,7 @@ def probe(without: Collection[Mechanism] = ()) -> Protections:
 
 
 def _attempts(user_namespace: bool) -> dict[Mechanism, Callable[[], None]]:
-    """With the right to become somebody else no user namespace is needed; without it, all others need one."""
+    """How to try each mechanism. All need a user namespace, unless this process may change its user."""
     first = kernel.CLONE_NEWUSER if user_namespace else 0
     return {
         Mechanism.OWN_USER: become_somebody,
@@ -96,7 +96,7 @@ def _try_counter() -> None:
 
 
 def _try(attempt: Callable[[], None]) -> str | None:
-    """Why it did not work; None where it did."""
+    """Why an attempt did not work; None if it did."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

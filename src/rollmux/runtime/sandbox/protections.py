@@ -1,4 +1,4 @@
-"""What stands between hostile code and this machine, and what of it this machine can do.
+"""What stands between hostile code and this machine, as far as this machine can do it.
 
 Invariant: a concern counts as covered only by a protection that was tried here and worked.
 """
@@ -37,13 +37,13 @@ class Concern(Enum):
 
 
 _M = Mechanism
-# Each set covers its concern alone, where all of it is there.
+# Each set by itself covers the concern, if all of the set is there.
 _COVERS: dict[Concern, tuple[frozenset[Mechanism], ...]] = {
     Concern.FILES: (frozenset({_M.MOUNT_NAMESPACE}), frozenset({_M.LANDLOCK})),
     Concern.DISK: (frozenset({_M.MOUNT_NAMESPACE}),),
-    # Sockets that are files are not the network namespace's to hide.
+    # The network namespace does not hide sockets that are files.
     Concern.NETWORK: (frozenset({_M.NETWORK_NAMESPACE, _M.MOUNT_NAMESPACE}), frozenset({_M.SECCOMP})),
-    # Signals by number are the first's to stop, looking through the machine's own /proc the second's.
+    # The first stops signals by number, the second looks through the machine's own /proc.
     Concern.PROCESSES: tuple(
         frozenset({first, second})
         for first in (_M.PID_NAMESPACE, _M.OWN_USER)
@@ -68,7 +68,7 @@ class Protections:
         return frozenset(concern for concern, ways in _COVERS.items() if not any(way <= self.active for way in ways))
 
     def lines(self) -> list[str]:
-        """All of it in plain words."""
+        """What is active, what is missing and why, and what is not prevented, in plain words."""
         told = [f"active: {mechanism.value}" for mechanism in Mechanism if mechanism in self.active]
         told += [f"missing: {mechanism.value} ({why})" for mechanism, why in self.missing.items()]
         told += [f"not prevented: {concern.value}" for concern in Concern if concern in self.uncovered]

@@ -1,4 +1,4 @@
-"""A root folder with nothing in it but what a program needs to run, all of it read-only.
+"""A root folder that has only what a program needs to run, all of it read-only.
 
 Invariant: what is not named here is not there: no home, no /etc of this machine, no socket, no device that stores.
 """
@@ -28,7 +28,7 @@ _OF_PROC = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
 def readable(extra: Sequence[str] = ()) -> list[str]:
-    """What of this machine a run may read: programs, libraries, this Python. Folders come before what is in them."""
+    """The folders of this machine that a run may read: programs, libraries, this Python. Outer ones come first."""
     wanted = [f"/{name}" for name in ("usr", *_TOP)] + [sys.base_prefix, sys.prefix, *extra]
     return sorted(path for path in wanted if path != "/" and os.path.exists(path))
 
@@ -36,7 +36,7 @@ def readable(extra: Sequence[str] = ()) -> list[str]:
 def enter_fresh_root(extra: Sequence[str] = ()) -> list[str]:
     """Moves this process, in a mount namespace of its own, into the fresh root. Each run brings its scratch folder.
 
-    Gives what of the readable lies where the scratch folders will: they must show it anew.
+    Returns the readable paths that scratch folders will cover: those folders must show them again.
     """
     shown = readable(extra)
     covered = [path for path in dict.fromkeys(shown) if path.startswith(f"{SCRATCH}/") and os.path.isdir(path)]
@@ -53,7 +53,7 @@ def enter_fresh_root(extra: Sequence[str] = ()) -> list[str]:
     _make_devices()
     os.makedirs(SCRATCH, exist_ok=True)
     os.mkdir("/proc")
-    # A kernel mounts a new /proc for a user namespace only where the old one is still seen; each run covers it.
+    # For a user namespace the kernel mounts a new /proc only if the old one is still seen here; each run covers it.
     kernel.mount(f"{_OLD}/proc", "/proc", None, kernel.MS_BIND | kernel.MS_REC)
     kernel.unmount(_OLD)
     os.rmdir(_OLD)
@@ -92,7 +92,7 @@ def _make_devices() -> None:
 
 
 def mount_scratch(uid: int, limit_bytes: int, limit_files: int, covered: Sequence[str] = ()) -> None:
-    """An empty folder in memory, gone with the run. What it covers of the readable is shown in it again."""
+    """Mounts an empty folder in memory, gone with the run. Readable paths that it covers are shown in it again."""
     data = f"size={limit_bytes},nr_inodes={limit_files},mode=700,uid={uid},gid={uid}"
     kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, data)
     for number, path in enumerate(covered):
@@ -101,7 +101,7 @@ def mount_scratch(uid: int, limit_bytes: int, limit_files: int, covered: Sequenc
 
 
 def mount_own_proc() -> None:
-    """The processes of this run alone; nothing at all where the kernel refuses that."""
+    """Mounts a /proc with only this run's processes, or with none if the kernel refuses that."""
     for data in ("subset=pid", None):
         with suppress(OSError):
             return kernel.mount("proc", "/proc", "proc", _OF_PROC, data)
@@ -109,5 +109,5 @@ def mount_own_proc() -> None:
 
 
 def cover_proc() -> None:
-    """No process is seen, not even this one: without a pid namespace a new /proc would show all of the machine's."""
+    """Hides all processes, even this one: without a pid namespace a new /proc would show all of the machine's."""
     kernel.mount("tmpfs", "/proc", "tmpfs", _OF_PROC | kernel.MS_RDONLY, "size=4k")

@@ -1,7 +1,7 @@
 """Running programs of strangers: the owner's side, for asyncio.
 
-Invariant: every run ends, within its wall limit and a grace, in exactly one `Ended`; a run that is no longer awaited is
-killed with all that it started; closing leaves no process behind.
+Invariant: every run ends in exactly one `Ended`, within its wall limit and a time of grace; a run that is no longer
+awaited is killed with all that it started; closing leaves no process behind.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from rollmux.runtime.sandbox.protections import Concern, Mechanism, Protections,
 _SOURCE = str(Path(__file__).resolve().parents[3])
 _BOOT = "import sys; sys.path[:0] = {path!r}; from rollmux.runtime.sandbox.zygote import main; main()"
 _START_S = 60.0
-_STARTS = 3  # of zygotes that are killed from outside before they can say a word
-_GRACE_S = 30.0  # for a busy machine to end and report what its limits have stopped
+_STARTS = 3  # at most, if zygotes are killed from outside before they can say a word
+_GRACE_S = 30.0  # for a busy machine to end a run that its limits have stopped, and to report that
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "random",
-    # numpy would start one for each core, which is more than a run may have on a large machine
+    # numpy would start a thread for each core: on a large machine more than a run may have
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
 _BUSY_S = 0.002
@@ -37,16 +37,16 @@ _SPARES = system.cores()
 
 
 class _Killed(SandboxError):
-    """A zygote was, while it started."""
+    """A zygote was killed while it started."""
 
 
 class Sandbox:
     """Runs programs side by side, each in a process tree of its own.
 
-    `allow` names what hostile code may do here if nothing prevents it; `without` leaves protections out.
+    `allow` names what hostile code may do if this machine can't prevent it; `without` leaves protections out.
     `warm` names modules to load once for all runs, or `module:function` to call too; `readable` are folders that runs
-    may read besides Python's own. `environment`, `path` and `folder` are for code that is trusted. So many
-    `spares` wait with everything made ready for a run; each serves one.
+    may read besides Python's own. `environment`, `path` and `folder` are for trusted code. `spares` keepers
+    wait with everything made ready for a run; each serves one run.
     """
 
     def __init__(
@@ -77,20 +77,20 @@ class Sandbox:
 
     @property
     def protections(self) -> Protections:
-        """What is active; known from the start on."""
+        """Which protections are active; known once the sandbox has started."""
         if self._protections is None:
             raise SandboxError("a sandbox that is not started has tried no protection: use `async with` or start()")
         return self._protections
 
     @property
     def pid(self) -> int:
-        """The zygote's: all runs are below it."""
+        """The zygote's process id: all runs are below it."""
         if self._process is None:
             raise SandboxError("a sandbox that is not started has no process: use `async with` or start()")
         return self._process.pid
 
     async def start(self) -> Self:
-        """Starts the zygote, and refuses where this machine can't prevent what it should."""
+        """Starts the zygote. Refuses if this machine can't prevent what it must."""
         if not system.IS_LINUX:
             raise SandboxError(
                 "the sandbox is made of what only Linux has: score maths, code and functions there; judges and awaited "
@@ -105,14 +105,14 @@ class Sandbox:
         return self
 
     async def _spawn(self) -> None:
-        """A new zygote, or another one where the first is killed from outside while it starts."""
+        """Starts a zygote, and another one if it is killed from outside while it starts."""
         for _ in range(_STARTS - 1):
             with suppress(_Killed):
                 return await self._spawn_once()
         return await self._spawn_once()
 
     async def _spawn_once(self) -> None:
-        """One that prevents what it should. Until then it ends with its socket, and so if nobody waits."""
+        """Starts a zygote, and checks that it prevents what it must. If this is broken off, the zygote ends."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         command = [sys.executable, "-I", "-c", _BOOT.format(path=self._path), str(theirs.fileno())]
@@ -126,7 +126,7 @@ class Sandbox:
                 start_new_session=True,
             )
         with ExitStack() as unless_ready:
-            unless_ready.callback(self._process.kill)  # it may be amid an import that never ends
+            unless_ready.callback(self._process.kill)  # it may be in an import that never ends
             unless_ready.enter_context(ours)
             try:
                 async with asyncio.timeout(_START_S):
@@ -144,7 +144,7 @@ class Sandbox:
         self._control = ours
 
     async def _restart(self, broken: socket.socket | None) -> None:
-        """Replaces a zygote that is gone, once for all who find it so; who comes meanwhile waits for the new one."""
+        """Replaces a zygote that is gone, once for all runs that notice. Runs that come meanwhile wait for it."""
         async with self._restarting:
             if self._control is broken and not self._closed:
                 await self._stop()
@@ -170,13 +170,13 @@ class Sandbox:
         await self.close()
 
     async def run(self, program: Program, limits: RunLimits, channel: socket.socket | None = None) -> Ended:
-        """How the program ended. Cancelled, it ends the program. `channel` is its descriptor 3, and closed here."""
+        """Runs a program; cancelled, it ends the program. `channel` becomes its descriptor 3, and is closed here."""
         ours, theirs = socket.socketpair()
         with ours, _ended(ours):
             ours.setblocking(False)
             try:
                 await self._hand_over([theirs, *([] if channel is None else [channel])])
-            finally:  # whoever is at the other end of the channel waits for nobody
+            finally:  # so that nobody waits in vain at the other end of the channel
                 theirs.close()
                 if channel is not None:
                     channel.close()
@@ -206,7 +206,7 @@ class Sandbox:
 
 @contextmanager
 def _ended(connection: socket.socket) -> Iterator[None]:
-    """Over for the other end too, at last, though a process that was forked meanwhile may have a copy of this one."""
+    """Ends a connection for the other end too, even if a process that was forked meanwhile has a copy of this end."""
     try:
         yield
     finally:

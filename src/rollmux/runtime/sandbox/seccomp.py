@@ -1,4 +1,4 @@
-"""The system calls that a run has no use for, refused by a filter that no process in it can take off.
+"""System calls that a run has no use for are refused, by a filter that no process of the run can take off.
 
 Invariant: a call is refused if it is named here, newer than this list, or made through another architecture's table.
 Numbers are those of the kernel's asm/unistd_64.h (x86_64) and asm-generic/unistd.h (aarch64), Linux 6.1.
@@ -49,25 +49,25 @@ _AARCH64 = {
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
 }  # fmt: skip
 # Refused as if the kernel had none, so that callers take the older way, which is filtered here or limited elsewhere.
-# Of Landlock, which the run has behind it: rules are the kernel's memory, 70 bytes each, and nobody counts them.
+# Landlock is among them, as the run has it on already: rules take the kernel's memory, 70 bytes each, uncounted.
 _ABSENT = frozenset(
     {
         *("clone3", "memfd_create", "memfd_secret"),
         *("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"),
     }
 )
-_LAST_KNOWN = 451  # what is newer nobody here has judged
+_LAST_KNOWN = 451  # newer calls have not been looked at
 _X32 = 0x40000000  # the second table of x86_64
 _NEW_NAMESPACES = 0x7E020000
-_TIOCSTI = 0x5412  # puts words into a terminal's mouth
-# Options of prctl, of which the latest lie between these: PR_SCHED_CORE (62) keeps others from the rest of a core, and
-# PR_FUTEX_HASH (78) takes as much of the kernel's memory as is asked for. Later ones nobody here has judged.
+_TIOCSTI = 0x5412  # types into a terminal
+# The latest options of prctl lie between these. PR_SCHED_CORE (62) keeps others from the rest of a core, and
+# PR_FUTEX_HASH (78) takes as much of the kernel's memory as is asked for. Later ones have not been looked at.
 _NEW_OPTION, _NAMED_OPTION = 62, 1 << 16
-_CORE = 4  # of limits: the one by which no crash has the machine run a program of its own
-_HUGE_PAGES = 0x40000  # of mmap: from a stock that the machine shares, and counted as no process's memory
+_CORE = 4  # RLIMIT_CORE: so that no crash has the machine run a program of its own
+_HUGE_PAGES = 0x40000  # MAP_HUGETLB: from a stock of the whole machine's, and counted as no process's memory
 
-_UNIX, _STREAM, _PACKETS = 1, 1, 5  # the pairs that are left to a program
-_KIND = 0xF  # of a socket, without the flags that come with it
+_UNIX, _STREAM, _PACKETS = 1, 1, 5  # the pairs of sockets that a program may make
+_KIND = 0xF  # masks a socket's kind, without the flags beside it
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _MASK, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -93,8 +93,8 @@ def known_here() -> bool:
 def filter_program(table: Table | None = None, socket_pairs: bool = True) -> bytes:
     """The filter for this machine's architecture, or the one given.
 
-    Pairs of sockets hold memory that no process is charged for: refused, unless somebody counts them. One of a pair
-    for datagrams would still send to whatever socket has a name in the file system.
+    Pairs of sockets hold memory that no process is charged for: refused unless `socket_pairs`, when the keeper counts
+    them. A socket of a datagram pair is always refused: it could send to any socket that is a file.
     """
     pairs = ("socketpair",) if socket_pairs else ()
     allowed = {"clone", "ioctl", "mmap", "prctl", "setrlimit", "prlimit64", *pairs}
@@ -130,14 +130,14 @@ def _refuse(number: int) -> bytes:
 
 
 def _refuse_with(number: int, argument: int, test: int, value: int) -> list[bytes]:
-    """Refuses a call whose argument, its lower half, passes the test."""
+    """Refuses a call if the lower half of its argument passes the test."""
     load = _line(_LOAD, _ARGUMENTS_AT + 8 * argument)
     checked = [load, _line(test, value, 0, 1), _refuse(errno.EPERM), _line(_RETURN, _ALLOW)]
     return [_line(_EQUAL, number, 0, len(checked)), *checked]
 
 
 def _no_limit_set(number: int, kind: int) -> list[bytes]:
-    """By prlimit: one that only asks names no new limit."""
+    """Refuses prlimit if it sets a limit: a call that only asks names no new one."""
     kind_at, new_at = _ARGUMENTS_AT + 8, _ARGUMENTS_AT + 16
     checked = [
         *(_line(_LOAD, kind_at), _line(_EQUAL, kind, 0, 5)),
@@ -156,7 +156,7 @@ def _no_new_options(number: int) -> list[bytes]:
 
 
 def _connected_pairs_alone(number: int) -> list[bytes]:
-    """Of Unix sockets that speak to each other for ever: no other family, none that sends where it likes."""
+    """Allows only pairs of Unix sockets that are connected for ever: no other family, and none that sends elsewhere."""
     family, kind = _ARGUMENTS_AT, _ARGUMENTS_AT + 8
     checked = [
         *(_line(_LOAD, family), _line(_EQUAL, _UNIX, 0, 5)),

@@ -1,6 +1,6 @@
 """A process and all below it, as /proc shows them: what they use together, and their end.
 
-Invariant: nothing is killed but what descends from the process that was named.
+Invariant: only descendants of the process that was named are killed.
 """
 
 import os
@@ -16,10 +16,10 @@ _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How many live below the root, CPU time of them and of those that have died, and memory.
+    """How many processes live below the root, the CPU time of these and of the dead, and memory.
 
-    `resident_bytes`, tables of pages among them, counts what processes share once for each of them: it is quick to
-    know, and never too little.
+    `resident_bytes` includes page tables, and counts shared memory once for each process: quick to know, and never too
+    little.
     """
 
     processes: int
@@ -29,7 +29,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """The CPU time of a process, and of those that it waited for. When it began tells it from others of its number."""
+    """CPU time of a process, and of children that it waited for. `began` tells it from others with its number."""
 
     began: int
     own: int
@@ -43,31 +43,31 @@ class _Spent:
 class Ledger:
     """What a tree takes, look by look.
 
-    Invariant: no CPU time counts twice, and none that was seen is lost. The dead are credited to whoever waits for
-    them; where nobody does, since their parent ignores SIGCHLD, they count with what they had when last seen.
+    Invariant: no CPU time counts twice, and none that was seen is lost. The kernel credits the dead to whoever
+    waits for them; if nobody does, as their parent ignores SIGCHLD, they count with what they had when last seen.
     """
 
     def __init__(self, root: int) -> None:
         self._root = root
         self._known: dict[int, _Spent] = {}
         self._lost = 0
-        self._early = 0  # may have been credited for some who were not missed yet
+        self._early = 0  # credited already, perhaps for processes that were not missed yet
 
     @property
     def lost_s(self) -> float:
-        """Of those that died and were credited to nobody."""
+        """CPU time of processes that died and were credited to nobody."""
         return self._lost * _TICK_S
 
     def look(self, most: int) -> Usage:
-        """Looks no further than so many processes, so that it ends however fast they fork.
+        """Looks at little more than `most` processes, so that it ends however fast they fork.
 
-        Only those count that still live when the last is listed, for so many lived at one moment: those that come
-        while others go would add up to more.
+        Only processes count that still live when the last one is listed: so many did live at one moment. If those that
+        came while others went were added, the sum would be more.
         """
         listed = dict.fromkeys([self._root, *descendants(self._root, most)])
         listed |= dict.fromkeys(pid for pid, spent in self._known.items() if pid not in listed and _lives(pid, spent))
         seen, resident_bytes = dict[int, _Spent](), 0
-        # Parents come before their children: who dies meanwhile, and is credited, counts once or is left out this time.
+        # Parents come before children: one that dies meanwhile and is credited counts once, or is left out this time.
         for pid in listed:
             with suppress(*_GONE):
                 seen[pid] = _spent(pid)
@@ -77,7 +77,7 @@ class Ledger:
         return Usage(len(seen.keys() - {self._root}), ticks * _TICK_S, resident_bytes)
 
     def _settle(self, listed: Collection[int], seen: dict[int, _Spent]) -> None:
-        """Those that had gone when all were listed were credited by now, or never will be."""
+        """Counts processes that had gone when all were listed: they have been credited by now, or never will be."""
         known = self._known
         missed = sum(spent.ticks for pid, spent in known.items() if pid not in listed)
         leaving = {pid: known[pid] for pid in listed if pid in known and pid not in seen}
@@ -100,12 +100,12 @@ def _lives(pid: int, spent: _Spent) -> bool:
 
 
 def memory_bytes(root: int) -> int:
-    """What the processes would give back: what is shared counts in part, what lies in files does not. Takes a while."""
+    """The memory that the tree would give back: shared memory in part, and no memory of files. Takes a while."""
     return sum(map(_own_memory_bytes, [root, *descendants(root)]))
 
 
 def sockets(pid: int) -> int:
-    """How many there are in a process's network namespace."""
+    """How many sockets there are in a process's network namespace."""
     with suppress(*_GONE), open(f"/proc/{pid}/net/unix", "rb") as file:
         return sum(1 for _ in file) - 1
     return 0
@@ -117,23 +117,23 @@ def _own_memory_bytes(pid: int) -> int:
             lines = (line.split() for line in _read(f"/proc/{pid}/smaps_rollup").splitlines())
             kib = [int(words[1]) for words in lines if words[0] in (b"Pss_Anon:", b"Pss_Shmem:")]
             return 1024 * sum(kib) + _told_bytes(pid, b"VmPTE")
-        except PermissionError:  # not ours to look into: then all that is resident counts
+        except PermissionError:  # if this process may not look, all that is resident counts
             return _told_bytes(pid, b"VmRSS", b"VmPTE")
     return 0
 
 
 def _told_bytes(pid: int, *names: bytes) -> int:
-    """What the kernel says of a process's memory. Tables of pages are the kernel's own, beside what is resident:
-    who reads a page here and there in a wide space has nothing else, and may have many times its limit of them.
+    """What the kernel says of a process's memory. Page tables are the kernel's, and not part of what is resident: a
+    process that reads a page here and there in a wide space has nothing else, and perhaps many times its limit of them.
     """
     text = _read(f"/proc/{pid}/status")
-    lines = [b"\n%b:" % name for name in names]  # a process may call itself so, but on one line
+    lines = [b"\n%b:" % name for name in names]  # a process may have such a name, but only on the name's own line
     places = [at + len(line) for line in lines if (at := text.find(line)) >= 0]
     return 1024 * sum(int(text[at : text.index(b"kB", at)]) for at in places)
 
 
 def descendants(root: int, most: int | None = None, spared: Collection[int] = ()) -> list[int]:
-    """All below a process, or somewhat more than so many of them; nothing of those that are spared."""
+    """All processes below one, or the first somewhat more than `most`; without `spared` ones and what is below them."""
     found, parents = list[int](), [root]
     listed = None if _KERNEL_LISTS_CHILDREN else _everybody()
     while parents and (most is None or len(found) <= most):
@@ -162,7 +162,7 @@ def _everybody() -> dict[int, list[int]]:
 
 
 def kill_below(root: int, spared: Collection[int] = ()) -> None:
-    """Ends all that descends from a process; none is left that could start another when the first is killed."""
+    """Kills all below a process. All are stopped first, so that none can start another while they are killed."""
     stopped = set[int]()
     while fresh := set(descendants(root, spared=spared)) - stopped:
         _send(fresh, signal.SIGSTOP)

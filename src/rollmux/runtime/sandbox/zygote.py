@@ -1,8 +1,8 @@
 """The process from which runs are forked: Python is warm in it, and it never sees a program, an answer or a secret.
 
-Invariant: it runs as long as its owner and no longer, and when it is gone so are its runs. Programs go past it, from
-the owner straight to each run's keeper, so that no run finds another's in its memory. A keeper serves one run; spare
-ones wait for theirs with all made ready that does not depend on it.
+Invariant: the zygote runs as long as its owner and no longer, and when it is gone so are its runs. Programs don't pass
+through it, but go from the owner straight to each run's keeper, so no run finds another's program in its memory. A
+keeper serves one run; spare keepers wait for theirs, with all made ready that does not depend on the run.
 """
 
 import gc
@@ -27,11 +27,11 @@ from rollmux.runtime.sandbox.keeper import Keeper
 from rollmux.runtime.sandbox.outcome import Cause, Ended
 from rollmux.runtime.sandbox.protections import Mechanism, Protections
 
-_NO_PROCESS_S = 0.05  # between attempts to make a spare keeper where no process is to be had
-_AGAIN_S = 0.005  # between two attempts to end what is left
-_WARM_S = 90  # all imports; whoever waits for them gives up before
+_NO_PROCESS_S = 0.05  # between attempts to make a spare keeper when no process can be forked
+_AGAIN_S = 0.005  # between two attempts to end what is left of runs
+_WARM_S = 90  # for all imports; the owner stops waiting before that
 _LOOK_S = 0.5  # how often the dead are buried and the owner is looked for
-# What most programs import: whatever is loaded here need not be loaded, or even be there, in a run.
+# What most programs import: a run need not load it, nor even have its files.
 _WARM = (
     "abc", "array", "ast", "asyncio", "base64", "bisect", "calendar", "cmath", "collections", "copy", "ctypes",
     "dataclasses", "datetime", "decimal", "encodings.ascii", "encodings.idna", "encodings.latin_1", "enum",
@@ -68,35 +68,35 @@ class Zygote:
     def __init__(self, control: socket.socket, setup: Setup) -> None:
         self._control, self._setup = control, setup
         self._pid, self._owner_pid = os.getpid(), os.getppid()
-        self._runs: dict[int, int] = {}  # keepers, the spare ones too, and the slot of each
+        self._runs: dict[int, int] = {}  # keepers, spare ones too, and the slot of each
         self._spares: deque[_Waiting] = deque()
         self._protections = Protections(frozenset(), {})
         self._without = [Mechanism[name] for name in setup.without]
         self._covered: tuple[str, ...] = ()
-        self._folders = ""  # what the paths of runs' own folders begin with, where these are on a disk
+        self._folders = ""  # how paths of runs' own folders begin, if these are on a disk
 
     def serve(self) -> None:
-        """Until the owner closes its end, or is gone."""
+        """Serves until the owner closes its end, or is gone."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         kernel.adopt_orphans()
         os.environ.update(self._setup.environment)
-        signal.alarm(_WARM_S)  # an import that never ends would not hear that nobody waits for it any more
+        signal.alarm(_WARM_S)  # else an import that never ends would go on when nobody waits any more
         for name in (*_WARM, *self._setup.warm):
             module, _, function = name.partition(":")
             loaded = import_module(module)
             if function:
                 getattr(loaded, function)()
-        kernel.flush_output()  # or each run would print what C has printed here
+        kernel.flush_output()  # else each run would print what C has printed here
         signal.alarm(0)
         self._leave_root()
         self._protections = probe.probe(self._without)
         if Mechanism.CPU_COUNTER in self._protections.active:
-            kernel.count_cpu(self._pid, below=False)  # the kernel takes up to 0.1 s for the first one on the machine
+            kernel.count_cpu(self._pid, below=False)  # held open: the first counter on a machine takes up to 0.1 s
         self._enter()
         gc.collect()
         gc.freeze()
-        gc.disable()  # a collection in a fork would copy what it shares; programs switch it on again
-        with suppress(ConnectionError):  # of an owner that is gone: so is who looks below
+        gc.disable()  # a collection in a fork would copy shared memory; runs switch it on again
+        with suppress(ConnectionError):  # the owner may be gone: the loop below notices
             self._control.sendall(frames.packed(_told(self._protections)))
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
@@ -110,20 +110,20 @@ class Zygote:
         self._end()
 
     def _leave_root(self) -> None:
-        """Root in a user namespace is still root to the kernel's limit of processes: it must be somebody else first."""
+        """Becomes another user first: in a user namespace root is still root to the kernel's limit of processes."""
         if os.getuid() == 0 and Mechanism.OWN_USER in self._without and Mechanism.USER_NAMESPACE not in self._without:
             with suppress(PermissionError):
                 probe.become_somebody(self._user(0))
-                kernel.hide_from_peers(hidden=False)  # or its own /proc/self is closed to it
+                kernel.hide_from_peers(hidden=False)  # else its own /proc/self is closed to it
 
     def _user(self, slot: int) -> int:
-        """A user that no other run has, of this zygote or of another."""
+        """A user id that no other run has, of this zygote or of another."""
         return probe.FIRST_USER + self._pid % (1 << 16) * probe.USERS_EACH + slot % probe.USERS_EACH
 
     def _enter(self) -> None:
         active = self._protections.active
         if Mechanism.MOUNT_NAMESPACE not in active:
-            if self._setup.folder is None:  # no TMPDIR of the owner's: it may be closed to the users of runs
+            if self._setup.folder is None:  # not the owner's TMPDIR: the users of runs may have no access there
                 self._folders = os.path.join(tempfile.gettempdir(), f"rollmux-run-{self._pid}-")
             return
         uid, gid = os.getuid(), os.getgid()
@@ -134,16 +134,16 @@ class Zygote:
         self._covered = tuple(root.enter_fresh_root(self._setup.readable))
 
     def _begin(self) -> bool:
-        """Hands a run to a keeper that waits, or to a new one; False: the owner is done."""
+        """Hands a run to a spare keeper, or to a new one. False: the owner is done."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._control, 1, 2)
-        except ConnectionResetError:  # the owner is gone, and has not read what it was told
+        except ConnectionResetError:  # the owner is gone, without having read all
             return False
         if not message:
             return False
-        # Where no process is to be had the owner sees its connection closed.
+        # If no process can be forked the owner sees its connection closed.
         while (keeper := self._spares.popleft() if self._spares else self._fork(spare=False)) is not None:
-            with keeper.link, suppress(BrokenPipeError, ConnectionResetError):  # a spare one that is gone: the next
+            with keeper.link, suppress(BrokenPipeError, ConnectionResetError):  # if a spare is gone: the next
                 socket.send_fds(keeper.link, [b"r"], descriptors)
                 break
         for descriptor in descriptors:
@@ -151,7 +151,7 @@ class Zygote:
         return True
 
     def _wants_spare(self) -> bool:
-        """Whoever waits must be out of the reach of hostile runs, and have nothing that must be cleaned up."""
+        """Whether to make a spare: spares must be out of reach of hostile runs, and leave nothing to clean up."""
         apart = {Mechanism.MOUNT_NAMESPACE, Mechanism.PID_NAMESPACE} <= self._protections.active
         return apart and len(self._spares) < self._setup.spares
 
@@ -205,14 +205,14 @@ class Zygote:
         return Place(environment, folder, uid, self._protections, setup.readable, self._covered, own)
 
     def _bury(self) -> None:
-        """The dead, and what has lost its keeper: that was adopted here, where no namespace takes it along."""
+        """Buries the dead, and kills processes that lost their keeper: without a pid namespace they come here."""
         with suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 self._runs.pop(pid, None)
         tree.kill_below(self._pid, self._runs.keys())
 
     def _end(self) -> None:
-        """Nothing is left of any run."""
+        """Ends all runs, and deletes their folders."""
         with suppress(ChildProcessError):
             while True:
                 tree.kill_below(self._pid)
@@ -230,7 +230,7 @@ def _keep_one(place: Place, link: socket.socket, spare: bool) -> None:
     except OSError as error:
         failure = f"its keeper failed: {error}"
     if spare and (keeper is None or not keeper.waits_for(link)):
-        return  # the run goes to another
+        return  # the run goes to another keeper
     with link:
         descriptors = socket.recv_fds(link, 1, 2)[1]
     if not descriptors:
@@ -249,11 +249,11 @@ def _keep_one(place: Place, link: socket.socket, spare: bool) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Folders within folders may be deeper than Python's own remover goes, and closed to whoever is no root."""
+    """Removes a folder, which may be deeper than Python's own function goes, and closed to users other than root."""
     with suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):
-        os.spawnlp(os.P_WAIT, "chmod", "chmod", "-Rf", "u+rwx", folder)  # follows no link that it finds
+        os.spawnlp(os.P_WAIT, "chmod", "chmod", "-Rf", "u+rwx", folder)  # follows no links
         os.spawnlp(os.P_WAIT, "rm", "rm", "-rf", folder)
 
 
@@ -279,7 +279,7 @@ def _answer(ended: Ended) -> bytes:
 
 
 def main() -> None:
-    """`python -c ... DESCRIPTOR`, as the owner starts it. The setup has secrets, and arguments are for all to see."""
+    """`python -c ... DESCRIPTOR`, as the owner starts it. The setup has secrets, which arguments would show to all."""
     control = socket.socket(fileno=int(sys.argv[1]))
     try:
         setup, _ = frames.receive(control, 0)
