@@ -1,23 +1,23 @@
 """How many pieces of work of one kind run at once.
 
-Invariant: never more than the budget; whoever waits gets a turn in the order of coming.
+Invariant: never more than the budget; those that wait get turns in the order in which they came.
 """
 
 import asyncio
 
 
 class Budget:
-    """`async with budget:` is a turn."""
+    """Gives turns: `async with budget:` is one."""
 
     def __init__(self, turns: int) -> None:
         self.turns = turns
         self._free = asyncio.Semaphore(turns)
-        self.wanting = 0  # who has a turn or waits for one
+        self.wanting = 0  # how many have a turn or wait for one
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def idle(self) -> None:
-        """Until nobody has a turn or waits for one."""
+        """Waits until nobody has a turn or waits for one."""
         await self._idle.wait()
 
     async def __aenter__(self) -> None:

@@ -1,4 +1,4 @@
-"""Scores a program by its tests, each run in the sandbox with the time limits that its case has earned.
+"""Scores a program by its tests, each run in the sandbox with the time limits that were learnt for its case.
 
 Invariant: expected answers never enter the program's process, and what it says about itself decides nothing.
 """
@@ -34,7 +34,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """A test to be run again with the widest limits, in nobody's way."""
+    """A test that is to be run again with the widest limits, when no code waits for its score."""
 
     task: CodeTask
     number: int
@@ -79,7 +79,7 @@ class CodeScorer:
             return await self._try_asserts(task, held)
         case = task.cases[number]
         program = replace(task.program, stdin=case.stdin.encode())
-        # Twice as long as the expected one a right output still is, where blanks end its lines.
+        # A right output may be twice as long as the expected one, if its lines end with blanks.
         room = max(held.output_bytes, 2 * len(case.expected.encode()))
         ended = await self._sandbox.run(program, replace(held, output_bytes=room))
         ended.require_whole()
@@ -98,7 +98,7 @@ class CodeScorer:
             finally:
                 serving.cancel()
         serving_ended = served.pop().result() if served else None
-        checking.require_not_killed()  # nothing of the program's runs there
+        checking.require_not_killed()  # nothing of the program's runs there, so it can't have killed itself
         if serving_ended is not None:
             serving_ended.require_whole()
         return _of_asserts(checking, serving_ended)
@@ -112,10 +112,10 @@ def _of_case(ended: Ended, case: Case) -> Trial:
 
 
 def _of_asserts(checking: Ended, serving: Ended | None) -> Trial:
-    """The judge's exit decides. Where the program has met a limit, that is why the judge got no answer.
+    """The judge's exit decides. If the program has met a limit, that is why the judge got no answer.
 
-    Each of the two has the limit for itself, and so the one that took more is learnt from. Of a program that has
-    not ended the CPU time is not known: one thread can't have taken more than passed.
+    Judge and program each have the whole limit, so the timeouts learn from the one that took more. The CPU time of a
+    program that has not ended is not known: one thread can't have taken more than the time that passed.
     """
     cpu_s = max(checking.cpu_s, checking.wall_s if serving is None else serving.cpu_s)
     end, detail = _end(checking, PASSED), _told(checking)
@@ -129,7 +129,7 @@ def _of_asserts(checking: Ended, serving: Ended | None) -> Trial:
 
 
 def _end(ended: Ended, well: int) -> End:
-    """`well` is the status of what went well."""
+    """`well` is the exit status that means success."""
     if ended.ran_out_of_time:
         return End.KILLED
     return End.CORRECT if ended.cause is Cause.EXITED and ended.status == well else End.INCORRECT
@@ -143,7 +143,7 @@ def _told(ended: Ended) -> str:
 
 
 def same_output(got: str, expected: str) -> bool:
-    """Line by line, whatever blanks end a line or lines end the text."""
+    """Compares line by line. Blanks at the end of a line, and empty lines at the end of the text, don't count."""
     return _lines(got) == _lines(expected)
 
 

@@ -1,8 +1,8 @@
-"""Scores and replies by functions of the caller's, in forked processes that are trusted but can be killed with all that
-they started.
+"""Scores and replies by the caller's own functions, in forked processes that are trusted but can be killed with all
+that they started.
 
-Invariant: a function that hangs costs its cap and nothing else; only a finite number is a score, only a text or
-messages of others than the model are a reply.
+Invariant: a function that hangs costs its cap and nothing else; only a finite number is a score, and only a text
+or messages of others than the model are a reply.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ _CALL = "from rollmux.runtime.rewards.functions import call\ncall({function!r}, 
 _FRAME = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
 _SCORE, _REPLY = "score", "reply"
 _ROLES, _HAS, _MAY_HAVE = ("user", "tool"), {"role", "content"}, {"name", "tool_call_id"}  # of a message in a reply
-MOST_REPLY = 2**14  # characters: written as JSON they fit into a socket, which is read when the process has ended
-_LEFT = set["asyncio.Future[object]"]()  # what is under way, and what has not heeded that nobody waits for it any more
+MOST_REPLY = 2**14  # characters: as JSON they fit into a socket, which is read only when the process has ended
+_LEFT = set["asyncio.Future[object]"]()  # calls under way, and calls that went on after they were cancelled
 
 
 class Functions:
-    """Each call in a fork of a process in which the functions' modules are loaded."""
+    """Makes each call in a fork of a process in which the functions' modules are loaded."""
 
     def __init__(self, sandbox: Sandbox, limits: RunLimits) -> None:
         self._sandbox, self._limits = sandbox, limits
@@ -52,7 +52,7 @@ class Functions:
         return replace(reply, trouble=f"{task.function}: {reply.trouble}") if reply.trouble else reply
 
     async def _called(self, task: FunctionTask, wants: str) -> tuple[Ended, dict[str, Any] | None]:
-        """What was told, if anything was."""
+        """Calls a function in a fork: how the run ended, and what the function returned, if anything came."""
         source = _CALL.format(function=task.function, arguments=json.dumps(dict(task.arguments)), wants=wants)
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -67,7 +67,7 @@ class Functions:
                 return ended, None
 
     def _unscored(self, task: FunctionTask, ended: Ended) -> Reward:
-        """A run may call many functions: which one it was, and where in it, is what its author needs."""
+        """An outcome without a score. It names the function and the line, for a run may call many functions."""
         match ended.cause:
             case Cause.EXITED:
                 raised = _raised(task, ended.stderr) if ended.status else ""
@@ -83,7 +83,7 @@ class Functions:
 
 
 async def score_here(task: AsyncTask, cap_s: float) -> Reward:
-    """Awaits the caller's own coroutine. What it raises is an error, and its cap a timeout, heeded or not."""
+    """Awaits the caller's own coroutine. An exception is an error; past its cap it is a timeout, even if it goes on."""
     loop = asyncio.get_running_loop()
     start_s = loop.time()
     work = asyncio.ensure_future(_value(task))
@@ -103,7 +103,7 @@ async def score_here(task: AsyncTask, cap_s: float) -> Reward:
 
 
 async def _value(task: AsyncTask) -> object:
-    """What it returns, or raises: the caller's code may raise anything, and the pool goes on."""
+    """What the coroutine returns or raises: the caller's code may raise anything, and the pool goes on."""
     try:
         return await task.call()
     except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - nobody waits for one that is called off
@@ -119,19 +119,19 @@ def scored(value: object, cpu_s: float, wall_s: float) -> Reward:
 
 
 def _number(value: Any) -> float:
-    """Those of other libraries are numbers too, and so are their arrays of one. What is none is not a number."""
-    with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # of many, and what is no array
+    """A value as a float; NaN if it is no number. Other libraries' numbers count, and their arrays of one number."""
+    with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # arrays of many, and values that are no array
         value = value.item()
     try:
         return float(value) if isinstance(value, Real | Decimal) else nan
     except OverflowError:
         return inf
-    except ValueError:  # of decimals' NaN that signals
+    except ValueError:  # a signalling NaN of decimal's
         return nan
 
 
 def call(function: str, arguments: str, wants: str) -> None:
-    """In the process that can be killed: the result goes over a socket of its own, whatever is printed."""
+    """Called in the process that can be killed: sends the result over a socket of its own, whatever is printed."""
     module, _, name = function.partition(":")
     value: Any = getattr(import_module(module), name)(**json.loads(arguments))
     if inspect.iscoroutine(value):
@@ -151,14 +151,14 @@ def _told_reply(value: Any) -> dict[str, Any]:
 
 
 def replied(value: Any, trouble: str = "") -> Reply:
-    """Looked at where it is said and where it is heard: whatever runs there may write to the socket itself."""
+    """Checks a reply. Done on both sides: code that runs there may write to the socket itself."""
     told = [value] if isinstance(value, dict) else [*value] if isinstance(value, tuple) else value
     trouble = (_wrong_reply(told) if told is not None else "") or trouble
     return Reply(None if trouble else told, str(trouble))
 
 
 def _wrong_reply(told: Any) -> str:
-    """What is wrong with it, if anything is."""
+    """What is wrong with a reply, if anything is."""
     if not isinstance(told, str | list) or told == []:
         return f"{told!r:.200} is no reply: return a text, a message, a list of these, or None where all is said"
     if isinstance(told, list) and (wrong := next(filter(None, map(_wrong_message, told)), "")):
@@ -184,7 +184,7 @@ _TOLD = {_SCORE: _told_score, _REPLY: _told_reply}
 
 
 def _raised(task: FunctionTask, stderr: bytes) -> str:
-    """What ended it, and the last line of its own file that led there, if any did."""
+    """The error that ended a function, and the last line of its own file that led there, if there is one."""
     text = stderr.decode(errors="replace").strip()
     if not text:
         return ""

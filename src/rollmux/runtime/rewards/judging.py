@@ -1,7 +1,7 @@
-"""Scores by a judge model, many tasks to a pass, in a thread of its own. Nothing here needs torch.
+"""Scores by a judge model, many tasks in one pass, in a thread of its own. Nothing here needs torch.
 
-Invariant: each task ends once; what can't be judged is an error of its own and never a low score, and a task whose cap
-is over while others are judged is a timeout that does not wait for them.
+Invariant: each task ends once. A task that can't be judged is an error of its own and never a low score, and a task
+whose cap is over while others are judged is a timeout that does not wait for them.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ Result = TypeVar("Result")
 
 
 class Judge(Protocol):
-    """What says how likely answers are; called in one thread, and made and closed in it."""
+    """Says how likely answers are. It is made, called and closed in one thread."""
 
     def said(self, tasks: Sequence[JudgeTask]) -> Sequence[list[float] | str]:
-        """For each task the log-probability of each of its answers, or why there is none."""
+        """For each task the log-probability of each of its answers, or a text that says why there is none."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """`open_judge` makes the judge. Answers that it gives together less often than `least_mass` are no judgement."""
+    """`open_judge` makes the judge. Answers with less probability than `least_mass` in all are no judgement."""
 
     open_judge: Callable[[], Judge]
     at_once: int = 16
@@ -55,7 +55,7 @@ class _Waiting:
 
 
 class _OneThread:
-    """Calls one after the other, in a thread that holds up no process that ends."""
+    """Makes calls one after the other, in a thread for which no process waits when it ends."""
 
     def __init__(self) -> None:
         self._calls = SimpleQueue[Callable[[], None] | None]()
@@ -75,7 +75,7 @@ class _OneThread:
         return asyncio.wrap_future(future)
 
     def end(self, *last: Callable[[], None]) -> None:
-        """After what was asked for, and after these, for which nobody waits."""
+        """Ends the thread after all calls before, and after these last ones, for whose results nobody waits."""
         for call in (*last, None):
             self._calls.put(call)
 
@@ -90,7 +90,7 @@ class JudgeScorer:
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
         self._thread = _OneThread()
-        self._opened = ExitStack()  # the judge, closed once that is asked for
+        self._opened = ExitStack()  # closes the judge
         self._waiting: deque[_Waiting] = deque()
         self._come = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
@@ -105,7 +105,7 @@ class JudgeScorer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """A pass that runs is waited for, as a thread can't be killed; but not for longer than a task would be."""
+        """Waits for a pass that runs, as a thread can't be killed, but not for longer than a task's cap."""
         if self._serving is not None:
             self._serving.cancel()
         closing = self._thread.do(self._opened.close)
@@ -143,7 +143,7 @@ class JudgeScorer:
                     each.reward.set_result(reward)
 
     def _next(self) -> list[_Waiting]:
-        """Those who still wait, as many as go into a pass."""
+        """The tasks that still wait, as many as go into a pass."""
         batch: list[_Waiting] = []
         while self._waiting and len(batch) < self._settings.at_once:
             each = self._waiting.popleft()
@@ -162,7 +162,7 @@ class JudgeScorer:
             return [_failed(error, loop.time() - start_s)] * len(tasks)
 
     def _reward(self, task: JudgeTask, said: list[float] | str, wall_s: float) -> Reward:
-        """Of a pass that others shared: its time is the pass's."""
+        """One task's reward. Its time is that of the whole pass, which others shared."""
         try:
             return self._weighed(task, said, wall_s)
         except Exception as error:  # noqa: BLE001 - what can't be reckoned with is this task's error
@@ -187,7 +187,7 @@ def _failed(error: Exception, wall_s: float) -> Reward:
 
 
 def expected(task: JudgeTask, logprobs: Sequence[float]) -> tuple[float, str]:
-    """The mean worth, if the judge had to give one of these answers; and the share of each in words."""
+    """The mean worth if the judge had to give one of these answers, and each answer's share in words."""
     highest = max(logprobs)
     weights = [exp(each - highest) for each in logprobs]
     shares = [weight / sum(weights) for weight in weights]

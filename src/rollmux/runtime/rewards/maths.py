@@ -1,7 +1,8 @@
 """Compares mathematical answers with math-verify, each in a process that can be killed.
 
-Invariant: "another answer" was worked out to its end. A comparison that takes too long is a timeout, and one that met
-a failure of the machine is an error: math-verify and sympy, which make wrong answers of both, are watched.
+Invariant: the verdict "another answer" was worked out to its end. A comparison that takes too long is a timeout, and
+one that met a failure of the machine is an error: math-verify and sympy, which turn both into wrong answers, are
+watched.
 """
 
 import json
@@ -43,19 +44,19 @@ class MathsScorer:
 
 
 def compare() -> None:
-    """In the process that can be killed: from standard input to standard output."""
+    """Called in the process that can be killed: reads the two answers from standard input, prints the verdict."""
     asked = json.loads(sys.stdin.read())
     same, detail = compared(asked["response"], asked["gold"])
     print(json.dumps({"same": same, "detail": detail}))
 
 
 def compared(response: str, gold: str) -> tuple[bool | None, str]:
-    """As `same_answer`, and None too where a failure was swallowed on the way to "another answer"."""
+    """Like `same_answer`, but None too if a failure was swallowed on the way to "another answer"."""
     return (True, "the same") if _same_at_once(response, gold) else _same_if_watched(response, gold)
 
 
 def _same_at_once(response: str, gold: str) -> bool:
-    """At full speed, in a fork that leaves no cached half of a result behind. What fails there fails again below."""
+    """Compares unwatched, in a fork, so that no cache keeps half a result. A failure counts as not the same."""
     try:
         pid = os.fork()
     except OSError:
@@ -84,7 +85,7 @@ def _parsed(parse: Callable[..., list[Any]], text: str) -> list[Any]:
         return []
 
 
-# One of each sort: what the first comparison of a sort imports and builds is then there for all.
+# One comparison of each sort: what the first of a sort imports and builds is then there for all.
 _SORTS = (
     ("\\boxed{\\frac{1}{2}}", "0.5"),
     ("$x^2 + 2x + 1$", "(x+1)^2"),
@@ -101,14 +102,14 @@ _SORTS = (
 
 
 def warm() -> None:
-    """Once, in the process that comparisons are forked from."""
+    """Called once, in the process from which comparisons are forked."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its limits of time are off
     for response, gold in _SORTS:
         same_answer(response, gold)
 
 
 def same_answer(response: str, gold: str) -> tuple[bool | None, str]:
-    """None: the gold answer itself can't be read, which is no fault of the response's."""
+    """Whether the response gives the gold answer. None: the gold answer can't be read, not the response's fault."""
     from math_verify import parse, verify  # noqa: PLC0415 - half a second, wanted only where answers are compared
 
     response = spelling.untagged(spelling.without_thoughts(response))

@@ -1,7 +1,7 @@
-"""Scores responses side by side, so many of each kind at once, and answers those that may go on.
+"""Scores responses side by side, up to a number of each kind at once, and replies to those that may go on.
 
-Invariant: every submitted task ends in exactly one `Reward`. A task that hangs costs its own cap; its kind's other
-turns and all other kinds go on. After `close` no process of the pool is left.
+Invariant: every submitted task ends in exactly one `Reward`. A task that hangs costs its own cap; the other turns
+of its kind and all other kinds go on. After `close` no process of the pool is left.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from rollmux.runtime.rewards.tasks import KINDS, AsyncTask, CodeTask, FunctionTa
 from rollmux.runtime.sandbox import Concern, Mechanism, Protections, RunLimits, Sandbox, SandboxError
 from rollmux.system import cores
 
-_MOST_AUDITS = 100  # the oldest is dropped: audits only measure
-_TRIES = 3  # what broke off is asked again: a kill from outside says nothing of a response
+_MOST_AUDITS = 100  # beyond these the oldest is dropped: audits only measure
+_TRIES = 3  # work that broke off is tried again: a kill from outside says nothing about a response
 _CALLED_OFF = "called off"
 _CORES = cores()
 
@@ -36,7 +36,7 @@ Told = TypeVar("Told", Reward, Reply)
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Turns of each kind, and what each piece of work may take. Code's time limits are the timeout policy's."""
+    """How many tasks of each kind run at once (`turns`), and what each may take. `timeouts` sets code's times."""
 
     turns: Mapping[Kind, int] = field(
         default_factory=lambda: {Kind.MATHS: _CORES, Kind.CODE: _CORES, Kind.FUNCTION: _CORES, Kind.ASYNC: 256}
@@ -45,10 +45,10 @@ class PoolSettings:
     maths: RunLimits = field(default_factory=lambda: RunLimits(cpu_s=10.0, wall_s=20.0))
     function: RunLimits = field(default_factory=lambda: RunLimits(cpu_s=60.0, wall_s=60.0, address_bytes=None))
     async_cap_s: float = 60.0
-    judge: JudgeSettings | None = None  # needed with turns for a judge
+    judge: JudgeSettings | None = None  # needed if `turns` has some for judges
     function_modules: Sequence[str] = ()
-    function_folders: Sequence[str] = ()  # where they are looked for too, last
-    confine_functions: bool = False  # they are given texts of strangers, and some run what these say
+    function_folders: Sequence[str] = ()  # where functions' modules are looked for last
+    confine_functions: bool = False  # functions are given texts of strangers, and some run them
     allow: Collection[Concern] = ()
 
     def __post_init__(self) -> None:
@@ -68,17 +68,17 @@ class Scoring:
         self._work = work
 
     def cancel(self) -> None:
-        """The reward becomes CANCELLED, unless it is known already."""
+        """Makes the reward CANCELLED, unless it is known already."""
         self._work.cancel()
 
     async def reward(self) -> Reward:
-        """Whoever stops waiting cancels the scoring too."""
+        """Waits for the reward. To stop waiting cancels the scoring too."""
         await _end_of(self._work)
         return _outcome(self._work)
 
 
 class RewardPool:
-    """An async context manager. What a kind needs is started with the pool, for each kind that has turns."""
+    """Scores tasks within `async with`. What a kind needs is started with the pool, if the kind has turns."""
 
     def __init__(self, settings: PoolSettings | None = None, timeouts: TimeoutPolicy | None = None) -> None:
         self.settings = settings or PoolSettings()
@@ -88,7 +88,7 @@ class RewardPool:
         self._running: set[asyncio.Task[Any]] = set()
         self._sandboxes: dict[Kind, Sandbox] = {}
         self._stack = AsyncExitStack()
-        self._is_open = self._is_taken = False  # it is taken from before it is open until all of it is closed
+        self._is_open = self._is_taken = False  # taken: from before it is open until all of it is closed
         self._audits: deque[Audit] = deque(maxlen=_MOST_AUDITS)
         self._auditor: asyncio.Task[None] | None = None
 
@@ -100,7 +100,7 @@ class RewardPool:
         return self._sandboxes[Kind.CODE].protections
 
     async def start(self) -> Self:
-        """Once closed, it may be started again, in another event loop too."""
+        """Starts the pool. Once closed it may be started again, in another event loop too."""
         if self._is_taken:
             raise SandboxError("the pool is started already: start it once, or close it before")
         settings = self.settings
@@ -126,7 +126,7 @@ class RewardPool:
         return self
 
     async def close(self) -> None:
-        """What is still running is cancelled."""
+        """Cancels all work that still runs, and ends the pool's processes."""
         self._is_open = False
         running = [*self._running, *([] if self._auditor is None else [self._auditor])]
         for task in running:
@@ -155,7 +155,7 @@ class RewardPool:
         return await self.submit(task).reward()
 
     async def reply(self, task: FunctionTask) -> Reply:
-        """What the function says to a response. Whoever stops waiting ends what it has started."""
+        """What the function replies to a response. To stop waiting ends the call, with all that it has started."""
         work = self._begin(Kind.FUNCTION, lambda: self._functions.reply(task), lambda why: Reply(None, why))
         await _end_of(work)
         return Reply(None, _CALLED_OFF) if work.cancelled() else work.result()
@@ -163,7 +163,7 @@ class RewardPool:
     def _begin(
         self, kind: Kind, ask: Callable[[], Awaitable[Told]], untold: Callable[[str], Told]
     ) -> asyncio.Task[Told]:
-        """Asks in its turn. `untold`: of whatever can't be asked."""
+        """Calls `ask` once it has a turn. `untold` makes the result if asking fails."""
         if not self._is_open:
             raise SandboxError("the pool is not started, or closed: score within `async with`")
         if kind not in self._budgets:
@@ -203,7 +203,7 @@ class RewardPool:
         self._audits_wait.set()
 
     async def _audit(self) -> None:
-        """One at a time, and only while no code waits or runs."""
+        """Runs audits one at a time, and only while no code waits or runs."""
         while True:
             await self._audits_wait.wait()
             await self._budgets[Kind.CODE].idle()
@@ -215,7 +215,7 @@ class RewardPool:
 
 
 async def _end_of(work: asyncio.Task[Any]) -> None:
-    """Whoever stops waiting cancels it."""
+    """Waits for the end of work, and cancels it if the wait is cancelled."""
     try:
         await asyncio.wait([work])
     except asyncio.CancelledError:
@@ -224,12 +224,12 @@ async def _end_of(work: asyncio.Task[Any]) -> None:
 
 
 def _outcome(work: asyncio.Task[Reward]) -> Reward:
-    """Of work that is done. What is cancelled before its first step never runs at all."""
+    """The reward of work that is done. Work that was cancelled before its first step has none of its own."""
     return Reward(Status.CANCELLED, None, _CALLED_OFF) if work.cancelled() else work.result()
 
 
 def _sandboxes(settings: PoolSettings) -> dict[Kind, Sandbox]:
-    """Hostile code and hostile answers are held; the caller's own functions only if asked, but they are watched."""
+    """Confines code and answers, which may be hostile. The caller's functions are watched, and confined if asked."""
     path = [*(each for each in sys.path if each), *settings.function_folders]
     functions = partial(Sandbox, warm=["rollmux.runtime.rewards.functions", *settings.function_modules], path=path)
     return {

@@ -1,4 +1,4 @@
-"""What a response is worth, or what it is answered, or why that is not known.
+"""What a response is worth, or what is replied to it, or why that is not known.
 
 Invariant: only an outcome that is a score has one. Whatever was aborted, cut off or broken is never a zero.
 """
@@ -8,7 +8,7 @@ from enum import Enum
 
 from rollmux.errors import RollmuxError
 
-MOST = 1e9  # either way; what is larger is a mistake, and would be all that is learnt
+MOST = 1e9  # up or down; a larger score is a mistake, and nothing else would be learnt
 
 
 class Status(Enum):
@@ -16,7 +16,7 @@ class Status(Enum):
 
     SCORE = "score"
     TIMEOUT = "timeout"  # the response's own work was cut off by a limit of time
-    ERROR = "error"  # scoring failed: nothing is known of the response
+    ERROR = "error"  # scoring failed: nothing is known about the response
     CANCELLED = "cancelled"
 
 
@@ -26,7 +26,7 @@ class NotScored(RollmuxError):
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """`detail` says in words what led to it; times are those of the work, without waiting for a turn."""
+    """`detail` says in words what led to the outcome. Times are those of the work, without the wait for a turn."""
 
     status: Status
     score: float | None = None
@@ -46,13 +46,13 @@ class Reward:
         return self.score
 
 
-Message = dict[str, str]  # of a conversation as chat models have it: its role, its content, and what goes with these
-Told = str | list[Message]  # a text says nothing of who says it
+Message = dict[str, str]  # of a chat: its role, its content, and what belongs to these
+Told = str | list[Message]  # a text does not say in which role it is said
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What is said to a response that may go on; nothing, where it is over. `trouble`: why that is not known."""
+    """What is replied to a response that may go on; None if it is over. `trouble`: why the reply is not known."""
 
     told: Told | None = None
     trouble: str = ""

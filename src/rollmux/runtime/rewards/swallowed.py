@@ -1,7 +1,7 @@
-"""Sees the failures that a library catches and says nothing about.
+"""Sees failures that a library catches and says nothing about.
 
-Invariant: while it watches, no allocation, import or read fails unseen, however deep below it is caught; if the
-watching itself could not go on, that counts as a failure too.
+Invariant: while it watches, no allocation, import or read fails unseen, however deep inside the failure is caught. If
+the watching itself could not go on, that counts as a failure too.
 """
 
 import sys
@@ -36,7 +36,7 @@ class Swallowed:
 
 
 def _of_the_machine(error: object) -> bool:
-    """Files looked for in vain and packages that a library can do without are its way to work."""
+    """Whether an error is the machine's. Missing files, and packages that a library can do without, are no failure."""
     match error:
         case ImportError(name=str(name)):
             return name.partition(".")[0] in sys.modules

@@ -1,4 +1,4 @@
-"""What can be scored: a mathematical answer, a program with its tests, or by a function of the caller's or a judge."""
+"""What can be scored: mathematical answers, programs by tests, anything by a function of the caller's or a judge."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from rollmux.runtime.sandbox import Program
 
 
 class Kind(Enum):
-    """What scoring needs; each kind has a budget of its own."""
+    """Kinds of tasks, by what scoring them needs; each kind has a budget of its own."""
 
     MATHS = "maths"
     CODE = "code"
@@ -23,7 +23,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MathsTask:
-    """Is the answer in `response` the same as `gold`? Both may be LaTeX or plain."""
+    """Is the answer in `response` the same as `gold`? Both may be LaTeX or plain text."""
 
     response: str
     gold: str
@@ -75,7 +75,7 @@ class FunctionTask:
 
 @dataclass(frozen=True, slots=True)
 class AsyncTask:
-    """Awaited where the pool runs, so it must not compute: for a request to a judge that runs elsewhere."""
+    """`call` is awaited in the pool's own process, so it must not compute: it is for a request to a judge elsewhere."""
 
     call: Callable[[], Awaitable[float]]
 
@@ -84,8 +84,8 @@ class AsyncTask:
 class JudgeTask:
     """What a judge model expects: the worth of each answer, weighted by how likely the model gives it.
 
-    `template` names `fields` in braces, as they stand and in no format, and only it can name special tokens; `answers`
-    are what may follow it.
+    `template` names `fields` in braces, without formats; only its own text can name special tokens. `answers` are the
+    texts that may follow it.
     """
 
     template: str

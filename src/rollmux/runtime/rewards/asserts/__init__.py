@@ -1,1 +1,1 @@
-"""Tests of a program that can't be trusted: they ask it, from another process, and compare what it answers."""
+"""Tests of a program that can't be trusted: in another process, they ask the program and compare its answers."""

@@ -1,6 +1,6 @@
-"""In the program's process: does with the program's objects what the tests ask, and says what came of it.
+"""In the program's process: does with the program's objects what the tests ask, and answers with the result.
 
-Invariant: every question has one answer. An object keeps the number that it was first referred to by.
+Invariant: every question has one answer. An object keeps the number by which it was first referred to.
 """
 
 import builtins
@@ -19,7 +19,7 @@ from rollmux.runtime.rewards.asserts import arrays
 from rollmux.runtime.rewards.asserts.values import MUTABLE, PLAIN, TYPES, Unreadable, read, text, written
 from rollmux.runtime.sandbox import frames
 
-MOST_ITEMS = 1 << 18  # of an array that crosses: a larger one is an object, and can still be asked
+MOST_ITEMS = 1 << 18  # of an array that crosses: a larger array is an object, which can still be asked
 OF_VALUES = (
     *("abs", "neg", "pos", "invert", "round", "trunc", "floor", "ceil", "int", "float", "complex", "index"),
     *("bool", "len", "iter", "next"),
@@ -41,7 +41,7 @@ _OTHERS = (
 
 
 def operation(verb: str) -> Callable[..., Any]:
-    """Python's own function of that name, or what its operator does."""
+    """Python's own function of that name, or that of its operator."""
     for module, name in ((builtins, verb), (operator, f"__{verb}__"), (math, verb), (copy, verb)):
         if (found := vars(module).get(name)) is not None:
             return found  # type: ignore[no-any-return]
@@ -62,17 +62,17 @@ _FORMS: dict[type, Callable[[Any], Any]] = {
     dict: lambda value: dict(dict.items(value)),
     **dict.fromkeys((type({}.keys()), type({}.items())), set),
     **dict.fromkeys((type(OrderedDict().keys()), type(OrderedDict().items())), set),
-    numbers.Integral: int,  # other libraries have some, too
+    numbers.Integral: int,  # other libraries' numbers, too
     numbers.Real: float,
 }
 
 
 class Answers:
-    """Answers about what is in `names`, and about whatever earlier answers have referred to."""
+    """Answers questions about what is in `names`, and about objects that earlier answers referred to."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self._names = names
-        self._kept: list[Any] = []  # for ever: a number must not come to mean something else
+        self._kept: list[Any] = []  # kept for ever: a number must never mean another object
         self._numbers: dict[int, int] = {}
         self._verbs: dict[str, Callable[..., Any]] = {
             **_OPERATIONS,
@@ -138,18 +138,18 @@ class Answers:
 
 
 def form(value: Any) -> tuple[bool, Any]:
-    """The value of a plain type that an object is besides what its class adds; whether there is one."""
+    """Whether an object is a value of a plain type, besides what its class adds; and that value."""
     if type(value) in PLAIN:
         return True, value
     made = next((made for kind, made in _FORMS.items() if isinstance(value, kind)), None)
     try:
         return (False, None) if made is None else (True, made(value))
-    except TypeError:  # a view of items that are in no set
+    except TypeError:  # a view of items that no set can hold
         return False, None
 
 
 def defines(value: Any, *methods: str) -> bool:
-    """Whether its class says something of its own there, that the plain type that it derives from does not."""
+    """Whether a value's class has any of these methods as its own, other than those of its plain type."""
     kind = type(value)
     plain = next((base for base in kind.__mro__ if base in PLAIN), object)
     return any(getattr(kind, method, None) is not getattr(plain, method, None) for method in methods)

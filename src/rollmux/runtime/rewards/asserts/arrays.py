@@ -1,6 +1,6 @@
 """Numpy's arrays and numbers as values: their type, their shape, and all that is in them.
 
-Invariant: reading makes truth values, numbers and texts alone, and as many as were written.
+Invariant: reading makes only truth values, numbers and texts, and as many as were written.
 """
 
 import sys
@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-# Types of items, and what each is told as. What Python has no exact number for is missing here, and stays an object.
+# Types of items, and what each crosses as. Types without an exact number in Python are left out, and stay objects.
 _TOLD_AS = {
     **{name: name for name in ("bool", "str", "float16", "float32", "float64")},
     **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
@@ -19,7 +19,7 @@ _ITEMS = (bool, int, float, str)
 
 
 class NoArray(ValueError):
-    """The other side wrote what no array is written as."""
+    """The other side wrote something as an array that is none."""
 
 
 def is_array(value: Any) -> bool:
@@ -28,7 +28,7 @@ def is_array(value: Any) -> bool:
 
 
 def written(value: Any, most: float) -> dict[str, Any] | None:
-    """As JSON; None for what is neither an array of at most so many items nor a number, or of other items."""
+    """A value for JSON. None if it is no number, no array of at most `most` items, or its items are of other types."""
     numpy: Any = sys.modules.get("numpy")
     is_number = issubclass(type(value), getattr(numpy, "generic", ())) and type(value) is value.dtype.type
     if not (is_number or (is_array(value) and value.size <= most)):
@@ -42,7 +42,7 @@ def written(value: Any, most: float) -> dict[str, Any] | None:
 
 
 def read(parts: list[Any]) -> Any:
-    """It again. Raises what numpy raises of parts that it can't be made of."""
+    """The value again. Raises what numpy raises if it can't be made of these parts."""
     match parts:
         case [str(kind), shape, list(items)] if kind in _TOLD_AS and all(type(each) in _ITEMS for each in items):
             made = import_module("numpy").array(items, _TOLD_AS[kind])
@@ -52,7 +52,7 @@ def read(parts: list[Any]) -> Any:
 
 
 def compared(value: Any) -> Any:
-    """For tests: with some right values an array of none would make one of none, of which all and nothing holds."""
+    """Guards an empty array: with some right values numpy would make an empty one, for which any test holds."""
     return value.view(_empty()) if is_array(value) and not value.size else value
 
 
@@ -61,17 +61,17 @@ def _empty() -> Any:
     numpy: Any = import_module("numpy")
 
     def weighs(each: Any, ufunc: Any) -> bool:
-        """Whether it is a right value: of some items, or a number where it is asked what is equal."""
+        """Whether it may be a right value: an array with items, or a number that is compared for equality."""
         if not isinstance(each, int | float | str | list | numpy.generic | numpy.ndarray):
             return False
         value = numpy.asarray(each)
         if value.ndim:
             return bool(value.size)
-        is_endless = value.dtype.kind == "f" and numpy.isinf(value)  # by which numpy's own functions look for it
+        is_endless = value.dtype.kind == "f" and numpy.isinf(value)  # numpy's own functions look for infinity so
         return ufunc in (numpy.equal, numpy.not_equal) and not is_endless
 
     class Empty(numpy.ndarray):  # type: ignore[misc]
-        """An array that makes nothing of itself and of right values, whatever numpy's rules of shapes are."""
+        """An empty array that refuses to be combined with right values, whatever numpy's rules of shapes say."""
 
         def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **named: Any) -> Any:
             are_none = any(isinstance(each, numpy.ndarray) and not each.size for each in given)

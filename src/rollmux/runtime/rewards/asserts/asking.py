@@ -1,7 +1,7 @@
-"""In the judging process: the way to the program, and what its answers are there.
+"""In the judging process: the way to the program, and what the program's answers become there.
 
-Invariant: an answer is a value that `values.read` makes, a `Remote`, or an error of a class made here by name. One that
-is none of these, or none at all, ends the tests, and no `except` of theirs undoes that.
+Invariant: an answer is a value that `values.read` makes, a `Remote`, or an error of a class made here by name. Anything
+else, or no answer at all, ends the tests, and no `except` of theirs undoes that.
 """
 
 import builtins
@@ -21,11 +21,11 @@ from rollmux.runtime.rewards.asserts.values import MUTABLE, TYPES, Unreadable, r
 from rollmux.runtime.sandbox import frames
 
 MOST_BYTES = 1 << 24  # of an answer
-MOST_SENT_BYTES = 1 << 28  # to the program: many times what it can have made the tests send
-MOST_ASKED = 1 << 20  # by one suite: an iterator that never ends is as wrong as a loop that does not
-PASSED, FAILED, BROKEN_TESTS, UNASKABLE = 10, 1, 2, 3  # with 0 ends whoever calls os._exit(0) in the tests' process
-_ENDING = ("__next__", "send", "throw")  # what may say by StopIteration that there is no more
-# Where errors of Python's own library come from; taken only where the tests have loaded the module themselves.
+MOST_SENT_BYTES = 1 << 28  # to the program: many times what the program can make the tests send
+MOST_ASKED = 1 << 20  # questions of one suite: an iterator that never ends is as wrong as an endless loop
+PASSED, FAILED, BROKEN_TESTS, UNASKABLE = 10, 1, 2, 3  # none is 0: anybody can end with that, by os._exit(0)
+_ENDING = ("__next__", "send", "throw")  # methods that may say by StopIteration that there is no more
+# Modules of Python's own library with errors, which are taken only if the tests have loaded the module themselves.
 _LIBRARY = (
     *("json.decoder", "decimal", "dataclasses", "queue", "_queue", "re", "statistics", "struct", "binascii", "zlib"),
     *("_csv", "graphlib", "subprocess", "ipaddress", "configparser", "shutil", "zipfile", "sqlite3"),
@@ -34,7 +34,7 @@ _LIBRARY = (
 
 
 class Over(BaseException):
-    """The tests end here, with this status."""
+    """Ends the tests, with this status."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -42,13 +42,13 @@ class Over(BaseException):
 
 
 class Exited(SystemExit):
-    """What the program has raised to end itself: for tests that expect it. It ends no tests well."""
+    """The program's SystemExit, which tests may expect. If it ends the tests they have failed."""
 
 
 class Link:
     """Asks one question after the other. Once it is over, it is over for every question.
 
-    Who `expects_stop` names StopIteration. For others it would end a `map` of theirs as if all had been asked.
+    `expects_stop`: the tests name StopIteration. Raised in other tests, it would end a `map` of theirs too early.
     """
 
     def __init__(self, connection: socket.socket, *, expects_stop: bool = False) -> None:
@@ -60,7 +60,7 @@ class Link:
         self._errors: dict[int, type[BaseException]] = {}
 
     def ask(self, verb: str, *arguments: Any, keep: bool = False, name: str = "") -> Any:
-        """`keep`: a container comes as a reference, so that what is done to it is done in the program."""
+        """Asks a question. `keep`: a container comes as a reference, so that changes to it are made in the program."""
         return self._answer(verb, arguments, name, keep=keep)[0]
 
     def call(self, called: Remote, arguments: tuple[Any, ...], named: dict[str, Any], *, back: bool = False) -> Any:
@@ -110,7 +110,7 @@ class Link:
         if error is not None:
             raise error
         if verb == "name" and type(said) is Remote:
-            self.asked -= 1  # where something is: nothing is asked of it yet
+            self.asked -= 1  # only looked up: nothing was asked of it yet
         return said, after[0] if after else None
 
     def _sent(self, arguments: tuple[Any, ...]) -> bytes:
@@ -150,7 +150,7 @@ class Link:
         raise Unreadable(sort[:100])
 
     def _error_class(self, number: int, module: str, name: str, bases: list[list[Any]]) -> type[BaseException]:
-        """Python's own; for one of the program's a class like it, so that the tests can catch it."""
+        """The class of an error: Python's own or, for the program's, a class like it that the tests can catch."""
         if (known := _known_error(module, name)) is not None:
             return known
         if number not in self._errors:
@@ -160,7 +160,7 @@ class Link:
         return self._errors[number]
 
     def _refill(self, arguments: tuple[Any, ...], named: dict[str, Any], after: Any) -> None:
-        """What the program has changed in the arguments, in the tests' own containers."""
+        """Makes what the program changed in its arguments in the tests' own containers, too."""
         try:
             _, values, by_name = after
             pairs = [*zip(arguments, values, strict=True), *((named[key], by_name[key]) for key in named)]
@@ -171,13 +171,13 @@ class Link:
                 old.clear()
                 (old.update if hasattr(old, "update") else old.extend)(new)
             elif arrays.is_array(old) and arrays.is_array(new) and old.shape == new.shape and old.flags.writeable:
-                old[...] = new  # what holds NaN comes back unchanged, too: it is equal to nothing
+                old[...] = new  # also if it comes back unchanged: NaN differs from itself
 
     def _error(self, kind: Any, arguments: Any, of: Any) -> BaseException:
         if type(kind) is not type or not issubclass(kind, Exception | Exited) or type(arguments) is not tuple:
             raise Unreadable("an error that is none")
         error = kind.__new__(kind, *arguments)
-        with suppress(TypeError):  # of some the arguments do not say all
+        with suppress(TypeError):  # some errors want more than their arguments
             error.__init__(*arguments)  # type: ignore[misc]
         if type(of) is Remote:
             vars(error)["_of"] = of
@@ -185,11 +185,11 @@ class Link:
 
 
 class _Stays(Exception):
-    """A value of the tests' that means nothing in the program's process."""
+    """A value of the tests that means nothing in the program's process."""
 
 
 def _place(value: Any) -> tuple[str, str]:
-    """Where an importable function or class is found: it is the same in both processes."""
+    """The module and name of an importable function or class, which is the same in both processes."""
     name = str(getattr(value, "__qualname__", ""))
     module = str(getattr(getattr(value, "__objclass__", value), "__module__", ""))
     with suppress(KeyError, AttributeError):

@@ -1,9 +1,10 @@
 """Asserts about code that can't be trusted, in two processes: the tests ask, the program answers, over one socket.
 
-Invariant: in the process that judges nothing of the program runs, and no object of the program's is: values cross as
+Invariant: nothing of the program runs in the process that judges, and none of its objects is there: values cross as
 what `values.read` can make, and are compared here. So nothing that a program patches, prints or returns decides whether
-an assert holds, but for operators that the tests themselves ask of its objects, as they would call a method. What can't
-be asked so ends as `UNASKABLE`, by what the tests want of any program and not by what this one says.
+an assert holds, except operators that the tests themselves ask of its objects, as they would call a method. Questions
+that can't be asked in this way end as `UNASKABLE`: what the tests want of any program decides that, not what this one
+says.
 """
 
 import socket
@@ -21,7 +22,7 @@ CHANNEL = 3
 
 
 def serve(source: str) -> None:
-    """In the program's process: runs it, then answers until the tests are done."""
+    """Called in the program's process: runs the program, then answers until the tests are done."""
     module = ModuleType("solution")
     sys.modules["solution"] = module
     exec(compile(source, "program.py", "exec"), module.__dict__)
@@ -38,18 +39,18 @@ def answer_all(connection: socket.socket, answers: Answers) -> None:
 
 
 def check(tests: str) -> NoReturn:
-    """In the judging process: ends with a status that says how the tests went."""
+    """Called in the judging process: ends it with a status that says how the tests went."""
     status = FAILED
     try:
         status, why = verdict(tests, socket.socket(fileno=CHANNEL))
         if why:
             print(" ".join(why.split()), file=sys.stderr)
-    finally:  # whatever the tests have put in the place of that stream
+    finally:  # even if the tests have replaced stderr by something that fails
         sys.exit(status)
 
 
 def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
-    """How the tests went, and why. They pass only with a program that has run to its end, and of which they ask."""
+    """How the tests went, and why. They pass only if the program has run to its end and they asked it something."""
     try:
         code = compiled(tests)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -84,7 +85,7 @@ def verdict(tests: str, connection: socket.socket) -> tuple[int, str]:
 
 
 def _told(error: BaseException) -> str:
-    """The text of an error of the program's is asked of it, too."""
+    """An error as text. If the error is the program's, its text is asked of the program, and that may fail."""
     try:
         return f"{type(error).__name__}: {error}"
     except BaseException:  # noqa: BLE001 - the verdict stands, whatever can be told of it

@@ -1,6 +1,6 @@
-"""Tests that nobody calls, since pytest would: functions, and methods of classes, that are named like tests.
+"""Calls tests that only pytest would call: functions, and methods of classes, that are named like tests.
 
-Invariant: each of them is called, or refused by its name. Of what pytest can do `parametrize` alone is known here.
+Invariant: each of them is called, or refused by its name. Of pytest's features only `parametrize` is known here.
 """
 
 import ast
@@ -14,15 +14,15 @@ from typing import Any
 from rollmux.runtime.rewards.asserts.asking import Link
 from rollmux.runtime.rewards.asserts.remote import Remote
 
-# What pytest does for all tests of a module or a class.
+# Names of what pytest does for all tests of a module or a class.
 _FOR_ALL = ("setup_module", "setup_function", "setup_class", "pytestmark")
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def call_uncalled(tests: str, names: Mapping[str, Any], link: Link) -> None:
-    """Those that these tests have defined, and name nowhere else."""
+    """Calls tests that are defined here and named nowhere else."""
     used = {node.id for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Name)}
-    own = {name: value for name, value in names.items() if type(value) is not Remote}  # which would be asked
+    own = {name: value for name, value in names.items() if type(value) is not Remote}  # a Remote would be asked
     left = {name: value for name, value in own.items() if name not in used}
     functions = [(name, value) for name, value in left.items() if _is_test(name, value)]
     classes = [(name, value) for name, value in left.items() if name.startswith("Test") and _is_collected(value)]
@@ -47,13 +47,13 @@ def _is_test(name: str, value: object) -> bool:
 
 
 def _is_collected(value: object) -> bool:
-    """As by pytest: a class that is made of nothing. Those of unittest are for `unittest.main()`."""
+    """Whether pytest would collect it: a class without `__init__`. `unittest.main()` runs those of unittest."""
     case: Any = getattr(sys.modules.get("unittest"), "TestCase", ())
     return isinstance(value, type) and "__init__" not in vars(value) and not issubclass(value, case)
 
 
 def _about(it: object, hook: str, function: FunctionType) -> None:
-    """What comes before or after a test, which may want to be told of which."""
+    """Calls a hook before or after a test, with the test's function if the hook takes it."""
     if (called := getattr(it, hook, None)) is not None:
         called(*[function][: len(inspect.signature(called).parameters)])
 
@@ -66,7 +66,7 @@ def _require_known(names: Mapping[str, Any], link: Link) -> None:
 
 
 def _given(name: str, function: FunctionType, link: Link, within: int = 0) -> Iterator[dict[str, Any]]:
-    """What it is called with each time; `within`: how many arguments its class gives."""
+    """The arguments of each call of a test. `within`: how many of them its class gives."""
     marks = getattr(function, "pytestmark", ())
     if inspect.iscoroutinefunction(function):
         link.refuse(f"{name} is a coroutine: run it yourself")
@@ -82,7 +82,7 @@ def _given(name: str, function: FunctionType, link: Link, within: int = 0) -> It
 
 
 def _sets(argnames: str | Iterable[str], argvalues: Iterable[Any], **_: object) -> list[dict[str, Any]]:
-    """Of `parametrize`."""
+    """The sets of arguments that a `parametrize` gives."""
     known = [each.strip() for each in argnames.split(",")] if isinstance(argnames, str) else list(argnames)
     bare = isinstance(argnames, str) and len(known) == 1
     rows = []

@@ -1,4 +1,4 @@
-"""The tests as they are run: Python that asks the program wherever the language alone would not.
+"""The tests as they are run: rewritten so that they ask the program where Python by itself would not.
 
 Invariant: what the tests define, and Python's own names, are theirs; all other names are the program's, looked up anew
 at each use. Without a `Remote` every construct means what it means in Python.
@@ -30,7 +30,7 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
     "In": lambda item, within: item in within,
     "NotIn": lambda item, within: item not in within,
 }
-# Functions of libraries that do something with an object by its type, or run it.
+# Names of libraries' functions that look at the type of an object, or run it.
 _BY_TYPE = frozenset(
     {
         *("run", "run_until_complete", "create_task", "ensure_future", "gather", "wait", "wait_for", "shield"),
@@ -45,17 +45,17 @@ def compiled(tests: str) -> CodeType:
 
 
 class Names(dict[str, Any]):
-    """The tests' global names, over Python's own, over the program's."""
+    """The tests' global names: first their own, then Python's, then the program's."""
 
     def __init__(self, link: Link, tests: CodeType) -> None:
         running = Running(link, tests)
         functions = {**_Functions(link, running).by_name(), **running.by_name()}
         self._others = _Others(link)
-        own = {name: value for name, value in self._others.items() if not name.startswith("_")}  # found at once
+        own = {name: value for name, value in self._others.items() if not name.startswith("_")}  # to be found at once
         super().__init__({**own, "__name__": "__main__", **functions, "__builtins__": self._others})
 
     def __missing__(self, name: object) -> Any:
-        """For `globals()["f"]` too."""
+        """Looks a name up, for `globals()["f"]` too."""
         if type(name) is not str:
             raise KeyError(name)
         return self._others[name]
@@ -70,7 +70,7 @@ class Names(dict[str, Any]):
 
 
 class _Others(dict[str, Any]):
-    """Python's own names, over the program's. Bodies of classes look for what is missing here, and nowhere else."""
+    """Python's own names, then the program's. For names that are missing, bodies of classes look only here."""
 
     def __init__(self, link: Link) -> None:
         super().__init__(vars(builtins))
@@ -86,7 +86,7 @@ class _Others(dict[str, Any]):
 
 
 class Solution(ModuleType):
-    """For tests that import the program: its own names alone, whatever Python calls so."""
+    """The program as a module, for tests that import it: only its own names, even if Python has the same."""
 
     def __init__(self, link: Link) -> None:
         super().__init__("solution")
@@ -101,13 +101,13 @@ class Solution(ModuleType):
             raise AttributeError(name) from None
 
     def __setattr__(self, name: str, value: object) -> None:
-        if "_link" in vars(self):  # it is made
+        if "_link" in vars(self):  # it is made by now
             self._link.refuse(f"{name} of the program's module can't be set from outside")
         super().__setattr__(name, value)
 
 
 class Tests(ModuleType):
-    """What the tests define, for who looks for it by the module, as `unittest.main()` does."""
+    """The tests as a module, for code that looks into their module, as `unittest.main()` does."""
 
     def __init__(self, names: Names) -> None:
         super().__init__("__main__")
@@ -117,16 +117,16 @@ class Tests(ModuleType):
         return list(self._names)
 
     def __getattr__(self, name: str) -> Any:
-        if not dict.__contains__(self._names, name):  # the program's are not for a library that looks for hooks
+        if not dict.__contains__(self._names, name):  # a library that looks for hooks gets none of the program's names
             raise AttributeError(name)
         return self._names[name]
 
 
 class _Asking(ast.NodeTransformer):
-    """Where a part of an object is itself looked into, called as a statement, or compared by what it is."""
+    """Rewrites where a part of an object is itself looked into, a call is a statement, or `is` compares."""
 
     def __init__(self) -> None:
-        self._cut: set[tuple[str, str]] = set()  # what is cut off, and at which length
+        self._cut: set[tuple[str, str]] = set()  # arguments that are cut off, and the name of the length
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         for each in ast.walk(node):
@@ -136,7 +136,7 @@ class _Asking(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        """`k = f(a)`, and then `a[:k]`: what the call has done to its argument is meant, as if it were a statement."""
+        """In `k = f(a)` followed by `a[:k]` the test means what `f` did to `a`, as if the call were a statement."""
         self.generic_visit(node)
         match node:
             case ast.Assign(targets=[ast.Name(id=at)], value=ast.Call(args=arguments) as call):
@@ -145,7 +145,7 @@ class _Asking(ast.NodeTransformer):
         return node
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        """What has pytest run this file is not for pytest."""
+        """Drops the block that has pytest run this file: there is no pytest here."""
         self.generic_visit(node)
         if ast.unparse(node.test) == "__name__ == '__main__'" and "pytest.main(" in ast.unparse(node):
             return ast.Pass()
@@ -197,14 +197,14 @@ class _Asking(ast.NodeTransformer):
         return node
 
     def visit_match_case(self, node: ast.match_case) -> ast.AST:
-        """Its pattern stays: it may hold nothing else."""
+        """Leaves the pattern as it is: a pattern can't hold a call."""
         node.guard = None if node.guard is None else self.visit(node.guard)
         node.body = [self.visit(each) for each in node.body]
         return node
 
 
 def _name(name: str) -> ast.Name:
-    """One that tests can't have, as it can't be written."""
+    """A name that tests can't have, as it can't be written."""
     return ast.Name(name, ast.Load())
 
 
@@ -215,7 +215,7 @@ def _call(name: str, *arguments: ast.expr) -> ast.Call:
 def _done(call: ast.Call) -> None:
     match call.func:
         case ast.Name(id=name) if name in vars(builtins):
-            pass  # some look at the frame of their caller
+            pass  # some of Python's functions look at their caller's frame
         case called:
             call.func, call.args = _name("@done"), [called, *call.args]
 
@@ -230,7 +230,7 @@ def _held(node: ast.expr) -> ast.expr:
 
 
 class _Functions:
-    """What the rewritten tests call, and functions of Python's that look at a type instead of asking the object."""
+    """Functions that the rewritten tests call, and replacements of Python's functions that look at types."""
 
     def __init__(self, link: Link, running: Running) -> None:
         self._link, self._running = link, running
@@ -242,13 +242,13 @@ class _Functions:
         return {**looked_into, **compared, **asking, "hasattr": self.has, "id": self.identity}
 
     def held(self, how: str, value: Any, key: Any) -> Any:
-        """A part of an object that stays where it is, so that it can be changed there."""
+        """A part of an object, as a reference if it is the program's, so that it can be changed there."""
         if type(value) is not Remote:
             return getattr(value, key) if how == "getattr" else value[key]
         return attribute(value, key, keep=True) if how == "getattr" else item(value, key)
 
     def done(self, called: Any, *arguments: Any, **named: Any) -> Any:
-        """A call for its effects alone: those on its arguments too."""
+        """A call for its effects only, also those on its arguments."""
         if type(called) is not Remote:
             return called(*arguments, **named)
         return self._link.call(called, arguments, named, back=True)
@@ -262,7 +262,7 @@ class _Functions:
         return left is right
 
     def chain(self, *parts: Any) -> Any:
-        """Operators, and then what stands around them."""
+        """A chain of comparisons: `parts` are its operators, then its operands."""
         hows, values = parts[: len(parts) // 2], parts[len(parts) // 2 :]
         holds: Any = True
         for how, left, right in zip(hows, values, values[1:], strict=False):
@@ -272,11 +272,11 @@ class _Functions:
         return holds
 
     def identity(self, value: Any) -> int:
-        """Below all that Python gives: what is one object there is one here."""
+        """The `id` of an object; below all of Python's for the program's: what is one object there has one id here."""
         return -1 - held_by(value).number if type(value) is Remote else id(value)
 
     def here(self, called: Any) -> Any:
-        """Of a library that looks at the types of what it is given, and so would not know the program's, or runs it."""
+        """Guards a library's function that looks at its arguments' types or runs them: it mustn't get the program's."""
         place = "" if type(called) is Remote else str(getattr(called, "__module__", "")).partition(".")[0]
         if place not in ("asyncio", "dataclasses", *RUNNING):
             return called
@@ -319,7 +319,7 @@ class _Functions:
         return self._link.ask("hasattr", value, name) if type(value) is Remote else hasattr(value, name)
 
     def _known(self, kinds: Any) -> tuple[Any, ...]:
-        """Without the tests' own classes: nothing of the program's derives from them."""
+        """These classes without the tests' own: nothing of the program's derives from those."""
         return tuple(each for each in _each(kinds) if self._link.crosses(each))
 
 

@@ -1,9 +1,10 @@
-"""What stands in the tests for an object of the program's: every use of it is a question to the program.
+"""Stands in the tests for an object of the program's: every use of it is a question to the program.
 
-Invariant: what the program says is compared here. Whether an object is equal to a value of the tests', less than it or
-what they make together is its own word, and taken only once the tests have used it as no plain value can be used (an
-attribute that none has). So an answer that is an object where a value is due gains nothing: it is the plain value that
-it is besides, or equal to none. Where the tests have made it by what they name like a class, they can't be answered.
+Invariant: what the program says is compared here. Whether an object is equal to a value of the tests, or less, or what
+they make together, is the program's mere word, and is taken only once the tests have used the object as no plain value
+can be used (by an attribute that none has). So a program gains nothing by an object as its answer where a value is due:
+the object counts as the plain value that it is besides, or is equal to none. If the tests have made it by what they
+name like a class, such a question has no honest answer.
 """
 
 import sys
@@ -16,8 +17,8 @@ from rollmux.runtime.rewards.asserts.answering import ARITHMETIC, IN_PLACE, OF_O
 from rollmux.runtime.rewards.asserts.values import MUTABLE, PLAIN
 
 _NAMES_OF_VALUES = frozenset(name for kind in PLAIN for name in dir(kind))
-# Methods of values that are told another value, and say what the two have to do with each other: operators, in words.
-# One that looks up by a key, or changes its object, is no more than `[]`.
+# Operators in words: methods of values that take another value, and say what the two have to do with each other. A
+# method that looks up by a key, or changes its object, is like `[]` and not among them.
 _WEIGHING = frozenset(
     {
         *("difference", "symmetric_difference", "intersection", "union", "issubset", "issuperset", "isdisjoint"),
@@ -30,8 +31,8 @@ _OF_PYTHON = (
     *(object, type, property, BaseException, FunctionType, MethodType, BuiltinFunctionType, CodeType),
     *(GeneratorType, CoroutineType),
 )
-# What means something to Python itself. By other such names a library asks for what it believes: addresses of memory,
-# above all, and it would look there in the process that judges.
+# Names with underscores that mean something to Python itself. By others a library asks for what it then believes, such
+# as addresses of memory, and it would look at those in the process that judges.
 _ASKED = frozenset(
     {
         *(name for kind in (*_OF_PYTHON, *PLAIN) for name in dir(kind)),
@@ -50,45 +51,45 @@ class Asks(Protocol):
     def ask(self, verb: str, *arguments: Any, keep: bool = False, name: str = "") -> Any: ...
 
     def call(self, called: "Remote", arguments: tuple[Any, ...], named: dict[str, Any], *, back: bool = False) -> Any:
-        """`back`: what the call has changed in its arguments is changed in the tests' too."""
+        """Calls `called`. `back`: what this changes in its arguments is changed in the tests' own, too."""
 
     def crosses(self, value: Any) -> bool: ...
 
     def refuse(self, why: str) -> NoReturn:
-        """Ends the tests: they ask what can't be told, whatever the program is."""
+        """Ends the tests: they ask what no program could answer honestly."""
 
 
 @dataclass(slots=True)
 class Held:
-    """What is known here of an object, as one answer gave it: another answer's may be another use of the same."""
+    """What is known here of an object of one answer. The same object of another answer has a `Held` of its own."""
 
     link: Asks
     number: int
-    name: str  # by which the tests came to it
-    made: bool = False  # by a call of what the tests name like a class
-    used: bool = False  # as no plain value can be used
-    weighed: bool = False  # it has come of an operator that told the program a value of the tests'
-    weighs: bool = False  # it is such an operator, in words
+    name: str  # by which the tests got the object
+    made: bool = False  # by a call of something that the tests name like a class
+    used: bool = False  # the tests have used it as no plain value can be used
+    weighed: bool = False  # it is the result of an operator that told the program a value of the tests
+    weighs: bool = False  # it is such an operator itself, in words
 
     @property
     def biased(self) -> bool:
-        """What it says of itself may be what the program has learnt of the tests' values."""
+        """Whether the object's own word may come from values that the tests told the program."""
         return self.weighed and not self.used
 
     def answered(self, result: Any, *told: Any) -> Any:
-        """What came of calling it with these."""
+        """The result of a call with these arguments, if it may be believed."""
         weighs = self.weighs and any(type(each) is not Remote for each in told)
         return self.weigh(result) if weighs or self.biased else result
 
     def form(self, remote: "Remote") -> tuple[Any, ...]:
-        """The plain value that it is, if it is one."""
+        """The plain value that the object is, in a tuple; an empty tuple if it is none."""
         if self.biased:
             return ()
         known, value = self.link.ask("form", remote)
         return (value,) if known is True and type(value) is not Remote else ()
 
     def weigh(self, result: Any) -> Any:
-        """An object may come of an object and a value of the tests'. A value would be the program's mere word."""
+        """Takes an operator's result with a value of the tests: an object. A value would be the program's mere word."""
         if type(result) is Remote:
             held = held_by(result)
             held.weighed, held.made, held.name = True, self.made, self.name
@@ -142,7 +143,7 @@ class Remote:
 
 
 def like_a_class(name: str) -> bool:
-    """By the custom of the language; the program's own word for it would be worth nothing."""
+    """Whether a name is that of a class, by Python's custom. The program's own word on that would be worth nothing."""
     return name[:1].isupper() and "_" not in name
 
 
@@ -173,7 +174,7 @@ def attribute(remote: Remote, name: str, *, keep: bool = False) -> Any:
 
 
 def _for_a_library(remote: Remote, name: str) -> Any:
-    """Numpy has the plain value that an object is. What else an object tells a library would be believed."""
+    """What a library asks an object for. Numpy gets its plain value; all else is refused: it would be believed."""
     held = held_by(remote)
     if form := held.form(remote):
         if name == "__array__":
@@ -184,12 +185,12 @@ def _for_a_library(remote: Remote, name: str) -> Any:
 
 
 def item(remote: Remote, key: Any) -> Any:
-    """One that stays where it is, so that it can be changed there."""
+    """An item as a reference, so that it can be changed in the program."""
     return held_by(remote).link.ask("getitem", remote, key, keep=True)
 
 
 def measured(remote: Remote, verb: str, *arguments: Any) -> Any:
-    """What may be asked of a value, too."""
+    """Asks an object something that can be asked of a value, too."""
     held = held_by(remote)
     result = held.link.ask(verb, remote, *arguments)
     return held.weigh(result) if held.biased else result
@@ -218,7 +219,7 @@ def combined(remote: Remote, verb: str, other: Any, *, reflected: bool = False) 
     own = (f"__r{verb}__",) if reflected else (f"__{verb}__", f"__{verb.removeprefix('i')}__")[: 1 + (verb in IN_PLACE)]
     form = held.form(remote)
     if form and verb in IN_PLACE and type(form[0]) in MUTABLE:
-        return held.link.ask(verb, remote, other)  # it takes the value in, and stays what it is
+        return held.link.ask(verb, remote, other)  # a container takes the value in, and stays the same object
     if form and not _overrides(remote, *own):
         return operation(verb)(*((other, form[0]) if reflected else (form[0], other)))
     if not held.made and not held.link.crosses(other):
@@ -227,13 +228,13 @@ def combined(remote: Remote, verb: str, other: Any, *, reflected: bool = False) 
 
 
 def _overrides(remote: Remote, *methods: str) -> bool:
-    """Whether it was made by the tests, and its class has these of its own: not even as a plain value is it known."""
+    """Whether the tests made it and its class has one of these methods: then its plain value can't answer for it."""
     held = held_by(remote)
     return held.made and held.link.ask("defines", remote, *methods) is True
 
 
 def _is_hidden_value(remote: Remote) -> bool:
-    """Whether what has come of an operator of a made object, and of a value, says that it is a value itself."""
+    """Whether the result of an operator, of an object that the tests made and a value, claims to be a plain value."""
     held = held_by(remote)
     return held.made and held.biased and held.link.ask("form", remote)[0] is True
 

@@ -1,6 +1,6 @@
-"""Tests that run a text. An answer would run in the process that judges, and could say there that they have passed.
+"""Tests that run a text. An answer that they ran would run in the process that judges, and could say that they passed.
 
-Invariant: what runs stands in the tests themselves, or is arithmetic.
+Invariant: only texts that stand in the tests themselves, and arithmetic, are run.
 """
 
 import ast
@@ -13,7 +13,7 @@ from typing import Any
 
 from rollmux.runtime.rewards.asserts.asking import Link
 
-# Libraries that do.
+# Libraries that run what they are given.
 RUNNING = ("pickle", "_pickle", "marshal", "dill", "cloudpickle", "joblib", "sympy")
 _TEXTS = (str, bytes, bytearray, memoryview, ast.AST)
 _ARITHMETIC = (
@@ -24,7 +24,7 @@ _ARITHMETIC = (
 
 
 class Running:
-    """Python's own functions that run a text, for the tests."""
+    """Replaces, for the tests, Python's own functions that run a text."""
 
     def __init__(self, link: Link, tests: CodeType) -> None:
         self._link, self._texts = link, set(_texts(tests))
@@ -33,7 +33,7 @@ class Running:
         return {"eval": self._running(eval), "exec": self._running(exec), "compile": self.compile}
 
     def owns(self, text: Any) -> bool:
-        """It stands in the tests."""
+        """Whether a text stands in the tests."""
         return isinstance(text, str | bytes) and text in self._texts
 
     def compile(self, text: Any, name: Any, mode: Any, *more: Any, **named: Any) -> Any:
@@ -54,7 +54,7 @@ class Running:
         return running
 
     def _known(self, text: Any, made: Any) -> Any:
-        """What stands in a text of the tests stands in them; what an answer is made of does not."""
+        """Notes that texts within a text of the tests stand in the tests, too; those within an answer don't."""
         if isinstance(made, CodeType) and self.owns(text):
             self._texts.update(_texts(made))
         return made
@@ -69,7 +69,7 @@ class Running:
         parts = list(ast.walk(ast.parse(text.strip(), mode="eval")))
         if all(isinstance(each, _ARITHMETIC) for each in parts):
             return
-        # Python's own names say nothing of the tests, and are among theirs.
+        # Python's own names are left out: the tests have them too, and they tell nothing about the tests.
         names = {each.id for each in parts if isinstance(each, ast.Name)} - vars(builtins).keys()
         caller = sys._getframe(2)
         if any(name in caller.f_globals or name in caller.f_locals or self._defined(name) for name in names):

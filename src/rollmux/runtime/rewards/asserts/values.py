@@ -1,7 +1,7 @@
 """What crosses between tests and program: JSON that says all of a value of plain types, and a reference to all else.
 
-Invariant: reading makes nothing but values of the types that are listed here, whatever the other side has written. What
-a reference opens the reader alone says.
+Invariant: reading makes only values of the types that are listed here, whatever the other side has written. The reader
+alone decides what a reference leads to.
 """
 
 import json
@@ -16,17 +16,17 @@ from itertools import chain
 from operator import index
 from typing import Any, NoReturn
 
-Refer = Callable[[Any], dict[str, Any]]  # what stands for an object, by the sort of reference
+Refer = Callable[[Any], dict[str, Any]]  # gives what stands for an object: a sort of reference, and its parts
 Resolve = Callable[[str, list[Any]], Any]
 
 _SCALARS = (bool, float, str, type(None))
-MOST_DEEP = 200  # of containers in one another: what is read can be written again, wherever the reader stands
-_MOST_BITS = 10_000  # of whole numbers that are written as digits: Python refuses 4,300 of these
+MOST_DEEP = 200  # containers within one another: what is read can be written again, however deep the reader's stack is
+_MOST_BITS = 10_000  # whole numbers below this are written as digits: Python refuses 4,300 digits
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How a value comes apart, and how its parts make it again. Only containers hold references."""
+    """How a value is taken apart, and made again of its parts. Only containers hold references."""
 
     parts: Callable[[Any], Iterable[Any]]
     made: Callable[[list[Any]], Any]
@@ -74,7 +74,7 @@ _SHAPES: dict[type, _Shape] = {
 _KINDS = {kind.__name__: kind for kind in _SHAPES}
 MUTABLE = frozenset({list, set, dict, OrderedDict, Counter, defaultdict, deque, bytearray})
 PLAIN: frozenset[type] = frozenset({int, *_SCALARS, *_SHAPES})
-# Types that mean the same on both sides, and do no harm to whoever calls them.
+# Further types that mean the same on both sides, and do no harm when they are called.
 _OTHERS: tuple[type, ...] = (
     object,
     *(types.GeneratorType, types.CoroutineType, types.FunctionType, types.MethodType),
@@ -83,11 +83,11 @@ TYPES = {kind.__name__: kind for kind in (*PLAIN, *_OTHERS)}
 
 
 class Unreadable(ValueError):
-    """The other side wrote what no value is written as."""
+    """The other side wrote something as a value that is none."""
 
 
 def written(value: Any, refer: Refer) -> Any:
-    """As JSON. An object with one key is a value that JSON has no form for, or a reference: its sort, and its parts."""
+    """A value for JSON. Values without a form in JSON, and references, become an object of one key: sort and parts."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -99,7 +99,7 @@ def written(value: Any, refer: Refer) -> Any:
 
 
 def read(said: Any, resolve: Resolve, deep: int = 0) -> Any:
-    """The value again. Raises what the types raise of parts that they can't be made of."""
+    """The value again. Raises what its type raises if it can't be made of these parts."""
     if type(said) in _SCALARS or type(said) is int:
         return said
     if type(said) is not dict or len(said) != 1:
