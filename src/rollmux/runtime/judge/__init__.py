@@ -1,1 +1,1 @@
-"""Judge models: how likely a model finds each of the given answers, its layers streamed where room is short."""
+"""Judge models: how likely a model finds each of the given answers, with layers that are streamed if room is short."""

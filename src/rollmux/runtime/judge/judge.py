@@ -1,6 +1,6 @@
 """The judge of a reward pool: tasks in, log-probabilities of their answers out.
 
-Invariant: a task that this model can't take is told so, and does not keep the others of its pass from being judged.
+Invariant: a task that this model can't take gets a text that says so; the others of its pass are judged all the same.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class TextJudge(Judge):
         return [next(judged) if isinstance(each, Question) else each for each in questions]
 
     def _judged(self, questions: Sequence[Question]) -> Sequence[list[float] | str]:
-        """All in one pass, or in as many as there is room for."""
+        """Judges all questions in one pass, or in several if there is not room for one."""
         try:
             return self._model.judge(questions)
         except JudgeHasNoRoom as refused:
@@ -40,7 +40,7 @@ class TextJudge(Judge):
         try:
             prompt = prompt_tokens(self._encode, task.template, task.fields)
             answers = tuple(tuple(self._encode(answer, True)) for answer in task.answers)
-        except (ValueError, TypeError) as error:  # half of a character that takes two
+        except (ValueError, TypeError) as error:  # half of a surrogate pair
             return f"its text is none to this tokenizer: {error}"
         length = len(prompt) + max(map(len, answers)) - 1
         if not prompt or not all(answers):

@@ -34,7 +34,7 @@ class JudgeHasNoRoom(RollmuxError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt and the answers to it; each has at least one token."""
+    """A prompt and the possible answers; each has at least one token."""
 
     prompt: Tokens
     answers: tuple[Tokens, ...]
@@ -48,12 +48,12 @@ class Question:
 
     @property
     def texts(self) -> set[Tokens]:
-        """What has to be computed: answers of one token share it."""
+        """The texts that have to be computed. Answers of one token need only the prompt, and share it."""
         return {self.prompt + answer[:-1] for answer in self.answers}
 
 
 class ModelJudge:
-    """Owns the model. `free_bytes` is asked before each pass: what the device has for all of the judge.
+    """Owns the model. `free_bytes` tells, before each pass, what the device has free for the whole judge.
 
     `claim` asks the node for the host memory that all layers lie in: `functools.partial(budget.claim, "judge")`.
     """
@@ -96,9 +96,9 @@ class ModelJudge:
 
     @torch.no_grad()
     def judge(self, questions: Sequence[Question]) -> list[list[float]]:
-        """For each question the log-probability of each of its answers. InvalidSpec if one is not the model's."""
+        """For each question the log-probability of each of its answers. InvalidSpec if the model can't take one."""
         self._require_fitting(questions)
-        texts = sorted({text for question in questions for text in question.texts}, key=len)  # as a forward takes them
+        texts = sorted({text for question in questions for text in question.texts}, key=len)  # in a forward's order
         if not texts:
             return []
         self._make_room(max(map(len, texts)), len(texts))
@@ -106,7 +106,7 @@ class ModelJudge:
         return [[_logprob(said, question.prompt, answer) for answer in question.answers] for question in questions]
 
     def close(self) -> None:
-        """Gives the layers' memory back; the model is of no use any more."""
+        """Gives the layers' memory back; the model can't be used any more."""
         self.layers.close()
 
     def _require_fitting(self, questions: Sequence[Question]) -> None:
@@ -132,7 +132,7 @@ class ModelJudge:
         self.layers.arrange(plan.streamed)
 
     def _said(self, questions: Sequence[Question], texts: Sequence[Tokens]) -> list[dict[int, Tensor]]:
-        """For each text, by the place of a token in it, what comes next."""
+        """For each text, by the place of a token in it, the model's output behind that token."""
         wanted = {text: set[int]() for text in texts}
         for question in questions:
             for answer in question.answers:
@@ -164,7 +164,7 @@ def _logprob(said: dict[Tokens, dict[int, Tensor]], prompt: Tokens, answer: Toke
 
 
 def judge_model(config: Any, parts: Anatomy, layer_bytes: int) -> JudgeModel:
-    """The model's shape, for `JudgeBudget`. What a pass holds of each token is its keys, values and activations."""
+    """The model's shape, for `JudgeBudget`. For each token a pass holds its keys, values and activations."""
     item = parts.dtype.itemsize
     width = parts.head_width * (parts.heads + 2 * parts.kv_heads)
     cached = 2 * config.num_hidden_layers * parts.kv_heads * parts.head_width

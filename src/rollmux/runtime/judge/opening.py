@@ -1,4 +1,4 @@
-"""A judge from a folder that `save_pretrained` wrote, which computes on the processor."""
+"""Opens a judge from a folder that `save_pretrained` wrote. It computes on the processor."""
 
 from pathlib import Path
 
@@ -9,18 +9,19 @@ from rollmux.runtime.judge.judge import TextJudge
 from rollmux.runtime.judge.model import ModelJudge
 from rollmux.runtime.judge.texts import encoder
 
-# Beside a processor a copy hides behind nothing, and so it is said to be: all layers stay that there is room for.
+# On a processor no copy is hidden behind computing. So copies are said to be slow: all layers stay for which there is
+# room.
 COPIED_BYTES_PER_S, FLOPS_PER_S = 1.0, 1e15
-SHARE = 2  # of the memory that is free at the start; the rest is everybody else's
-PLENTY_BYTES = 1 << 40  # where the machine does not say what it has free
+SHARE = 2  # the judge takes 1/SHARE of the memory that is free at the start; the rest is for everybody else
+PLENTY_BYTES = 1 << 40  # if the machine does not say what it has free
 
 
 class JudgeRefused(RollmuxError):
-    """What is in the folder can't judge."""
+    """The folder has no model that can judge."""
 
 
 def open_judge(folder: Path) -> TextJudge:
-    """Nothing is looked for elsewhere or downloaded."""
+    """Opens the judge in this folder. Nothing is looked for elsewhere or downloaded."""
     try:
         model, tokenizer = model_in(folder), tokenizer_in(folder)
         room = (available_bytes() or PLENTY_BYTES) // SHARE

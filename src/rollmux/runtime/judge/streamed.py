@@ -1,7 +1,7 @@
 """The layers of a model, of which some stay on the device and the others pass through two buffers.
 
 All layers lie in host memory for good; parameters are empty while their layer is not on the device. Invariant: a layer
-that is handed out for computing is whole in device memory, and its buffer is not written again before what was computed
+that is handed out for computing is whole in device memory, and its buffer is not written again before the computing
 with it is done.
 """
 
@@ -35,9 +35,9 @@ class _Slot:
 
 
 class StreamedLayers:
-    """Iterated by a forward, layer by layer. `weights` are the modules that hold the parameters of each layer.
+    """A forward iterates over it, layer by layer. `weights` are the modules with the parameters, one for each layer.
 
-    `claim` asks the node for the host memory that they lie in.
+    `claim` asks the node for the host memory in which all layers lie.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StreamedLayers:
         self._take()
         self._device: Tensor | None = None
         self._streamed: tuple[int, ...] | None = None
-        self._held: list[int] = []  # which layer each buffer has, or is getting
+        self._held: list[int] = []  # the layer that each buffer has or is getting
         self._coming: dict[int, Transfer] = {}
 
     def __len__(self) -> int:
@@ -70,11 +70,11 @@ class StreamedLayers:
         return 0 if self._device is None else self._device.nbytes
 
     def show(self, layers: Sequence[Layer]) -> None:
-        """What the engine calls these layers."""
+        """Takes the layers as the engine has them: iterating gives these out."""
         self._layers = layers
 
     def arrange(self, streamed: Sequence[int]) -> None:
-        """From now on these are streamed and all others stay."""
+        """Streams these layers from now on; all others stay on the device."""
         if not self._at_end.alive:
             raise EngineClosed("the layers were given back: load the model anew")
         if self._streamed == tuple(streamed):
@@ -88,13 +88,13 @@ class StreamedLayers:
             self._bind(number, place)
             transfer.load(self._piece(place), self._on_host(number))
         transfer.finish()
-        self._streamed = tuple(streamed)  # not before all are there: what broke off is arranged anew
+        self._streamed = tuple(streamed)  # only once all are there: if this breaks off, it is done anew
 
     def release(self) -> None:
         """Gives all device memory back; `arrange` takes it again."""
         if self._device is None:
             return
-        while self._coming:  # and nothing looks at the piece any more
+        while self._coming:  # until nothing looks at the device's memory any more
             self._coming.popitem()[1].finish()
         self._memory.expect(self._device.nbytes, self._device.data_ptr())
         for number in range(len(self)):
@@ -103,7 +103,7 @@ class StreamedLayers:
         self._memory.release()
 
     def undo(self) -> None:
-        """The layers are whole again, in host memory."""
+        """Ends the streaming: all layers are whole again, in host memory."""
         self.release()
         host = self._host
         self.close()
@@ -112,7 +112,7 @@ class StreamedLayers:
             self._bind_to(number, self._on_host(number))
 
     def close(self) -> None:
-        """Gives host memory back too; the layers are of no use any more."""
+        """Gives host memory back, too; the layers can't be used any more."""
         self.release()
         self._at_end.detach()
         self._memory.unpin()
@@ -128,13 +128,13 @@ class StreamedLayers:
                 continue
             self._wait_for(number)
             yield layer
-            # What comes now waits, on the device, for all that was computed up to here.
+            # On the device, the copy that begins now waits for all that was computed up to here.
             after = streamed[(streamed.index(number) + BUFFERS) % len(streamed)]
             if after not in self._held:
                 self._fetch(after, self._held.index(number))
 
     def _wait_for(self, number: int) -> None:
-        if number not in self._held:  # a pass before this one ended in its middle
+        if number not in self._held:  # the pass before this one broke off in the middle
             self._fetch(number, 0)
         transfer = self._coming.pop(number, None)
         if transfer is not None:
@@ -154,7 +154,7 @@ class StreamedLayers:
         self._coming[number] = transfer
 
     def _take(self) -> None:
-        """The weights as they are, into host memory."""
+        """Copies the weights into host memory, and empties the parameters."""
         for number in range(len(self)):
             piece = self._on_host(number)
             for parameter, view in zip(self._parameters[number], self._views(piece), strict=True):
@@ -191,7 +191,7 @@ class StreamedLayers:
 
 
 def _forsake(memory: Memory, claim: Claim | None) -> None:
-    """Whose owner has closed nothing."""
+    """Gives memory and claim back for an owner that went without closing."""
     memory.unpin()
     if claim is not None:
         claim.forsake()

@@ -11,7 +11,7 @@ Encode = Callable[[str, bool], list[int]]  # text, and whether it may name speci
 
 
 def encoder(tokenizer: Any) -> Encode:
-    """Of a Hugging Face tokenizer."""
+    """The `Encode` of a Hugging Face tokenizer."""
 
     def encode(text: str, special: bool) -> list[int]:
         found: list[int] = tokenizer(text, add_special_tokens=False, split_special_tokens=not special)["input_ids"]
@@ -25,7 +25,7 @@ def prompt_tokens(encode: Encode, template: str, fields: Mapping[str, str]) -> t
     tokens: list[int] = []
     own = ""
     for text, name, _, _ in Formatter().parse(template):
-        own += text  # up to a brace that is written twice
+        own += text  # ends at a brace that is written twice
         if name is not None:
             tokens += encode(own, True) if own else []
             tokens += encode(fields[name], False)
