@@ -61,7 +61,7 @@ class Fork:
 def begun(serve: Callable[..., None], *told: Any, name: str) -> Fork:
     """Begins a process that calls `serve` with `told` and its end of a pipe. OSError or EOFError: it died at once.
 
-    All of them have the heavy modules that this process had when it began the first, and its environment of then. Send
+    All such processes have the heavy modules that this one had when it began the first, and its environment then. Send
     what has many tensors through the pipe: only a limited number of descriptors can go along with `told`.
     """
     with _LOCK:

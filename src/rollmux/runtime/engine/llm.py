@@ -130,7 +130,7 @@ class Llm:
         return bool(output.finished)
 
     def read(self, output: Any, known: int) -> Piece:
-        """What an output adds to the `known` tokens of an attempt: it has all of its tokens each time."""
+        """What an output adds to the `known` tokens of an attempt: each output has all of the attempt's tokens."""
         (choice,) = output.outputs
         fresh = tuple(choice.token_ids[known:])
         over = reading.over(choice.finish_reason)

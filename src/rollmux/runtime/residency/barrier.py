@@ -12,6 +12,6 @@ from threading import Lock
 def barrier() -> None:
     """All reads and writes before this call come before all those after it, for every process that looks on."""
     fresh = Lock()  # of this call alone: nobody waits for it, and no forked child finds it held
-    for _ in range(2):  # accesses from before and from after may both move into one turn of a lock
+    for _ in range(2):  # in one turn of a lock accesses from before and from after may meet
         fresh.acquire()
         fresh.release()

@@ -26,7 +26,7 @@ ELSEWHERE = {
     "ds_tensor": ("is partitioned by DeepSpeed", "call its engine's `offload_states()` and `reload_states()` instead"),
     "quant_state": ("is quantised by bitsandbytes", "move its module by `to()` instead"),
 }
-INT8 = "Int8Params"  # of bitsandbytes: its module has the scales, and after a forward the values too
+INT8 = "Int8Params"  # of bitsandbytes: after a forward its module has the scales, and the values by a second name
 
 
 @dataclass(frozen=True, slots=True)

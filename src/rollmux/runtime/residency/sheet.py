@@ -43,7 +43,7 @@ class Sheet:
 
 
 class Sheets:
-    """Two sheets: one for sums that are being read, one for those that come. None if the device can't write to them."""
+    """One sheet for sums that are being read, one for those that come. None at all if the device can't write there."""
 
     def __init__(self, chunks: int, device: torch.device) -> None:
         self._both: list[Sheet] = []
