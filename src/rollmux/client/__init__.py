@@ -1,6 +1,6 @@
-"""What a job imports: `rollmux.connect()` and phases. Standard library and httpx only; nothing of the service.
+"""What a job imports: `rollmux.connect()` and phases. It needs the standard library and httpx, nothing of the service.
 
-Any call may be repeated and any answer may get lost: what a phase did counts when the controller says that it does.
+Any call may be repeated and any answer may get lost: a phase's work counts once the controller says so.
 """
 
 from rollmux.client.attach import connect

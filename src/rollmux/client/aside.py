@@ -1,4 +1,4 @@
-"""What is said in passing: how far a rollout is, and what phases take. Nobody waits for it, and it may get lost."""
+"""Messages that may get lost: how far a rollout is, and how long phases take. No thread of the job waits for them."""
 
 import logging
 from threading import Condition, Thread
@@ -10,13 +10,13 @@ from rollmux.protocol.messages import Done, Heard, Profile, Report, Said
 
 log = logging.getLogger("rollmux")
 
-# So often a rollout's progress is passed on; the controller needs it to know when the tail begins.
+# The time between two messages of a rollout's progress. The controller learns from them when the tail begins.
 INTERVAL_S = 0.25
 PATIENCE_S = 2.0
 
 
 class Aside(Thread):
-    """Sends the latest of what there is to say."""
+    """A thread that sends the latest progress and the latest profile."""
 
     def __init__(self, link: Link) -> None:
         super().__init__(name="rollmux-aside", daemon=True)
@@ -27,11 +27,11 @@ class Aside(Thread):
         self._closed = False
 
     def progress(self, done: int, total: int) -> None:
-        """So many responses of the rollout under way are done."""
+        """Tells that `done` of the `total` responses of the rollout under way are done."""
         stint = self.link.stints.get(PhaseKind.ROLLOUT)
         lease = stint.lease if stint is not None else None
         try:
-            done, total = int(done), int(total)  # of numpy or torch they may be
+            done, total = int(done), int(total)  # they may be numbers of numpy or torch
         except (TypeError, ValueError, OverflowError) as error:
             log.debug("%r of %r is no progress: %s", done, total, error)
             return
@@ -69,5 +69,5 @@ class Aside(Thread):
     def _send(self, verb: str, message: Report | Profile, answer: type[Heard | Done]) -> None:
         try:
             self.link.send(verb, message, answer, patience_s=PATIENCE_S)
-        except (RollmuxError, TypeError, ValueError) as error:  # sizes of state are what its makers say
+        except (RollmuxError, TypeError, ValueError) as error:  # the script's state says its size: any value may come
             log.debug("%s was not heard: %s", message, error)

@@ -1,6 +1,7 @@
-"""How a script ends that calls `sys.exit`: Python tells nobody the code, not even those that it calls at the end.
+"""How a script ends that calls `sys.exit`: Python tells nobody the exit code, not even functions of `atexit`.
 
-Of an error it does tell, but interactive sessions, a notebook's among them, outlive errors of which it tells the same.
+Python does tell the error that ends a script, but in the same way the errors that an interactive session (a notebook,
+say) outlives.
 """
 
 import sys
@@ -11,14 +12,14 @@ from rollmux.client.errors import reason_of
 
 
 def failed_by(code: object) -> str:
-    """Why a script has failed that ended with this code; nothing where it has not."""
+    """Why a script that ended with this code has failed; empty if it has not."""
     if code is None or code == 0:
         return ""
     return f"it ended with exit code {code}" if isinstance(code, int) else str(code)
 
 
 class Exit:
-    """Hears of `sys.exit` while it watches. `failed` is what the latest call says of the script's end."""
+    """Notes calls of `sys.exit` between `watch` and `ignore`. `failed` is the reason that the latest call gives."""
 
     def __init__(self) -> None:
         self.failed = ""
@@ -27,22 +28,22 @@ class Exit:
 
     @property
     def reason(self) -> str:
-        """Why the script has failed, where it has, once it ends."""
+        """Asked at the script's end: why the script has failed; empty if it has not."""
         error = _latest_error()
         return self.failed if error is None or error is self._outlived else reason_of(error)
 
     def is_overruled(self) -> None:
-        """The script goes on, whoever was to end it; an interactive session also whatever was."""
+        """The script goes on in spite of a call of `sys.exit`; an interactive session also in spite of an error."""
         self.failed = ""
-        if hasattr(sys, "ps1"):  # else its other threads may go on a little, while it ends
+        if hasattr(sys, "ps1"):  # else the error ends the script, and only its threads come here
             self._outlived = _latest_error()
 
     def watch(self) -> None:
         self.is_overruled()
-        self._before, sys.exit = sys.exit, self._called  # type: ignore[assignment]  # it does end, by what was before
+        self._before, sys.exit = sys.exit, self._called  # type: ignore[assignment]  # it ends by the former sys.exit
 
     def ignore(self) -> None:
-        """As it was, unless somebody else watches since."""
+        """Puts the former `sys.exit` back, unless somebody else has replaced it since."""
         if sys.exit == self._called:
             sys.exit = self._before
 

@@ -1,7 +1,7 @@
-"""The listening thread: signs of life for the leases that this process works under, and word of what is wanted of it.
+"""The listening thread: it gives signs of life for the leases of this process, and hears the controller's orders.
 
-A sign of life is given only for what this process is really at: a lease that it has finished, while others of the job
-have not, is theirs to keep alive.
+It gives a sign of life only for leases that this process still works under. When it has finished a lease and other
+processes of the job have not, they keep the lease alive.
 """
 
 import logging
@@ -19,14 +19,14 @@ from rollmux.protocol.messages import SIGNS, Held, Listen, Orders
 log = logging.getLogger("rollmux")
 
 LONGEST_WAIT_S = 30.0
-# Before the next after one that nobody has heard.
+# The pause after a sign of life that nobody has heard.
 PAUSE_S = 0.1
-# Of a lease that is over, or of which state is left alone.
+# States of a lease in which an unwanted lease is not declined: it is over, or its state rests or is moved off already.
 _NOT_ITS_TURN = ("fenced", "parked", "offloading")
 
 
 class _Outdated(Exception):
-    """Other leases are held by now than the call says."""
+    """This process holds other leases by now than its call says."""
 
 
 class Heart(Thread):
@@ -55,7 +55,7 @@ class Heart(Thread):
             except CallRefused as refused:
                 link.stop = str(refused)
                 return
-            except Unreachable:  # for long, or just being closed: the job's own calls say so
+            except Unreachable:  # for long, or as the wire closes: the job's calls say so
                 link.wire.closing.wait(PAUSE_S)
                 continue
             link.alive_at = asked_at
@@ -66,8 +66,8 @@ class Heart(Thread):
             self._follow(orders, epochs, parked)
 
     def _alive(self) -> tuple[int, ...]:
-        """Leases that this process works under, and those that wait for it: the answer they came with was lost, or the
-        script is yet to ask again."""
+        """Leases that this process works under, and leases granted to it that it has not taken up yet: the answer that
+        told of them was lost, or the script has yet to ask again."""
         link, now = self.link, monotonic()
         with link.lock:
             mine = {(stint.kind, stint.lease.epoch) for stint in link.stints.values() if stint.lease is not None}
@@ -78,7 +78,7 @@ class Heart(Thread):
             return tuple(sorted(epoch for kind, epoch in mine if kind not in dead and epoch not in link.finished))
 
     def _require(self, epochs: tuple[int, ...]) -> None:
-        """A call that is given up each time before its answer, as proxies may do, is to speak of leases since, too."""
+        """Ends the repeats of a call that names outdated leases: a proxy may cut each of them off before its answer."""
         if self._alive() != epochs:
             raise _Outdated
 
@@ -87,12 +87,12 @@ class Heart(Thread):
             return set(self.link.parked)
 
     def _follow(self, orders: Orders, asked_of: Iterable[int], parked: set[PhaseKind]) -> None:
-        """Only what was asked of can be missing: the answer may be older than what was granted since."""
+        """Obeys. A lease missing from the answer is lost only if the call named it: it may be newer than the answer."""
         link, held = self.link, {each.epoch: each for each in orders.held}
         with link.lock:
             stints = [(stint, stint.lease.epoch) for stint in link.stints.values() if stint.lease is not None]
             fenced = {each.epoch for each in orders.held if each.state == "fenced"}
-            left = fenced - {epoch for _, epoch in stints}  # who is under it says itself when it has left
+            left = fenced - {epoch for _, epoch in stints}  # a stint that is under a lease says itself when it has left
             link.never_again(*left)
         for stint, epoch in stints:
             now = held.get(epoch)
@@ -113,7 +113,7 @@ class Heart(Thread):
                 self._start(partial(link.decline, each), each.kind.value)
 
     def _must_move(self, held: Held) -> bool:
-        """State that is to leave the nodes. If it has left, that is said again: a new controller has not heard it."""
+        """Whether state is to leave the nodes. If it has left, this is said again, for a controller that is new."""
         link = self.link
         with link.lock:
             stayed = held.epoch in link.finished or held.epoch == link.parked.get(held.kind, (0,))[0]

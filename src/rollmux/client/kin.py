@@ -1,6 +1,6 @@
-"""The processes of a job, as one of them sees the others: who it is, and how they find and know each other.
+"""The processes of a job, as one of them sees the others: which one it is, and how they find and trust each other.
 
-The controller grants them their phases together. Whatever else they have to say to each other goes between them.
+The controller grants the processes their phases together. All else that they tell each other they send directly.
 """
 
 import hmac
@@ -14,7 +14,7 @@ from rollmux.client.link import Link
 from rollmux.errors import InvalidSpec, Problem
 
 LOOPBACK, _LOOPBACKS = "127.0.0.1", "127."
-_ELSEWHERE = "192.0.2.1"  # by RFC 5737 nobody's
+_ELSEWHERE = "192.0.2.1"  # an address that belongs to nobody (RFC 5737)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Kin:
     rank: int = 0
     processes: int = 1
     attempt: int = 0
-    host: str = LOOPBACK  # this machine's address, as whoever reaches the controller in the same way knows it
+    host: str = LOOPBACK  # this machine's address on the network by which it reaches the controller
     job: str = ""
     token: str = ""
 
@@ -37,7 +37,7 @@ class Kin:
         return f"Kin(rank {self.rank} of {self.processes}, attempt {self.attempt}, at {self.host})"
 
     def key(self, purpose: str) -> str:
-        """A secret to which all processes of this attempt come by themselves, and nobody without the job's token."""
+        """A secret that each process of this attempt computes by itself, and that needs the job's token."""
         if not self.token:
             problem = Problem("ROLLMUX_TOKEN", "", "the job's token", "start its processes by a controller's launcher")
             raise InvalidSpec("connection", (problem,))
@@ -48,7 +48,8 @@ class Kin:
 def _host(url: str) -> str:
     """The address of the interface by which the controller is reached. Nothing is sent.
 
-    A machine may know its own name by a loopback address, as the controller's does: others know it by another.
+    The controller's machine may resolve its own name to a loopback address, which other machines can't use: then the
+    address is that of the interface to the outside.
     """
     name = urlsplit(url).hostname or LOOPBACK
     found = _towards(name)

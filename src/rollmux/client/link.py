@@ -1,7 +1,7 @@
-"""An attached process: its verbs, and what it holds, has finished and has left on its nodes.
+"""An attached process: its calls, and the leases and the state that it holds, has finished or has left on its nodes.
 
-What is written here is shared by the job's own threads and the listening one: it changes under `lock` alone. Whose a
-lease is, and until when, is told in `stint`.
+The job's own threads and the listening thread share these values: they change only under `lock`. `stint` tells which
+passage through a phase a lease belongs to, and until when.
 """
 
 import logging
@@ -30,13 +30,13 @@ log = logging.getLogger("rollmux")
 
 _CONFLICT = 409
 
-# How a job has ended whose first process has left because all is committed, while the others are yet to hear of it.
+# The reason to stop when the first process has left because all is committed, and the others have yet to hear of it.
 FINISHED = "finished"
-# Whoever waits longer than this wants to know why.
+# The script is told why it waits if it waits longer than this.
 FIRST_WAIT_S = 1.0
-# State that is being moved off is waited for so long before the controller is asked again.
+# How long to wait for state that is being moved off before the controller is asked again.
 MOVING_S = 1.0
-# Leases that are remembered to be over: a job may go on for months.
+# How many ended leases are remembered: a job may go on for months.
 MOST_OVER = 1000
 
 
@@ -65,49 +65,50 @@ class Link:
         self.hooks: dict[str, Callable[..., object]] = {}
         self.stop = ""  # why the job is to end
         self.losses = 0  # phases that did not count
-        self.alive_at = monotonic()  # when the last sign of life was sent that has arrived
+        self.alive_at = monotonic()  # when the last sign of life that has arrived was sent
         self.lock = Condition()
         self.next = dict.fromkeys(PhaseKind, attached.synced)  # the first iteration that is not committed
-        self.stints: dict[PhaseKind, Stint] = {}  # who has the kind: in line for a lease, under it, or on its way out
-        self.unwanted: dict[tuple[PhaseKind, int], float] = {}  # asked for, and from then on nobody waits any more
-        self.over: set[int] = set()  # the latest leases whose end was said or heard: never taken again
-        self.finished: set[int] = set()  # leases that we are done with, and don't know to be committed
-        self.parked: dict[PhaseKind, tuple[int, State]] = {}  # state that may stay on the nodes, and since which lease
-        self.moving: set[PhaseKind] = set()  # whose state is just being moved off
-        self.stuck: set[PhaseKind] = set()  # these, and those whose state could not be moved off
-        self.keeps = False  # a lease has let state stay, so that it may yet be asked whether it has left
+        self.stints: dict[PhaseKind, Stint] = {}  # the stint of each kind: in line, under its lease, or on its way out
+        self.unwanted: dict[tuple[PhaseKind, int], float] = {}  # asked for; from then on nobody waits
+        self.over: set[int] = set()  # ended leases, as told or heard, the latest of them: never taken again
+        self.finished: set[int] = set()  # leases whose work here is done, and that may not be committed yet
+        self.parked: dict[PhaseKind, tuple[int, State]] = {}  # state that stays on nodes, and the lease that left it
+        self.moving: set[PhaseKind] = set()  # kinds whose state is just being moved off
+        self.stuck: set[PhaseKind] = set()  # `moving`, and the kinds whose state could not be moved off
+        self.keeps = False  # a lease has let state stay: the controller may yet ask whether that state has left
         self.leaves = False  # the process takes its leave: no state stays any more
-        self.lingers = False  # it has done its part: nothing but orders is heard any more
+        self.lingers = False  # the process has done its part, and only listens for orders
 
     @property
     def attempt(self) -> int:
         return self.attached.attempt
 
     def leases_last(self, lease_s: float) -> None:
-        """So long without a sign of life."""
+        """Sets how long a lease lasts without a sign of life."""
         self.lease_s = lease_s
         self.wire.hurry(lease_s)
 
     @property
     def sure_s(self) -> float:
-        """For so long its leases hold, whatever becomes of the next signs of life; and a call has time to arrive."""
+        """How long its leases hold even if no sign of life arrives from now on, less the time that a call may take."""
         return self.alive_at + (1.0 - ANSWER_PART) * self.lease_s - monotonic()
 
     def send(self, verb: str, message: Any, answer: type[T], **waits: Unpack[Waits]) -> T:
         return self.wire.send(f"{job_path(self.job)}/{verb}", message, answer, **waits)
 
     def done_with(self) -> tuple[int, ...]:
-        """To be said again and again, until it is known to count: a new controller has not heard it."""
+        """Finished leases, told in each call until they are known to count: a new controller has not heard of them."""
         with self.lock:
             return tuple(sorted(self.finished))
 
     def never_again(self, *epochs: int) -> None:
-        """Their end was said or heard. Under the lock; of very old leases, which have low numbers, no word comes."""
+        """Notes that these leases have ended. Call it under the lock. The oldest, lowest numbers are forgotten: no
+        message speaks of them any more."""
         self.over.update(epochs)
         if len(self.over) > MOST_OVER:
             self.over = set(sorted(self.over)[MOST_OVER // 2 :])
 
-    # -- what is said of leases --------------------------------------------------------------------------------------
+    # -- calls about leases ------------------------------------------------------------------------------------------
 
     def lease_for(
         self,
@@ -117,18 +118,18 @@ class Link:
         accepts: Callable[[Held], bool],
         paused: int = 0,
     ) -> Held:
-        """Waits for its turn, and says why that takes long. `paused` is the lease that the phase had before."""
+        """Waits for the phase's turn, and says why that takes long. `paused` is the lease under which it paused."""
         said, wait_s = Saying("waiting for nodes"), min(self.wait_s, FIRST_WAIT_S)
         while True:
             unless()
             if self.stop:
                 raise Stopped(self.stop)
-            if paused:  # all processes must have said so, and a new controller has heard it of none
+            if paused:  # each process must say so, and a new controller has heard it from none
                 self.report(Said.PAUSED, paused)
             turn = self.ask(kind, iteration, wait_s, unless)
             wait_s = self.wait_s
             if turn.done:
-                unless()  # only who hears it goes on from there
+                unless()  # a caller who has given up does not hear it, so the script does not go on from there
                 self.counts(kind, iteration)
                 raise AlreadyCommitted(f"{kind.value}({iteration}) of job {self.job} is committed: go on from there")
             if turn.lease is not None and turn.lease.epoch != paused:
@@ -139,7 +140,7 @@ class Link:
             said.once(turn.reason, turn.expected_s)
 
     def ask(self, kind: PhaseKind, iteration: int, wait_s: float, unless: Callable[[], object] = lambda: None) -> Turn:
-        for _ in range(2):  # another thread may just have given back what the first was refused for
+        for _ in range(2):  # another thread may just have given back the lease for which the first call was refused
             message = Ask(self.attempt, kind, iteration, self.rank, self.done_with(), wait_s, self.instance)
             try:
                 return self.send("ask", message, Turn, wait_s=wait_s, unless=unless)
@@ -156,7 +157,8 @@ class Link:
         raise refused
 
     def _makes_good(self, kind: PhaseKind, refused: CallRefused) -> bool:
-        """An ask was refused: because the job is to end, or because a lease expired of which no word had come."""
+        """After a refused ask: whether it may be asked again, as leases that expired unnoticed are now given back.
+        Raises Stopped if the job is to end."""
         orders = self.send("listen", Listen(self.attempt, rank=self.rank, seen=-1, instance=self.instance), Orders)
         if orders.stop:
             self.stop = orders.stop
@@ -167,7 +169,7 @@ class Link:
         return bool(fenced)
 
     def has_left(self, kind: PhaseKind) -> bool:
-        """Whether nothing of the kind is on its way off, or could not leave. It is waited for, a little."""
+        """Whether no state of the kind is still on its way off, or stuck. Waits for it, up to MOVING_S."""
         with self.lock:
             return self.lock.wait_for(lambda: kind not in self.stuck, MOVING_S)
 
@@ -180,16 +182,17 @@ class Link:
         )
 
     def fail(self, epoch: int, reason: str, patience_s: float = 0.0) -> None:
-        """Gives a lease up. That may be heard late, or never: it is not taken again in any case."""
+        """Gives a lease up. Whether the controller hears this late or never, the lease is not taken again."""
         with self.lock:
             self.never_again(epoch)
         self.report(Said.FAILED, epoch, reason, patience_s)
 
     def outcome(self, kind: PhaseKind, iteration: int, heard: Heard) -> Turn:
-        """What has come of a phase that this process has finished: done, or a new lease. Waits for the job's others."""
+        """What became of a phase that this process has finished: done, or a new lease. Waits for the job's other
+        processes."""
         if heard.committed:
             return Turn(None, done=True)
-        # Whether a lease that is gone was lost, or given up by others of the job who pause, only the next one tells.
+        # A lease that is gone was lost, or other processes of the job pause: only the next answer tells which.
         waits = heard.holds or self.processes > 1
         said, wait_s = Saying("finished"), self.wait_s if waits else 0.0
         while True:
@@ -204,7 +207,7 @@ class Link:
             said.once(turn.reason, turn.expected_s)
 
     def counts(self, kind: PhaseKind, iteration: int) -> None:
-        """The script hears that a phase is committed, and so is what comes before it in its iteration."""
+        """The script hears that a phase is committed, and with it the phases before it in its iteration."""
         with self.lock:
             for each in PhaseKind:
                 self.next[each] = max(self.next[each], iteration + 1)
@@ -218,7 +221,7 @@ class Link:
     # -- what the controller wants -----------------------------------------------------------------------------------
 
     def call_hook(self, name: str, *args: object) -> bool:
-        """Whether there is such a hook and it did its part. Its errors are the job's own: they are shown."""
+        """Whether there is such a hook and it ran without an error. Its errors are the job's own: they are logged."""
         hook = self.hooks.get(name)
         if hook is None:
             return False
@@ -230,12 +233,12 @@ class Link:
         return True
 
     def unpark(self, kind: PhaseKind) -> State:
-        """Takes over the state that was left on the nodes, if it is still there: only one thread gets it."""
+        """Takes over the state that was left on the nodes, if there is any: only one thread gets it."""
         with self.lock:
             return self.parked.pop(kind, (0, ()))[1]
 
     def decline(self, held: Held) -> None:
-        """A lease for which nobody waits any more: others get its nodes."""
+        """Gives back a lease for which nobody waits any more: others get its nodes."""
         with self.lock:
             if not self.is_unwanted(held):
                 return
@@ -246,7 +249,7 @@ class Link:
         return self.unwanted.get((held.kind, held.iteration), inf) <= monotonic()
 
     def take_off(self, kind: PhaseKind, but: State | None = None) -> None:
-        """Moves off what was left for the kind, under whatever lease, unless another thread does so already."""
+        """Moves off the kind's state that any lease left on the nodes, but not the state `but`. One thread does it."""
         with self.lock:
             if kind not in self.parked or (but is not None and is_same(self.parked[kind][1], but)):
                 return
@@ -255,9 +258,9 @@ class Link:
         self.clear(kind, stayed)
 
     def leave_behind_nothing(self, kind: PhaseKind, epoch: int, said: Said = Said.OFFLOADED, reason: str = "") -> None:
-        """Nobody here goes on under this lease: says so, once all that was left for its kind is off the nodes.
+        """Says that this process is no longer under the lease, once all state left for its kind is off the nodes.
 
-        Where that takes long it is said another time: the listening thread comes again, and so does who asks.
+        If moving it takes long, nothing is said now: the listening thread comes here again, and so does an ask.
         """
         with self.lock:
             self.never_again(epoch)
@@ -266,16 +269,16 @@ class Link:
             self.report(said, epoch, reason)
 
     def move_all_off(self, within_s: float) -> None:
-        """No state is on nodes once this returns but what the job is at work with: who leaves frees them.
+        """Moves off all state but that of phases at work, before the process leaves and so frees its nodes.
 
-        What others are moving off is waited for. Where that takes too long nobody may say that the nodes are free.
+        Waits for state that other threads move off. Raises if that takes too long: the nodes don't count as free.
         """
         until = monotonic() + within_s
         with self.lock:
             self.leaves = True
             self.lock.wait_for(self._all_are_out, within_s)
             kinds = tuple(self.parked)
-        with ExitStack() as each:  # also if one fails
+        with ExitStack() as each:  # all of them, even if one fails
             for kind in kinds:
                 each.callback(self.take_off, kind)
         with self.lock:
@@ -287,7 +290,7 @@ class Link:
         return not any(stint.loaded for stint in self.stints.values() if not stint.is_live)
 
     def _begin_to_move(self, kind: PhaseKind) -> None:
-        """State that is about to leave the nodes is on them until it has."""
+        """State that begins to leave the nodes counts as on them until it has left."""
         with self.lock:
             self.moving.add(kind)
             self.stuck.add(kind)
@@ -295,7 +298,7 @@ class Link:
     def clear(self, kind: PhaseKind, state: State) -> float:
         """Moves a kind's state off its nodes; returns the seconds that it took.
 
-        Where that fails the nodes are not free, and nobody may say so: the lease runs out, and the job is ended.
+        If that fails the nodes are not free, and nobody may say so: the lease runs out, and the job is ended.
         """
         self._begin_to_move(kind)
         try:
@@ -310,7 +313,7 @@ class Link:
 
 
 class Saying:
-    """Tells the job's owner why it waits, once for each reason."""
+    """Tells the job's owner why the job waits, once for each reason."""
 
     def __init__(self, what: str) -> None:
         self._what, self._last = what, ""

@@ -1,6 +1,6 @@
-"""What a job's script holds in its hands: phases, hooks, progress, steps. `connect` makes it.
+"""`Mux`, which `connect` gives to a job's script: phases, hooks, progress, steps.
 
-Without a controller everything runs straight through, so that the same script runs anywhere.
+Without a controller phases wait for nothing, so that the same script runs anywhere.
 """
 
 import atexit
@@ -33,14 +33,14 @@ log = logging.getLogger("rollmux")
 Hook = TypeVar("Hook", bound=Callable[..., object])
 
 HOOKS = ("pause", "resume", "shrink", "extend", "lost")
-# Who ends need not wait long for a controller that is away: without a sign of life the job is ended anyway.
+# An ending process waits no longer for a controller that is away: without signs of life the job is ended anyway.
 LEAVE_PATIENCE_S = 10.0
-# Those of this process that are closed, and whose state may be on its nodes.
+# The `Mux`es of this process that are closed, but whose state may still be on their nodes.
 _LINGERING: "list[Mux]" = []
 
 
 class Mux:
-    """One process's part in the cluster. `owner`: no launcher speaks for the job, it takes its leave itself."""
+    """One process's part in the cluster. `owner`: the process takes its leave itself, as no launcher does it."""
 
     def __init__(self, link: Link | None, timings: Timings, owner: bool) -> None:
         self.timings = timings
@@ -48,10 +48,10 @@ class Mux:
         self._owner = owner
         self._pid = os.getpid()
         self._closed = False
-        self._profiled: Profile | None = None  # the last that was told
+        self._profiled: Profile | None = None  # the last profile that the controller was told
         self._syncs = False  # the script has sync phases of its own
         self._here: list[object] = []  # state that was loaded, where there is no controller
-        self._once = RLock()  # what comes before a phase, for whichever of those that enter one is the first
+        self._once = RLock()  # held for what the first thread that enters a phase does for all
         self._is_syncing = False
         self._aside: Aside | None = None
         self._exit = Exit()
@@ -78,11 +78,11 @@ class Mux:
         return Phase(self, known, as_state(state), iteration)
 
     def steps(self, n: int) -> Iterator[int]:
-        """The iterations from the first that is not committed to the last of `n`. One that was lost comes again.
+        """The iterations from the first that is not committed to the last of `n`. A lost iteration comes again.
 
-        Where its rollout counts and its training was lost, that is to be trained with once more.
+        If only its training was lost, its rollout counts: train with the same responses once more.
         """
-        self._sync_if_due()  # of steps that were broken off the last may be trained and not synced
+        self._sync_if_due()  # if an earlier loop was broken off, its last step may be trained and not synced
         step, link = self.synced, self._link
         while step < n:
             lost = link.losses if link is not None else 0
@@ -98,32 +98,32 @@ class Mux:
 
     @property
     def rollout_nodes(self) -> tuple[str, ...]:
-        """The nodes of the job's place on which its rollouts run, in their order; none where there is no controller."""
+        """The nodes for rollouts in the job's place, in their order; none without a controller."""
         return self._link.attached.rollout_nodes if self._link is not None else ()
 
     @property
     def roams(self) -> bool:
-        """Whether a rollout runs on whichever of these nodes are free, as the phase tells, and not on all of them."""
+        """Whether a rollout runs on some of `rollout_nodes` that are free (the phase's `nodes`), and not on all."""
         return self._link is not None and 0 < self._link.attached.rollout_holds < len(self.rollout_nodes)
 
     @property
     def train_nodes(self) -> tuple[str, ...]:
-        """The same for its training."""
+        """The nodes for training in the job's place; none without a controller."""
         return self._link.attached.train_nodes if self._link is not None else ()
 
     @property
     def kin(self) -> Kin:
-        """The processes of the job, of which this is one. Looks up the controller's address."""
+        """This process among the processes of the job. Looks up the controller's address."""
         return Kin.of(self._link) if self._link is not None else Kin()
 
     @property
     def measuring(self) -> bool:
-        """Whether the controller is yet to hear what phases take: until then each does the whole of its own work."""
+        """Whether the controller has yet to hear how long phases take: until then each phase is to do all its work."""
         return self._link is not None and self.timings.is_measuring
 
     @property
     def drain_s(self) -> float:
-        """How long state may take to leave nodes that somebody else needs, where there is a controller."""
+        """How long state may take to leave nodes that others need; endless without a controller."""
         return min(self._link.attached.drain_s, self._link.lease_s) if self._link is not None else inf
 
     @property
@@ -133,11 +133,11 @@ class Mux:
 
     @property
     def is_own(self) -> bool:
-        """For phases: whether this is the process that has connected, and not a child of it."""
+        """Used by phases: whether this is the process that has connected, and not a child of it."""
         return os.getpid() == self._pid
 
     def open_stint(self, kind: PhaseKind, state: State, iteration: int | None) -> Stint | None:
-        """For phases: a passage through one, or None where there is no controller."""
+        """Used by phases: a new passage through the phase, or None without a controller."""
         link = self._link
         if link is None:
             self._load_once(state)
@@ -152,7 +152,7 @@ class Mux:
         return Stint(link, kind, link.next[kind] if iteration is None else index(iteration), state)
 
     def _load_once(self, state: State) -> None:
-        """Without a controller state comes with the first phase that needs it, and stays."""
+        """Without a controller the first phase that needs a state loads it, and the state stays."""
         with self._once:
             for part in state:
                 if all(part is not here for here in self._here):
@@ -160,12 +160,12 @@ class Mux:
                     self._here.append(part)
 
     def _sync_if_due(self) -> None:
-        """An iteration ends with a sync: where the script has none, it is an empty one."""
+        """Ends a trained iteration with an empty sync phase, if the script has no sync phases of its own."""
         link = self._link
         if link is None or self._syncs:
             return
         with self._once:
-            if self._is_syncing:  # this thread is amid it: the handler of a signal ends the job
+            if self._is_syncing:  # this thread is in the loop below: a signal's handler ends the job
                 return
             self._is_syncing = True
             try:
@@ -181,13 +181,13 @@ class Mux:
             stint.end()
             link.counts(PhaseKind.SYNC, stint.iteration)
         except (LeaseLost, AlreadyCommitted):
-            pass  # it has done nothing that could not be done again
-        except BaseException as error:  # Ctrl-C may come at any point: nobody else would end it
+            pass  # it did nothing: the loop does it again if it does not count
+        except BaseException as error:  # Ctrl-C may come at any point: nobody else would end the stint
             stint.fail(error)
             raise
 
     def measured(self) -> None:
-        """For phases: one more is done, and was measured."""
+        """Used by phases: one more is done and measured. Tells the controller the profile if there is news in it."""
         link, aside = self._link, self._aside
         if link is None or aside is None or link.rank:
             return
@@ -197,20 +197,20 @@ class Mux:
             self._profiled = profile
             aside.profile(profile)
 
-    # -- what else a job says and hears ------------------------------------------------------------------------------
+    # -- what else a job tells and is told ---------------------------------------------------------------------------
 
     def progress(self, done: int, total: int) -> None:
-        """So many of the rollout's responses are done. Costs next to nothing and never fails."""
+        """Tells that `done` of the rollout's `total` responses are done. Costs next to nothing and never fails."""
         if self._aside is not None:
             self._aside.progress(done, total)
 
     def runtime_hook(self, name: str) -> Callable[[Hook], Hook]:
-        """Names the function that does what is wanted in the middle of a phase. It is called in another thread.
+        """Registers the function that obeys this order in the middle of a phase. It is called in another thread.
 
         - `pause()` stops the work at a safe point, and `resume()` lets it go on; between them the state is moved off
         - `shrink(keep, free)` moves the rollout's tail off the nodes that are to be free
-        - `extend(nodes, added)` may use more nodes from now on
-        - `lost(reason)`: the work under way will not count, and may break off
+        - `extend(nodes, added)` lets the work use the nodes `added`, too, from now on
+        - `lost(reason)` hears that the work under way will not count, and may break it off
         """
         if name not in HOOKS:
             raise ValueError(f"there is no runtime hook {name!r}: there are {', '.join(HOOKS)}")
@@ -230,7 +230,7 @@ class Mux:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, failed: str = "") -> None:
-        """This process has done its part; `failed` says why, if it has not. Does nothing in a child process."""
+        """This process has done its part, or has failed, as `failed` then tells. Does nothing in a child process."""
         link = self._link
         if link is None or self._closed or not self.is_own:
             return
@@ -250,13 +250,13 @@ class Mux:
                 self._aside.close()
             if self._owner or link.stop or not link.keeps:
                 link.wire.close()
-            else:  # it may do other work yet: what stays is moved off once others want its nodes, and that is said
+            else:  # it may do other work yet: the heart moves its state off once others want the nodes, and says so
                 link.lingers = True
                 atexit.register(self._at_exit)
                 _LINGERING.append(self)
 
     def _break_off(self) -> None:
-        """What nobody waits for any more need not arrive."""
+        """State that is on its way in, for a phase that nobody waits for any more, need not arrive."""
         link = self._link
         for stint in list(link.stints.values()) if link is not None else ():
             if stint.abandoned and stint.lease is not None:
@@ -274,7 +274,7 @@ class Mux:
             return
         try:
             if link.lingers and link.processes > 1 and not (failed or link.wire.closing.is_set()):
-                self._leave(link)  # else the others can't make way: nobody says that this one has
+                self._leave(link)  # else nobody would say that this process's state has left the nodes
         except RollmuxError as error:
             log.warning("a process of job %s could not take its leave: %s", link.job, error)
         finally:
@@ -291,9 +291,9 @@ class Mux:
 
 
 def make_way(job: str, rank: int) -> None:
-    """Nothing that was left for it here stays on its nodes: who connects anew speaks for it, and knows nothing of that.
+    """Moves off the state that the job's closed `Mux` has left: a new `Mux` will speak for the job, and not know of it.
 
-    Raises RollmuxError where it can't leave.
+    Raises RollmuxError if the state can't leave.
     """
     for mux in [each for each in _LINGERING if each.is_own]:
         link = mux._link

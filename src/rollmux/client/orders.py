@@ -1,7 +1,7 @@
-"""What the controller wants of a phase that is under way: to pause, to move its tail together, to use more nodes.
+"""The controller's orders to a phase that is under way: to pause, to move its tail together, to use more nodes.
 
-Every order is carried out once, in a thread of its own, so that the signs of life go on meanwhile. One for which the
-job has no hook is left alone: the phase simply goes on to its end.
+Every order is carried out once, in a thread of its own, so that the signs of life go on meanwhile. An order for which
+the job has no hook is ignored: the phase simply goes on to its end.
 """
 
 import logging
@@ -19,14 +19,14 @@ log = logging.getLogger("rollmux")
 
 
 def heed(stint: Stint, now: Held) -> None:
-    """Does what follows from the lease as the controller sees it."""
+    """Carries out the orders that follow from the lease as the controller sees it now."""
     with stint.link.lock:
         before = stint.lease
         if before is None or before.epoch != now.epoch or stint.paused:
             return
         stint.disturbed |= now.state in ("pausing", "shrinking", "tail")
         if not stint.working:
-            return  # it will hear the same again, nodes that are added included
+            return  # once it works it hears the same again, added nodes included
         stint.lease = now
     added = tuple(node for node in now.nodes if node not in before.nodes)
     if added:
@@ -38,7 +38,7 @@ def heed(stint: Stint, now: Held) -> None:
 
 
 def lose(stint: Stint, epoch: int, reason: str) -> None:
-    """This lease is gone. The work may go on, but what it does will not count; state on its way need not arrive."""
+    """This lease is gone. Work under it may go on, but won't count; state on its way to the nodes need not arrive."""
     with stint.link.lock:
         here = stint.lease is not None and stint.lease.epoch == epoch
         if stint.lost or not here or not (stint.working or stint.arriving):
@@ -92,12 +92,12 @@ def _shrink(stint: Stint, now: Held) -> None:
 
 
 def _pause(stint: Stint, now: Held) -> None:
-    """Off the nodes, into line again, and on with the work once it is its turn."""
+    """Stops the work, moves off the nodes, waits in line again, and resumes the work once its turn comes."""
     link = stint.link
     if not link.call_hook("pause"):
         return
     if not _stand_aside(stint):
-        # The work ended meanwhile, or should: whatever the hook has stopped must run the next time.
+        # The work has ended meanwhile, or is to end: what the hook has stopped must run in the next phase.
         link.call_hook("resume")
         return
     began = monotonic()
@@ -110,14 +110,14 @@ def _pause(stint: Stint, now: Held) -> None:
             if stint.abandoned and isinstance(error, RollmuxError):
                 return  # the work has raised an error of its own
             stint.lost = str(error)
-        link.call_hook("lost", stint.lost)  # the work stands still, and only the job itself can end it
+        link.call_hook("lost", stint.lost)  # the work stands still, and only the job's hook can end it
         raise
     stint.away_s += monotonic() - began
     link.call_hook("resume")
 
 
 def _stand_aside(stint: Stint) -> bool:
-    """False where the phase is done, which is as good, or lost: its work has heard that it does not count."""
+    """Marks the phase as paused. False if its work is done, or lost: then the work has heard that it does not count."""
     with stint.link.lock:
         stint.paused = stint.working and not stint.lost
         return stint.paused

@@ -1,11 +1,11 @@
 """`mux.phase(...)`: a decorator for functions and coroutines, and a context, plain or asynchronous.
 
-Inside, the nodes are this job's and the state is on them. The body's error is the job's own: it goes on its way once
-the nodes are given back. A child process that leaves the body says nothing: the phase is its parent's. It enters none:
-no sign of life would be given for it.
+Inside, the nodes are this job's and the state is on them. An error of the body is raised to the job's script once the
+nodes are given back. A child process that leaves the body tells the controller nothing: the phase is its parent's. A
+child can't enter a phase: nobody would give signs of life for it.
 
-An asynchronous phase begins and ends in threads of its own, which no loop can cancel or make wait: the end of a phase
-that was begun comes, whoever waits for it.
+An asynchronous phase begins and ends in threads of its own, which no loop can cancel or hold up: a phase that was begun
+is ended even if nobody waits for its end.
 """
 
 import asyncio
@@ -30,16 +30,17 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What runs when it is asked for, and has not yet.
+# Types whose work runs only when their results are asked for.
 _LATER = (CoroutineType, GeneratorType, AsyncGeneratorType, map, filter, starmap)
 
 log = logging.getLogger("rollmux")
 
 
 class _Entry:
-    """An asynchronous context is being entered by a thread, and its task may be cancelled meanwhile.
+    """A thread enters an asynchronous context, whose task may be cancelled meanwhile.
 
-    Its stint is its own until it is in: the phase may be entered anew while one that was given up is on its way out.
+    The stint belongs to the entry until the context is entered: the phase may be entered anew while the stint of a
+    cancelled entry is on its way out.
     """
 
     def __init__(self) -> None:
@@ -48,19 +49,19 @@ class _Entry:
         self._lock = Lock()
 
     def begins(self, stint: Stint) -> bool:
-        """Whether somebody waits for it."""
+        """Whether the task still waits for this stint, which is about to begin."""
         with self._lock:
             self.stint = stint
             return not self._abandoned
 
     def arrives(self) -> bool:
-        """It has its turn; False where nobody waits for it any more."""
+        """The stint has begun; False if the task no longer waits for it."""
         with self._lock:
             self._is_in = not self._abandoned
             return self._is_in
 
     def abandon(self) -> bool:
-        """The task was cancelled: True if it just had its turn, and gives it back itself."""
+        """The task was cancelled: True if the stint had just begun, so that the task must end it itself."""
         with self._lock:
             self._abandoned = not self._is_in
             if self.stint is not None:
@@ -69,7 +70,7 @@ class _Entry:
 
 
 class Phase:
-    """One kind of phase of the job. May be entered again and again, but not twice at once."""
+    """One kind of phase of the job. It may be entered again and again, but not twice at once."""
 
     def __init__(self, mux: "Mux", kind: PhaseKind, state: State, iteration: int | None) -> None:
         self._mux, self._kind, self._state, self._iteration = mux, kind, state, iteration
@@ -77,19 +78,19 @@ class Phase:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes that the phase holds; none where everything runs straight through."""
+        """The nodes that the phase holds; none without a controller."""
         lease = self._stint.lease if self._stint is not None else None
         return lease.nodes if lease is not None else ()
 
     @property
     def epoch(self) -> int:
-        """The number of the lease that the phase has now, which only rises; 0 where it has none."""
+        """The number of the lease that the phase has now, higher than that of any lease before; 0 without a lease."""
         lease = self._stint.lease if self._stint is not None else None
         return lease.epoch if lease is not None else 0
 
     @property
     def lost(self) -> str:
-        """Why the work will not count, where that is known before its end."""
+        """Why the work will not count, if that is known before its end."""
         return self._stint.lost if self._stint is not None else ""
 
     def __call__(self, body: Callable[P, R]) -> Callable[P, R]:
@@ -123,8 +124,8 @@ class Phase:
         if stint is not None:
             try:
                 stint.begin()
-            except BaseException as error:  # Ctrl-C may come at any point: nobody else would end it
-                self._stint = before  # who is at work in it is not disturbed by who is refused
+            except BaseException as error:  # Ctrl-C may come at any point: nobody else would end the stint
+                self._stint = before  # a refused entry does not disturb the stint that is at work
                 stint.fail(error)
                 raise
         return self
@@ -144,7 +145,7 @@ class Phase:
             raise stint.link.lost(f"{stint} broke off without its lease") from error
 
     def _hear(self, stint: Stint, error: BaseException | None) -> None:
-        """The script is told that its phase has ended: only now the iteration goes on."""
+        """The script learns that its phase counts: only now the iteration goes on."""
         if error is None:
             stint.link.counts(self._kind, stint.iteration)
             self._mux.measured()
@@ -177,10 +178,10 @@ class Phase:
 
 
 async def _in_thread(work: Callable[[], None]) -> None:
-    """Waits for it. Where that is given up the work goes on to its end, and what it raises is nobody's."""
+    """Runs the work in a thread and waits for it. If the wait is given up, the work goes on; its errors are logged."""
     try:
         loop = asyncio.get_running_loop()
-    except RuntimeError:  # the loop is gone, and what is left of the task is thrown away
+    except RuntimeError:  # the loop is gone: Python throws the unfinished task away
         Thread(target=_alone, args=(work,), name="rollmux-phase", daemon=True).start()
         return
     over: asyncio.Future[BaseException | None] = loop.create_future()
@@ -196,7 +197,7 @@ async def _in_thread(work: Callable[[], None]) -> None:
             loop.call_soon_threadsafe(tell, error)
         except RuntimeError:  # the loop was closed
             _unheard(error)
-        error = None  # whose frames hold this one
+        error = None  # its frames hold this one, and so itself
 
     def tell(error: BaseException | None) -> None:
         if over.done():
@@ -221,14 +222,14 @@ def _alone(work: Callable[[], None]) -> None:
 
 
 def _unheard(error: BaseException | None) -> None:
-    """What becomes of a phase that was given up is no news; what its state raises may be."""
+    """Logs an error of a phase that was given up: our own are no news, but an error of the script's state may be."""
     if error is not None:
         level = logging.DEBUG if isinstance(error, RollmuxError) else logging.ERROR
         log.log(level, "a phase that was given up: %s", error, exc_info=error)
 
 
 def _require_done(body: Callable[..., Any], made: R) -> R:
-    """TypeError where what a body has made is yet to run, or runs on."""
+    """What the body has made; TypeError if that has yet to run, or still runs."""
     if asyncio.isfuture(made) and not made.done():
         made.cancel()
     elif not isinstance(made, _LATER):

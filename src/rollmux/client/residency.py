@@ -1,8 +1,8 @@
-"""The state of a phase, moved onto its nodes and off them. An object says how by `load()` and `offload()`, if at all,
-and how large it is by `nbytes`.
+"""The state of a phase, moved onto its nodes and off them. An object of the script may say how by `load()` and
+`offload()`, and how large it is by `nbytes`.
 
-They may be called from another thread than the phase's own, but never while its work goes on. `break_off()` is called
-in the middle of a `load()` whose lease is lost: it may raise then, and the phase raises LeaseLost.
+These may be called in another thread than the phase's own, but never while its work goes on. If the lease is lost amid
+a `load()`, `break_off()` is called: `load()` may raise then, and the phase raises LeaseLost.
 """
 
 import logging
@@ -14,14 +14,14 @@ State = tuple[object, ...]
 
 
 def as_state(state: object) -> State:
-    """One object, several, or none."""
+    """The parts of a state that was given as one object, several, or None."""
     if state is None:
         return ()
     return tuple(state) if isinstance(state, list | tuple) else (state,)
 
 
 def is_same(one: State, other: State) -> bool:
-    """Whether these are the very same objects: one that is only equal is not where the other is."""
+    """Whether these are the very same objects: an equal one may be in another place."""
     return [id(part) for part in one] == [id(part) for part in other]
 
 
@@ -31,12 +31,12 @@ def load(state: State) -> float:
 
 
 def offload(state: State) -> float:
-    """Moves state off, the last that came first; returns the seconds that it took."""
+    """Moves state off, its last part first; returns the seconds that it took."""
     return _each(state[::-1], "offload")
 
 
 def break_off(state: State) -> None:
-    """State that is being moved in need not arrive. Each part hears that, whatever becomes of the others."""
+    """Tells each part that is being moved in that it need not arrive, even if another part fails at this."""
     for part in state:
         try:
             _each((part,), "break_off")
@@ -45,13 +45,13 @@ def break_off(state: State) -> None:
 
 
 def size(state: State) -> int | None:
-    """Bytes of what says how large it is (`nbytes`)."""
+    """Bytes of the parts that say how large they are (`nbytes`); None if none does."""
     known = [int(part.nbytes) for part in state if hasattr(part, "nbytes")]
     return sum(known) if known else None
 
 
 def moves(state: State) -> bool:
-    """Whether any of it says how it is moved."""
+    """Whether any part says how it is moved."""
     return any(hasattr(part, "load") or hasattr(part, "offload") for part in state)
 
 

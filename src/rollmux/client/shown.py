@@ -1,4 +1,4 @@
-"""Why a job waits, shown where its script shows no log: it would look as if it hung."""
+"""Shows why a job waits if its script shows no log: else the job would look as if it hung."""
 
 import logging
 
@@ -6,7 +6,7 @@ PLAIN = logging.Formatter("rollmux: %(message)s")
 
 
 class Shown(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to standard error for as long as nobody else takes care of the log."""
+    """Writes to standard error as long as the script has set up no log of its own."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -14,7 +14,7 @@ class Shown(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def show_log() -> None:
-    """What the client says is seen from here on, unless the script has a log of its own, or sets one up later."""
+    """Shows the client's messages from here on, unless the script has a log of its own, or sets one up later."""
     log = logging.getLogger("rollmux")
     if log.handlers or log.level:
         return

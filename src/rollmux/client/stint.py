@@ -1,23 +1,24 @@
-"""One passage through a phase: the lease, the state moved in, the work, the state moved off, the word that it is done.
+"""One passage through a phase: wait for the lease, move the state in, work, move the state off, tell the controller.
 
-Where the phase pauses the stint goes on under another lease. Its work and its hooks are in different threads: whichever
-comes first, the end of the work or the end of a pause, the other waits for it.
+After a pause the stint goes on under another lease. Its work and its hooks are in different threads: of the end of the
+work and the end of a pause, the one that comes first waits for the other.
 
-A kind of phase is one stint's at a time (`Link.stints`): from before it asks until nothing of it is on the nodes and
-the end of its lease was told once, or was tried to. Whoever would enter the phase meanwhile
+In each kind of phase there is one stint at a time (`Link.stints`): from before it asks until none of its state is on
+the nodes and it has told, or tried to tell, the end of its lease. If another stint would enter meanwhile, the new stint
 
-- takes its place in line over, where it has no lease yet and nobody waits for it any more: what is answered to the one
-  before is nothing to it;
-- waits, where it is on its way out;
-- is refused, where somebody is at work in it, or waits for it.
+- takes over the place in line of the former one, if that has no lease yet and nobody waits for it any more: the former
+  stint ignores the answer to its ask;
+- waits, if the former one is on its way out;
+- is refused, if the former one is at work, or if somebody waits for it to begin.
 
-A lease whose end was said, finished or failed, is never taken again (`Link.over`): the word may arrive at any time. A
-lease of what was asked for, and nobody is in line for, is given up (`Link.unwanted`). An iteration goes on once the
-script has heard that its phase counts: who gave the end up hears so from who enters it again.
+A lease of which this process has said that it finished or failed is never taken again (`Link.over`): the message may
+arrive at any time. A lease that was asked for, but for which no stint is in line any more, is given up
+(`Link.unwanted`). An iteration goes on once the script has heard that its phase counts. A script that gave up waiting
+for this hears it when it enters the phase again.
 
-A lease that ran out is said to be left by who is under it, and by the heart where nobody is: nobody begins under it any
-more. That nobody goes on under a lease is said once all that stayed for its kind is off the nodes, since whatever lease
-it was there (`Link.leave_behind_nothing`).
+When a lease has run out, the stint under it says that it has left the nodes, or the heart if no stint is under it: none
+begins under it any more. Either says so only once all state that stayed for that kind of phase, under whatever lease,
+is off the nodes (`Link.leave_behind_nothing`).
 """
 
 import logging
@@ -35,30 +36,30 @@ log = logging.getLogger("rollmux")
 
 # A hook that is under way when the work ends has nothing left to stop, and may wait for a safe point that never comes.
 HOOK_GRACE_S = 5.0
-# Whoever fails should not wait for a controller that is away: the lease will run out.
+# A failed phase waits no longer for a controller that is away: the lease will run out.
 FAIL_PATIENCE_S = 10.0
 _LEAST_S = 0.01
 
 
 class Stint:
-    """A phase that this process is in. What several threads look at changes under the link's lock."""
+    """A phase that this process is in. Values that several threads read change under the link's lock."""
 
     def __init__(self, link: Link, kind: PhaseKind, iteration: int, state: State) -> None:
         self.link, self.kind, self.iteration, self.state = link, kind, iteration, state
         self.lease: Held | None = None
-        self.in_line = False  # the next lease for it is its own
-        self.lost = ""  # why the lease is gone, where that is known
-        self.working = False  # the body is under way: only then is there something to pause or shrink
-        self.arriving = False  # the lease is there, and the state on its way onto the nodes
-        self.telling = False  # that state is just told to break off
-        self.paused = False  # its nodes are given up, or just being
-        self.disturbed = False  # told to make room: its state can't stay
+        self.in_line = False  # it waits for a lease, and the next one is its own
+        self.lost = ""  # why the lease is gone, if that is known
+        self.working = False  # the body is under way: only then is there work to pause or shrink
+        self.arriving = False  # the lease is there, and the state is on its way onto the nodes
+        self.telling = False  # the arriving state is just told to break off
+        self.paused = False  # its nodes are given up, or are just being given up
+        self.disturbed = False  # it was told to make room: its state can't stay
         self.heeding = 0  # orders that are being carried out
         self.heeded: set[tuple[int, str]] = set()  # orders seen, by lease and name
-        self.away_s = 0.0  # paused
+        self.away_s = 0.0  # the time spent paused
         self.abandoned = False  # nobody waits for its next turn any more
         self.loaded: State = ()
-        self._load_s: float | None = None  # if it was moved in
+        self._load_s: float | None = None  # None if the state was not moved in
         self._began = monotonic()
 
     def __str__(self) -> str:
@@ -66,7 +67,7 @@ class Stint:
 
     @property
     def is_live(self) -> bool:
-        """Whether somebody is at work in it, or waits for it to begin."""
+        """Whether its work is under way, or somebody waits for it to begin."""
         begins = (self.in_line or self.arriving) and not self.paused
         return not self.abandoned and (self.working or begins)
 
@@ -85,19 +86,19 @@ class Stint:
             self.link.lock.notify_all()
 
     def leave_off(self) -> None:
-        """The work is over, and the end begins: whoever enters the phase from here on waits for it."""
+        """The work is over, and the end begins: a stint that enters the phase from here on waits for this one."""
         with self.link.lock:
             self.working = False
 
     def end(self) -> None:
-        """The work is done: returns if that counts, and raises LeaseLost or Stopped if it does not."""
+        """The work is done: returns if the phase counts, and raises LeaseLost or Stopped if it does not."""
         link, no_lease = self.link, f"{self} ended without its lease: what it did does not count, do it again"
         try:
             self._stop()
             body_s, lease = monotonic() - self._began - self.away_s, self.lease
             if lease is None:
                 raise link.lost(f"{self} has lost its nodes while it paused: {self.lost}")
-            if self.lost:  # its work may have broken off: whatever would be answered, it does not count
+            if self.lost:  # its work may have broken off: it does not count, whatever the controller would say
                 lost = link.lost(no_lease)
                 self.give_up(lost)
                 raise lost
@@ -117,7 +118,7 @@ class Stint:
         link.timings.add(self.kind, timing)
 
     def fail(self, error: BaseException) -> None:
-        """The work has raised this: others get the nodes. Where it has paused, its next turn is not waited for."""
+        """The work has raised this error: others get the nodes. A phase that has paused does not wait for its turn."""
         self.abandon()
         try:
             self._stop()
@@ -127,7 +128,7 @@ class Stint:
     # -- its lease and its state -------------------------------------------------------------------------------------
 
     def take(self, paused: int = 0) -> None:
-        """Waits for the lease and moves the state in; `paused` is the lease before, where the phase goes on."""
+        """Waits for the lease and moves the state in. `paused` is the lease before the pause, if there was one."""
         link = self.link
         while True:
             try:
@@ -156,7 +157,7 @@ class Stint:
                 self.lease, self.lost = None, ""
 
     def _accepts(self, lease: Held) -> bool:
-        """Begins under this lease, with the state that has stayed. Not while state leaves, nor if the lease is over."""
+        """Takes the lease, with the state that has stayed; False while other state leaves, or if the lease is over."""
         link = self.link
         link.take_off(self.kind, but=self.state)
         with link.lock:
@@ -169,27 +170,27 @@ class Stint:
             return True
 
     def _has_started(self, lease: Held) -> bool:
-        """Says that the state is there, or takes it off where the lease no longer holds."""
+        """Tells the controller that the phase starts. False if the lease does not hold: the state is off again then."""
         link = self.link
         holds = link.report(Said.STARTED, lease.epoch).holds
         if holds and not self.lost:
             return True
         self.move_off()
-        if holds:  # but others of the job have given it up
+        if holds:  # but other processes of the job have given it up
             link.fail(lease.epoch, self.lost)
         else:
             link.report(Said.OFFLOADED, lease.epoch)
         return False
 
     def _arrived(self) -> None:
-        """What its state is told reaches it before this returns."""
+        """The state has arrived, or won't. If it is just told to break off, waits until it was told."""
         lock = self.link.lock
         with lock:
             self.arriving = False
             lock.wait_for(lambda: not self.telling, HOOK_GRACE_S)
 
     def give_up(self, error: BaseException) -> None:
-        """Moves off, and tells why; but where that fails, nothing that would free the nodes."""
+        """Moves the state off, and tells the controller why; if moving fails, nothing, as that would free the nodes."""
         lease = self.lease
         try:
             if lease is not None:
@@ -202,7 +203,7 @@ class Stint:
                 if lease is not None and self.kind not in self.link.stuck:
                     self._report_failed(lease.epoch, reason_of(error))
             finally:
-                self._forget()  # from here on another may ask, and is not given what was given up
+                self._forget()  # from here on another stint may ask, and does not get the lease that was given up
 
     def move_off(self) -> float:
         if self.lease is None or not self.loaded:
@@ -218,7 +219,7 @@ class Stint:
             self._load_s = None
             return
         self._load_s = 0.0
-        for part in self.state if lease.nodes else ():  # a sync holds no nodes that it could move to
+        for part in self.state if lease.nodes else ():  # a sync has no nodes to move state to
             with self.link.lock:
                 if self.lost or self.abandoned:
                     return
@@ -226,9 +227,10 @@ class Stint:
             self._load_s += load((part,))
 
     def _leave(self, lease: Held) -> float | None:
-        """State stays where it may. That is noted first: the order to move it off may come before the answer.
+        """State stays on the nodes if it may. This is noted before the controller is told: its order to move the state
+        off may come before its answer.
 
-        Returns the seconds that moving it off took, if it was.
+        Returns the seconds that moving the state off took, or None if it stays.
         """
         with self.link.lock:
             self.link.keeps |= lease.keep
@@ -240,9 +242,9 @@ class Stint:
         return None if stays else self.move_off()
 
     def _finish(self, lease: Held) -> bool:
-        """Whether the phase counts. One that others of the job have paused has nothing left to do here.
+        """Whether the phase counts. If other processes have paused it, this one has only to finish its next lease, too.
 
-        To hear that it asks anew. A lease that comes of it waits for the script as long as one lasts.
+        To hear whether it counts it asks again. If that brings a lease, it is kept for the script for a lease's time.
         """
         link, counts = self.link, False
         try:
@@ -264,7 +266,7 @@ class Stint:
             link.never_again(epoch)
         try:
             heard = self._report_finished(epoch)
-            if lease.keep and not heard.holds:  # it is not let stay, and must say that it has left
+            if lease.keep and not heard.holds:  # the state may not stay after all, and must be said to have left
                 link.leave_behind_nothing(self.kind, epoch)
             return link.outcome(self.kind, self.iteration, heard)
         finally:
@@ -272,7 +274,7 @@ class Stint:
                 link.finished.discard(epoch)
 
     def _report_finished(self, epoch: int) -> Heard:
-        """That state stays is said only while the lease surely holds: else the word would free nodes that it is on."""
+        """Says that state stays only while the lease surely holds: later the message would free nodes with state on."""
         link = self.link
         if self.kind in link.parked:
             try:
@@ -313,14 +315,14 @@ class Stint:
             raise LeaseLost(f"{self} is no longer waited for")
 
     def _step_out(self) -> None:
-        """Of the line: a lease that comes all the same is nobody's, unless somebody asks again."""
+        """Leaves the line: if a lease still comes, nobody wants it, unless somebody asks again."""
         with self.link.lock:
             if self.in_line:
                 self.link.unwanted[self.kind, self.iteration] = monotonic()
             self.in_line = False
 
     def _stop(self) -> None:
-        """No order is begun from here on, and none is half-way."""
+        """Returns once no order is under way; from here on none is begun."""
         lock = self.link.lock
         self.leave_off()
         with lock:
@@ -330,7 +332,7 @@ class Stint:
                 self._step_out()
 
     def _only_waits(self) -> bool:
-        """Nothing of it is on the nodes, and its next turn is nobody's."""
+        """Whether it is paused and in line for a turn that nobody waits for: none of its state is on the nodes."""
         return self.abandoned and self.paused and self.in_line
 
     def _forget(self) -> None:

@@ -1,7 +1,7 @@
-"""What the job's phases really take: the latest of each kind, and the most of the first few.
+"""How long the job's phases really take: the latest of each kind, and the longest of the first few.
 
-The first iteration is left out (it compiles and fills caches), and the longest counts: a forecast that is too short
-would break the SLOs of others. A job that shares no nodes moves no state: what that takes is told once it was seen.
+The first iteration is left out (it compiles and fills caches). The longest counts, as a forecast that is too short
+would break the SLOs of others. A job that shares no nodes moves no state: its switch times are told once they are seen.
 """
 
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ SHORTEST_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One phase: its state moved in, its work without pauses, its state moved off, and how large that state is.
+    """The times of one phase: state moved in, work without pauses, state moved off; and the state's size.
 
-    Of state that does not say how large it is there are no bytes.
+    `state_bytes` is None for state that does not say how large it is.
     """
 
     load_s: float
@@ -30,7 +30,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Timings:
-    """Measurements of one process; `wanted` iterations make a profile, 0 none."""
+    """Measurements of one process. A profile takes `wanted` iterations after the first; with 0 there is none."""
 
     wanted: int = 3
     last: dict[PhaseKind, Timing] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Timings:
 
     @property
     def is_measuring(self) -> bool:
-        """Whether there are iterations yet to be seen."""
+        """Whether iterations that a profile needs are still to come."""
         return self.wanted > 0 and any(len(first) <= self.wanted for first in self._first.values())
 
     def profile(self, attempt: int, process_bytes: int | None = None) -> Profile | None:

@@ -1,6 +1,6 @@
-"""Calls over HTTP: each is repeated until there is an answer, which harms nothing because every call may be repeated.
+"""Calls over HTTP. Each is repeated until there is an answer, and no repeat does harm: every call allows it.
 
-Answers of a newer controller may say more than is known here: what is unknown is left unread.
+A newer controller's answers may have fields that this version does not know: it ignores them.
 """
 
 import logging
@@ -27,27 +27,28 @@ T = TypeVar("T")
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 5.0
 # An answer that is not parked takes milliseconds.
 ANSWER_S = 10.0
-# Of a lease: a call without an answer is given up, and repeated, often enough that the lease outlives a fault.
+# The most that a delay, and a call without an answer, may take, as parts of the lease time: calls are repeated so often
+# that the lease outlives a fault.
 DELAY_PART, ANSWER_PART = 0.2, 0.3
 
-# A controller that has been away for so long is worth a word to the job's owner, and again after so long.
+# The job's owner is told of a controller that has been away for QUIET_S, and again each AGAIN_S.
 QUIET_S, AGAIN_S = 5.0, 300.0
 
-# Where Python looks for those whose certificates count.
+# The variable that names the file of trusted certificates.
 TRUSTED = "SSL_CERT_FILE"
 # What Python says of a certificate that it does not trust, and what helps.
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 TRUST = f"set {TRUSTED} to a file with the certificate of who has signed its own"
 
-# Too many calls, and one that was too slow on its way.
+# Statuses after which a call is repeated: too many calls, and a call that was too slow on its way.
 _LATER = (429, 408)
-_JITTER = Random()  # its own: this works in threads, and the job's draws are the job's
+_JITTER = Random()  # a generator of its own: calls in threads must not change the job's own draws
 log = logging.getLogger("rollmux")
 _HTTP_LOG = logging.getLogger("httpx")
 
 
 class Waits(TypedDict, total=False):
-    """How long for an answer, and on what condition: see `Wire.post`."""
+    """How long, and on what condition, to wait for an answer: see `Wire.post`."""
 
     wait_s: float
     patience_s: float
@@ -55,13 +56,13 @@ class Waits(TypedDict, total=False):
 
 
 def direct(url: str) -> httpx.HTTPTransport:
-    """To the controller itself: proxies that the environment names are for what is outside of the cluster.
+    """A transport to the controller itself: proxies that the environment names are for hosts outside the cluster.
 
-    Certificates are loaded unless nobody will ask for them: that takes longer than a call.
+    Certificates are loaded only where they are needed: loading them takes longer than a call.
     """
     try:
         return httpx.HTTPTransport(verify=not url.startswith("http:"))
-    except OSError as error:  # which says nothing of the file
+    except OSError as error:  # it does not name the file
         if TRUSTED not in os.environ:
             raise
         limit, remedy = "a file with certificates", f"mend it or leave it out ({error.strerror})"
@@ -79,12 +80,12 @@ class Wire:
         self.closing = Event()
         self._longest_delay_s, self._answer_s = LONGEST_DELAY_S, ANSWER_S
         self._told_at = -inf
-        self._is_known = False  # the controller has been heard there
+        self._is_known = False  # the controller has answered at this address
         _QUIET.ours.add(url.rstrip("/") + "/v1/jobs")
         _HTTP_LOG.addFilter(_QUIET)
 
     def hurry(self, lease_s: float) -> None:
-        """From now on leases depend on the calls: none may take long to be repeated."""
+        """From now on leases depend on the calls: each must be repeated soon."""
         self._longest_delay_s = min(LONGEST_DELAY_S, DELAY_PART * lease_s)
         self._answer_s = min(ANSWER_S, max(1.0, ANSWER_PART * lease_s))
 
@@ -102,9 +103,9 @@ class Wire:
         patience_s: float = 0.0,
         unless: Callable[[], object] = lambda: None,
     ) -> T:
-        """The answer to plain data; the call may be parked for `wait_s`.
+        """Sends plain data and returns the answer; the controller may park the call for `wait_s`.
 
-        Raises CallRefused, Unreachable once patience is over, and what `unless` raises, asked before each repeat.
+        Raises CallRefused, Unreachable once patience is over, and what `unless` raises, called before each repeat.
         """
         began, delay_s = monotonic(), FIRST_DELAY_S
         give_up = began + (patience_s or self.patience_s)
@@ -117,12 +118,12 @@ class Wire:
                     return self._read(response, answer)
                 fault = f"status {response.status_code}"
                 if wait_s and response.status_code == httpx.codes.GATEWAY_TIMEOUT:
-                    wait_s /= 2.0  # a proxy waits less long than it was to be parked
+                    wait_s /= 2.0  # a proxy does not wait as long as the call was to be parked
                     body = {**body, "wait_s": wait_s}
             except (httpx.RequestError, NotAnAnswer) as error:
                 fault = str(error) or type(error).__name__
                 fault += f"; {TRUST}" if UNTRUSTED in fault else ""
-            except RuntimeError as error:  # so the HTTP client says that it was closed
+            except RuntimeError as error:  # the HTTP client's way to say that it was closed
                 if not self.closing.is_set():
                     raise
                 fault = str(error)
@@ -138,7 +139,7 @@ class Wire:
         self._client.close()
 
     def _read(self, response: httpx.Response, kind: type[T]) -> T:
-        """The answer, if it is the controller's. Where that was heard once others speak only while it is away."""
+        """The answer, if the controller gave it. Once it was heard here, other answers only mean that it is away."""
         refusal = Refusal(f"status {response.status_code}{sent_on(response) or f': {response.text[:200]}'}")
         try:
             if response.is_success:
@@ -160,17 +161,17 @@ class Wire:
             log.warning("no answer from the controller at %s (%s): tries on for %.0f s", where, fault, left_s)
 
     def _let_go(self, response: httpx.Response) -> None:
-        """The HTTP client forgets a connection that was just being made when it was closed: nobody else ends it."""
+        """Ends a connection that was being made when the HTTP client was closed: the client has forgotten it."""
         if self.closing.is_set() and (stream := response.extensions.get("network_stream")) is not None:
             stream.close()
 
 
 class _Quiet(logging.Filter):
-    """Signs of life are no news: the HTTP client would fill the job's log with them. Its other calls are not ours."""
+    """Keeps our calls out of the HTTP client's log: signs of life would fill it. The script's other calls stay."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ours: set[str] = set()  # the last calls may be answered when all is closed: none is ever taken out
+        self.ours: set[str] = set()  # never removed: the last calls may be answered after all is closed
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -181,22 +182,23 @@ _QUIET = _Quiet()
 
 
 class NotAnAnswer(Exception):
-    """Something else than the controller has answered: a proxy, say, while the controller is away."""
+    """Not the controller has answered, but a proxy, say, while the controller is away."""
 
 
 def sent_on(response: httpx.Response) -> str:
-    """To which address, if to another: so a proxy does that speaks TLS alone. No token is sent after it."""
+    """The address to which a proxy redirects, as one that speaks TLS alone does, in words; else "". No call follows
+    it, so no token gets there."""
     there = response.headers.get("location", "").removesuffix(response.request.url.raw_path.decode())
     return f", which sends on to {there}: give that address" if response.has_redirect_location else ""
 
 
 def read(kind: type[T], data: Any) -> T:
-    """The value that such data stand for, whatever else they say."""
+    """The value of type `kind` in these data; fields that the type does not have are ignored."""
     return decode(kind, _known(kind, data))
 
 
 def _known(kind: Any, data: Any) -> Any:
-    """What is left of the data without the fields that the type does not have."""
+    """The data without the fields that the type does not have."""
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         return {f.name: _known(hints[f.name], data[f.name]) for f in fields(kind) if f.name in data}
