@@ -1,13 +1,13 @@
-"""Where a controller, or whatever speaks HTTP, may be called."""
+"""Addresses at which a controller, or another HTTP server, may be called."""
 
 from urllib.parse import urlsplit
 
 
 def is_address(url: str) -> bool:
-    """Whether something may be called there."""
+    """Whether an HTTP server may be called at this URL."""
     try:
-        parts = urlsplit(url)  # which passes over line breaks
+        parts = urlsplit(url)  # it drops line breaks, so `url` itself is checked for them
         is_plain = url.isprintable() and " " not in url
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and is_plain
-    except ValueError:  # of its port, or of half an IPv6 address
+    except ValueError:  # for a bad port, or half an IPv6 address
         return False

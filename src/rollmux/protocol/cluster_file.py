@@ -19,7 +19,7 @@ from rollmux.protocol.plain_yaml import CLUSTER, read_plain
 ROLES = ("rollout", "train")
 SHARED = "shared"
 
-# What stands in for a node, or for a part of one, that can't be read, while the rest is checked. It breaks no limit.
+# Replaces a node, or a value of one, that can't be read, while the rest of the file is checked. It breaks no limit.
 _SOUND = NodeType("node", gpus=1, usd_per_gpu_hour=0.0, hbm_bytes_per_gpu=0, host_memory_bytes=10**6 * GB)
 
 
@@ -27,8 +27,8 @@ _SOUND = NodeType("node", gpus=1, usd_per_gpu_hour=0.0, hbm_bytes_per_gpu=0, hos
 class Key:
     """One key of a node, and its field in `NodeType`.
 
-    A measure has a `unit`, what one of the file is there, and is checked from `low` to `high` of its own unit. The
-    others are checked with the whole cluster.
+    A measure has a `unit`: 1 in the file is so many in `NodeType`. It must be from `low` to `high`, in the file's unit.
+    Keys without a unit are checked with the whole cluster.
     """
 
     target: str
@@ -48,7 +48,7 @@ NODE_KEYS = {
     "host_reserve_gb": Key("host_reserve_bytes", "host memory in GB that jobs may not fill", unit=GB, high=1e6 - 1),
     "hbm_tb_per_s": Key("hbm_bytes_per_s", "memory bandwidth of one GPU in TB/s", unit=1e12),
 }
-# Once read, and never used for anything: jobs say what moving their state and weights takes, and are measured.
+# Keys of older files, which nothing uses: jobs say how long moving their state and weights takes, and are measured.
 UNUSED_NODE_KEYS = ("host_link_gb_per_s", "network_gbps")
 POOL_KEYS = {
     "node": "the machine: its name, gpus, price and memory",
@@ -65,9 +65,9 @@ CLUSTER_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """A cluster, and what its nodes have, by their names: nothing where the file does not say.
+    """A cluster, and by node name what each node has (`means`): empty if the file does not say it.
 
-    `unused` are the places in the file of what nothing is done with.
+    `unused` are the places in the file of keys that nothing uses.
     """
 
     cluster: Cluster
@@ -94,7 +94,7 @@ def read_cluster_file(path: str | Path) -> ClusterFile:
 
 @dataclass(slots=True)
 class _Read:
-    """Reads a file's content, and collects its problems by path. Where a value is bad something harmless stands in."""
+    """Reads a file's content, and collects its problems by path. A harmless value replaces each bad one."""
 
     problems: dict[str, Problem] = field(default_factory=dict)
     values: dict[str, object] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class _Read:
         return cluster
 
     def _part(self, path: str, value: object, known: dict[str, Any]) -> dict[str, Any]:
-        """The keys of a part that it may have."""
+        """The known keys of a part of the file, with their values; others are reported."""
         if not isinstance(value, dict):
             self.report(path or "the file", value, f"keys and values: {', '.join(known)}", "see examples/cluster.yaml")
             return {}
@@ -135,7 +135,7 @@ class _Read:
         return {key: each for key, each in value.items() if key in known}
 
     def _pool(self, path: str, value: object) -> Pool:
-        """A pool by the name of its place in the file."""
+        """A pool, named after its place in the file."""
         found = self._part(path, value, POOL_KEYS)
         if "node" in found:
             node = self._node(f"{path}.node", found["node"])
@@ -153,7 +153,7 @@ class _Read:
         return Pool(path, node, on_demand, max_nodes)
 
     def _nodes(self, path: str, found: dict[str, Any], on_demand: object) -> Any:
-        """What the nodes of a pool have; returns how many there are."""
+        """Reads what the nodes of a pool have; returns how many there are."""
         self.means[path] = read_means(f"{path}.nodes", found["nodes"], self.report)
         count = len(self.means[path])
         if on_demand is True:
@@ -184,7 +184,7 @@ class _Read:
         return NodeType(**node)
 
     def _value(self, path: str, value: Any, key: Key) -> Any:
-        """What a key of a node says: a measure as whole bytes, or as bytes per second."""
+        """The value of a node's key in `NodeType`: a measure becomes whole bytes, or bytes per second."""
         if key.unit is None:
             return value
         if isinstance(value, int | float) and not isinstance(value, bool) and key.low <= value <= key.high:
@@ -194,7 +194,7 @@ class _Read:
         return getattr(_SOUND, key.target)
 
     def _check(self, cluster: Cluster, places: dict[str, str]) -> None:
-        """What the check of clusters finds, said of the keys of the file."""
+        """Reports the problems of the cluster as a whole under the keys of the file."""
         names = {key.target: f"node.{name}" for name, key in NODE_KEYS.items()}
         for problem in cluster_problems(cluster):
             _, role, *rest = problem.path.split(".")

@@ -1,7 +1,7 @@
 """What has happened lately, what it cost, and what happens just now: plain values, for commands, pages, other programs.
 
-Times are the controller's own seconds, as in `now`: they stand still while it is away. Nothing here says what another
-tenant's jobs are called.
+Times are seconds of the controller's own clock, as in `now`: it stands still while the controller is away. No value
+here names another tenant's job.
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ ANOTHERS = "another tenant's job"
 
 @dataclass(slots=True)  # not frozen: thousands are made in one go
 class UseView:
-    """One node while a lease held it; a tail gives some back early, an elastic rollout gets some late."""
+    """One node while a lease held it: a tail gives some nodes back early, an elastic rollout gets some late."""
 
     node: str
     began_s: float
-    ended_s: float | None  # None: it is held
+    ended_s: float | None  # None: it is still held
 
 
 @dataclass(slots=True)  # not frozen: thousands are made in one go
 class SpanView:
-    """One phase under one lease: granted, begun once its state was loaded, ended.
+    """One phase under one lease: granted (`began_s`), started once its state was loaded, ended.
 
-    `kind` is rollout, train, sync, or offload: state that had stayed on the nodes had to leave them. `how` is finished,
-    paused, failed, fenced (the lease was over before its holder was gone), gone (its attempt ended), or empty while it
-    goes on; `fenced` is true from the moment when the lease was over.
+    `kind` is rollout, train, sync, or offload (state that had stayed on the nodes had to leave them). `how` it ended is
+    finished, paused, failed, fenced (the lease was over before its holder was gone), gone (its attempt ended), or empty
+    while it goes on. `fenced` is true from the moment when the lease is over before its holder is gone.
     """
 
     epoch: int
@@ -36,7 +36,7 @@ class SpanView:
     iteration: int
     attempt: int
     uses: tuple[UseView, ...]
-    waited_s: float  # from its request, or the end of its last part, to the grant
+    waited_s: float  # from the request, or from the pause before, to the grant
     began_s: float
     started_s: float | None
     ended_s: float | None
@@ -48,7 +48,7 @@ class SpanView:
 
 @dataclass(frozen=True, slots=True)
 class WaitView:
-    """A phase that waits: since when, for whom, and until when if that can be told."""
+    """A phase that waits: since when, for which jobs, and until when if that is known."""
 
     job: str
     kind: str
@@ -61,25 +61,25 @@ class WaitView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """Where the node-seconds of one pool went, since books are kept: the five add up to all that there were."""
+    """Where the node-seconds of one pool went, since accounts are kept: the last five fields add up to all of them."""
 
     pool: str
     nodes: int
     gpus_per_node: int
     usd_per_hour: float  # of one node
-    busy_s: float  # in a phase
-    switch_s: float  # state was moved in before it, or out later
-    lost_s: float  # held by somebody whose lease was over
-    idle_s: float  # nobody there, though jobs are pinned to the node: the bubbles
-    free_s: float  # no job is pinned to it
+    busy_s: float  # a phase was at work
+    switch_s: float  # state was moved in before a phase, or out later
+    lost_s: float  # the node was held under a lease that was over
+    idle_s: float  # no phase was there, though jobs are pinned to the node: the bubbles
+    free_s: float  # no job was pinned to the node
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryView:
     """The phases that were under way at any time since `since_s`, in the order of their ends, and those that wait.
 
-    `whole_from_s`: what ended before that is forgotten, or more than was asked for. `seq` is the last record that this
-    has seen: the next is the one to follow in `/v1/events`.
+    Phases that ended before `whole_from_s` are missing: they are forgotten, or were not asked for. `seq` is the last
+    record of the journal in this view: go on with the record after it in `/v1/events`.
     """
 
     now: float
@@ -93,7 +93,7 @@ class HistoryView:
 
 @dataclass(frozen=True, slots=True)
 class HeldView:
-    """What a job has held of one pool."""
+    """How much of one pool a job has held."""
 
     pool: str
     node_hours: float
@@ -102,10 +102,10 @@ class HeldView:
 
 @dataclass(frozen=True, slots=True)
 class JobBill:
-    """One job's whole life, so far or for good.
+    """What one job has cost: so far, or in its whole life if it has ended.
 
-    `usd` is its part of what its group's nodes cost while it was pinned to them: each tenant bears as much as its price
-    alone is of all tenants' prices alone. `alone_usd` is what the same iterations would have cost at its solo pace.
+    `usd` is its part of the cost of its group's nodes while it was pinned to them: the group's jobs share the cost in
+    proportion to their prices alone. `alone_usd` is what the same iterations would have cost at the job's solo pace.
     """
 
     job: str
@@ -127,12 +127,11 @@ class JobBill:
 
 @dataclass(frozen=True, slots=True)
 class BillView:
-    """The bills of the jobs that the caller may see. `usd` is the cluster's: all nodes, while jobs were pinned to them.
+    """The bills of the jobs that the caller may see. `usd` is the cost of all nodes while jobs were pinned to them.
 
-    It is the sum over all jobs, of those that are remembered no more (`forgotten_usd`) too. `since_s` is when the books
-    were begun: later than the first job only where an older version had no books. Of the jobs that have ended and are
-    remembered there are `ended`; what those have come to that are not among `jobs` is in `others_usd` and
-    `others_alone_usd`.
+    `usd` is the sum over all jobs, with those that the controller has forgotten (`forgotten_usd`). `since_s` is when
+    the accounts began: later than the first job only if an older version kept none. `ended` is how many ended jobs are
+    remembered; `others_usd` and `others_alone_usd` are the sums over those of them that are not among `jobs`.
     """
 
     now: float
@@ -148,10 +147,10 @@ class BillView:
 
 
 class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One thing that has changed. Made at every event, so it is cheap to make; what is as usual is not sent.
+    """One thing that has changed. Made at every event, so it is cheap to make; fields with their default are not sent.
 
-    `what` is submitted, job (its `state`, and why), waiting, granted, started, nodes (those that a phase holds from now
-    on), fenced, ended (`state` says how), offloading, node (its `state`), or gone (a node).
+    `what` is submitted, job (its `state` and the reason), waiting, granted, started, nodes (those that a phase holds
+    from now on), fenced, ended (`state` says how), offloading, node (its `state`), or gone (a node).
     """
 
     what: str
@@ -172,7 +171,7 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class News(msgspec.Struct, frozen=True, gc=False):
-    """What one record of the journal changed. Sent only once that is durable."""
+    """What one record of the journal changed. It is sent only once that record is durable."""
 
     seq: int
     at: float

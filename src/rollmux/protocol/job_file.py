@@ -18,9 +18,9 @@ from rollmux.protocol.plain_yaml import TO_SUBMIT, read_plain
 MAX_TEXT = 4096
 MAX_ENTRIES = 256
 MAX_PROCESSES = 4096
-MAX_NAMED = 50  # unknown keys of a part: looking for what is near takes a while
+MAX_NAMED = 50  # how many unknown keys of a part are named: looking for the nearest known key takes a while
 
-# A memory of the file and the field that it fills; all other keys are the fields' own names.
+# The file's keys for memory, and the field that each fills; all other keys have their field's name.
 _MEMORY = {"resident_gb": "resident_bytes", "transient_gb": "transient_bytes"}
 IN_GB = {field: gb for gb, field in _MEMORY.items()}
 PHASE_KEYS = tuple(IN_GB.get(f.name, f.name) for f in fields(PhaseSpec))
@@ -28,15 +28,15 @@ TAIL_KEYS = tuple(f.name for f in fields(Tail))
 RUN_KEYS = ("command", "env", "folder", "processes", "ranks_per_process")
 JOB_KEYS = ("name", *(f.name for f in fields(JobSpec) if f.name != "id"), *RUN_KEYS)
 NEEDED = ("name", "rollout", "train", "slo")
-# Stands for what a tail does not say: that it is missing is a problem of its own, and hides no other.
+# Replaces missing keys of a tail: they are reported as missing, and the check of the rest can go on.
 _TAIL = {"requests": 1, "requests_per_node": 1, "bulk_s": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job, and what its launcher starts: nothing where it is started by other means and attaches.
+    """A job, and what its launcher starts: `command` is empty if the job is started by other means and attaches.
 
-    Each of `processes` starts `ranks_per_process` ranks (torchrun does), or is a rank itself where that is 1.
+    Each of `processes` starts `ranks_per_process` ranks (torchrun does), or is a rank itself if that is 1.
     """
 
     job: JobSpec
@@ -48,26 +48,26 @@ class Submission:
 
     @property
     def ranks(self) -> int:
-        """How many share the job's leases: a phase is done when all of them are."""
+        """How many ranks share the job's leases: a phase is done when all of them are."""
         return self.processes * self.ranks_per_process
 
 
 def read_job_file(path: str | Path, changes: Sequence[str] = ()) -> Submission:
-    """The job of a YAML file, or InvalidSpec with all that is wrong. Its folder is that of the file, if not said.
+    """The job of a YAML file, or InvalidSpec with all that is wrong. Its folder is the file's, unless one is given.
 
-    `changes` are as in `slo=1.5` and `rollout.nodes=2`.
+    `changes` to the file's content look like `slo=1.5` and `rollout.nodes=2`.
     """
     path = Path(path)
     subject = f"job file {str(path)!r}"
     content = read_plain(path, subject, TO_SUBMIT, changes)
-    # An address is for a launcher that unpacks what is there.
+    # A folder that is a URL stays as it is: a launcher unpacks what is there.
     if isinstance(content, dict) and isinstance(folder := content.get("folder", ""), str) and "://" not in folder:
         content = {**content, "folder": str(path.parent.resolve() / folder)}
     return read_job(content, subject)
 
 
 def read_job(content: object, subject: str = "job") -> Submission:
-    """The job of such data, or InvalidSpec with all that is wrong."""
+    """The job that the content of a job file describes, or InvalidSpec with all that is wrong."""
     read = _Read()
     submission = read.submission(content)
     if submission is None or read.problems:
@@ -76,7 +76,7 @@ def read_job(content: object, subject: str = "job") -> Submission:
 
 
 def job_data(submission: Submission) -> dict[str, Any]:
-    """The data that `read_job` makes this submission of; what is as it would be anyway is left out."""
+    """Data from which `read_job` makes this submission; fields with their default are left out."""
     job = submission.job
     data: dict[str, Any] = {"name": job.id} | _said(job, "id", "rollout", "train", "tail")
     data |= {kind: _said(getattr(job, kind)) for kind in ("rollout", "train")}
@@ -128,7 +128,7 @@ class _Read:
         return submission
 
     def _part(self, path: str, value: object, known: tuple[str, ...], needed: tuple[str, ...]) -> dict[str, Any] | None:
-        """The keys of a part, or None where there is none."""
+        """The known keys of a part with their values, or None if there is no such part."""
         if value is None and path == "job.tail":
             return None
         if not isinstance(value, Mapping):
@@ -148,7 +148,7 @@ class _Read:
         return {key: each for key, each in value.items() if key in known}
 
     def _phase(self, kind: str, job: Mapping[str, Any]) -> PhaseSpec:
-        """Where there is none, one with which nothing is wrong: that it is missing has been said."""
+        """A phase of the file. If it is missing, a phase without a problem: that it is missing is reported already."""
         path = f"job.{kind}"
         found = self._part(path, job[kind], PHASE_KEYS, ("duration_s",)) if kind in job else None
         if found is None:
@@ -160,7 +160,7 @@ class _Read:
         return PhaseSpec(**{"duration_s": MAX_DURATION_S, **found})
 
     def _run(self, found: dict[str, Any]) -> dict[str, Any]:
-        """What the launcher needs."""
+        """The values that the launcher needs."""
         checks = Checks("job", self.problems)
         command, env = found.get("command", []), found.get("env", {})
         name = found.get("name")
@@ -194,12 +194,12 @@ class _Read:
 
 
 def _texts(values: object) -> bool:
-    """Whether this is a list of texts that a process can be given."""
+    """Whether this is a list of texts that can be a process's arguments."""
     if not isinstance(values, list | tuple) or len(values) > MAX_ENTRIES:
         return False
     return all(isinstance(value, str) and len(value) <= MAX_TEXT and _can_be_passed(value) for value in values)
 
 
 def _can_be_passed(text: str) -> bool:
-    """JSON can say what no process can be given: NUL, and halves of characters."""
+    """Whether a process can be given this text. JSON can hold what no process can be given: NUL, half characters."""
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)

@@ -1,7 +1,7 @@
-"""The messages between a job's processes and the controller. All of them may be repeated, and come late.
+"""The messages between a job's processes and the controller. All of them may be repeated, and may come late.
 
-A job *asks* for a phase until it has the lease, *reports* what it did with it, and *listens* for what the controller
-wants of it. What it hears is the whole of what holds now, never a change, so that nothing is lost with a reply.
+A job *asks* for a phase until it has the lease, *reports* what it did with the lease, and *listens* for orders of the
+controller. Each reply holds the whole state that concerns the job, never a change: a lost reply loses nothing.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from rollmux.mux.job import PhaseKind
 
 VERSION = 1
 
-# Signs of life for each lease time: all but one may get lost.
+# Signs of life in each lease time: all but one may get lost.
 SIGNS = 3
-# Of why something has failed, so many characters are passed on.
+# The most characters of a reason for a failure that are passed on.
 MOST_REASON = 1000
 
 
 class Said(Enum):
-    """What a job can report of a lease."""
+    """What a job can report about a lease."""
 
     STARTED = "started"
     PROGRESSED = "progressed"
@@ -31,14 +31,14 @@ class Said(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """A process of the job is there. `instance` tells one life of the script from the next, here and in what it says
-    later: what an earlier life has said may come late. Older clients say none with that, which passes.
+    """A process of the job attaches. `instance` names this life of the script, here and in its later messages: messages
+    of an earlier life may come late. Older clients leave it out of their later messages, which is accepted.
     """
 
     instance: str
     rank: int = 0
     processes: int = 1
-    attempt: int | None = None  # as its launcher said; None where it was started by other means
+    attempt: int | None = None  # as its launcher said; None if it was started by other means
     wait_s: float = 0.0
 
 
@@ -49,16 +49,16 @@ class Attached:
     attempt: int
     rollout_nodes: tuple[str, ...] = ()
     train_nodes: tuple[str, ...] = ()
-    synced: int = 0  # iterations that are committed: it goes on with the next
+    synced: int = 0  # how many iterations are committed: the job goes on with the next
     lease_s: float = 0.0  # how long a lease lasts without a sign of life
     reason: str = ""
     drain_s: float = 0.0  # how long state may take to leave nodes that somebody else needs
-    rollout_holds: int = 0  # of its nodes a rollout has so many at once; 0 says nothing of that
+    rollout_holds: int = 0  # how many of its nodes a rollout has at once; 0: not told
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """This process is ready for the phase. `finished` are leases that it is done with and has had no word of."""
+    """This process is ready for the phase. `finished` are leases that it is done with, and may not be committed yet."""
 
     attempt: int
     kind: PhaseKind
@@ -71,7 +71,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease that the job holds now, and what is wanted of its holder: see `mux.transitions.Phase` for the state."""
+    """A lease that the job holds now, and the orders to its holder: see `mux.transitions.Phase` for the state."""
 
     epoch: int
     kind: PhaseKind
@@ -79,15 +79,15 @@ class Held:
     state: str
     nodes: tuple[str, ...]
     load: bool  # the state must be moved in first
-    keep: bool  # it may stay when the phase ends
+    keep: bool  # the state may stay when the phase ends
     resumed: bool  # the phase goes on where it has paused
-    free: tuple[str, ...] = ()  # nodes that a rollout is to free, where it shrinks
+    free: tuple[str, ...] = ()  # nodes that a rollout is to free, if it is to shrink
     given_up: str = ""  # why the phase is not going to count: another process of the job has given it up
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The lease; or why it is not there yet, who is before, and for how long if that can be told."""
+    """The lease; or why it is not there yet, which jobs hold the nodes, and for how long if that is known."""
 
     lease: Held | None
     done: bool = False  # the phase was committed before: there is nothing to do
@@ -98,8 +98,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What has become of a lease. `left`: no state of this process is on its nodes, which FINISHED alone doesn't say
-    where state may stay.
+    """What has become of a lease. `left`: no state of this process is on its nodes any more. FINISHED alone does not
+    say so, as state may stay.
     """
 
     said: Said
@@ -122,7 +122,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """The process lives, with these leases. The answer comes when something else is wanted than it has `seen`."""
+    """The process lives, and holds these leases. The answer comes once there are newer orders than it has `seen`."""
 
     attempt: int
     epochs: tuple[int, ...] = ()
@@ -135,20 +135,20 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """All that the job holds, and whether it is to end. `version` changes with every order, which a grant is not."""
+    """All that the job holds, and whether it is to end. `version` changes with every order; a grant is no order."""
 
     version: int
     attempt: int
     held: tuple[Held, ...] = ()
     stop: str = ""  # why it is to end, if it is
-    lease_s: float = 0.0  # as in Attached, and as it is now: a controller may start anew with another; 0 says nothing
+    lease_s: float = 0.0  # as in Attached, but now: a new controller may have another lease time; 0: not told
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A process of the job ends: `failed` says why where its work is not done. Without a rank it speaks for all.
+    """A process of the job ends: `failed` says why its work is not done. Without a rank this holds for all processes.
 
-    With attempt 0 it ends before it has heard of its place.
+    With attempt 0 the process ends before it has heard of its place.
     """
 
     attempt: int
@@ -159,7 +159,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What the job's phases really take; each switch is the seconds to move state onto the nodes and off them."""
+    """How long the job's phases really take. Each switch is the seconds to move state onto the nodes, and off them."""
 
     attempt: int
     rollout_s: float

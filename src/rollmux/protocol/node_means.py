@@ -1,6 +1,6 @@
-"""What each node of a pool has, one entry a node: cores, devices and memory of its machine, and which of Ray's it is.
+"""What each node of a pool has, one entry a node: cores, devices and memory of its machine, and that machine in Ray.
 
-Placement knows none of this. It is for launchers, which hold jobs to it.
+Placement knows none of this: launchers use it, and hold jobs to it.
 """
 
 import re
@@ -45,7 +45,7 @@ class Means:
 
 
 def read_means(path: str, value: object, report: Report) -> list[Means]:
-    """The entries of a list of nodes. What is wrong is reported, and something harmless stands in."""
+    """The entries of a list of nodes. Each bad value is reported, and a harmless one replaces it."""
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_NODES:
         report(path, value, f"a list of up to {MOST_NODES} nodes", "write one entry for each, as - {cores: 0-7}")
         return []
@@ -53,7 +53,7 @@ def read_means(path: str, value: object, report: Report) -> list[Means]:
 
 
 def check_means(means: Mapping[str, Means], report: Report) -> None:
-    """What must hold among all nodes of a file, by their places in it."""
+    """Checks what must hold among all nodes of a file. The keys of `means` are the nodes' places in the file."""
     for key in ("cores", "devices", "memory_gb"):
         without = [place for place, each in means.items() if getattr(each, _FIELDS[key]) is None]
         if without and len(without) < len(means):
@@ -71,7 +71,7 @@ _FIELDS = {"cores": "cores", "devices": "devices", "memory_gb": "memory_bytes"}
 
 
 def _is_known(name: RayName | None) -> bool:
-    """Whether two nodes of this name are on one machine for sure."""
+    """Whether two nodes of this name are surely on one machine."""
     return name is None or name.kind != "resource"
 
 

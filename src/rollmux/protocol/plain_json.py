@@ -1,4 +1,4 @@
-"""JSON texts as plain data. No key may be there twice: the last one would count in silence."""
+"""JSON texts as plain data. No key may be there twice: else the last one would silently count."""
 
 import json
 from typing import Any

@@ -6,16 +6,16 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """One kind of phase of a job, as it stands."""
+    """The state of one kind of phase of a job."""
 
     kind: str
     state: str
     iteration: int
     nodes: tuple[str, ...]
     epoch: int
-    for_s: float | None = None  # since when its work has gone on
+    for_s: float | None = None  # how long its work has gone on
     waits_for: tuple[str, ...] = ()  # jobs that hold what it needs
-    expected_s: float | None = None  # for how long yet, if that can be told
+    expected_s: float | None = None  # how much longer, if that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class JobView:
     synced: int
     iterations: int | None
     solo_s: float
-    iteration_s: float | None  # forecast, by what its group's jobs have said or measured of their phases
-    recent_s: float | None  # as it goes
+    iteration_s: float | None  # the forecast, from what the group's jobs have told or measured of their phases
+    recent_s: float | None  # as measured of late
     slowdown: float | None  # so far
     slo: float
     usd_per_hour_alone: float
     lanes: tuple[LaneView, ...] = ()
     reason: str = ""  # why it waits, moves, does nothing yet or has ended
     expected_wait_s: float | None = None
-    likely_s: float | None = None  # an iteration, if phases go on to vary as of late; only where one job is asked for
+    likely_s: float | None = None  # an iteration, if phases vary on as of late; only if one job is asked for
 
     @property
     def slo_headroom(self) -> float | None:
-        """Which part of what its SLO allows is left; below 0 it is too slow. None while its pace is not known."""
+        """The part of its SLO that is left; below 0 the job is too slow. None while its pace is not known."""
         return None if self.slowdown is None else 1.0 - self.slowdown / self.slo
 
 
@@ -62,18 +62,18 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All that a caller may see at one moment. Prices are of the whole cluster."""
+    """All that a caller may see at one moment. Prices are those of the whole cluster."""
 
     now: float
     seq: int
     jobs: tuple[JobView, ...]
     nodes: tuple[NodeView, ...]
     usd_per_hour: float
-    usd_per_hour_alone: float  # of the jobs that have their nodes, each on its own
-    usd_per_hour_fluid: float  # of the work that is done in it, at its pace, were no node ever idle
+    usd_per_hour_alone: float  # of the jobs that have their nodes, were each on nodes of its own
+    usd_per_hour_fluid: float  # of the work that is done, at its pace, were no node ever idle
     alarms: tuple[str, ...] = ()
     broken: str = ""
-    ended: int = 0  # jobs that have ended and are remembered, of which `jobs` has the latest
+    ended: int = 0  # how many ended jobs are remembered: `jobs` has the latest of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """The place that a job would get now, and what it would cost more per hour; or why it would get none."""
+    """The place that a job would get now, and how much it would add to the cost per hour; or why it would get none."""
 
     admitted: bool
     group: str
@@ -96,21 +96,21 @@ class Quote:
     iteration_s: float | None
     limit_s: float
     lines: tuple[str, ...]
-    submitted: bool = False  # it has been already, and gets no second place
+    submitted: bool = False  # the job has been submitted already, and gets no second place
 
 
 class Standing(Enum):
-    """Whether a controller that lives can be worked with: calls are answered by a ready one alone."""
+    """Whether jobs can work with a running controller: only a ready one answers their calls."""
 
     STARTING = "starting"
     READY = "ready"
-    BROKEN = "broken"  # it can only be looked at
+    BROKEN = "broken"  # it only answers questions
     ENDING = "ending"
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """A folder on the controller's machine from which another can start, with all records up to this one."""
+    """A folder on the controller's machine from which another controller can start, with all records up to `seq`."""
 
     folder: str
     seq: int
@@ -118,11 +118,11 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """That the controller lives, and how it stands."""
+    """That the controller runs, and its state."""
 
     ok: bool
     version: str
     seq: int
     broken: str = ""
     state: Standing = Standing.READY
-    unix_s: float = 0.0  # its wall clock
+    unix_s: float = 0.0  # the controller's wall clock

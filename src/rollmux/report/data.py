@@ -1,7 +1,7 @@
-"""Runs as the page's script reads them: plain columns, times as whole milliseconds since the one before.
+"""Runs as the page's script reads them: plain columns; each time is whole milliseconds since the time before it.
 
-A run has two documents: its `facts`, which the page reads when it opens, and its `timeline`, which may be large and is
-read when it is first looked at.
+A run has two documents: its `facts`, which the page reads when it opens, and its `timeline`, which may be large and
+which the page reads when somebody first looks at it.
 """
 
 import json
@@ -17,7 +17,7 @@ KINDS = ("rollout", "train", "tail", "switch")
 
 
 def labels(outcomes: Sequence[Outcome]) -> list[str]:
-    """The name of each run: its policy, numbered where several runs have the same one."""
+    """The name of each run: its policy, numbered if several runs have the same policy."""
     taken: set[str] = set()
     names = []
     for outcome in outcomes:
@@ -31,7 +31,7 @@ def labels(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def facts(label: str, outcome: Outcome) -> dict[str, Any]:
-    """Everything but the spans."""
+    """All that is known of a run but its spans."""
     levels = _lasting(outcome.levels)
     admissions = sorted(outcome.admissions, key=lambda admission: admission.at_s)
     return {
@@ -64,7 +64,7 @@ def facts(label: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def timeline(outcome: Outcome) -> dict[str, Any]:
-    """The spans: each lane with columns of its own, names as places in tables of all names."""
+    """The spans of a run: each lane has its own columns, and a name is an index into a table of all names."""
     others = {span.kind for span in outcome.spans} - set(KINDS)
     jobs = {name: place for place, name in enumerate(sorted({span.job for span in outcome.spans}, key=natural))}
     kinds = {name: place for place, name in enumerate((*KINDS, *sorted(others)))}
@@ -82,7 +82,7 @@ def script_json(document: object) -> str:
 
 
 def deltas(seconds: Iterable[float]) -> list[int]:
-    """Milliseconds since the time before, from zero on."""
+    """The milliseconds of each time since the time before it; the first is since zero."""
     last = 0
     steps = []
     for time_s in seconds:
@@ -93,12 +93,13 @@ def deltas(seconds: Iterable[float]) -> list[int]:
 
 
 def _lasting(levels: Iterable[Level]) -> list[Level]:
-    """In time, and of several at one instant only the last: the others were never paid for."""
+    """The levels in time; of several in one millisecond only the last, as the others were never paid for."""
     return list({_ms(level.at_s): level for level in sorted(levels, key=lambda level: level.at_s)}.values())
 
 
 def _columns(spans: Iterable[Span], jobs: dict[str, int], kinds: dict[str, int]) -> dict[str, list[int]]:
-    """A lane: how long after the end of the span before each begins, and by how much its job's iteration grew."""
+    """A lane's columns: the gap after the span before, the length, the job, the kind, and how much the job's iteration
+    grew."""
     last = 0
     iterations: dict[str, int] = {}
     columns: dict[str, list[int]] = {"gap": [], "long": [], "job": [], "kind": [], "step": []}

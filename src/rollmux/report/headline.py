@@ -1,4 +1,4 @@
-"""The page's first answer: which run costs what, and whose SLO breaks. Plain HTML, readable without scripts."""
+"""The top of the page: what each run costs, and how many SLOs it breaks. Plain HTML, readable without scripts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rollmux.sim.outcome import Outcome, PoolHours
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure of every run. `best` picks the best of all values: min or max."""
+    """One figure that the table shows for every run. `best` picks the best of all values: min or max."""
 
     label: str
     value: Callable[[Outcome], float]
@@ -20,7 +20,7 @@ class Column:
 
 
 def ratio(value: float, to: float) -> float:
-    """Infinite where there is nothing to compare with."""
+    """`value / to`, infinite if `to` is 0."""
     return value / to if to > 0 else inf
 
 
@@ -64,7 +64,7 @@ COLUMNS = (
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """What is cheapest, and what it breaks, in words."""
+    """In words: which run is cheapest and which SLOs it breaks, and which is cheapest with every SLO kept."""
     if not outcomes:
         return "<p>No run was given, so there is nothing to compare.</p>"
     names = labels(outcomes)

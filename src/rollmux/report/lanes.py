@@ -1,4 +1,4 @@
-"""Spans sorted into lanes: by group, then by node, then by time. Numbers in names count as numbers."""
+"""Spans sorted into lanes: by group, then by node, then by time. Numbers in names are sorted as numbers."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What a controller has seen, as the spans that a simulated run has, so that the same pictures are drawn of both."""
+"""Turns a controller's history into spans like those of a simulated run: both are drawn in the same way."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ SWITCH, LOST = "switch", "lost"
 
 
 def spans_of(history: HistoryView) -> tuple[Span, ...]:
-    """What each node did, from the beginning of the history on; what goes on ends now."""
+    """What each node did since the history begins; what still goes on ends at the history's `now`."""
     return tuple(
         span
         for view in history.spans
@@ -21,7 +21,7 @@ def spans_of(history: HistoryView) -> tuple[Span, ...]:
 
 
 def _parts(view: SpanView, use: UseView, since_s: float, now: float) -> Iterator[Span]:
-    """The state comes, then the phase goes on: two spans of one lease."""
+    """The spans of one lease on one node: the state moves in, if it must; then the phase goes on."""
     ended_s = now if use.ended_s is None else use.ended_s
     started_s = (ended_s if view.load else view.began_s) if view.started_s is None else view.started_s
     kind = LOST if view.fenced else SWITCH if view.kind == "offload" else view.kind

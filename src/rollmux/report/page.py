@@ -12,7 +12,7 @@ from rollmux.report.headline import summary, table
 from rollmux.service.page import one_file
 from rollmux.sim.outcome import Outcome
 
-# In the order in which they are joined into one script, after what the live page begins with too.
+# In the order in which they are joined into one script, after elements.js, which the live page has, too.
 SCRIPTS = (
     "dom.js",
     "table.js",

@@ -1,7 +1,7 @@
 """A run, simulated or real, as a Chrome trace, for chrome://tracing and Perfetto.
 
-One process per group, one thread per node, one complete event per span; counters and admissions stand under a process
-of the cluster's own. Times are whole microseconds, rounded so that what did not overlap still does not.
+One process per group, one thread per node, one complete event per span; counters and admissions are in a process of
+their own, the cluster. Times are whole microseconds, rounded so that spans that did not overlap still do not.
 """
 
 import json
@@ -46,7 +46,7 @@ def trace_of(
     levels: Sequence[Level] = (),
     admissions: Sequence[Admission] = (),
 ) -> str:
-    """The trace-event JSON of what happened: names first, then everything in time."""
+    """The trace-event JSON of these spans, levels and admissions: names first, then all events in time."""
     names = [*_naming("process", _CLUSTER, 0, f"cluster ({what})", 0)]
     happenings: list[Event] = []
     for level in levels:
@@ -75,7 +75,7 @@ def _in_time(event: Event) -> tuple[int, int, int, int]:
 
 
 def _naming(what: str, pid: int, tid: int, name: str, place: int) -> tuple[Event, Event]:
-    """The metadata that name a process or a thread and give it its place in the list."""
+    """The metadata events that name a process or a thread, and give its place in the list."""
     where = {"ph": "M", "pid": pid, "tid": tid}
     return (
         {"name": f"{what}_name", **where, "args": {"name": name}},
