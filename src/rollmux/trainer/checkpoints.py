@@ -1,7 +1,7 @@
 """Points to continue from, in a folder: whole files or none, the newest two.
 
-A file is written under another name, brought to the disk, and only then named. Two are kept, for a controller may not
-have heard of the newest. Invariant: whatever is named as a checkpoint is whole, and one that is not any more is seen.
+A file is written under another name, fsynced, and only then renamed. Two are kept, for a controller may not have heard
+of the newest. Invariant: a file with a checkpoint's name was written whole, and one that was damaged since is refused.
 """
 
 import os
@@ -25,18 +25,19 @@ _NAME = re.compile(r"step-(\d{9})\.pt")
 
 
 class Checkpoints:
-    """The checkpoints of one run. What is saved and what it was made with (`job`) are plain values and tensors."""
+    """The checkpoints of one run. The state that is saved, and the settings that made it (`job`), are plain values and
+    tensors."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def steps(self) -> list[int]:
-        """The steps that one can continue from, the newest last."""
+        """The steps that a run can continue from, the newest last."""
         return sorted(int(found[1]) for path in self._folder.iterdir() if (found := _NAME.fullmatch(path.name)))
 
     def save(self, step: int, job: dict[str, Any], state: dict[str, Any]) -> None:
-        """`step` steps are done."""
+        """Saves the state after `step` steps."""
         path = self._path(step)
         unfinished = path.with_suffix(UNFINISHED)
         try:
@@ -44,7 +45,7 @@ class Checkpoints:
                 torch.save({"format": FORMAT, "step": step, "job": job, "state": state}, file)
                 file.flush()
                 os.fsync(file.fileno())
-        except (OSError, RuntimeError) as error:  # torch's own, where it could not write all of it
+        except (OSError, RuntimeError) as error:  # RuntimeError is torch's, if it could not write all of the file
             unfinished.unlink(missing_ok=True)
             remedy = "make room, and continue with --resume from the one before it"
             raise CheckpointRefused(f"{path} can't be written ({error}): {remedy}") from error
@@ -54,7 +55,7 @@ class Checkpoints:
             self._path(old).unlink()
 
     def load(self, step: int, job: dict[str, Any]) -> dict[str, Any]:
-        """What was saved after so many steps. CheckpointRefused where it can't be read, or is another job's."""
+        """The state that was saved after `step` steps. CheckpointRefused if it can't be read, or is another job's."""
         path = self._path(step)
         if not path.exists():
             raise CheckpointRefused(f"there is no checkpoint of step {step} in {self._folder}, only {self.steps()}")
@@ -74,7 +75,7 @@ class Checkpoints:
         return state
 
     def drop_after(self, step: int) -> None:
-        """What came later did not count, nor does what was not finished."""
+        """Removes checkpoints of later steps, which did not count, and unfinished files."""
         for later in self.steps():
             if later > step:
                 self._path(later).unlink()
@@ -86,7 +87,7 @@ class Checkpoints:
 
 
 def _require_whole(path: Path) -> None:
-    """By the checksums in it, of which torch reads none; what is no such file it would read uncritically."""
+    """Compares the file's bytes with the checksums in it. Torch checks none, and would read a damaged file as it is."""
     with ZipFile(path) as parts:
         damaged = next((part.filename for part in parts.infolist() if not _is_plain(part)), None) or parts.testzip()
         if damaged is not None:
@@ -94,14 +95,15 @@ def _require_whole(path: Path) -> None:
 
 
 def _is_plain(part: ZipInfo) -> bool:
-    """As torch writes each. Of what is marked as a folder it reads nothing, and the tensor is what lay in memory."""
+    """Whether the part looks as torch writes parts. If one is marked as a folder torch reads nothing, and the tensor is
+    what happened to lie in memory."""
     return part.compress_type == ZIP_STORED and not part.external_attr & MARKED_AS_FOLDER
 
 
 def _changed(then: dict[str, Any], now: dict[str, Any], unsaid: dict[str, Any], path: str = "job") -> list[str]:
-    """What is set otherwise than it was. A setting that there was not yet was as it is where nothing is said of it.
+    """The settings that differ from the checkpoint's. A setting newer than the checkpoint had its default (`unsaid`).
 
-    What is no setting, such as the content of files, is compared where the release that began the run looked at it.
+    Other values, such as the content of files, are compared only if the release that began the run recorded them.
     """
     found = []
     for name in sorted({*then, *(now.keys() & unsaid.keys())}):
@@ -114,7 +116,7 @@ def _changed(then: dict[str, Any], now: dict[str, Any], unsaid: dict[str, Any], 
 
 
 def _bring_to_disk(folder: Path) -> None:
-    """The names in it."""
+    """Brings the names in the folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

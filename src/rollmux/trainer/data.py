@@ -10,7 +10,7 @@ from rollmux.trainer.seeds import derived
 
 
 class Data:
-    """`count` prompts, over and over."""
+    """Draws the numbers of `count` prompts, epoch after epoch."""
 
     def __init__(self, count: int, seed: int, position: int = 0) -> None:
         self._count, self._seed = count, seed
@@ -19,7 +19,7 @@ class Data:
 
     @property
     def epoch(self) -> int:
-        """Of the next prompt."""
+        """The epoch of the next prompt."""
         return self.position // self._count
 
     def draw(self) -> Prompt:

@@ -14,7 +14,7 @@ from rollmux.runtime.residency.memory import memory_of
 
 
 class Berth(Protocol):
-    """Where some of a job's parts are while a phase works: see `Visitor`, which moves them."""
+    """The place of some of a job's parts while a phase works: see `Visitor`, which moves them."""
 
     @property
     def is_here(self) -> bool: ...
@@ -31,7 +31,7 @@ class Berth(Protocol):
 
 
 class AtHome:
-    """Processors compute where host memory is: nothing moves."""
+    """The berth for processors, which compute in host memory: nothing moves."""
 
     is_here = False
 
@@ -49,18 +49,18 @@ class AtHome:
 
 
 def berth_of(device: str, name: str, state: Callable[[], object], read_only: bool = False) -> Berth:
-    """Of parts that are in host memory now."""
+    """A berth on this device for parts that are in host memory now."""
     memory = memory_for(device)
     return AtHome() if memory is None else Visitor(state, name=name, memory=memory, read_only=read_only)
 
 
 def memory_for(device: str) -> Memory | None:
-    """The device's; None where that is the host's own."""
+    """The memory of the device; None for processors, which use the host's."""
     return None if device == "cpu" else memory_of(torch.device(device))
 
 
 def check_device(checks: Checks, device: str, attached: bool) -> None:
-    """Whether a process has what it is to compute on: beside a controller one GPU, for it would take the first."""
+    """Checks that the process sees the device. Beside a controller it must see one GPU only: it would use the first."""
     if device == "cpu":
         return
     seen, shown = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES", "all")
@@ -73,7 +73,7 @@ def check_device(checks: Checks, device: str, attached: bool) -> None:
 
 
 def moments(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What it knows of each parameter by now; its counts of steps, single numbers, are not of it."""
+    """The optimiser's tensors for each parameter, without its step counts, which are single numbers."""
     parameters = (each for group in optimiser.param_groups for each in group["params"])
     return {
         f"{place}.{name}": value
@@ -84,7 +84,7 @@ def moments(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def copied(value: Any) -> Any:
-    """The same with every tensor's present values, in host memory."""
+    """A copy of the value, with each tensor's present values in host memory."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

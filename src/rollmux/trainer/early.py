@@ -1,7 +1,8 @@
-"""Training that begins while a round's last responses are still drawn: who makes room for it, and what goes out.
+"""Training that begins while a round's last responses are still drawn: which workers make room for it, and which
+prompts go out.
 
-Invariant: what goes out, and in which order, is a matter of the responses' tokens alone, as all of a round is. Who
-makes room is not: engines may be ahead of each other.
+Invariant: which prompts go out, and in which order, depends on the responses' tokens alone, as all else in a round.
+Which workers make room does not: engines may be ahead of each other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,24 +15,24 @@ from rollmux.trainer.sample import Sample
 
 
 class Trains(Protocol):
-    """Whoever computes gradients of samples before their batch is complete, while it has nodes for that."""
+    """Computes gradients of samples before their batch is complete, while it has nodes for that."""
 
     @property
     def has_nodes(self) -> bool: ...
 
     def begin_early(self) -> None:
-        """A round begins: what came early for one that came to no update is forgotten."""
+        """A round begins: forgets the samples of a round that came to no update."""
 
     def train_early(self, samples: Sequence[Sample]) -> None:
-        """All of one prompt."""
+        """Takes all samples of one prompt."""
 
     def go_on(self) -> None:
-        """A moment to look after whoever does it."""
+        """Called often: time to look after the processes that compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A response that is not over: on this worker, with so many tokens by the round's clock."""
+    """A response that is not over, on this worker. `tokens` are its tokens by the round's token clock."""
 
     name: str
     worker: int
@@ -40,9 +41,9 @@ class UnderWay:
 
 
 class Early:
-    """Of one rollout: at most so many prompts of a batch.
+    """Early training of one rollout: at most `most` prompts of a batch.
 
-    With a `policy` workers are freed for it, if it finds who can go, and prompts go out from its first check point on.
+    With a `policy` workers are freed for it, if the policy finds any, and prompts go out from its first check point.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Early:
         self.trains.begin_early()
 
     def is_due(self, done: int) -> bool:
-        """Whether to ask who can go, now that so many responses are done."""
+        """Whether to ask the policy which workers can go, now that `done` responses are done."""
         before, self._done = self._done, min(done, self._responses)
         policy = self._policy
         return policy is not None and not self._has_freed and policy.due(before, self._done, self._responses)
@@ -73,7 +74,7 @@ class Early:
         return self._most - len(self.sent) if self._done >= self._from else 0
 
     def freed(self, there: Iterable[int], under_way: Sequence[UnderWay], lengths: Sequence[int]) -> frozenset[int]:
-        """Who of these is to go now. `lengths` are those of an earlier round."""
+        """The workers of `there` that are to go now. `lengths` are those of an earlier round's responses."""
         assert self._policy is not None
         decision = self._policy.decide(
             RolloutSnapshot(

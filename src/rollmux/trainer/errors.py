@@ -1,13 +1,13 @@
-"""What a training run refuses.
+"""The errors of a training run.
 
 RollmuxError
 ├── CheckpointRefused   a checkpoint can't be continued from
-├── FetchFailed         a pretrained model could not be had
-├── ModelMissing        the folder that is to hold a model holds none that is whole
+├── FetchFailed         a pretrained model could not be downloaded or made
+├── ModelMissing        the folder of a model holds none that is whole
 ├── NotShared           the weights find no room in memory that several processes share
 ├── NotTaught           the model knows no form for what is said to it
 ├── RanksApart          the processes of a job that spans nodes don't find each other, or one is gone
-├── ReplicasLost        the processes of a gradient fail again and again
+├── ReplicasLost        the processes that compute a gradient fail again and again
 ├── RunExists           the folder holds a run, and nobody said that it is to be continued
 └── RolloutStuck        a round can't come to its end
 
@@ -27,27 +27,27 @@ class FetchFailed(RollmuxError):
 
 
 class ModelMissing(RollmuxError):
-    """Name another folder, or fetch a model into it."""
+    """Remedy: name another folder, or fetch a model into it."""
 
 
 class NotShared(RollmuxError):
-    """Give the machine's shared memory more room, or do with one process."""
+    """Remedy: give the machine's shared memory more room, or use one process."""
 
 
 class NotTaught(RollmuxError):
-    """Say it otherwise, or take another model."""
+    """Remedy: say it in another way, or take another model."""
 
 
 class RanksApart(RollmuxError):
-    """Start all of them again: the run goes on from its checkpoint."""
+    """Remedy: start all processes again. The run goes on from its checkpoint."""
 
 
 class ReplicasLost(RollmuxError):
-    """The weights are as they were: go on from the checkpoint, with more memory say, or with fewer replicas."""
+    """The weights are unchanged. Remedy: go on from the checkpoint, with more memory, say, or with fewer replicas."""
 
 
 class RunExists(RollmuxError):
-    """Continue it with `--resume`, or name another folder."""
+    """Remedy: continue the run with `--resume`, or name another folder."""
 
 
 class RolloutStuck(RollmuxError):

@@ -1,7 +1,7 @@
-"""What a model's answers to a task's prompts are worth: each is asked, and nothing is trained.
+"""How good a model's answers to a task's prompts are: each prompt is asked, and nothing is trained.
 
-Invariants: what is drawn depends on the job's seed, the prompt's number and the answer's alone; an answer without a
-reward is no zero, and counts in no mean; twice as many are under way at most as the engines run at once.
+Invariants: an answer's tokens depend on the job's seed and the numbers of prompt and answer alone; an answer without a
+reward is no zero, and counts in no mean; at most twice as many answers are under way as the engines run at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,8 @@ from rollmux.trainer.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`said` are the model's turns and what it was told between them; without a reward `failed` says why."""
+    """One answer. `said` are the model's turns and the texts that it was told between them; `failed` says why an answer
+    has no reward."""
 
     prompt: int
     sample: int
@@ -41,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Of all answers. `error` is the standard error of `reward`, `best` the mean of each prompt's best answer."""
+    """The result of all answers. `error` is the standard error of `reward`, `best` the mean of each prompt's best."""
 
     prompts: int
     answers: int
@@ -54,7 +55,8 @@ class Worth:
 
 
 def evaluate(job: JobFile, samples: int, heard: Callable[[Answer, int], None]) -> Worth:
-    """Asks each prompt so many times. Answers are heard as they come, which is not their order, and of how many."""
+    """Asks each prompt `samples` times. Calls `heard` with each answer as it comes, in any order, and the number of all
+    answers."""
     checks = Checks("job")
     check_device(checks, job.model.device, False)
     checks.require()
@@ -77,8 +79,8 @@ def evaluate(job: JobFile, samples: int, heard: Callable[[Answer, int], None]) -
 
 
 class _Asking:
-    """Asks as many at a time as the engines run at once, whenever no more than that are under way: of thousands each
-    would be looked at for each that ends, and by ones they would be drawn alone."""
+    """Launches as many requests as the engines run at once, whenever no more than that are under way. If all were
+    launched, each end would cost a look at thousands; launched one by one, they would be drawn alone."""
 
     def __init__(self, job: JobFile, task: Task, workers: Workers, scorer: Scorer, max_length: int) -> None:
         self._job, self._task, self._scorer = job, task, scorer
@@ -102,7 +104,7 @@ class _Asking:
                 yield self._answer(scored.request, self._ended.pop(scored.request), scored.reward)
 
     def _launched(self, wanted: Iterator[Request]) -> bool:
-        """Whether any are under way, with those that are due."""
+        """Launches the requests that are due. Whether any are under way now."""
         if len(self._under_way) + self._scorer.pending <= self._at_once:
             for request in islice(wanted, self._at_once):
                 first = first_turn(str(request), request, self._task, self._job.sampling, self._job.seed)

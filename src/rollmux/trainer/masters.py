@@ -1,8 +1,8 @@
-"""Single precision beside a model's narrower weights: what an optimiser steps over.
+"""Masters: copies in single precision of a model's narrower weights, over which the optimiser steps.
 
-A usual step of AdamW is a hundredth of what two bytes can tell of a weight: added to one it would be rounded away.
-Invariant: between two steps each weight is its master, rounded. A model that is precise enough has no masters, and is
-stepped over as it is.
+A usual step of AdamW is a hundredth of the smallest difference that two bytes can show: added to such a weight it would
+be rounded away. Invariant: between two steps each weight is its master, rounded. A model of single precision or better
+has no masters: the optimiser steps over its own weights.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ PRECISE = torch.float32
 
 
 class Masters:
-    """They take over the weights with the first step: until then a model may be written."""
+    """The masters copy the weights at the first step: until then the model's weights may be written."""
 
     def __init__(self, model: nn.Module) -> None:
         self.stepped = [_beside(each) if _is_narrow(each) else each for each in model.parameters()]
@@ -28,7 +28,7 @@ class Masters:
 
     @torch.no_grad()
     def take_gradients(self) -> None:
-        """They are the masters' from now on, and none of them is the model's."""
+        """Moves the gradients from the model's weights to the masters."""
         for weight, master in self._pairs:
             if not self._are_right:
                 master.copy_(weight)
@@ -38,17 +38,17 @@ class Masters:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """A step was made: the weights are written in place."""
+        """After the optimiser's step: writes the weights in place, rounded from their masters."""
         for weight, master in self._pairs:
             weight.copy_(master)
 
     def state(self) -> dict[str, list[Tensor]]:
-        """Of a checkpoint; nothing where they have nothing to tell."""
+        """The masters for a checkpoint; empty if there are none, or no step was made yet."""
         return {"masters": [each.detach() for each in self.tensors]} if self._pairs and self._are_right else {}
 
     @torch.no_grad()
     def restore(self, found: Sequence[Tensor]) -> None:
-        """Without any they take over the weights, with the next step."""
+        """Takes over a checkpoint's masters. If it has none, the next step copies the weights."""
         for master, value in zip(self.tensors, found, strict=False):
             master.copy_(value)
         self._are_right = bool(found)

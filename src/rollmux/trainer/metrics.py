@@ -1,7 +1,7 @@
-"""What each step came to: a line in a file, a line on the console, and a call of every tracker.
+"""The results of each step: a line in a file, a line on the console, and a call of every tracker.
 
-What a step came to and how long it took are two files: the first repeats itself byte by byte when a run is repeated or
-continued. Invariant: after `continue_from(step)` and the same steps again each file has one line for each step.
+A step's results and its times are in two files: a run that is repeated or continued writes the first byte for byte
+again. Invariant: after `continue_from(step)` and the same steps again each file has one line for each step.
 """
 
 import json
@@ -20,13 +20,13 @@ from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.update import Stats
 
 Record = Mapping[str, Any]
-Tracker = Callable[[int, Record], None]  # the step, and what it came to with `seconds`; may be told a step again
+Tracker = Callable[[int, Record], None]  # the step, and its results with `seconds`; it may be told a step again
 
 METRICS, TIMES = "metrics.jsonl", "times.jsonl"
 
 
 def record(step: int, rolled: Rolled, update: Stats, accounts: Mapping[int, Account], queued: int) -> dict[str, Any]:
-    """What one step came to."""
+    """The results of one step."""
     batch, samples = rolled.batch, rolled.samples
     lengths = [sample.drawn for sample in samples]
     return {
@@ -53,13 +53,13 @@ def record(step: int, rolled: Rolled, update: Stats, accounts: Mapping[int, Acco
 
 
 def _open(accounts: Mapping[int, Account]) -> Mapping[int, Account]:
-    """The newest two epochs and those of which prompts wait: the others were told, and stay as they are."""
+    """The newest two epochs, and older ones with prompts that wait: the others were told, and change no more."""
     newest = max(accounts, default=0)
     return {epoch: each for epoch, each in accounts.items() if each.waiting or epoch >= newest - 1}
 
 
 class Metrics:
-    """The files of one run, and whoever listens."""
+    """The metric files of one run, and its trackers."""
 
     def __init__(self, folder: Path, trackers: Sequence[Tracker] = ()) -> None:
         self._files = {name: folder / name for name in (METRICS, TIMES)}
@@ -67,12 +67,12 @@ class Metrics:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is told of any step."""
+        """Whether no step is in the file."""
         path = self._files[METRICS]
         return not path.exists() or not path.stat().st_size
 
     def continue_from(self, step: int) -> None:
-        """Lines of later steps did not count, nor does half a line."""
+        """Removes the lines of this step and later ones, which did not count, and an unfinished line."""
         for path in self._files.values():
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             kept = [line for line in lines if line.endswith(b"\n") and _step_of(line, path) < step]

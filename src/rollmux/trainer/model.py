@@ -15,7 +15,7 @@ from rollmux.trainer.tasks.pretrained import model_folder
 
 
 def build_model(settings: Model, vocabulary: int, max_length: int, seed: int) -> Any:
-    """In training as in rollouts there is no dropout: a response's log-probabilities are the same in both."""
+    """Builds or loads the model. It never uses dropout: so training finds the log-probabilities of the rollout."""
     model = _loaded(settings) if settings.path else _from_scratch(settings, vocabulary, max_length, seed)
     if settings.dtype != "default":
         model = model.to(getattr(torch, settings.dtype))
@@ -50,17 +50,17 @@ def _from_scratch(settings: Model, vocabulary: int, max_length: int, seed: int) 
 
 
 def share(model: Any) -> None:
-    """Its weights lie in memory that processes beside this one see too."""
+    """Puts the weights into memory that this process shares with others on the machine."""
     try:
         model.share_memory()
-    except RuntimeError as error:  # of the system's, in torch's words
+    except RuntimeError as error:  # torch's error for one of the system's
         remedy = "make /dev/shm larger (a container's by --shm-size; too many files: ulimit -n)"
         instead = "or leave out update.replicas and rollout.place"
         raise NotShared(f"the weights can't be put in shared memory ({error}): {remedy}, {instead}") from error
 
 
 def export_model(model: Any, folder: Path) -> None:
-    """As a folder that Hugging Face's libraries load; what the model says of generation goes along as it was read."""
+    """Writes a folder that Hugging Face's libraries load, with the model's generation settings as they were read."""
     logging.disable_progress_bar()
     said, model.generation_config = model.generation_config, GenerationConfig()  # saving refuses what loading takes
     try:

@@ -1,6 +1,6 @@
-"""The parts of a run: they begin as new, or as a checkpoint has them.
+"""The parts of a run, which begin new or from a checkpoint.
 
-Invariant: `state` holds all that the next step depends on: whoever restores it goes on exactly as the run would have.
+Invariant: `state` holds all that the next step depends on: a run that restores it goes on exactly as this one would.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -29,16 +29,16 @@ from rollmux.trainer.scoring import Direct, Scorer
 from rollmux.trainer.tasks import MadeTask, Pretrained, Task, build_task
 from rollmux.trainer.update import Baseline, Loss, Objective
 
-PAGE = 32  # tokens: engines hold whole pages, so that what is room for one request is so rounded up
+PAGE = 32  # tokens: engines hold whole pages, so the room is rounded up to hold a whole request
 
 
 class Parts:
-    """What a job file describes. `seats` says which workers the rollout has nodes for, when it is asked.
+    """The parts that a job file describes. `seats()` tells for which workers the rollout has nodes now.
 
-    `leased`: the nodes are its own in phases alone, so that its engines hold nothing before the first `load`. Else they
-    always are, and training that begins early is on nodes of the rollout, which frees some of its workers for it.
-    `ranks`: asked with the model for the other processes of the job, which have the engines then; it reads the weights
-    while they are `still`.
+    `leased`: the job has its nodes only in phases, so its engines hold nothing before the first `load`. Otherwise it
+    always has them, and training that begins early uses nodes of the rollout, which frees some of its workers.
+    `ranks` is called with the model and gives the job's other processes, which then have the engines. It reads the
+    weights while they are `still`.
     """
 
     learner: Learner
@@ -65,7 +65,7 @@ class Parts:
         self.rollout = self._rollout(TailBatcher(job.batching.terms, _keep(job)), 0, {}, ())
 
     def _rollout(self, batcher: TailBatcher, position: int, rewards: dict[str, Any], lengths: Sequence[int]) -> Rollout:
-        """Engines over the present weights, and what drives them."""
+        """A rollout with new engines over the present weights."""
         job, task = self._job, self.task
         data = Data(len(task), job.seed, position)
         engines = [self._engine(number) for number in range(job.rollout.workers)]
@@ -94,13 +94,13 @@ class Parts:
         return engine_of(self._job, self.model, version, self._job.rollout.workers)
 
     def sync(self) -> None:
-        """The engines have the learner's weights."""
+        """Gives the learner's weights to the engines."""
         if self.ranks is not None:
             self.ranks.land(self.learner.version)
         self.rollout.update(self.learner.version)
 
     def state(self) -> dict[str, Any]:
-        """The checkpoint."""
+        """The content of a checkpoint."""
         return {
             "learner": self.learner.state(),
             "batcher": self.rollout.batcher.state(),
@@ -111,7 +111,7 @@ class Parts:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes over a checkpoint, whatever was under way."""
+        """Takes over a checkpoint's state, and drops whatever was under way."""
         self.learner.restore(state["learner"])
         if self.ranks is not None:
             self.ranks.forget()
@@ -121,16 +121,16 @@ class Parts:
         torch.set_rng_state(state["random"])
 
     def following(self, kind: str, step: int) -> AbstractContextManager[Callable[[int], None]]:
-        """The job's other processes take part in this phase until what this gives is called: its work is over."""
+        """The job's other processes take part in this phase until its work is over: then call the function it gives."""
         return nullcontext(lambda epoch: None) if self.ranks is None else self.ranks.following(kind, step)
 
     def done(self) -> None:
-        """The job is: the other processes need do nothing more."""
+        """The job is done: tells the other processes, which need do nothing more."""
         if self.ranks is not None:
             self.ranks.say_bye()
 
     def close(self) -> None:
-        """Ends what was started beside this process. Harmless the second time."""
+        """Ends the processes that were started beside this one. Harmless the second time."""
         with ExitStack() as ends:
             if self.ranks is not None:
                 ends.callback(self.ranks.close)
@@ -146,13 +146,14 @@ class Parts:
         self.rollout.suspend()
 
     def break_off(self) -> None:
-        """Engines elsewhere may wait for processes that have not heard of this lease, and need not any more."""
+        """The lease is lost: stops waiting for engines in other processes, which may never have heard of this lease."""
         if self.ranks is not None:
             self.ranks.break_off()
 
 
 def model_of(job: said.JobFile, task: Task) -> Any:
-    """As it is before the first step. A task whose tokens are its own characters wants a model of these alone."""
+    """The model as it is before the first step. If a task's tokens are its own characters, a model from a folder must
+    have exactly these tokens."""
     tokenizer = task.tokenizer
     model = build_model(job.model, tokenizer.vocabulary, job.rollout.max_length, job.seed)
     if not isinstance(tokenizer, Pretrained) and model.config.vocab_size != tokenizer.vocabulary:
@@ -165,7 +166,7 @@ def model_of(job: said.JobFile, task: Task) -> Any:
 
 
 def engine_of(job: said.JobFile, model: Any, version: int, beside: int = 1) -> Engine:
-    """Over the model, whose weights are of this version; one of so many on this machine."""
+    """An engine over the model, whose weights are of this version; one of `beside` engines on this machine."""
     rollout = job.rollout
     room = ceil(rollout.room_tokens / PAGE) * PAGE
     limits = Limits(room, rollout.running, rollout.max_length, page_tokens=PAGE)
@@ -176,14 +177,14 @@ def engine_of(job: said.JobFile, model: Any, version: int, beside: int = 1) -> E
 
 
 def scorer_of(job: said.JobFile, task: Task, state: dict[str, Any]) -> Scorer:
-    """Of the task's answers, with what a checkpoint knows of their scoring."""
+    """The scorer of the task's answers, with the state that a checkpoint has of it."""
     if job.rewards.scorer == "direct" and isinstance(task, MadeTask):
         return Direct(task.reward, task.reply)
     return open_pooled(job.rewards, task, state)
 
 
 def objective(settings: said.Objective, responses: int) -> Objective:
-    """The algorithm's, with what the job file changes of it. InvalidSpec if the two contradict one another."""
+    """The algorithm's objective, with the job file's changes. InvalidSpec if the two contradict each other."""
     match settings.algorithm:
         case "dapo":
             own = Objective.dapo(responses)
@@ -203,7 +204,7 @@ def objective(settings: said.Objective, responses: int) -> Objective:
 
 
 def _keep(job: said.JobFile) -> Keep | None:
-    """Which prompts are worth training, by their rewards: with DAPO those that have something to tell apart."""
+    """The test of which prompts are worth training: with DAPO those whose rewards differ; None keeps all."""
     return _differ if job.objective.algorithm == "dapo" else None
 
 

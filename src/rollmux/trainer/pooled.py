@@ -1,9 +1,9 @@
-"""Rewards and replies by a `RewardPool`: in processes beside the rollout, while the engines go on.
+"""Rewards and replies from a `RewardPool`: processes beside the rollout compute them, while the engines go on.
 
-The pool lives in an event loop in a thread of its own, from the first response on. Each response is a future there.
+From the first response on the pool runs in an event loop in a thread of its own, with a future for each response.
 
-Invariants: a cancelled response is never told, and its work is killed; with a `lag` a reward's tick of the token clock
-is a matter of the tick in which its response ended, never of how long the reward took.
+Invariants: the reward of a cancelled response is never told, and its work is killed; with a `lag` the tick of the token
+clock at which a reward is told depends on the tick in which its response ended, never on how long the reward took.
 """
 
 import asyncio
@@ -45,27 +45,27 @@ T = TypeVar("T")
 Result = TypeVar("Result")
 
 
-# Processor seconds of a mathematical answer or a function, by the clock twice as many: what sleeps or waits for a core.
+# The limit by the clock over that of processor time, for a mathematical answer or a function, which may sleep or wait.
 CLOCK_FACTOR = 2.0
-# What a judge is read from, and how much of it at each start: of weights that are larger the size must do.
+# The files of a judge, and the largest whose bytes are compared at each start: of larger weights only the size is.
 JUDGE_FILES, LARGEST_READ = (".json", ".jinja", ".model", ".txt", ".safetensors", ".bin"), 2**25
-# Tests of a group that were passed, after which one that none has passed yet has the limits of the slowest of them.
+# After so many passed tests of a group, a test that was never passed gets the limits of the slowest of them.
 GROUP_RUNS = 20
-JUDGE_TURNS = 2  # one is judged, and one waits: more would only use up their caps
+JUDGE_TURNS = 2  # one is judged, and one waits: the time of others would only run out
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    tick: int  # in which its reward is told
+    tick: int  # the tick at which its reward is told
     asked: Asked
     reward: Future[Reward]
 
 
 class Pooled:
-    """Scores what `asked` makes of a prompt and of what was said to it, and replies by what `reply_asked` makes of it.
+    """Scores responses by the task that `asked` makes of prompt and turns, and replies by the one of `reply_asked`.
 
-    Rewards are told `lag` ticks after their responses came, in their order, and waited for if need be; with 0 they are
-    told as they come. Programs that were cut off by a limit of time have no reward, or, with `late_is_zero`, none left.
+    Rewards are told `lag` ticks after their responses came, in the order of these, and waited for if need be; with 0
+    they are told as they come. A program that a time limit cut off has no reward, or 0 with `late_is_zero`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Pooled:
         self._pool, self._asked, self._lag, self._late_is_zero = pool, asked, lag, late_is_zero
         self._reply_asked = reply_asked
         self._started: _Beside | None = None
-        self._waiting: dict[Request, _Waiting] = {}  # by their ticks
+        self._waiting: dict[Request, _Waiting] = {}  # in the order of their ticks
         self._rewards, self._talking = _Futures[Reward](), _Futures[Reply]()  # rewards that are told as they come
         self._tick = 0
 
@@ -94,7 +94,7 @@ class Pooled:
         return self._started
 
     def ask(self, request: Request, *said: Told) -> Reply | None:
-        """A pool that can't start raises in `replies`."""
+        """Asks for the reply, which `replies` gives later. If the pool can't start, `replies` raises."""
         asked = self._reply_asked(int(request.prompt.id), *said)
         if asked is None:
             return Reply()
@@ -119,7 +119,7 @@ class Pooled:
                 reply.cancel()
 
     def collect(self, wait: bool) -> list[Scored]:
-        """A pool that can't start raises here, for no reward will ever come."""
+        """The rewards that are due at the next tick. Raises if the pool can't start, as no reward would ever come."""
         self._tick += 1
         due = self._due(wait) if self._lag else self._rewards.done(None if wait else 0.0)
         return [Scored(request, self._reward(request)) for request in due]
@@ -133,14 +133,14 @@ class Pooled:
         return reward
 
     def _due(self, may_wait: bool) -> list[Request]:
-        """All of one tick or none, so that it does not matter which of them is there first."""
+        """The requests whose rewards are due: all of a tick or none, so it does not matter which reward comes first."""
         last = self._tick
         if may_wait and self._waiting:
             last = max(last, next(iter(self._waiting.values())).tick)
         return [request for request, each in takewhile(lambda one: one[1].tick <= last, self._waiting.items())]
 
     def state(self) -> dict[str, Any]:
-        """The limits of time that code has earned."""
+        """The time limits that were learnt for code."""
         timeouts = self._pool.timeouts
         return timeouts.state() if self._started is None else self._started.do(_state(timeouts))
 
@@ -152,12 +152,12 @@ class Pooled:
 
 
 async def _state(timeouts: TimeoutPolicy) -> dict[str, Any]:
-    """Where they are learnt, so that nothing changes meanwhile."""
+    """Runs in the pool's loop, where the limits are learnt: so nothing changes meanwhile."""
     return timeouts.state()
 
 
 class _Futures(Generic[T]):
-    """Futures, and which of them are done, without a look at the others: there may be thousands, and this each tick."""
+    """Futures, and a list of those that are done, kept so that no tick has to look at thousands of others."""
 
     def __init__(self) -> None:
         self.of: dict[Request, Future[T]] = {}
@@ -169,7 +169,8 @@ class _Futures(Generic[T]):
         future.add_done_callback(lambda done: self._coming.put((request, done)))
 
     def done(self, wait_s: float | None) -> list[Request]:
-        """Those that are there and done, in the order in which they came to be. If none is, waits for one that long."""
+        """The requests whose futures are done, in the order in which they ended. If there is none, waits up to `wait_s`
+        for one."""
         self._done = {request: each for request, each in self._done.items() if self.of.get(request) is each}
         with suppress(Empty):
             while self.of:
@@ -180,24 +181,24 @@ class _Futures(Generic[T]):
 
 
 class _Beside:
-    """A thread with an event loop, and the pool in it. It starts at once, and is waited for by those to be scored."""
+    """A thread with an event loop, and the pool in it. The pool starts at once; calls to it wait until it has."""
 
     def __init__(self, pool: RewardPool) -> None:
         self._pool = pool
         self._started = asyncio.Event()
         self._refusal: Exception | None = None
         self._loop = asyncio.new_event_loop()
-        # A daemon: whoever forgets to close can end all the same, and the pool's processes end with this one.
+        # A daemon: a process that forgets to close can still end, and the pool's processes end with it.
         self._thread = Thread(target=self._loop.run_forever, name="rewards", daemon=True)
         self._thread.start()
         self._starting = asyncio.run_coroutine_threadsafe(self._start(), self._loop)
 
     def score(self, asked: Asked) -> Future[Reward]:
-        """Cancelling it kills what it has started."""
+        """The future reward. Cancelling it kills what it has started."""
         return asyncio.run_coroutine_threadsafe(self._asked(self._pool.score, asked), self._loop)
 
     def reply(self, told: FunctionTask) -> Future[Reply]:
-        """Likewise."""
+        """The future reply. Cancelling it kills what it has started."""
         return asyncio.run_coroutine_threadsafe(self._asked(self._pool.reply, told), self._loop)
 
     def do(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -212,7 +213,7 @@ class _Beside:
     async def _start(self) -> None:
         try:
             await self._pool.start()
-        except Exception as error:  # noqa: BLE001 - whatever it is, each who waits for the pool is told
+        except Exception as error:  # noqa: BLE001 - every call that waits for the pool raises it
             self._refusal = error
         finally:
             self._started.set()
@@ -224,7 +225,7 @@ class _Beside:
         return await ask(what)
 
     async def _end(self) -> None:
-        """A start that is under way is broken off, and cleans up behind itself."""
+        """Ends the pool. A start that is under way is broken off, and cleans up after itself."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for each in others:
             each.cancel()
@@ -233,7 +234,7 @@ class _Beside:
 
 
 def open_pooled(rewards: Rewards, task: Task, state: dict[str, Any]) -> Pooled:
-    """As a job file describes it, with the limits of time that a checkpoint knows."""
+    """The scorer that a job file describes, with the time limits that a checkpoint has learnt."""
     settings = TimeoutSettings(prior_after=GROUP_RUNS)
     timeouts = TimeoutPolicy.from_state(settings, state) if state else TimeoutPolicy(settings)
     pool = RewardPool(pool_settings(rewards, task.needs), timeouts)
@@ -241,7 +242,7 @@ def open_pooled(rewards: Rewards, task: Task, state: dict[str, Any]) -> Pooled:
 
 
 def pool_settings(rewards: Rewards, needs: Needs) -> PoolSettings:
-    """Turns for what rewards need, and for nothing else: each kind starts processes of its own."""
+    """The pool's settings. Only kinds that the task's rewards need get turns: each kind starts processes of its own."""
     asks_judge, folder = Kind.JUDGE in needs.kinds, Path(rewards.judge)
     if asks_judge and not (rewards.judge and (folder / "config.json").is_file()):
         limit, remedy = "a folder with a model, as `save_pretrained` writes it", "name the model that is to judge"
@@ -254,7 +255,7 @@ def pool_settings(rewards: Rewards, needs: Needs) -> PoolSettings:
         maths=replace(standard.maths, cpu_s=cpu_s, wall_s=wall_s),
         function=replace(standard.function, cpu_s=cpu_s, wall_s=wall_s),
         async_cap_s=wall_s,
-        # One to a pass: what a judge says of a response does not depend on its company, and a run repeats itself.
+        # One response to a pass: its score does not depend on others in the pass, so a run repeats itself.
         judge=JudgeSettings(partial(open_judge, folder), at_once=1, cap_s=wall_s) if asks_judge else None,
         function_modules=needs.modules,
         function_folders=needs.folders,
@@ -264,7 +265,7 @@ def pool_settings(rewards: Rewards, needs: Needs) -> PoolSettings:
 
 
 def judge_digest(folder: Path) -> str:
-    """Of the judge there: another one gives other rewards."""
+    """A digest of the judge in this folder: another judge gives other rewards."""
     digest = sha256()
     for path in sorted(folder.iterdir()):
         if path.suffix in JUDGE_FILES:

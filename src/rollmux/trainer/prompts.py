@@ -1,6 +1,6 @@
-"""All prompts of a task, looked at before anything is computed.
+"""Checks all prompts of a task before anything is computed.
 
-Invariant: an engine refuses none of those that were let through, with the longest response beside it.
+Invariant: an engine refuses no prompt that passed, even with the longest response behind it.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from rollmux.trainer.tasks import Questions, Task
 
 
 def looked_through(job: JobFile, task: Task, model: Any) -> str:
-    """A digest of them, as the model reads them, and of what ends a response. InvalidSpec where one can't be asked."""
+    """A digest of the prompts' tokens and of the tokens that end a response. InvalidSpec if a prompt can't be asked."""
     require_known(model)
     digest = sha256(repr(task.tokenizer.end_tokens).encode())
     lengths, highest = list[int](), list[int]()  # by prompt

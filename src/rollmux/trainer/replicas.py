@@ -1,12 +1,13 @@
 """An update's gradient by several processes at once: this one, and replicas beside it over the same weights.
 
-The weights lie in memory that all of them share, so an optimiser's step here is seen by all, and nothing is sent but
-samples and gradients. Groups are dealt out whole, the longest first, so that each replica can train them as they come.
-Some come early, while this process still draws the rest: whoever of the others has little to do gets the next of them,
-and at the end all that is left is dealt out so that all come to their ends together.
+The weights lie in memory that all of them share, so all see an optimiser's step here, and only samples and gradients
+are sent. Groups are dealt out whole, the longest first, so that each replica can train them as they come.
 
-Invariant: a replica changes no weight. One that is gone, or fails, costs the gradient under way alone: all are begun
-anew, and it is computed again from the same weights and samples. They end with this process, whatever ends it.
+Some groups come early, while this process still draws the rest: the replica with the least to do gets the next one. At
+the end the remaining groups are dealt out so that all processes are done at the same time.
+
+Invariant: a replica changes no weight. One that is gone, or fails, costs only the gradient under way: all replicas are
+begun anew, and it is computed again from the same weights and samples. They end with this process, whatever ends it.
 """
 
 import os
@@ -36,7 +37,7 @@ from rollmux.trainer.update import ALONE, Exchange, GradientSum, Objective, Repl
 
 # A replica that says nothing for so long within one gradient is taken for dead.
 PATIENCE_S = 600.0
-# Until a replica has the model, once its process is there.
+# How long a replica may take to get the model, once its process is there.
 START_S = 120.0
 _TRIES = 3
 _AHEAD = 2  # groups that a replica has while it draws on: one under way, and the next
@@ -45,7 +46,8 @@ _END_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Samples for a replica's sum of a gradient. After the last it is exchanged; what is not the last is told done."""
+    """Samples for a replica's sum of a gradient. After the last part the sum is exchanged; after any other the replica
+    says that it is done."""
 
     version: int
     samples: Sequence[Sample]
@@ -53,12 +55,12 @@ class _Part:
 
 
 class Replicated:
-    """So many replicas of a model, this process being the first. The others begin with the first gradient."""
+    """`replicas` replicas of a model; this process is the first. The others begin with the first gradient."""
 
     def __init__(self, model: Any, objective: Objective, replicas: int) -> None:
         self._model, self._objective, self._replicas = model, objective, replicas
         self._others: list[Fork] = []
-        # What came early and is with nobody yet, whose groups are with somebody, and the tokens that each is yet to do.
+        # Early groups that no replica has yet, those that one has, and the tokens that each replica has yet to do.
         self._queue = deque[Sequence[Sample]]()
         self._handed = set[str]()
         self._given: list[deque[int]] = []
@@ -66,26 +68,26 @@ class Replicated:
             share(model)
 
     def forget_early(self) -> None:
-        """What comes from here on is of the next gradient."""
+        """Drops early groups: those that come from here on are of the next gradient."""
         if self._handed:
             self.close(0.0)
 
     def be_ready(self) -> None:
-        """The others begin, if they are not there."""
+        """Begins the other replicas, if they are not there."""
         if self._replicas > 1 and not self._others:
             try:
                 self._begin()
-            except (OSError, EOFError, RuntimeError):  # whoever asks for the gradient hears of it
+            except (OSError, EOFError, RuntimeError):  # the gradient begins them anew, and raises what lasts
                 self.close()
 
     def early(self, version: int, group: Sequence[Sample]) -> None:
-        """A whole group of the next gradient, for whoever of the others is there."""
+        """Takes a whole group of the next gradient, if there are other replicas to begin with it."""
         if self._others:
             self._queue.append(group)
             self.go_on(version)
 
     def go_on(self, version: int) -> None:
-        """Whoever has done what came early gets more of it."""
+        """Gives the next early groups to replicas that are done with theirs."""
         try:
             self._hear()
             while self._queue and min(map(len, self._given)) < _AHEAD:
@@ -97,18 +99,18 @@ class Replicated:
         except RollmuxError:
             self.close()
             raise
-        except (OSError, EOFError):  # as above
+        except (OSError, EOFError):  # the gradient begins them anew, and raises what lasts
             self.close()
 
     def rest(self, within_s: float) -> None:
-        """The others compute nothing once this returns. What takes longer than that is begun anew with the gradient."""
+        """Once this returns the others compute nothing. If one takes longer all are ended; the gradient begins them."""
         end = monotonic() + within_s
         try:
             while busy := [fork.pipe for given, fork in zip(self._given, self._others, strict=True) if given]:
                 if not wait(busy, max(0.0, end - monotonic())):
                     return self.close(0.0)
                 self._hear()
-        except (RollmuxError, OSError, EOFError):  # whoever asks for the gradient hears of it
+        except (RollmuxError, OSError, EOFError):  # the gradient begins them anew, and raises what lasts
             self.close(0.0)
 
     def gradient(self, version: int, samples: Sequence[Sample]) -> Stats:
@@ -121,7 +123,7 @@ class Replicated:
             except RollmuxError:
                 self.close()
                 raise
-            except (OSError, EOFError, RuntimeError) as trouble:  # in one of these a replica's end is heard of
+            except (OSError, EOFError, RuntimeError) as trouble:  # a replica's end shows as one of these
                 refusal = self._refusal()
                 self.close()
                 if refusal is not None:
@@ -132,7 +134,7 @@ class Replicated:
         raise AssertionError("the last try returns or raises")
 
     def _refusal(self) -> RollmuxError | None:
-        """What a replica had against its samples, if that is why it is gone."""
+        """The refusal of its samples for which a replica is gone, if there is one."""
         for fork in self._others:
             with suppress(OSError, EOFError):
                 while fork.pipe.poll():
@@ -153,7 +155,7 @@ class Replicated:
             self._send(place, version, part, is_last=True)
         stats = _gradient(self._model, self._objective, version, mine, Replicas())
         for given, fork in zip(self._given, self._others, strict=True):
-            for _ in given:  # all were told before the end
+            for _ in given:  # each was told as done before the last part
                 fork.pipe.recv()
         self._begin_anew()
         return stats
@@ -162,7 +164,7 @@ class Replicated:
         self._others[place].pipe.send(_Part(version, samples, is_last))
 
     def _hear(self) -> None:
-        """What is done of that which came early. Raises what a replica refuses."""
+        """Hears which early groups are done. Raises what a replica refuses."""
         for given, fork in zip(self._given, self._others, strict=True):
             while fork.pipe.poll():
                 refusal: RollmuxError | None = fork.pipe.recv()
@@ -171,7 +173,7 @@ class Replicated:
                 given.popleft()
 
     def _begin_anew(self) -> None:
-        """Nobody has anything of the next gradient."""
+        """Resets the accounts: no replica has samples of the next gradient."""
         self._queue.clear()
         self._handed.clear()
         self._given = [deque() for _ in self._others]
@@ -185,14 +187,14 @@ class Replicated:
                 self._hand_over(self._others[-1].pipe)
             for fork in self._others:
                 if fork.pipe.poll():
-                    fork.pipe.recv()  # it has nothing to say but that it died while the next ones began
+                    fork.pipe.recv()  # raises: all that it can say is that it died while others began
             _join(0, self._replicas, store)
         self._begin_anew()
 
     def _hand_over(self, pipe: Connection) -> None:
-        """To one at a time, for each tensor takes a descriptor on its way.
+        """Sends the model to one replica at a time, as each tensor on its way takes a descriptor.
 
-        Before a group is formed, which is waited for long: whoever dies meanwhile is heard of at once.
+        This comes before the process group is formed, which waits long: so a replica that dies is noticed at once.
         """
         pipe.send((self._model, self._objective))
         if not pipe.poll(START_S):
@@ -200,7 +202,7 @@ class Replicated:
         pipe.recv()
 
     def close(self, patience_s: float = _END_S) -> None:
-        """Ends the others, who have so long to end themselves. Whatever comes next begins them anew."""
+        """Ends the other replicas, which have `patience_s` to end themselves. The next call begins them anew."""
         others, self._others = self._others, []
         self._begin_anew()
         for fork in others:
@@ -212,7 +214,8 @@ class Replicated:
 
 
 def dealt(samples: Sequence[Sample], replicas: int, had: Sequence[int] = ()) -> list[list[Sample]]:
-    """Whole groups, the longest to whoever has the least yet, beside the tokens `had`; in each part in their order."""
+    """Deals out whole groups, the longest first, each to the replica with the fewest tokens (it `had` some before).
+    Samples keep their order in each part."""
     lengths: dict[str, int] = {}
     for sample in samples:
         lengths[sample.group] = lengths.get(sample.group, 0) + sample.length
@@ -243,11 +246,11 @@ def _join(rank: int, replicas: int, store: Path) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=replicas, timeout=timedelta(seconds=PATIENCE_S)
     )
-    dist.barrier()  # who comes out of it needs the file no more, and nor does anybody else
+    dist.barrier()  # behind it no process needs the file any more
 
 
 def _replicate(rank: int, replicas: int, store: Path, threads: int, pipe: Connection) -> None:
-    """A replica, until its pipe is closed: by whoever has begun it, or with that process."""
+    """A replica's process, until its pipe is closed, at the latest with the process that has begun it."""
     try:
         model, objective = pipe.recv()
     except (OSError, EOFError):
@@ -276,7 +279,7 @@ def _replicate(rank: int, replicas: int, store: Path, threads: int, pipe: Connec
 
 
 def _receive(pipe: Connection, inbox: SimpleQueue[_Part]) -> None:
-    """Whoever sends never waits for a sum under way. Once the pipe is closed nothing that this process does counts."""
+    """Reads the pipe, so that the sender never waits for a sum under way. Ends the process once the pipe is closed."""
     try:
         with suppress(EOFError, OSError):
             while True:

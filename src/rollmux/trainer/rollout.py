@@ -1,7 +1,7 @@
 """One round of rollout: the batcher says what is wanted, engines generate it, a scorer rewards it.
 
-Invariants: what is told to the batcher, and when, is a matter of the responses' tokens alone, so it decides nothing how
-many engines there are, which of them runs what, and who comes or goes meanwhile; a round ends with idle engines; its
+Invariants: what the batcher is told, and when, depends on the responses' tokens alone. So it makes no difference how
+many engines there are, which of them runs what, and which come or go meanwhile. A round ends with idle engines; its
 samples come in the order of their prompts and sample numbers.
 """
 
@@ -49,23 +49,23 @@ log = logging.getLogger("rollmux")
 
 Progress = Callable[[int, int], None]
 
-MOST_FAILURES = 10  # in a round, for each response that it began with: more are no accident
+MOST_FAILURES = 10  # in a round, for each response that it began with: more can't be an accident
 
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """What a round came to. `lengths` are those of all responses that ended by themselves, as they were drawn."""
+    """The result of a round. `lengths` are the drawn tokens of all responses that ended by themselves."""
 
     batch: Batch
     samples: tuple[Sample, ...]
     lengths: tuple[int, ...]
-    generated_tokens: int  # trained or not
-    cut: int  # of the samples, that did not come to their end
-    failures: Mapping[str, int]  # responses without a reward, by what failed: launched again, and no zero
+    generated_tokens: int  # of all responses, trained or not
+    cut: int  # how many samples were cut off before their end
+    failures: Mapping[str, int]  # responses without a reward, by cause: they were launched again, and are no zeros
 
 
 class Rollout:
-    """Rounds on these engines, until it is given others."""
+    """Plays rounds on these engines."""
 
     def __init__(
         self, engines: Sequence[Engine], batcher: TailBatcher, data: Data, task: Task, scorer: Scorer,
@@ -77,13 +77,13 @@ class Rollout:
         self._turns = Turns(self._workers, scorer, task.tokenizer, most_turns, max_length)
         self._task, self.scorer, self._sampling, self._seed = task, scorer, sampling, seed
         self._early, self.lengths = early, tuple(lengths)  # those of the last round
-        self._before: frozenset[int] | None = None  # who worked before training got some of them
+        self._before: frozenset[int] | None = None  # the workers before training got some of them
         self._clock = TokenClock()
         self.ended: dict[Request, Response] = {}
         self._over = 0  # responses whose end was heard
         self._generated_tokens = 0
         self._failures = Counter[str]()
-        self._failed_once = set[str]()  # causes of which whoever reads the log has an example
+        self._failed_once = set[str]()  # causes of which the log has an example
         self._most_failures = 0
         self._complete: list[Batch] = []
         self._closed = False
@@ -93,9 +93,9 @@ class Rollout:
         return self._workers.engines
 
     def round(self, progress: Progress, rounds_left: int | None = None) -> Rolled:
-        """From fresh weights to a batch. `progress` hears how many responses are over, of how many.
+        """Plays a round, from fresh weights to a batch. `progress` hears how many responses are over, of how many.
 
-        `rounds_left` is as RoundStarted has it.
+        `rounds_left` is that of RoundStarted.
         """
         with self._points.round():
             self._take_back()
@@ -116,11 +116,11 @@ class Rollout:
             return self._rolled(self._complete.pop())
 
     def share(self, workers: Collection[int]) -> None:
-        """From now on these work, and no others. From any thread: a round under way does it between two sweeps."""
+        """From now on only these workers work. May be called in any thread: a round does it between two sweeps."""
         self._points.do(lambda: self._workers.share(workers))
 
     def suspend(self) -> None:
-        """The engines give their memory back until `share`. From any thread, whatever another does with them."""
+        """The engines give their memory back until `share`. May be called in any thread, even amid a round."""
 
         def suspended() -> None:
             if not self._closed:
@@ -130,7 +130,7 @@ class Rollout:
         self._points.do(suspended)
 
     def update(self, version: int) -> None:
-        """The weights were written in place. Harmless if they are told again."""
+        """Tells the engines that the weights were written in place. Harmless the second time."""
 
         def updated() -> None:
             for engine in self.engines:
@@ -151,7 +151,7 @@ class Rollout:
     # -- what happens, and what follows from it ------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """One step of every engine, then tick by tick the ends and the rewards that come of it."""
+        """One step of every engine; then tells, tick by tick, the ends and the rewards that follow from it."""
         has_told = self._step()
         while (ends := self._clock.tick()) is not None:
             self._tell(*(self._ended(request, over) for request, over in ends))
@@ -164,7 +164,7 @@ class Rollout:
             raise RolloutStuck("nothing is generated or scored, and the round is not complete: an engine lost requests")
 
     def _step(self) -> bool:
-        """Whether anything was heard."""
+        """One step of every engine. Whether anything was heard."""
         heard = self._turns.step()
         self._over += sum(map(self._clock.hear, heard))
         return bool(heard)
@@ -204,7 +204,7 @@ class Rollout:
         return ResponseFailed(request, f"{cause}: {why}", tokens)
 
     def _tell(self, *events: Event) -> None:
-        """Tells the batcher, obeys it, and tells what comes of that."""
+        """Tells the batcher these events, obeys its commands, and tells the events that follow from them."""
         while events:
             follows: list[Event] = []
             for command in self.batcher.handle(*events):
@@ -229,7 +229,7 @@ class Rollout:
         self._clock.begin(name, request)
 
     def _abort(self, requests: Collection[Request]) -> list[Event]:
-        """How far they had come is known at once: what an engine was ahead does not count."""
+        """Aborts the requests. Their lengths are known at once: tokens drawn ahead of the clock don't count."""
         self._turns.cancel([_name(request) for request in requests])
         self.scorer.cancel(requests)
         aborted: list[Event] = []
@@ -243,7 +243,7 @@ class Rollout:
     # -- training before the end ---------------------------------------------------------------------------------------
 
     def _train(self, early: Early) -> None:
-        """Whatever goes out once these rewards are told, if anybody may train it."""
+        """Sends out the prompts that are sure now that these rewards are told, if the learner has nodes."""
         if not early.trains.has_nodes:
             return
         if early.is_due(len(self.ended)):
@@ -265,18 +265,18 @@ class Rollout:
         ]
 
     def _take_back(self) -> None:
-        """At a round's end, and at its beginning where one was broken off."""
+        """Brings back freed workers: at a round's end, and at its beginning if the last round was broken off."""
         if self._before is not None:
             self._workers.share(self._before)
             self._before = None
 
     def _drain(self) -> None:
-        """After this the engines have nothing left to tell."""
+        """Steps until the engines have nothing left to tell."""
         while self._workers.untold:
             if not self._step():
                 raise RolloutStuck(f"{self._workers.untold} aborted responses never ended: an engine lost requests")
 
-    # -- what a round came to ------------------------------------------------------------------------------------------
+    # -- the result of a round -----------------------------------------------------------------------------------------
 
     def _rolled(self, batch: Batch) -> Rolled:
         samples = [
@@ -307,7 +307,7 @@ class Rollout:
 
 
 def _single(logprobs: Sequence[float]) -> tuple[float, ...]:
-    """In single precision: what a double has beyond it tells who ran beside the response, and whether it moved."""
+    """Rounds to single precision: further digits depend on what ran beside the response, and whether it moved."""
     return tuple(array("f", logprobs))
 
 

@@ -1,6 +1,8 @@
-"""What another thread wants done where nothing else is under way: between two sweeps of a round, or outside of rounds.
+"""Work of other threads that is done while nothing else is under way: between two sweeps of a round, or outside of
+rounds.
 
-Invariant: whoever asks goes on once it is done, or has failed, and never waits for a point that does not come.
+Invariant: the thread that asks goes on once its work is done, or has failed, and never waits for a point that does not
+come.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ class SafePoints:
         self._under_way = False
 
     def do(self, work: Work) -> None:
-        """Returns once the round's own thread has done it at its next point. Where none is under way, does it now."""
+        """Returns once the round's own thread has done the work at its next point. Outside of a round, does it now."""
         with self._lock:
             if not self._under_way:
                 work()
@@ -41,7 +43,7 @@ class SafePoints:
                 self._catch_up()
 
     def pass_by(self) -> None:
-        """A point: the round's thread is in the middle of nothing."""
+        """A safe point of the round's thread: does the work that is wanted."""
         if self._wanted:
             with self._lock:
                 self._catch_up()
@@ -52,10 +54,10 @@ class SafePoints:
             for work, done in wanted:
                 try:
                     work()
-                except Exception as error:  # noqa: BLE001 - who asked for it hears it
+                except Exception as error:  # noqa: BLE001 - the thread that asked raises it
                     done.set_exception(error)
                 else:
                     done.set_result(None)
         finally:
             for _, done in wanted:
-                done.cancel()  # where Ctrl-C came first
+                done.cancel()  # not done, as Ctrl-C came first

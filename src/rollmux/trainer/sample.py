@@ -1,4 +1,4 @@
-"""One response as the update sees it: its tokens, who drew them, and its reward.
+"""One response as the update sees it: its tokens, the version of the weights that drew each, and its reward.
 
 Invariant: each drawn token carries its log-probability under the policy that drew it, and the version of those weights.
 """
@@ -18,8 +18,8 @@ ROUNDING = 0.05  # an engine in bfloat16 may give the logarithm of a probability
 class Sample:
     """A response to `prompt` with its reward; samples of the same `group` answer the same prompt.
 
-    `mask` says which tokens the policy drew, and nothing where it drew all: others, such as what a tool has said, are
-    seen by those behind them, and not trained.
+    `mask` says which tokens the policy drew; it is empty if it drew all. The others, such as what a tool has said, are
+    seen by the tokens behind them, and not trained.
     """
 
     prompt: tuple[int, ...]
@@ -57,20 +57,20 @@ class Sample:
 
     @property
     def places(self) -> Sequence[int]:
-        """Those of the tokens that were drawn."""
+        """The places of the drawn tokens."""
         return [place for place, drawn in enumerate(self.mask) if drawn] if self.mask else range(len(self.tokens))
 
     @property
     def drawn(self) -> int:
-        """How many tokens were."""
+        """How many tokens were drawn."""
         return len(self.places)
 
     @property
     def turns(self) -> int:
-        """Stretches of drawn tokens."""
+        """How many stretches of drawn tokens there are."""
         return sum(drawn and not before for before, drawn in pairwise((False, *self.mask))) if self.mask else 1
 
     @property
     def length(self) -> int:
-        """Prompt and response together."""
+        """The tokens of prompt and response together."""
         return len(self.prompt) + len(self.tokens)

@@ -1,8 +1,8 @@
-"""Rewards as responses end, and replies as their turns do: what is submitted comes back once, as a score or with the
-reason why there is none.
+"""Rewards for responses that end, and replies to turns that end. Each submitted response comes back once, with a score
+or with the reason why there is none.
 
-`Direct` asks the task here and now; its order is that of submission, so a run with it repeats itself exactly. Processes
-beside the rollout are asked by `pooled.Pooled`.
+`Direct` asks the task here and now, in the order of submission, so a run with it repeats itself exactly.
+`pooled.Pooled` asks processes beside the rollout.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,42 +16,42 @@ from rollmux.runtime.rewards.functions import scored
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A response with its reward: a score, or what else scoring came to."""
+    """A response with its reward: a score, or the reason why there is none."""
 
     request: Request
     reward: Reward
 
 
 class Scorer(Protocol):
-    """Whoever gives rewards and replies. What was `said` are the model's turns, and what it was told between them."""
+    """Gives rewards and replies. `said` are the model's turns, and what it was told between them."""
 
     @property
     def pending(self) -> int:
-        """Submitted, neither collected nor cancelled."""
+        """How many responses are submitted, and neither collected nor cancelled."""
 
     def ask(self, request: Request, *said: Told) -> Reply | None:
-        """What the response is told behind these turns; None where that is to come by `replies`."""
+        """What the response is told behind these turns; None if that will come by `replies`."""
 
     def replies(self, wait_s: float) -> list[tuple[Request, Reply]]:
-        """Those that have come; if none has, the first within so long."""
+        """The replies that have come. If none has, waits up to `wait_s` for the first."""
 
     def submit(self, request: Request, *said: Told) -> None: ...
 
     def cancel(self, requests: Iterable[Request]) -> None:
-        """These need neither score nor reply any more. Those that are not there are no mistake."""
+        """These requests need neither score nor reply any more. Unknown requests are no mistake."""
 
     def collect(self, wait: bool) -> list[Scored]:
-        """What is to be told in this tick; if nothing is and one may wait, what is to be told next."""
+        """The rewards to be told in this tick. If there are none, and `wait`, those to be told next."""
 
     def state(self) -> dict[str, Any]:
-        """What later rewards depend on, as plain data; asked for between rounds."""
+        """The state that later rewards depend on, as plain data; asked for between rounds."""
 
     def close(self) -> None:
-        """Calls off what is under way, and ends what was started. Harmless the second time."""
+        """Calls off the work under way, and ends the processes that were started. Harmless the second time."""
 
 
 class Direct:
-    """Scores in this process, when asked for, and replies at once."""
+    """Scores in this process, when the rewards are collected, and replies at once."""
 
     def __init__(self, reward: Callable[..., float], reply: Callable[..., Told | None] = lambda *said: None) -> None:
         self._reward, self._reply = reward, reply
@@ -90,5 +90,5 @@ class Direct:
     def _scored(self, request: Request, *said: Told) -> Reward:
         try:
             return scored(self._reward(int(request.prompt.id), *said), 0.0, 0.0)
-        except Exception as error:  # noqa: BLE001 - a task's code may raise anything; that is no zero
+        except Exception as error:  # noqa: BLE001 - a task's code may raise anything; the reward is then no zero
             return Reward(Status.ERROR, None, f"{type(error).__name__}: {error}")

@@ -1,6 +1,6 @@
-"""Random numbers by name: a seed for each purpose, from the job's seed and what it is for.
+"""Random numbers by name: each purpose has a seed, made from the job's seed and the purpose.
 
-Invariant: nothing here has a state, so what is drawn depends neither on what was drawn before nor on who draws it.
+Invariant: nothing here has a state, so a draw depends neither on earlier draws nor on the process that draws.
 """
 
 from hashlib import blake2b
@@ -9,12 +9,12 @@ from rollmux.packer import Request
 
 
 def derived(seed: int, *purpose: int | str) -> int:
-    """64 bits for this purpose."""
+    """The seed for this purpose: 64 bits."""
     digest = blake2b(repr((seed, *purpose)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def response_seed(seed: int, request: Request) -> int:
-    """Of one response: what is launched again, after a failure or in a later round, draws anew."""
+    """The seed of one response. One that is launched again, after a failure or in a later round, draws other tokens."""
     prompt = request.prompt
     return derived(seed, "response", prompt.epoch, prompt.domain, prompt.id, request.round, request.sample)

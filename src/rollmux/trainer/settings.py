@@ -1,6 +1,6 @@
-"""What a job file may say of a training run, with the limits of each value. Plain values: no torch.
+"""The settings of a training run that a job file may have, with the limits of each. Plain values: no torch.
 
-Each field carries what its reader needs (`Bounds`), so that a new setting is one line here and nothing elsewhere.
+Each field carries what the reader of files needs (`Bounds`), so a new setting is one line here and nothing elsewhere.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ LEAST_CLIP = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is accepted: a number from `low` to `high`, one of `choices`, or a text, or values, where neither is given.
+    """What a field accepts: a number from `low` to `high`, one of `choices`; without these a text, or values by name.
 
-    A name or a path is short and printable; prose is read by a model, which reads lines and whatever else there is.
+    A name or a path must be short and printable. Prose is for a model, and may have several lines and any characters.
     """
 
     low: float = 0.0
@@ -29,7 +29,7 @@ class Bounds:
 
 
 def _number(default: float, low: float, high: float, remedy: str) -> Any:
-    """A field with a number: a whole one where the default is."""
+    """A field with a number, which must be whole if the default is."""
     return field(default=default, metadata={"bounds": Bounds(low, high, (), remedy)})
 
 
@@ -52,9 +52,9 @@ def _values(remedy: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A Llama from scratch of this shape, or, where `path` says one, a model of Hugging Face's.
+    """A Llama from scratch of this shape; or, if there is a `path`, the model in that folder, as Hugging Face saves it.
 
-    With float64 a run comes to the same bytes however many workers it has and wherever its responses move.
+    With float64 a run leaves the same bytes however many workers it has and wherever its responses move.
     """
 
     path: str = _text("", "name a folder that `save_pretrained` wrote, or leave it out for a model from scratch")
@@ -62,16 +62,16 @@ class Model:
     layers: int = _number(4, 1, 256, "give the layers")
     heads: int = _number(4, 1, 256, "give the attention heads")
     dtype: str = _choice("default", "default", "float32", "bfloat16", "float64")
-    device: str = _choice("cpu", "cpu", "cuda")  # where it computes; beside a controller in phases alone
+    device: str = _choice("cpu", "cpu", "cuda")  # where the model computes; beside a controller only in phases
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is learnt. The numbers shape the operands of `arithmetic`, and in `counting` where to begin and how far;
-    in `guessing` they are from 1 to `largest` at most.
+    """The task to learn. The numbers shape the operands of `arithmetic`; in `counting` where to begin and how far to
+    go; in `guessing` the number is from 1 to `largest` at most.
 
-    `questions` are those in the file at `path`, below a system text if there is one (docs/questions.md). `template` are
-    values that the model's chat template asks for: prompts and replies are written with them.
+    `questions` asks those in the file at `path`, behind the text `system` if there is one (docs/questions.md).
+    `template` has values for the model's chat template: prompts and replies are written with them.
     """
 
     name: str = _choice("arithmetic", "arithmetic", "counting", "guessing", "questions")
@@ -95,7 +95,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """Supervised steps before the first of reinforcement: a model from scratch must answer something."""
+    """Supervised steps before reinforcement begins: a model from scratch must first learn to answer at all."""
 
     steps: int = _number(0, 0, 10**6, "0 goes without")
     batch: int = _number(32, 1, 10**5, "give the solutions of a step")
@@ -104,9 +104,10 @@ class Warmup:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """A step's batch. `sync` waits for all that was launched; `tail` launches more and takes the first to be done.
+    """A step's batch. `sync` waits for all responses; `tail` launches more prompts and takes the first to be done.
 
-    Without a race prompts are put off, and no response is left out for being long: what is trained has no bias.
+    Without a race of responses prompts are only put off, and no response is left out for being long: training has no
+    bias to short ones.
     """
 
     mode: str = _choice("tail", "tail", "sync")
@@ -119,7 +120,7 @@ class Batching:
 
     @property
     def terms(self) -> packer.Batching:
-        """The same for the batcher. To wait for everybody is a race in which nobody can lose."""
+        """These settings as the batcher has them. `sync` is a race in which nobody can lose."""
         is_sync = self.mode == "sync"
         return packer.Batching(
             prompts=self.prompts,
@@ -133,9 +134,9 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What an update climbs. `dapo` also replaces prompts whose responses are all worth the same.
+    """The objective that an update climbs. `dapo` also replaces prompts whose responses are all worth the same.
 
-    The others change a part of the algorithm: over what advantages are divided by their deviation, over what the loss
+    The other settings change parts of the algorithm: by whose `deviation` advantages are divided, over what the `loss`
     is a mean, and how far a token's probability may move. Dr. GRPO is `deviation: none` and `loss: token-mean`.
     """
 
@@ -148,10 +149,11 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """Who scores: `direct` the rollout's own process between two steps of the engines, `pool` processes beside it.
+    """What scores: with `direct` the rollout's own process, between two steps of the engines; with `pool` processes
+    beside it.
 
-    `lag` is what makes a run with a pool repeat itself: a reward is told when responses have drawn so many more tokens,
-    and waited for if need be. With 0 rewards count as they come, and what is put off or replaced is a matter of speed.
+    `lag` makes a run with a pool repeat itself: a reward is told once responses have drawn that many more tokens, and
+    waited for if need be. With 0 rewards count as they come, and speed decides what is put off or replaced.
     """
 
     scorer: str = _choice("direct", "direct", "pool")
@@ -160,8 +162,8 @@ class Rewards:
     )
     lag: int = _number(16, 0, 10**6, "give tokens; 0 tells rewards as they come")
     cap_s: float = _number(30.0, 1e-3, 1e6, "give the processor seconds after which scoring an answer is given up")
-    functions: str = _choice("trusted", "trusted", "confined")  # what scoring functions may do: all, or what code may
-    code_timeout: str = _choice("failure", "failure", "zero")  # what a program that was cut off is worth: nothing, or 0
+    functions: str = _choice("trusted", "trusted", "confined")  # scoring functions may do all, or what code may do
+    code_timeout: str = _choice("failure", "failure", "zero")  # a program that was cut off has no reward, or 0
     judge: str = _text("", "name a folder with the model that judges where a question asks for one")
     allow: str = _text("", "name what hostile code may do on a machine that can't prevent it, as in 'disk, network'")
 
@@ -173,7 +175,7 @@ class Rewards:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How responses are drawn. Log-probabilities are the model's own, so 1 and 1 is what on-policy means."""
+    """How responses are drawn. Log-probabilities are the model's own: only temperature 1 and top_p 1 are on-policy."""
 
     temperature: float = _number(1.0, 1e-3, 100.0, "1 is the model's own")
     top_p: float = _number(1.0, 1e-6, 1.0, "1 allows all tokens")
@@ -183,7 +185,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Optimiser:
-    """AdamW."""
+    """The settings of AdamW."""
 
     rate: float = _number(3e-4, 0.0, 10.0, "give the learning rate")
     beta1: float = _number(0.9, 0.0, 0.9999999, "give a number below 1")
@@ -194,12 +196,14 @@ class Optimiser:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Who computes a gradient. Beside others the sums of one are rounded otherwise, in the last digit.
+    """How many processes compute a gradient. With another number of them its sums are rounded otherwise, in the last
+    digit.
 
     `early` is the part of a batch's prompts that replicas may train while others are still drawn. A rollout of several
-    workers frees half of them for it, once between 20 % and 50 % of the responses are done and the others have room.
-    Beside a controller nobody is freed: replicas compute on the job's training nodes, while it keeps them.
-    How much is done by then is a matter of speed, so two runs may differ in the last digit.
+    workers frees half of them for it, once between 20 % and 50 % of the responses are done and the other workers have
+    room. Beside a controller no worker is freed: replicas compute on the job's training nodes, while it keeps them.
+
+    How much is trained early depends on speed, so two runs may differ in the last digit.
     """
 
     replicas: int = _number(1, 1, 256, "give the processes that share the samples of an update; each wants a core")
@@ -208,7 +212,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Engines, and how much each takes on: `inside` the job's own process, or each in a process `beside` it."""
+    """The engines, `inside` the job's own process or each in a process `beside` it, and how much each takes on."""
 
     workers: int = _number(1, 1, 4096, "give the engines that share a round")
     place: str = _choice("inside", "inside", "beside")
@@ -219,7 +223,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """All of it. `checkpoint_every` steps there is a point to resume from."""
+    """All settings of a run. Each `checkpoint_every` steps it leaves a checkpoint to resume from."""
 
     name: str = _text("train", "give the run a name")
     seed: int = _number(0, 0, 2**63 - 1, "give a whole number")

@@ -1,4 +1,4 @@
-"""What a run came to, when it is over: every prompt accounted for, and which lengths were trained of those offered."""
+"""The summary of a run that is over: what became of every prompt, and the lengths that were trained and offered."""
 
 import json
 from dataclasses import asdict
@@ -11,7 +11,7 @@ SUMMARY = "summary.json"
 
 
 def summary(batcher: TailBatcher) -> dict[str, Any]:
-    """As plain data."""
+    """The summary as plain data."""
     accounts = batcher.accounts().items()
     return {
         "epochs": {str(epoch): {**asdict(account), "waiting": account.waiting} for epoch, account in accounts},

@@ -1,8 +1,8 @@
-"""Who ends before whom in a round, counted in tokens: a response ends as many ticks after its launch as it has drawn.
+"""The order in which responses end, counted in tokens: a response ends as many ticks after its launch as it has tokens.
 
-Engines draw one token of each response at a time, but one that waits for room or moves to another engine falls behind.
-Whoever is ahead waits here, so what follows from an end does not depend on who runs what.
-Invariant: ends come in the order of their ticks, those of one tick together, and nobody can still end before them.
+Engines draw one token of each response at a time, but a response that waits for room or moves to another engine falls
+behind. Responses that are ahead wait here, so what follows from an end does not depend on which engine runs what.
+Invariant: ends are told in the order of their ticks, those of one tick together, once no response can end before them.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class _Run:
 
     @property
     def at(self) -> int:
-        """The tick that it has come to."""
+        """The tick that the response has come to."""
         return self.begun + self.tokens
 
 
 class TokenClock:
-    """The responses of a round that are under way, or over and not told yet."""
+    """The responses of a round that are under way, or are over but not told yet."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -37,18 +37,18 @@ class TokenClock:
 
     @property
     def running(self) -> int:
-        """Those whose end was not heard."""
+        """How many responses have an end that was not heard yet."""
         return sum(run.ended is None for run in self._runs.values())
 
     def under_way(self) -> list[tuple[str, int]]:
-        """Those whose end is not told, by name, and the tokens that each has drawn by now."""
+        """The names of responses that are not over, and the tokens that each has drawn by now."""
         return [(name, self._now - run.begun) for name, run in self._runs.items() if run.ended is None]
 
     def begin(self, name: str, request: Request) -> None:
         self._runs[name] = _Run(request, self._now)
 
     def hear(self, event: Heard) -> bool:
-        """Whether a response is over by it. What was aborted is nobody's any more."""
+        """Notes the event. Whether a response is over with it; events of aborted responses are ignored."""
         run = self._runs.get(event.id)
         if run is None:
             return False
@@ -59,7 +59,7 @@ class TokenClock:
         return False
 
     def tick(self) -> list[tuple[Request, Over]] | None:
-        """Goes on by one tick, and gives those who end with it. None while somebody has not come so far."""
+        """Goes on by one tick, and gives the responses that end with it. None while some response is not there yet."""
         waits = any(run.at <= self._now for run in self._runs.values() if run.ended is None)
         if waits or not self._runs:
             return None
@@ -70,6 +70,6 @@ class TokenClock:
         return [(request, ended) for _, request, ended in over]
 
     def abort(self, name: str) -> int | None:
-        """How many tokens it has by now, what was drawn ahead of the clock left out; None where it is not under way."""
+        """How many tokens the response has by now, those ahead of the clock left out; None if it is not under way."""
         run = self._runs.pop(name, None)
         return None if run is None else self._now - run.begun

@@ -1,8 +1,8 @@
 """Other people's trackers for `rollmux train --track`: each step as flat numbers, such as `reward` and `update/loss`.
 
-Some go by their names; `module:function` is called with the step and its numbers. A tracker begins with the first step
-that it is told, so that a process which follows another one has none. Invariant: a tracker ends no run and holds none
-up. It hears all steps in their order, in a thread of its own; what it has not heard in the end is said.
+Some trackers are known by name; `module:function` is called with the step and its numbers. A tracker begins with the
+first step that it is told, so a process that follows the leader has none. Invariant: a tracker ends no run and holds
+none up. It hears all steps in order, in a thread of its own; the log says how many it has not heard in the end.
 """
 
 import logging
@@ -24,24 +24,24 @@ from rollmux.trainer.metrics import Record
 from rollmux.trainer.settings import JobFile
 
 TENSORBOARD = "tensorboard"
-# A tracker that is so many steps behind is told no more of them before it has caught up a little.
+# A tracker that is so many steps behind misses steps until it has caught up a little.
 MOST_BEHIND = 1000
-# Once the run is over a tracker has so long for what it has not heard yet, and for its own end.
+# Once the run is over a tracker has so long for the steps that it has not heard yet, and for its own end.
 END_S = 30.0
 
 log = logging.getLogger("rollmux")
 
 
 class Begun(NamedTuple):
-    """How it is told a step, and the end of the run, which has failed or not."""
+    """A tracker's functions that are told a step, and the end of the run (whether it has failed)."""
 
     tell: Callable[[int, dict[str, float]], object]
     end: Callable[[bool], object] = lambda failed: None
 
 
 class Tracking:
-    """A tracker with this name, from the first step that it is told to the end of the `with`. InvalidSpec where there
-    is none.
+    """A tracker with this name, from the first step that it is told to the end of the `with`. InvalidSpec if there is
+    no such tracker.
     """
 
     def __init__(self, name: str, job: JobFile, folder: Path) -> None:
@@ -87,7 +87,7 @@ class Tracking:
                 self._heard += 1
             if begun is not None:
                 begun.end(self._run_failed)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever somebody else's code raises
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a tracker may raise anything
             self._has_failed = True
             told_of = f"{type(error).__name__}: {error}"
             log.warning(
@@ -96,7 +96,7 @@ class Tracking:
 
 
 def flat(found: Record) -> dict[str, float]:
-    """The numbers of a step. Of epochs the newest one's number alone, and of failures the sum: others are ever new."""
+    """The numbers of a step. Epochs are one number, the newest's, and failures their sum: their names change."""
     told = {name: value for name, value in found.items() if name not in ("step", "kind", "epochs", "failures")}
     told |= {"epoch": max(map(int, found["epochs"]), default=0), "failures": sum(found["failures"].values())}
     return dict(_leaves(told, "/"))
@@ -151,12 +151,12 @@ def _settings(job: JobFile) -> dict[str, Any]:
 
 
 def _name(folder: Path) -> str:
-    """Of the run, also where its folder is `.`."""
+    """The name of the run's folder, even if it is given as `.`."""
     return folder.resolve().name
 
 
 def _tensorboard(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
-    writer = module.SummaryWriter(folder / TENSORBOARD, purge_step=step)  # later ones did not count
+    writer = module.SummaryWriter(folder / TENSORBOARD, purge_step=step)  # removes later steps, which did not count
 
     def tell(step: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
@@ -173,7 +173,7 @@ def _like_wandb(module: Any, job: JobFile, folder: Path, step: int) -> Begun:
     module.init(project=project, name=name, config=_settings(job), **here)
 
     def end(failed: bool) -> None:
-        module.finish(**{"exit_code": int(failed)} if own == "WANDB" else {})  # trackio's runs don't fail
+        module.finish(**{"exit_code": int(failed)} if own == "WANDB" else {})  # trackio knows no failed runs
 
     return Begun(lambda step, numbers: module.log(numbers, step=step), end)
 

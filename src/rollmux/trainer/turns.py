@@ -1,9 +1,9 @@
 """Responses, turn by turn: what the model says, and what it is told between two turns.
 
-A turn is a request of its own to the engines, behind all that came before it. So they know nothing of dialogues, and
-whoever drives this hears of whole responses alone.
-Invariants: what a response comes to depends neither on how long a reply takes nor on who draws what; before a reply is
-there nobody hears of the turn's last token, for it may be the response's last.
+A turn is a request of its own to the engines, and its prompt is all that came before. So engines know nothing of
+dialogues, and the rollout hears only of whole responses.
+Invariants: a response's tokens depend neither on how long a reply takes nor on which engine draws what; before a reply
+is there nobody hears of the turn's last token, for it may be the response's last.
 """
 
 import logging
@@ -23,15 +23,16 @@ from rollmux.trainer.workers import Workers
 log = logging.getLogger("rollmux")
 
 ENGINE, REPLY = "engine", "reply"
-PATIENCE_S = 0.05  # for a reply, where nothing else is to be done: whoever shares the workers waits as long
+PATIENCE_S = 0.05  # to wait for a reply if there is nothing else to do: a wish to move workers waits as long
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is `said` are the model's texts, and between them what it was told. `tokens` are those of all of them.
+    """A response, whole or so far. `said` are the model's texts, and between them what it was told. `tokens` are those
+    of all of them.
 
-    `mask` says which tokens the model drew; others have 0 for log-probability and version. One that `is_cut` has not
-    come to its end: the tokens, turns or room that it may have were used up.
+    `mask` says which tokens the model drew; the others have 0 for log-probability and version. A response that `is_cut`
+    has not come to its end: the tokens, turns or room that it may have were used up.
     """
 
     said: tuple[Told, ...] = ()
@@ -49,7 +50,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Of a response under way so many tokens are drawn."""
+    """A response under way has drawn so many tokens."""
 
     id: str
     tokens: int
@@ -57,7 +58,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A whole response is. `failed` names what did, and nothing where nothing did; `why` says how."""
+    """A whole response is over. `failed` names what has failed (empty: nothing), `why` says how."""
 
     id: str
     response: Response
@@ -69,7 +70,7 @@ Heard = Drawn | Over
 
 
 def first_turn(name: str, request: Request, task: Task, sampling: Sampling, seed: int) -> GenerationRequest:
-    """Of a job with this seed; its engines know the response by this name."""
+    """The request for the first turn of a response, in a job with this seed. Engines know the response by `name`."""
     return GenerationRequest(
         name,
         task.tokenizer.encode(task.prompt(int(request.prompt.id))),
@@ -83,7 +84,7 @@ def first_turn(name: str, request: Request, task: Task, sampling: Sampling, seed
 
 @dataclass(slots=True)
 class _Talk:
-    """A response under way. Its first request says what holds for all of it."""
+    """A response under way. Its first request has the limits and the settings of all its turns."""
 
     request: Request
     first: GenerationRequest
@@ -96,7 +97,7 @@ class _Talk:
 
     @property
     def length(self) -> int:
-        """With the prompt."""
+        """The tokens of prompt and response."""
         return len(self.first.prompt) + len(self.so_far.tokens)
 
     @property
@@ -114,29 +115,29 @@ class Turns:
         self._workers, self._scorer, self._tokenizer = workers, scorer, tokenizer
         self._max_turns, self._max_length = max_turns, max_length
         self._talks: dict[str, _Talk] = {}
-        self._asked: dict[Request, str] = {}  # whose reply is to come
-        self._ended: list[str] = []  # in the step that is under way
+        self._asked: dict[Request, str] = {}  # responses whose reply is to come
+        self._ended: list[str] = []  # responses that ended in the step under way
         self._room_is_told = False
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is drawn, and no reply awaited."""
+        """Whether nothing is being drawn, and no reply awaited."""
         return self._workers.is_idle and not self._asked
 
     def given(self, name: str) -> int:
-        """The tokens that the model sees and has not drawn: the prompt's, and what it was told."""
+        """The tokens that the model sees but has not drawn: those of the prompt and of replies."""
         talk = self._talks[name]
         return talk.length - talk.drawn
 
     def launch(self, request: Request, first: GenerationRequest) -> None:
-        """The first turn of a response."""
+        """Launches the first turn of a response."""
         if self._max_turns > 1:
             first = replace(first, rests=True)
         self._talks[first.id] = _Talk(request, first)
         self._workers.launch(first)
 
     def cancel(self, names: Collection[str]) -> None:
-        """They come to no end, and ask nobody any more."""
+        """Cancels these responses: they never end, and their replies are not asked for any more."""
         self._workers.cancel(names)
         for name in names:
             talk = self._talks.pop(name, None)
@@ -152,13 +153,13 @@ class Turns:
             for request, reply in self._scorer.replies(PATIENCE_S if waits else 0.0):
                 heard.append(self._go_on(self._asked.pop(request), reply))
         ended, self._ended = self._ended, []
-        self._workers.forget(ended)  # of all at once: an engine elsewhere answers when it has done a step
+        self._workers.forget(ended)  # all at once: an engine elsewhere answers only after a step
         return heard
 
     def _hear(self, event: Event) -> list[Heard]:
         talk = self._talks.get(event.id)
         if talk is None:
-            return [Drawn(event.id, 0)]  # of one that was cancelled: the engines had something to tell
+            return [Drawn(event.id, 0)]  # of a cancelled response: shows that an engine had something to tell
         if isinstance(event, Grown):
             return [Drawn(event.id, talk.drawn + event.first + len(event.gained.tokens))]
         return [self._turn_is_over(talk, event)]
@@ -184,7 +185,7 @@ class Turns:
             return self._over(name, REPLY if reply.trouble else "", reply.trouble)
         try:
             told = self._tokenizer.told(reply.told, talk.so_far.tokens[-1])
-        except NotTaught as error:  # a reply may be what the response makes of it, and ends no run
+        except NotTaught as error:  # the reply may depend on the response, so it must not end the run
             return self._over(name, REPLY, str(error))
         room = min(talk.left, self._max_length - talk.length - len(told))
         if room < 1 or talk.turns == self._max_turns:
@@ -197,7 +198,7 @@ class Turns:
         return Drawn(name, talk.drawn)
 
     def _cut(self, name: str, lacks_room: bool) -> Over:
-        """One that lacks nothing but room could have gone on: the first of these is told."""
+        """Ends a response that is cut off. The log tells the first that lacked only room, and how to give it more."""
         talk = self._talks[name]
         if lacks_room and not self._room_is_told:
             self._room_is_told = True

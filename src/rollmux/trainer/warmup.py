@@ -1,6 +1,6 @@
-"""Supervised steps on a task's own solutions: what a model from scratch needs before a reward can tell it anything.
+"""Supervised steps on a task's own solutions: a model from scratch needs them before a reward can teach it anything.
 
-Its optimiser is its own, and its prompts are drawn by its own seed: the run after it starts afresh.
+The warm-up has its own optimiser, and a seed of its own for its prompts: nothing of it goes on into the run after it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ from rollmux.trainer.seeds import derived
 from rollmux.trainer.settings import Warmup
 from rollmux.trainer.tasks import MadeTask, Task
 
-CHUNK = 8  # solutions of like lengths in one forward: little is padding
-RAMP = 20  # steps until the learning rate is whole
-FALL = 0.7  # the last part of the steps, in which it falls to nothing: most of what is learnt is learnt there
+CHUNK = 8  # solutions of similar length in one forward, so that there is little padding
+RAMP = 20  # steps until the learning rate is at its full value
+FALL = 0.7  # in this last part of the steps the rate falls to nothing: the model learns most there
 IGNORED = -100
 
-Shown = tuple[tuple[int, ...], tuple[int, ...]]  # tokens, and which of them are imitated: the others are IGNORED
+Shown = tuple[tuple[int, ...], tuple[int, ...]]  # tokens, and labels: the tokens to imitate, and IGNORED for others
 
 
 def warm_up(model: Any, task: Task, settings: Warmup, seed: int, told: Callable[[int, float], None]) -> None:
     """Trains the model in place; after each step `told` hears its number and loss."""
     if not isinstance(task, MadeTask):
-        return  # nothing to imitate: its job files have no such steps
+        return  # it has nothing to imitate, and no job file with such a task has warm-up steps
     random = Random(derived(seed, "warm-up"))
     masters = Masters(model)
     optimiser = torch.optim.AdamW(masters.stepped, lr=settings.rate, weight_decay=0.0)
@@ -47,7 +47,7 @@ def warm_up(model: Any, task: Task, settings: Warmup, seed: int, told: Callable[
 
 
 def _shown(task: MadeTask, random: Random) -> Shown:
-    """A whole response, with what the task says to it."""
+    """A whole response to imitate, with the task's replies."""
     tokenizer, number = task.tokenizer, random.randrange(len(task))
     tokens = tokenizer.encode(task.prompt(number))
     labels = (IGNORED,) * len(tokens)
@@ -64,7 +64,7 @@ def _shown(task: MadeTask, random: Random) -> Shown:
 
 
 def _backward(model: Any, shown: Sequence[Shown]) -> float:
-    """The gradient of the mean over all tokens of the solutions."""
+    """Leaves the gradient of the mean loss over all tokens of the solutions; returns that loss."""
     tokens = sum(label != IGNORED for _, labels in shown for label in labels)
     loss = 0.0
     for start in range(0, len(shown), CHUNK):
@@ -77,7 +77,7 @@ def _backward(model: Any, shown: Sequence[Shown]) -> float:
 
 
 def _padded(shown: Sequence[Shown]) -> tuple[Tensor, Tensor]:
-    """Rows of equal length. What is padded stands behind what is computed, which does not see it."""
+    """Rows of equal length. The padding is at the end, where a causal model does not see it."""
     width = max(len(tokens) for tokens, _ in shown)
     ids = torch.zeros(len(shown), width, dtype=torch.long)
     labels = torch.full_like(ids, IGNORED)

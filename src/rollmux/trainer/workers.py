@@ -1,7 +1,7 @@
-"""The engines that share a rollout, of which some may be away: their nodes are somebody else's for now.
+"""The engines that share a rollout. Some may be away: their nodes are another job's for now.
 
-Invariants: who is away has no request and holds no memory; a request is with one engine, whoever comes and goes, and
-has the tokens that it would have had anyway. Called from one thread at a time.
+Invariants: an engine that is away has no request and holds no memory; each request is with one engine, whichever come
+and go, and gets the tokens that it would have had anyway. Only one thread at a time may call this.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -16,8 +16,8 @@ class Workers:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = tuple(engines)
         self._there = list(self.engines)
-        self._with: dict[str, Engine] = {}  # who is yet to tell of which request, what came last at the end
-        self._rests: dict[str, Engine] = {}  # who has, or had, a request that may be gone on from
+        self._with: dict[str, Engine] = {}  # the engine that has yet to tell the end of a request, newest requests last
+        self._rests: dict[str, Engine] = {}  # the engine that has, or had, a request from which a next one may go on
 
     @property
     def is_idle(self) -> bool:
@@ -25,21 +25,22 @@ class Workers:
 
     @property
     def untold(self) -> int:
-        """Requests whose end was not told yet: those that are not over, and those just cancelled."""
+        """How many requests have an end that was not told yet: those that are not over, and those just cancelled."""
         return len(self._with)
 
     @property
     def there(self) -> frozenset[int]:
-        """The numbers of those who work now."""
+        """The numbers of the workers that work now."""
         return frozenset(number for number, engine in enumerate(self.engines) if engine in self._there)
 
     def of(self, name: str) -> int | None:
-        """The number of whoever has this request; None where nobody has it."""
+        """The number of the worker that has this request; None if none has it."""
         engine = self._with.get(name)
         return None if engine is None else self.engines.index(engine)
 
     def launch(self, request: GenerationRequest) -> None:
-        """Where it goes on from what rests, else with whoever has the least to do. Which one it is changes no token."""
+        """Gives the request to the engine where it goes on from what rests, else to the one with the least to do. Which
+        engine it is changes no token."""
         engine = self._rests.pop(request.id, None)
         if engine not in self._there:
             engine = self._idlest()
@@ -49,14 +50,14 @@ class Workers:
             self._rests[request.id] = engine
 
     def cancel(self, names: Collection[str]) -> None:
-        """They are told as cancelled by the next steps."""
+        """Cancels these requests; the next steps tell them as cancelled."""
         for name in names:
             self._rests.pop(name, None)
         for engine in self.engines:
             engine.cancel(names)
 
     def forget(self, names: Collection[str]) -> None:
-        """Nobody goes on from these, which are over."""
+        """Frees what rests of these requests, which are over: nothing goes on from them."""
         resting: dict[Engine, list[str]] = {}
         for name in names:
             if engine := self._rests.pop(name, None):
@@ -65,7 +66,7 @@ class Workers:
             engine.cancel(those)
 
     def step(self) -> list[Event]:
-        """One step of every engine; who is away has something to tell at most."""
+        """One step of every engine; one that is away only tells what it has not told yet."""
         events = [event for engine in self.engines for event in engine.step()]
         for event in events:
             if isinstance(event, Ended):
@@ -73,7 +74,7 @@ class Workers:
         return events
 
     def share(self, numbers: Collection[int]) -> None:
-        """From now on these work, and no others: all requests are moved to them, and who goes gives its memory back."""
+        """From now on only these workers work: all requests move to them, and the others give their memory back."""
         if not numbers:
             raise InvariantViolated("a rollout's workers", "all of them would be away: keep one at least")
         there = [engine for number, engine in enumerate(self.engines) if number in numbers]
@@ -98,7 +99,7 @@ class Workers:
                 self._rests[each.request.id] = engine
 
     def _even_out(self) -> None:
-        """What came last, and so has the least to be computed anew, goes to who has less to do."""
+        """Moves the newest requests, which have the least to compute again, to engines with less to do."""
         for name, engine in reversed(tuple(self._with.items())):
             if engine.unfinished > self._idlest().unfinished + 1:
                 self._adopt(engine.export((name,)))

@@ -1,7 +1,7 @@
 """A follower's side: an engine or a replica of the learner, which the leader drives, and a part in every phase.
 
-Invariant: what is driven is at work only while this process has the lease of its phase, and the leader can't say that
-the nodes are free while this process does not.
+Invariant: the engine or replica works only while this process has the lease of its phase, and the leader can't say that
+the nodes are free before this process says so.
 """
 
 import logging
@@ -28,8 +28,8 @@ log = logging.getLogger("rollmux")
 
 
 def follow(mux: Mux, folder: Path, roles: Roles, model: Any, berth: Berth, make: Make, objective: Objective) -> None:
-    """Until the job is done. The model is in its berth in phases alone. `make` makes an engine over it, whose weights
-    are of this version then; a replica climbs the objective.
+    """Follows the leader until the job is done. The model is in its berth only in phases. `make` makes an engine over
+    the model with weights of a version; a replica climbs the objective.
     """
     kin = mux.kin
     with ExitStack() as resources:
@@ -61,8 +61,9 @@ def _obey(mux: Mux, told: "_Told", served: Served) -> None:
 
 
 def _take_part(mux: Mux, enter: Enter, told: "_Told", served: Served) -> None:
-    """Who has lost the lease gives it back at once, while the leader still works or asks for another, and takes part
-    in that: nothing counts before the leader says so too.
+    """Takes part in a phase until the leader's work in it is over. If this process loses the lease it gives it back at
+    once, while the leader may still work, and then takes part in the next one: nothing counts before the leader, too,
+    has finished.
     """
     state, is_over = served if enter.kind == served.kind else None, False
     while not is_over:
@@ -74,7 +75,7 @@ def _take_part(mux: Mux, enter: Enter, told: "_Told", served: Served) -> None:
                     is_over = told.over(phase)
                 finally:
                     served.works.clear()
-        except AlreadyCommitted:  # by its last lease: the leader's word of that is on its way
+        except AlreadyCommitted:  # under an earlier lease: the leader's message of that is on its way
             is_over = told.over(phase)
         except LeaseLost:
             told.check()
@@ -82,8 +83,8 @@ def _take_part(mux: Mux, enter: Enter, told: "_Told", served: Served) -> None:
 
 
 class _Told:
-    """What the leader says, in its order. `None` between it: a lease was lost, this one or, where word of it came late,
-    one before; or the leader is gone.
+    """The leader's orders, in turn. A `None` among them means that a lease was lost (this one, or an earlier one, heard
+    of late), or that the leader is gone.
     """
 
     def __init__(self, leader: Channel) -> None:
@@ -102,14 +103,14 @@ class _Told:
         return said
 
     def check(self) -> None:
-        """Raises what has become of the leader, if it is gone."""
+        """Raises the error by which the leader was lost, if it is gone."""
         if self._gone is not None:
             raise self._gone
 
     def over(self, phase: Phase) -> bool:
-        """Waits for the end of the leader's work under this phase's lease or a later one; False where its own is lost.
+        """Waits for the end of the leader's work under this phase's lease or a later one; False if this lease is lost.
 
-        What ended under an earlier one is asked for again, and that is the phase in which this process is already.
+        If work ended under an earlier lease the leader asks for the phase again: this process is in that one already.
         """
         epoch = phase.epoch
         while (said := self.next()) is not None or not phase.lost:

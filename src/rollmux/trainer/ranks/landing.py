@@ -1,4 +1,4 @@
-"""The weights of a job that spans nodes: whole where they are trained, and whole on each of its other nodes."""
+"""The weights of a job that spans nodes: how they cross from the leader's node, and land whole on each other node."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ from rollmux.trainer.errors import RanksApart
 
 
 def plan_for(model: Any, engines: int, replicas: int = 0) -> Plan:
-    """All processes come to the same one. Each byte crosses once to the rollout nodes, which pass it on; so it does
-    among training nodes.
+    """The plan of the crossing; all processes make the same one. Each byte crosses once to the rollout nodes, and once
+    among training nodes; they pass it on.
     """
     tensors = tuple(spec_of(name, weight) for name, weight in weights_of(model).items())
     trains = Side(Layout(1), (Place("train", "train"),))
@@ -28,7 +28,7 @@ def weights_of(model: Any) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def landed(receiver: Receiver, version: int) -> Iterator[Weights]:
-    """The weights of this version, for as long as they are looked at."""
+    """The landed weights, which must be of this version and stay while the context is open."""
     with receiver.read() as weights:
         if weights.version != version:
             raise RanksApart(f"version {weights.version} has landed here where version {version} was due")
@@ -36,7 +36,7 @@ def landed(receiver: Receiver, version: int) -> Iterator[Weights]:
 
 
 def put(weights: Weights, model: Any) -> None:
-    """What has landed into the model, in place."""
+    """Writes landed weights into the model, in place."""
     theirs = as_torch(weights)
     with torch.no_grad():
         for name, weight in weights_of(model).items():

@@ -1,4 +1,4 @@
-"""The leader's side: the processes that follow, the lines to their engines, and the weights that land with them.
+"""The leader's side: the followers, the lines to their engines and replicas, and the weights that land with them.
 
 Invariant: an engine begins, and is told of a version, only once the weights of that version have landed everywhere.
 """
@@ -30,24 +30,24 @@ from rollmux.trainer.update import Objective
 
 log = logging.getLogger("rollmux")
 
-# Importing torch and a model's weights takes a while, and not the same on all nodes.
+# How long to wait for all followers: importing torch and a model takes a while, and not the same on all nodes.
 JOIN_S = 600.0
-# Who has closed one engine offers the next at once.
+# How long to wait for the line of an engine: a follower that has closed one engine offers the next at once.
 LINE_S = 60.0
-# Who has hung up in the middle of a gradient offers the next line after the group under way.
+# How long to wait for the line of a replica: one that hung up amid a gradient first ends the group under way.
 SHARE_S = 600.0
-# Callers at once who have not shown that they know the token.
+# The most callers at once that have not yet shown that they know the token.
 MOST_STRANGERS = 64
-# Before the next try where the system has no room for a call.
+# The pause before the next try if the system has no room for a call.
 _REST_S = 0.1
 _TRIES = 3
-# Syncs of one attempt, so that those of the next come after all of them.
+# Room for the sync numbers of one attempt: those of the next attempt come after all of them.
 _SYNCS = 2**32
 
 
 class Ranks:
-    """Made once all others have joined. `model` has the weights that land; the last so many `replicas` of those who
-    follow are replicas of the learner.
+    """The leader's view of its followers; making it waits until all have joined. `model` has the weights that land. The
+    last `replicas` of the followers are replicas of the learner, the others engines.
 
     `lost` tells whether the phase under way has lost its lease: then followers end their engines, and begin none. The
     weights are read while they are `still`.
@@ -72,8 +72,8 @@ class Ranks:
         self._landed: int | None = None
         self._changed = Condition()
         self._joined: dict[int, tuple[Channel, tuple[str, ...]]] = {}
-        self._offered: dict[int, Channel] = {}  # lines to those who are yet to begin
-        self._spoken: dict[int, Channel] = {}  # and to those who have
+        self._offered: dict[int, Channel] = {}  # lines to followers that have yet to begin
+        self._spoken: dict[int, Channel] = {}  # lines to followers that have begun
         self._greeting = BoundedSemaphore(MOST_STRANGERS)
         self._closed = False
         self._resources = ExitStack()
@@ -93,10 +93,10 @@ class Ranks:
 
     @contextmanager
     def following(self, kind: str, step: int) -> Iterator[Callable[[int], None]]:
-        """All processes ask for this phase, and are in it until its work is over: what this gives is to be called then,
-        with the number of the lease.
+        """All processes ask for this phase, and are in it until its work is over: then call the function that this
+        gives with the number of the lease.
 
-        They ask together, so that whoever has its lease while it runs out gives it back.
+        They ask together, so that each process that has a lease which runs out gives it back.
         """
         is_over = False
 
@@ -113,12 +113,12 @@ class Ranks:
             over(0)
 
     def land(self, version: int) -> None:
-        """The model's weights are those of this version: when this returns they are on all of the others' nodes."""
+        """Sends the model's weights, which are of this version: when this returns they are on all other nodes."""
         with self._landing:
             self._land(version)
 
     def _land(self, version: int) -> None:
-        """What has landed when a connection breaks is not sent again."""
+        """Sends the weights. After a broken connection it goes on: what has landed is not sent again."""
         self._landed = None
         with self._still():
             self._sender.publish(version, from_torch(self._plan, weights_of(self._model)))
@@ -135,15 +135,15 @@ class Ranks:
         self._landed = version
 
     def forget(self) -> None:
-        """The weights were written anew, and their version may be one that has landed otherwise."""
+        """The weights were written anew: other weights of the same version number may have landed before."""
         self._landed = None
 
     def engine(self, number: int, version: int) -> EngineElsewhere:
-        """The one on this rollout node, once it is needed."""
+        """The engine on this rollout node, which begins once it is needed."""
         return EngineElsewhere(_Node(self, number), version)
 
     def line(self, number: int, version: int) -> Spoken:
-        """To a new engine there."""
+        """A line to a new engine on this rollout node."""
         self._require_landed(version)
         channel = self._begun(number)
         try:
@@ -166,7 +166,7 @@ class Ranks:
                     channel.close()
 
     def shared(self, objective: Objective) -> Shared | None:
-        """Who computes a gradient, if there are replicas of the learner."""
+        """What computes gradients with the followers, if some of them are replicas of the learner."""
         return Shared(self._model, objective, self) if self._replicas else None
 
     def _require_landed(self, version: int) -> None:
@@ -177,7 +177,7 @@ class Ranks:
                 raise InvariantViolated("weights elsewhere", f"{self._landed} has landed, {version} is asked for")
 
     def _begun(self, number: int, patience_s: float | None = None) -> Channel:
-        """The line that this process offers."""
+        """The line that follower `number` offers, which begins to work now; waits for it."""
         patience_s = LINE_S if patience_s is None else patience_s
         with self._changed:
             if not self._changed.wait_for(lambda: number in self._offered or self._lost(), patience_s) or self._lost():
@@ -187,20 +187,18 @@ class Ranks:
         return channel
 
     def break_off(self, reason: str = "") -> None:
-        """Whoever waits for an engine or a replica, or for one to begin, goes on: it is begun anew, if the lease is not
-        lost.
-        """
+        """Ends all waits for an engine or a replica, or for one to begin. Unless the lease is lost, it begins anew."""
         with self._changed:
             for channel in self._spoken.values():
                 channel.hang_up()
             self._changed.notify_all()
 
     def say_bye(self) -> None:
-        """The job is done."""
+        """Tells all followers that the job is done."""
         self._tell(Bye())
 
     def close(self) -> None:
-        """Who has not heard that the job is done hears that this process is gone."""
+        """Ends all lines. A follower that has not heard that the job is done takes this process for gone."""
         self._closed = True
         self.part()
         self._resources.close()
@@ -215,7 +213,7 @@ class Ranks:
             except SyncFailed as trouble:
                 raise RanksApart(f"process {rank} of the job is gone: {trouble}") from trouble
 
-    # -- who joins ---------------------------------------------------------------------------------------------------
+    # -- how followers join ------------------------------------------------------------------------------------------
 
     def _await_all(self, join_s: float) -> None:
         with self._changed:
@@ -237,7 +235,7 @@ class Ranks:
             Thread(target=self._greet, args=(channel,), name="rollmux-rank", daemon=True).start()
 
     def _greet(self, channel: Channel) -> None:
-        end = Timer(GREETING_S, channel.hang_up)  # each byte may be in time, and all of them never come
+        end = Timer(GREETING_S, channel.hang_up)  # else a caller could send byte by byte, each in time, for ever
         end.start()
         try:
             hello = door.admit(channel, self._token)
@@ -252,7 +250,7 @@ class Ranks:
                     channel.close()
                 elif joined is None:
                     before, self._offered[hello.rank] = self._offered.get(hello.rank), channel
-                    if before is not None:  # it offers one at a time
+                    if before is not None:  # a follower offers one line at a time
                         before.close()
                 else:
                     self._joined[hello.rank] = channel, joined.addresses

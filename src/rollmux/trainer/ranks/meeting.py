@@ -1,6 +1,6 @@
 """How the processes of an attempt find each other: the leader's address is in the run's folder, which they share.
 
-Invariant: who has not shown that it has the job's token gets no further than the greeting.
+Invariant: a caller that has not shown that it has the job's token gets no further than the greeting.
 """
 
 import os
@@ -24,12 +24,13 @@ from rollmux.trainer.errors import RanksApart
 LEADER = "leader.json"
 GREETING_S = 10.0
 POLL_S = 0.1
-# Of the memory that an attempt's processes share on a node, if its launcher gives them some.
+# The variable that names the memory that an attempt's processes share on a node, if the launcher gives them some.
 MEMORY = "ROLLMUX_MEMORY"
 
 
 class _Leader(msgspec.Struct, frozen=True):
-    """`of` tells whose: an earlier attempt's, or another job's of the same name, may lie there yet."""
+    """The file's content. `of` tells which attempt wrote it: the file of an earlier attempt, or of another job of the
+    same name, may still be there."""
 
     of: str
     address: str
@@ -40,14 +41,15 @@ def token(kin: Kin) -> str:
 
 
 def announce(folder: Path, kin: Kin, address: str) -> None:
-    """From now on those who follow find this process."""
+    """Writes this process's address to the folder: from now on followers find it."""
     beside = folder / f"{LEADER}.new"
     beside.write_bytes(msgspec.json.encode(_Leader(kin.key(LEADER), address)))
     os.replace(beside, folder / LEADER)
 
 
 def reach(folder: Path, kin: Kin, purpose: str, patience_s: float, given_up: Event) -> Channel:
-    """A connection to the leader of this attempt, once there is one. RanksApart where that is given up."""
+    """A connection to the leader of this attempt, once there is one. RanksApart once `patience_s` is over or it is
+    `given_up`."""
     end = monotonic() + patience_s
     while True:
         try:
@@ -60,7 +62,7 @@ def reach(folder: Path, kin: Kin, purpose: str, patience_s: float, given_up: Eve
 
 
 class _OfAnother(Exception):
-    """The leader of this attempt has not written it yet."""
+    """The file is another attempt's: the leader of this one has not written it yet."""
 
 
 def _greeted(folder: Path, kin: Kin, purpose: str) -> Channel:
@@ -80,7 +82,7 @@ def _greeted(folder: Path, kin: Kin, purpose: str) -> Channel:
 
 @contextmanager
 def host_memory() -> Iterator[Path]:
-    """A folder for weights, within the memory that the launcher gives to an attempt and takes back, if it does."""
+    """A folder for weights: in the memory that the launcher gives to an attempt and takes back, or in /dev/shm."""
     given = os.environ.get(MEMORY, "")
     shared = Path("/dev/shm")
     within = given or (str(shared) if os.access(shared, os.W_OK) else None)

@@ -1,4 +1,4 @@
-"""What the processes of a job say to each other, once they know each other: the leader speaks, and the others obey."""
+"""The messages between the processes of a job, once they have met: the leader gives orders, and the others obey."""
 
 from typing import TypeVar
 
@@ -7,30 +7,30 @@ import msgspec
 from rollmux.runtime.sync.channel import Channel
 from rollmux.runtime.sync.errors import Broken
 
-# How they greet each other (`rollmux.runtime.sync.door`): for orders, or to offer their work.
+# What a follower calls the leader for (`rollmux.runtime.sync.door`): to hear orders, or to offer its work.
 FOLLOW, WORK = "follow", "work"
 MOST_BYTES = 2**16
 
 
 class Order(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Root of what is said."""
+    """The root of all messages."""
 
 
 class Joined(Order, frozen=True):
-    """The follower's first word, and its only one: where its weights are to be sent."""
+    """The follower's first and only message: the addresses to which its weights are to be sent."""
 
     addresses: tuple[str, ...]
 
 
 class Enter(Order, frozen=True):
-    """The leader asks for this phase: take your part in it, and stay until it is over."""
+    """The leader asks for this phase: take part in it until it is over."""
 
     kind: str
     step: int
 
 
 class Over(Order, frozen=True):
-    """The work of the phase is done, under this lease; or, with 0, given up, and is asked for again."""
+    """The work of the phase is done, under this lease; with 0 it is given up, and the leader asks for it again."""
 
     epoch: int
 
@@ -40,7 +40,7 @@ class Bye(Order, frozen=True):
 
 
 class Begin(Order, frozen=True):
-    """To an engine: begin anew, over the weights of this version, which have landed."""
+    """To a follower with an engine: begin a new engine, over the weights of this version, which have landed."""
 
     version: int
 

@@ -9,9 +9,9 @@ from rollmux.trainer.settings import JobFile
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """One process that does everything; or one for each node, of which the last leads.
+    """The role of this process. A job has one process that does everything; or one for each node, and the last leads.
 
-    Those before it follow: first so many engines, on rollout nodes, then so many replicas of the learner.
+    The others follow: first `engines` processes with an engine, on rollout nodes, then `replicas` of the learner.
     """
 
     rank: int
@@ -48,5 +48,5 @@ class Roles:
 
     @property
     def draws(self) -> bool:
-        """Whether it follows with an engine."""
+        """Whether this process follows with an engine."""
         return self.rank < self.engines

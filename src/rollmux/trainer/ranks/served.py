@@ -1,6 +1,6 @@
-"""What a follower does at the leader's word: in a thread of its own, by one line to the leader after the other.
+"""The work that a follower does for the leader: in a thread of its own, over one line to the leader after the other.
 
-Invariant: it is at work on its node only while this process has the lease of its phase.
+Invariant: the thread works on its node only while this process has the lease of its phase.
 """
 
 import logging
@@ -37,15 +37,15 @@ log = logging.getLogger("rollmux")
 Make = Callable[[Any, int], Engine]
 
 _POLL_S, _JOIN_S = 0.005, 0.1
-# From the end of a phase's work to when the client takes it for ended, on a machine where much else runs.
+# The longest time from the end of a phase's work until the client takes the phase for ended, on a busy machine.
 _ENDING_S = 0.2
-# The leader loses the lease when this process does, and may have to end a step first.
+# How long the leader may take to end the work: it loses the lease when this process does, but may be amid a step.
 REST_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """What a follower works with: its line to the leader, what has landed on its node, and a model in its berth."""
+    """What a follower works with: its line to the leader, the weights landed on its node, and a model in its berth."""
 
     folder: Path
     kin: Kin
@@ -56,7 +56,7 @@ class Post:
 
 
 class Served(ABC):
-    """The state of a phase of this kind, for which `load` and `offload` are called."""
+    """A follower's engine or replica: the state of the phases of its `kind`, with `load` and `offload`."""
 
     kind: ClassVar[str]
 
@@ -64,19 +64,19 @@ class Served(ABC):
         self._post = post
         self._line: Channel | None = None
         self._changed = Condition()
-        self._here = self._busy = False  # the nodes are this job's; something is under way on this one
+        self._here = self._busy = False  # the nodes are this job's; work is under way on this node
         self._closed = Flag()
         self.works = Flag()  # a phase is under way
         self.failed: Exception | None = None
-        self._has: Mark | None = None  # the weights in the model
+        self._has: Mark | None = None  # which weights are in the model
         self._thread = Thread(target=self._run, name="rollmux-served", daemon=True)
 
     @abstractmethod
     def _work(self, line: Channel) -> None:
-        """Does what the leader says on this line, until it hangs up; nothing before `_enter` returns."""
+        """Does what the leader says on this line, until the leader hangs up; no work before `_enter` returns."""
 
     def _rests(self) -> bool:
-        """Whether what is under way is not on the nodes."""
+        """Whether the work under way rests, so that it is not on the nodes."""
         return False
 
     # -- the state of the phase --------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Served(ABC):
             self._changed.notify_all()
 
     def offload(self) -> None:
-        """The leader ends what is under way first, if it can; else it ends with the line."""
+        """Gives the leader time to end the work under way; after that the work ends with the line."""
         with self._changed:
             self._here = False
         end = monotonic() + REST_S
@@ -96,11 +96,11 @@ class Served(ABC):
         while self._holds:
             self._hang_up()
             sleep(_POLL_S)
-        self._post.berth.offload()  # it has moved already, if nothing was in its way
+        self._post.berth.offload()  # usually it has moved already
 
     def leaves(self, leaves: bool) -> None:
-        """The tail moves together: returns once the leader has moved it off this node, if it is to; or once the phase
-        has surely ended, for then nobody says that the node is free before it is.
+        """The tail moves together. If it is to leave this node, returns once the leader has moved it off; or once the
+        phase has surely ended, for then nobody says that the node is free before it is.
         """
         end = monotonic() + _ENDING_S
         while leaves and self._holds and monotonic() < end:
@@ -113,34 +113,34 @@ class Served(ABC):
         return self._busy and not self._rests()
 
     def _enter(self, line: Channel) -> None:
-        """Waits for the nodes: from now on something is under way."""
+        """Waits for the nodes, and marks that work is under way."""
         with self._on_nodes(line):
             self._busy = True
 
     @contextmanager
     def _on_nodes(self, line: Channel) -> Iterator[None]:
-        """Waits for the nodes. They can't be left meanwhile: what is done must be short."""
+        """Waits for the nodes. They can't be left while the context is open: keep it short."""
         with self._changed:
             self._changed.wait_for(lambda: self._here or self._closed.is_set())
             self._require_wanted(line)
             yield
 
     def _bring(self, weights: Weights) -> None:
-        """Into the model, wherever it is, if it has others."""
+        """Writes these weights into the model, wherever it is, unless it has them."""
         if weights.mark != self._has:
             with self._written(weights):
                 put(weights, self._post.model)
 
     @contextmanager
     def _written(self, weights: Weights) -> Iterator[None]:
-        """The model gets these meanwhile."""
+        """A context in which the model is written with these weights."""
         self._has = None
         with self._post.berth.writing():
             yield
         self._has = weights.mark
 
     def _require_wanted(self, line: Channel) -> None:
-        """Raises where the nodes are somebody else's by now, or the leader has given up what it asked for."""
+        """Raises if the nodes are no longer this job's, or the leader has given up what it asked for."""
         if not self._here or line.is_over:
             raise Broken("nobody waits for this any more")
 
@@ -185,7 +185,7 @@ class Served(ABC):
 
 
 class EngineHere(Served):
-    """The engine of a rollout node: one life for each line."""
+    """The engine of a rollout node: each line to the leader has a new engine."""
 
     kind = "rollout"
 
@@ -209,13 +209,13 @@ class EngineHere(Served):
             berth.offload()
 
     def _update(self, version: int, weights: None, begun: Begun) -> None:
-        """New weights are those that have landed here."""
+        """Updates the engine with the weights that have landed here."""
         assert self._engine is not None
         with landed(self._post.receiver, version) as here, self._written(here):
             self._engine.update(version, as_torch(here), begun)
 
     def _rests(self) -> bool:
-        """Also before the first step of an engine that is to go on: who waits for that would wait for the nodes."""
+        """True also for an engine that is told to go on, before its first step: that step waits for the nodes."""
         engine = self._engine
         return engine is not None and engine.is_suspended and not self._post.berth.is_here
 
@@ -230,7 +230,7 @@ class ReplicaHere(Served):
         self._objective = objective
 
     def load(self) -> None:
-        """What has landed comes along, and need not cross to the device by itself."""
+        """Landed weights are written before the model moves to the device, so they cross with it."""
         with suppress(SyncFailed), self._post.receiver.read() as weights:  # at first nothing has
             self._bring(weights)
         self._post.berth.load()
@@ -247,10 +247,10 @@ class ReplicaHere(Served):
 
 
 class _Driven:
-    """An engine whose weights are on the device while it works, and go before it is said to rest.
+    """An engine whose weights are on the device while it works, and leave before it counts as resting.
 
-    The leader may have the lease before this process does. It is not held up for that, since it could not hear then
-    that its lease is lost: the engine goes on with the first step that finds the nodes this job's.
+    The leader may have the lease before this process does. `resume` does not wait for it, as the leader could not hear
+    meanwhile that its lease is lost: the engine goes on with its first step, which waits for the nodes.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """One gradient by all training nodes of a job: the leader's, and a replica of its model on each of the others.
 
-Whole groups are dealt out, and what each node has added up is added to the leader's in the order of their ranks: only
-the leader makes the step, and the others have its weights with the rollout nodes.
+Whole groups are dealt out, and the sum of each node is added to the leader's in the order of their ranks. Only the
+leader makes the step; the others get the new weights when the rollout nodes do.
 
-Invariant: a gradient is whole or nothing. Where a line breaks, it is computed again from the same weights and samples.
+Invariant: a gradient is whole or nothing. If a line breaks, it is computed again from the same weights and samples.
 """
 
 import logging
@@ -23,7 +23,7 @@ from rollmux.trainer.update import GradientSum, Objective, Stats
 
 log = logging.getLogger("rollmux")
 
-# Of one message: the samples of a gradient, with all of their tokens, are the longest.
+# The most bytes of a message: the longest has the samples of a gradient, with all of their tokens.
 MOST_BYTES = 2**30
 _TRIES = 3
 _YOUR_TURN = b""
@@ -32,24 +32,24 @@ T = TypeVar("T")
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """To a replica: its samples of a gradient by weights of this version, which have landed."""
+    """The message to a replica: its samples of a gradient, and the version of the landed weights to compute it with."""
 
     version: int
     samples: tuple[Sample, ...]
 
 
 class Lines(Protocol):
-    """What the leader's process knows of the replicas."""
+    """The leader's lines to the replicas."""
 
     def replicas(self, version: int) -> list[Channel]:
-        """A line to each, once weights of this version are on its node."""
+        """A line to each replica, once weights of this version are on its node."""
 
     def part(self) -> None:
-        """Ends these lines: what replicas were at comes to nothing, and they offer others."""
+        """Ends these lines: the replicas drop their work, and offer new lines."""
 
 
 class Shared:
-    """The leader's side."""
+    """The leader's side: computes gradients together with the replicas."""
 
     def __init__(self, model: Any, objective: Objective, lines: Lines) -> None:
         self._model, self._objective, self._lines = model, objective, lines
@@ -76,7 +76,7 @@ class Shared:
 
 
 def take_part(model: Any, objective: Objective, part: Part, line: Channel, go_on: Callable[[], None]) -> None:
-    """A replica's side; `go_on` is asked before each group, and raises where it is to stop."""
+    """A replica's side. `go_on` is called before each group, and raises if the replica is to stop."""
     groups: dict[str, list[Sample]] = {}
     for sample in part.samples:
         groups.setdefault(sample.group, []).append(sample)
@@ -89,7 +89,7 @@ def take_part(model: Any, objective: Objective, part: Part, line: Channel, go_on
 
 
 def heard(line: Channel) -> Part:
-    """The leader's next word to a replica."""
+    """The leader's next message to a replica."""
     return _part.decode(line.read(MOST_BYTES))
 
 
@@ -97,8 +97,8 @@ _part = msgspec.msgpack.Decoder(Part)
 
 
 class _Leading:
-    """See `rollmux.trainer.update.Exchange`. Nobody writes before the leader is about to read that: a line is given up
-    whose other end reads nothing for long.
+    """The leader's `rollmux.trainer.update.Exchange`. A replica writes only once the leader is about to read: a line is
+    given up if its other end reads nothing for long.
     """
 
     def __init__(self, lines: Sequence[Channel]) -> None:
@@ -124,7 +124,7 @@ class _Leading:
 
 
 class _Following:
-    """The same; the sum is the leader's alone, who makes the step."""
+    """A replica's `Exchange`. Only the leader gets the sum, as it makes the step."""
 
     def __init__(self, line: Channel) -> None:
         self._line = line

@@ -1,4 +1,4 @@
-"""What can be learnt: tasks behind one seam (`task.py`)."""
+"""The tasks that a model can learn, behind one seam (`task.py`)."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def build_task(settings: TaskSettings, seed: int, model: str = "") -> Task:
-    """The task that a job file names, for the model in this folder, if it is none from scratch."""
+    """The task that a job file names. `model` is the folder of a pretrained model; empty for one from scratch."""
     shape = settings.prompts, settings.largest, settings.median, settings.spread, settings.longest
     match settings.name:
         case "questions":

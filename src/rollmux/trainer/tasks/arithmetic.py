@@ -1,8 +1,8 @@
-"""Multiplication written out as repeated addition: to `7*3=` the answer is `3:7,2:14,1:21;`, with what is
-still to be done before each step.
+"""Multiplication written out as repeated addition: to `7*3=` the answer is `3:7,2:14,1:21;`. Each step begins with the
+number of additions still to be done.
 
-How long a right answer is depends on the second factor, which has a long tail. Half of a reward is for the share of
-steps that are right from the first on, so that long answers have something to learn from before they are right.
+The length of a right answer depends on the second factor, which has a long tail. Half of a reward is for the share of
+steps that are right from the first on, so that a model learns from long answers before it gets them right.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ BETWEEN, END = ",", ";"
 class Arithmetic(OneTurn):
     """`count` prompts: first factors up to `largest`, second ones lognormal around `median` and up to `longest`.
 
-    `careless`: the share of the answers shown in the warm-up that stop too early. A model that has learnt that
-    habit can answer well, and often doesn't: what reinforcement is for."""
+    `careless`: the share of the answers shown in the warm-up that stop too early. A model that has learnt this habit
+    can answer well, and often does not: reinforcement removes the habit."""
 
     needs, digest = Needs([Kind.FUNCTION], [__name__]), ""
 
@@ -47,7 +47,7 @@ class Arithmetic(OneTurn):
         return f"{one}*{other}="
 
     def shown(self, number: int, random: Random, *said: str) -> str:
-        """An answer as the warm-up shows them: some break off before they are at their end."""
+        """An answer to show in the warm-up: some break off before their end."""
         steps = _steps(*self._factors[number])
         is_careless = random.random() < self._careless
         return _written(steps[: random.randrange(len(steps))] if is_careless else steps)
@@ -61,7 +61,7 @@ class Arithmetic(OneTurn):
 
 
 def worth(one: int, other: int, response: str) -> float:
-    """Half for the share of the steps that are right from the first on, half for a right answer."""
+    """The reward: half for the share of the steps that are right from the first on, half for a right answer."""
     right = _steps(one, other)
     first = takewhile(bool, map(eq, response.removesuffix(END).split(BETWEEN), right))
     share = sum(1 for _ in first) / len(right)

@@ -1,7 +1,7 @@
 """Counting, for a model that was taught to talk: to `Count from 8 to 11.` the answer is `8, 9, 10, 11` and no more.
 
-An example stands before each question. How long a right answer is has a long tail. Half of a reward is for the share
-of numbers that are right from the first on, so that whoever begins well and talks on has something to learn from.
+An example stands before each question. The lengths of right answers have a long tail. Half of a reward is for the share
+of numbers that are right from the first on, so that a model that begins well and talks on has something to learn from.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ BETWEEN = ", "
 
 
 class Counting(OneTurn):
-    """`count` prompts: from a number up to `largest`, on for 2 to `longest` numbers, lognormal around `median`."""
+    """`count` prompts: from a number up to `largest`, 2 to `longest` numbers long, lognormal around `median`."""
 
     needs, digest = Needs([Kind.FUNCTION], [__name__]), ""
 
@@ -57,7 +57,7 @@ class Counting(OneTurn):
 
 
 def worth(first: int, last: int, ends: Sequence[str], response: str) -> float:
-    """Half for the share of the numbers that are right from the first on, half for a right answer that ends there."""
+    """The reward: half for the share of numbers right from the first on, half for a right answer that ends there."""
     right, said = _numbers(first, last), without_end(response, ends)
     so_far = takewhile(bool, map(eq, said.split(BETWEEN), right))
     share = sum(1 for _ in so_far) / len(right)

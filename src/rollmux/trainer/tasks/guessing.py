@@ -1,7 +1,8 @@
 """Guessing a number, in several turns: asked `20?`, the model says `10;`, is told `<` or `>`, and guesses again.
 
-It may guess as often as halving what is possible takes at most; a guess of what is not possible any more is its last.
-Half of a reward is for how much was ruled out, half for the number itself: halving is what pays, and nobody shows it.
+The model has as many guesses as halving the possible numbers takes at most; a guess that is no longer possible is its
+last. Half of a reward is for how much was ruled out, half for the number itself: halving pays best, and the warm-up
+shows only how to guess.
 """
 
 from math import log
@@ -17,9 +18,9 @@ ASK, LOWER, HIGHER, END = "?", "<", ">", ";"
 
 
 class Guessing:
-    """`count` numbers, each from 1 to another one, which is `largest` at most.
+    """`count` secret numbers. Each is between 1 and an upper limit of its own, which is at most `largest`.
 
-    `careless`: the share of the guesses shown in the warm-up that are any that is possible; others are in the middle.
+    `careless`: the share of the warm-up's guesses that are any possible number; the others are in the middle.
     """
 
     needs, digest = Needs([Kind.FUNCTION], [__name__], talks=True), ""
@@ -61,12 +62,12 @@ class Guessing:
 
 
 def guesses(highest: int) -> int:
-    """As many as halving takes at most."""
+    """How many guesses halving takes at most."""
     return highest.bit_length()
 
 
 def reply(highest: int, secret: int, *said: str) -> str | None:
-    """Nothing once it is found, or can't be found any more."""
+    """Lower or higher; None once the number is found, or can't be found any more."""
     *before, last = said[::2]
     low, high = _possible(highest, secret, *said[:-1])
     guess = _number(last)
@@ -76,7 +77,7 @@ def reply(highest: int, secret: int, *said: str) -> str | None:
 
 
 def worth(highest: int, secret: int, *said: str) -> float:
-    """Half for the part of what there was to rule out, half for the number."""
+    """The reward: half for the part of the possible numbers that was ruled out, half for the number itself."""
     low, high = _possible(highest, secret, *said)
     return (1 - log(high - low + 1) / log(highest) + (_number(said[-1]) == secret)) / 2
 
@@ -90,7 +91,7 @@ def worth_of(highest: int, secret: int, said: list[str]) -> float:
 
 
 def _possible(highest: int, secret: int, *said: str) -> tuple[int, int]:
-    """From where to where it may be, by what was guessed so far; what was no possible guess has told nothing."""
+    """The first and last number still possible after these guesses; a guess that was not possible tells nothing."""
     low, high = 1, highest
     for guess in map(_number, said[::2]):
         if guess is not None and low <= guess <= high:

@@ -1,7 +1,7 @@
-"""What is told, given to a chat template without the special tokens that are written in it.
+"""Hides special tokens that stand in a text which the model is told, while a chat template writes the text.
 
-A page that a tool has read could end the tool's turn, and speak for the model. Invariant: what was hidden comes back as
-it was, and apart from what the template writes.
+Else a page that a tool has read could end the tool's turn, and speak for the model. Invariant: a hidden text comes back
+as it was, and apart from what the template writes.
 """
 
 import re
@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 from rollmux.runtime.rewards import Message
 
-_MARK = "zvqj"  # a template that trims or quotes leaves it as it is, and one that shouts is understood
+_MARK = "zvqj"  # templates that trim or quote leave it as it is, and it is found again in upper case, too
 
 
 def hidden(messages: Sequence[Message], special: Sequence[str]) -> tuple[list[Message], str]:
-    """With a number between two marks for each special token; and the mark, which nothing of what is told has."""
+    """The messages with a number between two marks in place of each special token; and the mark, which none of them
+    has."""
     mark = _MARK
     while any(mark in text.lower() for message in messages for text in message.values()):
         mark += "x"
@@ -27,6 +28,6 @@ def hidden(messages: Sequence[Message], special: Sequence[str]) -> tuple[list[Me
 
 
 def parted(written: str, mark: str, special: Sequence[str]) -> list[str]:
-    """What was written, cut wherever something was hidden; that stands between the pieces."""
+    """The written text in pieces, cut wherever a token was hidden; these tokens are at the odd places."""
     pieces = re.split(rf"{mark}(\d+){mark}", written, flags=re.IGNORECASE)
     return [special[int(piece)] if place % 2 else piece for place, piece in enumerate(pieces)]

@@ -1,7 +1,7 @@
-"""The tokenizer of a pretrained model, with the form in which it was taught to talk.
+"""The tokenizer of a pretrained model, with the chat template in which the model was taught to talk.
 
-Invariants: prompts are written by the model's own chat template, so no task knows which tokens begin or end a turn;
-they are the same whenever they are written, and replies are written with the same values as prompts.
+Invariants: the model's own chat template writes prompts, so no task knows which tokens begin or end a turn. A prompt is
+the same on each day that it is written, and replies are written with the same values as prompts.
 """
 
 import json
@@ -17,10 +17,10 @@ from rollmux.trainer.errors import ModelMissing, NotTaught
 from rollmux.trainer.tasks.hiding import hidden, parted
 from rollmux.trainer.tasks.template import CLOCK, require_known
 
-# Some templates tell the model what day it is, and a run may take several. This is the day that those of Llama 3.2 tell
-# where there is no clock.
+# Some templates tell the model what day it is, and a run may take several days. This is the day that Llama 3.2's
+# templates tell if there is no clock.
 DAY = datetime(2024, 7, 26)
-# What a template is given, to see how it ends an answer; it may write all sorts of things before.
+# A dialogue for the template, to see how it ends an answer; the template may write anything before it.
 ASKED, ANSWERED = "How many?", "Seven, as far as I know."
 _PLAIN: list[Message] = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
 _FIELDS = "".join(f" | replace('%{code}', '{DAY.strftime('%' + code)}')" for code in "aAbBdHIjmMpSyY")
@@ -28,10 +28,10 @@ _STOPPED = f"{{% macro {CLOCK}(format) %}}{{{{ format | replace('%-', '%'){_FIEL
 
 
 class Pretrained:
-    """Of the model in this folder, with values that its chat template asks for by name, such as `enable_thinking`."""
+    """The tokenizer in this folder, with values that its chat template asks for by name, such as `enable_thinking`."""
 
     def __init__(self, folder: str, values: Mapping[str, Any] | None = None) -> None:
-        from rollmux.runtime.folders import (  # noqa: PLC0415 - seconds; scoring functions are loaded without it
+        from rollmux.runtime.folders import (  # noqa: PLC0415 - takes seconds
             NotLoaded,
             tokenizer_in,
         )
@@ -47,7 +47,7 @@ class Pretrained:
         own = self._tokenizer.added_tokens_decoder
         self._special = [token.content for token in own.values() if token.special]
         self._others = [token.content for token in own.values() if not token.special]
-        self._are_written = set[tuple[tuple[str, ...], ...]]()  # roles and keys of messages that the template knows
+        self._are_written = set[tuple[tuple[str, ...], ...]]()  # roles and keys of messages that the template writes
         ends = [self._tokenizer.eos_token_id, *(token for token in _named_ends(place) if token in own)]
         self.end_tokens = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
         if not self.end_tokens:
@@ -56,7 +56,7 @@ class Pretrained:
                 f"the model in {folder!r} has no end token, and no response would come to its end: {remedy}"
             )
         self.vocabulary = len(self._tokenizer)
-        # A chat template writes what begins a text; where there is none, the tokenizer does, if it would.
+        # A chat template writes the token that begins a text; without one the tokenizer does, if it has such a token.
         first = () if self._tokenizer.chat_template is not None else tuple(self._tokenizer("")["input_ids"][:1])
         self._begin = first if first == (self._tokenizer.bos_token_id,) else ()
         self.ends = tuple(self.decode((token,)) for token in self.end_tokens)
@@ -64,34 +64,34 @@ class Pretrained:
     def _require_known(self) -> None:
         try:
             template = self._template() if self._tokenizer.chat_template is not None else None
-        except ValueError:  # of several templates it knows none: `talk` says so
+        except ValueError:  # several templates, none of which is the default: `talk` says so
             return
         require_known(self._values, template, self._tokenizer.special_tokens_map)
 
     @property
     def other_end(self) -> str | None:
-        """What the chat template ends an answer with, if that is a token that ends no response."""
+        """The token with which the chat template ends an answer, if that token ends no response."""
         first = self._behind_answers
         is_end = all(token in self._tokenizer.added_tokens_decoder for token in first)
         return self.decode(first) if is_end and not set(first) <= set(self.end_tokens) else None
 
     @cached_property
     def _behind_answers(self) -> tuple[int, ...]:
-        """The token that the chat template writes behind an answer that nothing follows, if it does."""
+        """The token that the chat template writes behind the last answer of a dialogue; empty if it writes none."""
         if self._tokenizer.chat_template is None:
             return ()
         try:
             said = self._written(_PLAIN, asks=False)
-        except Exception:  # noqa: BLE001 - a template may know no answers; what it says of prompts is told by `talk`
+        except Exception:  # noqa: BLE001 - a template may know no answers; `talk` tells what it refuses in prompts
             return ()
         _, known, behind = said.rpartition(ANSWERED)
         return self.encode(behind.lstrip())[:1] if known else ()
 
     @cached_property
     def _turn_ends(self) -> frozenset[int]:
-        """The end that the chat template writes behind an answer, with those that it has in its place.
+        """The end tokens that the chat template writes behind an answer, and those that it writes in place of these.
 
-        Llama 3.1's ends a call of a tool by `<|eom_id|>`: such an end stands in the template, and in no plain dialogue.
+        Llama 3.1's ends a call of a tool with `<|eom_id|>`: this is in the template, but in no plain dialogue.
         """
         own = self._behind_answers
         if not own or not set(own) <= set(self.end_tokens):
@@ -108,10 +108,10 @@ class Pretrained:
         return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def told(self, told: Told, last: int) -> tuple[int, ...]:
-        """As the chat template writes it, but for the end of the turn before, where that was drawn or one in its place;
-        some write a blank before it, as Llama 2's does. A text is the user's.
+        """The tokens of a reply, as the chat template writes it (a text is the user's), without the end of the turn
+        before, if `last` was this end or one in its place. Some templates write a blank before that end, as Llama 2's.
 
-        What is written like a special token there is none: a tool's words would end the turn, and say the next ones.
+        Text that looks like a special token becomes no special token: else a tool could end its turn and speak on.
         """
         first, *others = self._pieces(told)
         ended = self._tokens(first.lstrip())
@@ -122,7 +122,7 @@ class Pretrained:
         return (*begun, *chain.from_iterable(behind))
 
     def _spelled(self, token: str) -> tuple[int, ...]:
-        """By its characters. A tokenizer takes apart special tokens alone."""
+        """The tokens of its characters. A tokenizer splits only special tokens; others are cut in two first."""
         parts = [token] if token in self._special else [token[:1], token[1:]]
         return tuple(chain.from_iterable(self._tokens(part, split_special_tokens=True) for part in parts))
 
@@ -130,7 +130,7 @@ class Pretrained:
         return tuple(self._tokenizer(text, add_special_tokens=False, **how)["input_ids"])
 
     def _pieces(self, told: Told) -> list[str]:
-        """What the template writes of it, in pieces; between these stands what could be taken for special tokens."""
+        """The text that the template writes, in pieces; at odd places are texts that look like special tokens."""
         if self._tokenizer.chat_template is None:
             if not isinstance(told, str):
                 raise NotTaught("the model has no chat template for messages: reply with a text, or take another model")
@@ -142,12 +142,12 @@ class Pretrained:
         return parted(self._between(safe), mark, known)
 
     def _of_template(self) -> list[str]:
-        """What the template writes around what others say, such as `</tool_response>`; blanks part words as well."""
+        """Tokens that the template writes around messages, such as `</tool_response>`. Not blanks: they part words."""
         template = self._template()
         return [token for token in self._others if len(token.strip()) > 1 and token in template]
 
     def _require_written(self, messages: Sequence[Message]) -> None:
-        """A template may pass over a role that it does not know, without a word."""
+        """Raises NotTaught if the template leaves a message out, as it may do with a role that it does not know."""
         form = tuple((message["role"], *sorted(message)) for message in messages)
         if form in self._are_written:
             return
@@ -161,17 +161,17 @@ class Pretrained:
         self._are_written.add(form)
 
     def save(self, folder: Path) -> None:
-        """Beside a model, which it then is whole with."""
+        """Saves the tokenizer to the folder of a model, which is then complete."""
         try:
             self._tokenizer.save_pretrained(folder)
         except Exception as error:
-            if type(error) is Exception:  # what tokenizers makes of an OSError
+            if type(error) is Exception:  # the `tokenizers` library's form of an OSError
                 raise OSError(str(error)) from error
             raise
 
     def _between(self, messages: Sequence[Message]) -> str:
-        """What stands between two answers where this is said: of a conversation as short as can be, for what was
-        said before is no matter.
+        """The text that the template writes between two answers if these messages are between them. The conversation is
+        as short as can be: earlier turns make no difference.
         """
         _, known, between = self._asking([*_PLAIN, *messages]).partition(ANSWERED)
         if not known:
@@ -181,9 +181,9 @@ class Pretrained:
         return between
 
     def talk(self, said: Sequence[tuple[str, str]]) -> str:
-        """A conversation of roles and what they say, up to where the next turn begins.
+        """The prompt for a conversation of roles and what they say, up to where the model's turn begins.
 
-        Where the model knows none, what is said stands as it is; a whole conversation has no form then.
+        Without a chat template a single text stands as it is, and a longer conversation is refused.
         """
         if self._tokenizer.chat_template is None:
             if len(said) > 1:
@@ -208,14 +208,14 @@ class Pretrained:
         return str(self._tokenizer.apply_chat_template(turns, **how, **self._values))
 
     def _template(self) -> str:
-        """A model may have one of its own for tools."""
+        """The chat template; a model may have another one for tools."""
         return str(self._tokenizer.get_chat_template(tools=self._values.get("tools")))
 
 
 def _named_ends(place: Path) -> list[int]:
-    """What ends a response by the model's own word: a turn may end otherwise than a text.
+    """The tokens that end a response by the model's configuration: a turn may end with another token than a text.
 
-    A configuration that nobody has filled in names any token, and so only those are ends that stand for no text.
+    A configuration that nobody has filled in may name any token, so the caller takes only those that stand for no text.
     """
     for path in (place / "generation_config.json", place / "config.json"):
         if path.is_file():
@@ -229,12 +229,12 @@ def _named_ends(place: Path) -> list[int]:
 
 
 def without_end(response: str, ends: Sequence[str]) -> str:
-    """What it says; the same where it was cut off before it came to an end."""
+    """The response without its end token; unchanged if it was cut off before it had one."""
     return next((response.removesuffix(end) for end in ends if response.endswith(end)), response)
 
 
 def model_folder(path: str) -> Path:
-    """It is never looked for anywhere else: nothing is downloaded by the way."""
+    """The folder of a model, which must be there: nothing is downloaded in its place."""
     folder = Path(path)
     if not (folder / "config.json").is_file():
         remedy = "give model.path the folder of a model, as `rollmux model fetch` makes one"

@@ -1,6 +1,6 @@
-"""Questions of one's own, from a file: each line is JSON, with a prompt and with what a response to it is scored by.
+"""The user's own questions, from a file: each line is JSON, with a prompt and with the way to score its responses.
 
-`docs/questions.md` says what a line may hold. Invariant: a response never decides how it is scored, and none of them,
+`docs/questions.md` says what a line may hold. Invariant: a response never decides how it is scored, and no response,
 whatever it says, ends a run.
 """
 
@@ -30,7 +30,7 @@ from rollmux.trainer.errors import NotTaught
 from rollmux.trainer.tasks.pretrained import Pretrained, without_end
 from rollmux.trainer.tasks.task import Needs
 
-MOST_PROBLEMS = 10  # of a file: who reads more mends one and looks again
+MOST_PROBLEMS = 10  # of a file: more are no help before the first are mended
 YES_OR_NO: Mapping[str, float] = {"yes": 1.0, "no": 0.0}
 SCORED_BY = ("answer", "cases", "asserts", "function", "judge")
 BESIDE: Mapping[str, Sequence[str]] = {
@@ -39,13 +39,13 @@ BESIDE: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("group", "prelude"), ("cases", "asserts")),
 }
 
-# A fence may be indented, as within a list, and be longer than three; who was cut off has not closed it.
+# A fence may be indented, as in a list, and longer than three marks; a response that was cut off has not closed it.
 _FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
 _FUTURE = re.compile(r"^from __future__ import .*", re.MULTILINE)
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _INDENT = " " * 4
 _BOM = b"\xef\xbb\xbf"
-# What other files begin with.
+# The first bytes of files that have another form.
 _NO_LINES = {b"PAR1": "a Parquet file", b"[": "one list", b"\x1f\x8b": "a packed file"}
 _CONVERT = "docs/questions.md makes lines of other data sets' rows"
 
@@ -61,7 +61,7 @@ class _Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Of a file, as it is written."""
+    """A line of the file, as it is written there."""
 
     prompt: str | list[_Turn]
     answer: str | int | float | None = None
@@ -77,18 +77,18 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     answers: dict[str, float] | None = None
 
 
-Messages = list[Message]  # of a whole conversation, as chat models have them
+Messages = list[Message]  # the turns of a whole conversation
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, and what makes of what was said to it that which a pool scores, or answers.
+    """One question, with the functions that make a pool's task of a conversation: to score it, or to reply to it.
 
-    Scored is the last turn. Judges may see the whole conversation, and functions are given it where there is a `reply`.
+    The last turn is scored. A judge may see the whole conversation, and a function gets it if the line has a `reply`.
     """
 
-    line: str  # its name
-    said: tuple[tuple[str, str], ...]  # roles and what they say
+    line: str  # its name in messages
+    said: tuple[tuple[str, str], ...]  # the prompt: roles and what they say
     scored: Callable[[str, Messages], Asked]
     replied: Callable[[Messages], FunctionTask] | None
 
@@ -107,7 +107,7 @@ class Question:
 
 
 class Questions:
-    """Those of a file, put to a pretrained model."""
+    """The task of a file's questions, which are put to a pretrained model."""
 
     def __init__(self, path: Path, system: str, tokenizer: Pretrained) -> None:
         content, folder = _content(path), str(path.parent.absolute())
@@ -126,7 +126,7 @@ class Questions:
         self.digest = sha256(b"".join([content, *_beside(modules, path.parent)])).hexdigest()
 
     def _require_replies_told(self) -> None:
-        """The model's template may know no such turns."""
+        """Refuses replies at the start if the model's template can't write them."""
         try:
             self.tokenizer.told("Go on.", self.tokenizer.end_tokens[0])
         except NotTaught as error:
@@ -151,7 +151,7 @@ class Questions:
         return self._questions[number].reply_asked(*self._without_ends(said))
 
     def _without_ends(self, said: Sequence[Told]) -> list[Told]:
-        """Of the model's turns: who answers may end with what it likes."""
+        """The conversation without the end tokens of the model's turns; replies stay as they are."""
         ends = self.tokenizer.ends
         return [each if place % 2 else without_end(str(each), ends) for place, each in enumerate(said)]
 
@@ -169,7 +169,7 @@ def _module(task: FunctionTask) -> str:
 
 
 def _beside(modules: Sequence[str], folder: Path) -> list[bytes]:
-    """The text of those beside the file, and of the packages they are in: another function is another reward."""
+    """The source of modules beside the file, and of their packages: if they change, rewards may change."""
     files = dict.fromkeys(file for module in modules for file in _files(folder, module.split(".")))
     return [file.read_bytes() for file in files if file.is_file()]
 
@@ -180,9 +180,9 @@ def _files(folder: Path, parts: Sequence[str]) -> list[Path]:
 
 
 def read_questions(content: bytes, subject: str, folder: str = "") -> list[Question]:
-    """Of all lines that are not empty; or InvalidSpec with what is wrong with the first that are wrong.
+    """The questions of all lines that are not empty; or InvalidSpec with the problems of the first wrong lines.
 
-    Functions may be in `folder`.
+    Functions may be in modules in `folder`.
     """
     problems = [
         Problem("lines", form, "JSON objects, one a line", _CONVERT)
@@ -233,7 +233,7 @@ def _require_called(path: str, function: str) -> None:
 
 
 def _require_askable(task: Asked, folder: str, path: str) -> None:
-    """As far as it can be seen without running anything; what a task refuses by itself it has refused by now."""
+    """Refuses a task that can't be scored, as far as this shows without running it. Its own checks have passed."""
     match task:
         case CodeTask(asserts=asserts) if asserts:
             if not _statements("asserts", asserts, compiled):
@@ -250,9 +250,9 @@ def _require_askable(task: Asked, folder: str, path: str) -> None:
 
 
 def _statements(path: str, source: str, compiled: Callable[[str], object]) -> Sequence[ast.stmt]:
-    """Of Python."""
+    """The Python statements of the source, which must compile."""
     try:
-        with catch_warnings(action="ignore"):  # what is warned of can be run
+        with catch_warnings(action="ignore"):  # code with warnings can be run
             compiled(source)
             return ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -260,16 +260,16 @@ def _statements(path: str, source: str, compiled: Callable[[str], object]) -> Se
 
 
 def _is_there(module: str, folder: str) -> bool:
-    """Nothing is imported for that, so no package either."""
+    """Whether the module can be found. Looks without an import, even of the packages that it is in."""
     places: Sequence[str] | None = [*sys.path, folder]
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         try:
             found = None if places is None else PathFinder.find_spec(".".join(parts[:depth]), places)
-        except KeyError:  # a folder without a file of its own, in another: its import alone can tell
+        except KeyError:  # a nested package without __init__.py: only an import could tell
             return True
         if found is None:
-            return module in sys.modules  # such as os.path, whose package is none
+            return module in sys.modules  # such as os.path: os is no package
         places = found.submodule_search_locations
     return True
 
@@ -295,7 +295,7 @@ def _replied(line: _Line) -> Callable[[Messages], FunctionTask] | None:
 
 def _scored(line: _Line, prompt: str, name: str) -> Callable[[str, Messages], Asked]:
     if line.answer is not None:
-        # As people write it: 1e-05 is read as something else by those who compare.
+        # In digits, as people write it: the comparison would read 1e-05 as something else.
         gold = format(Decimal(repr(line.answer)), "f") if isinstance(line.answer, float) else str(line.answer)
         if not gold.strip():
             raise _wrong("answer", gold, "the answer", "write what is right")
@@ -326,23 +326,23 @@ def _scored(line: _Line, prompt: str, name: str) -> Callable[[str, Messages], As
 
 
 def in_words(messages: Messages) -> str:
-    """A conversation for a judge: who speaks, and below that, indented, what they say.
+    """The text of a conversation for a judge: each turn has its role, and below it, indented, its words.
 
-    So nothing that is said looks like another one's turn.
+    So no words of a turn look like another turn.
     """
     turns = (f"{each['role']}:\n{indent(each['content'], _INDENT, lambda line: True)}" for each in messages)
     return "\n".join(turns)
 
 
 def program_in(response: str) -> str:
-    """The last fenced block, whole or cut off; all of it where there is none. Never empty: no source is no program."""
+    """The last fenced block, whole or cut off; without one the whole response. Never empty: a program must not be."""
     blocks = [block for _, block in _FENCED.findall(response)]
     source = dedent(blocks[-1]) if blocks else response
     return source if source.strip() else "pass"
 
 
 def preceded(program: str, prelude: str) -> str:
-    """The program, behind what its question takes for granted; imports from the future stand before both."""
+    """The program behind its question's prelude; imports from `__future__` come before both."""
     if not prelude:
         return program
     return "\n".join([*_FUTURE.findall(program), prelude, _FUTURE.sub("", program)])

@@ -1,9 +1,9 @@
-"""The seam of a task: prompts by number, what a response to one of them is worth, and what it is told in between.
+"""The seam of a task: prompts by number, the reward of a response, and the replies between its turns.
 
-A response is one turn of the model's or several: what is `said` are its turns, with what it was told between them, as
-the task has told it: in texts, or in messages.
-Invariant: a reward or a reply depends on the prompt's number and what was said alone. A task that can't tell raises,
-and the response is failed, never zero.
+A response is one turn of the model or several. `said` are its turns, and between them what the task replied: texts, or
+messages.
+Invariant: a reward or a reply depends only on the prompt's number and what was said. If a task can't tell it raises,
+and the response has failed: it is no zero.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,18 +23,18 @@ class Tokenizer(Protocol):
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        """One of these ends a turn, and is its last token."""
+        """The tokens that end a turn: one of them is its last token."""
 
     def encode(self, text: str) -> tuple[int, ...]: ...
 
     def decode(self, tokens: tuple[int, ...]) -> str: ...
 
     def told(self, told: Any, last: int) -> tuple[int, ...]:
-        """What stands behind a turn with this last token, up to where the next one begins, if the task says this."""
+        """The tokens from a turn that ends with `last` to the beginning of the next turn, if the task replies this."""
 
 
 class OneTurn:
-    """Of a task that says nothing to a response."""
+    """The replies of a task that never replies: there are none."""
 
     def reply_asked(self, number: int, *said: Any) -> None: ...
 
@@ -43,52 +43,52 @@ class OneTurn:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a pool needs to score and to answer a task's responses.
+    """What a pool needs to score and answer a task's responses.
 
-    `modules` hold the functions for it; they load without torch, and `folders` are where they are looked for too.
+    `modules` have the functions; they load without torch, and may be in `folders`, too.
     """
 
     kinds: Collection[Kind]
     modules: Sequence[str] = ()
     folders: Sequence[str] = ()
-    talks: bool = False  # some responses are answered
+    talks: bool = False  # some turns get replies
 
 
 class Task(Protocol):
-    """What is learnt."""
+    """A task that a model learns."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
 
     def __len__(self) -> int:
-        """The prompts of an epoch."""
+        """The number of prompts in an epoch."""
 
     def prompt(self, number: int) -> str: ...
 
     @property
     def needs(self) -> Needs:
-        """For what `asked` and `reply_asked` give."""
+        """What a pool needs for the tasks of `asked` and `reply_asked`."""
 
     @property
     def digest(self) -> str:
-        """Of what decides prompts and rewards beside the settings; empty where nothing does."""
+        """A digest of all that decides prompts and rewards beside the settings; empty if nothing does."""
 
     def asked(self, number: int, *said: Any) -> Asked:
-        """What a reward pool is asked for this response's reward."""
+        """The task for a reward pool that gives this response's reward."""
 
     def reply_asked(self, number: int, *said: Any) -> FunctionTask | None:
-        """What a pool is asked for the reply to the last turn; None where the response is over."""
+        """The task for a pool that gives the reply to the last turn; None if the response is over."""
 
 
 @runtime_checkable
 class MadeTask(Task, Protocol):
-    """One that makes up its prompts, and so knows what is right."""
+    """A task that makes its own prompts, and so knows right answers."""
 
     def shown(self, number: int, random: Random, *said: Any) -> str:
-        """The next turn for the warm-up to imitate, good or not so good."""
+        """The next turn that the warm-up shows the model to imitate; it need not be good."""
 
     def reply(self, number: int, *said: Any) -> Told | None:
-        """What is told next; None where the response is over."""
+        """The reply to the last turn; None if the response is over."""
 
     def reward(self, number: int, *said: Any) -> float:
-        """What it is worth. Both are what a pool would say, here and now."""
+        """The response's reward. Like `reply` it is computed here and now, and is what a pool would give."""

@@ -1,7 +1,7 @@
-"""Which values a chat template asks for by name. Templates are Jinja's, with what Transformers adds to it.
+"""Which values a chat template asks for by name. Templates are Jinja's, with the additions of Transformers.
 
-Invariant: a name of its own that changes what it writes is never refused; a template that can't be read here refuses
-none.
+Invariant: a name is never refused if its value changes what the template writes; if a template can't be read here, no
+name is refused.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,14 +11,14 @@ from rollmux.checks import one_of
 from rollmux.errors import InvalidSpec, Problem
 
 CLOCK = "strftime_now"
-# What is given to each template, by us or by Transformers.
+# Names that each template is given, by us or by Transformers.
 GIVEN = {"messages", "add_generation_prompt", "raise_exception", CLOCK}
 _PLACE = "job.task.template"
 _ASKS_WHETHER = {"defined", "undefined", "none", "default", "d"}
 
 
 def require_known(values: Mapping[str, Any], template: str | None, given: Collection[str]) -> None:
-    """InvalidSpec where the template asks for no such value. `given`: what the tokenizer gives it, too."""
+    """InvalidSpec if the template does not ask for one of the values. `given` are names that the tokenizer gives it."""
     if template is None:
         problem = Problem(_PLACE, dict(values), "left out: the model has no chat template", "take another model")
         raise InvalidSpec("job", (problem,))
@@ -34,19 +34,19 @@ def require_known(values: Mapping[str, Any], template: str | None, given: Collec
 
 
 def asked_by(template: str) -> dict[str, bool] | None:
-    """All names that it may look up and that not everybody gives it; None where that can't be seen.
+    """All names that the template may look up and is not given anyway; None if the template can't be read.
 
-    With each whether it is one to be told: what a template sets itself, and never asks whether it is there, may be
-    looked up where it was not set, and hardly ever is.
+    The value says whether to show the name to users: a name that the template sets itself, and never tests for, is
+    hardly ever looked up before it is set.
     """
-    from jinja2 import TemplateError, meta, nodes  # noqa: PLC0415 - scoring functions are loaded without it
+    from jinja2 import TemplateError, meta, nodes  # noqa: PLC0415 - scoring functions load without it
     from jinja2.ext import Extension  # noqa: PLC0415
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 
     class Generation(Extension):
-        """Transformers' own tag: what a model says stands in it."""
+        """Transformers' own tag, around the model's turns."""
 
-        tags = {"generation"}  # noqa: RUF012 - as Jinja has it
+        tags = {"generation"}  # noqa: RUF012 - Jinja's own form
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)

@@ -1,4 +1,4 @@
-"""The update of a policy, streamed: gradients are added up while samples arrive, and equal the synchronous ones.
+"""The update of a policy, streamed: gradients are added up while samples arrive, and equal those of the whole batch.
 
 gradients = GradientSum(model, Objective.grpo(group_size=8), version=version)   # one for each replica and update
 gradients.add(samples)                                                         # as they come, in any order

@@ -1,4 +1,4 @@
-"""What the update refuses beside what is described wrongly (`InvalidSpec`) or comes too late (`IllegalEvent`).
+"""The errors of an update, beside `InvalidSpec` (a wrong description) and `IllegalEvent` (a call at the wrong time).
 
 RollmuxError
 ├── WrongVersion      a token was drawn by other weights than those of this update; nothing was added
@@ -10,11 +10,11 @@ from rollmux.errors import RollmuxError
 
 
 class WrongVersion(RollmuxError):
-    """End the run: what it has trained on is not what it claims."""
+    """End the run: it did not train on the samples that it claims."""
 
 
 class UntrainableModel(RollmuxError):
-    """The message says what about the model is not known."""
+    """The message says which part of the model is not known here."""
 
 
 class NotANumber(RollmuxError):

@@ -1,4 +1,4 @@
-"""What replicas tell each other at the end of a batch, and only then.
+"""The exchange between replicas at the end of a batch, and only then.
 
 Invariant: all replicas take part in each call, in the same order, or none does.
 """
@@ -13,23 +13,23 @@ T = TypeVar("T")
 
 
 class Exchange(Protocol):
-    """Between the replicas of one update."""
+    """An exchange between the replicas of one update."""
 
     def gather(self, mine: T, kind: type[T]) -> list[T]:
-        """Every replica's, in the same order everywhere. `kind` is what they are."""
+        """The values of all replicas, in the same order everywhere. `kind` is their type."""
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Puts the sum over the replicas in place of each tensor."""
+        """Replaces each tensor by its sum over the replicas."""
 
 
 class Alone:
-    """There is one replica."""
+    """The exchange of a single replica."""
 
     def gather(self, mine: T, kind: type[T]) -> list[T]:
         return [mine]
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Nothing is to be added."""
+        """Adds nothing."""
 
 
 ALONE = Alone()

@@ -1,7 +1,7 @@
 """The gradient of one update, added up while its samples arrive.
 
-Invariant: after `finish`, `grad` is that of the synchronous update over all samples added, whatever their order, their
-split over calls and replicas, and the micro-batches. Each sample counts once; what is refused has added nothing.
+Invariant: after `finish`, `grad` is that of one synchronous update over all added samples, whatever their order, their
+split over calls and replicas, and the micro-batches. Each sample counts once; a refused call has added nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,17 +27,17 @@ TOKEN_BUDGET = 1024
 
 
 class WholeBatch(Enum):
-    """How samples are trained whose advantages need the whole batch (whitening, the batch's mean)."""
+    """How to train samples whose advantages need the whole batch (whitening, the batch's mean)."""
 
-    LINEAR = "linear"  # at once, into two sums; those that a clip could bind wait for the end
+    LINEAR = "linear"  # at once, into two sums; samples that a clip could bind wait for the end
     DEFER = "defer"  # all at the end, into one sum: half the memory, three fifths of the work
 
 
 class GradientSum:
     """One replica's part of an update; make one for each update.
 
-    With `version`, each token must have been drawn by these weights. A computation that raises in `add` leaves its
-    samples waiting, for the next call to try again; one that raises in `finish` ends this sum.
+    With `version`, weights of this version must have drawn each token. If a computation raises in `add`, its samples go
+    on waiting, and the next call tries again; if one raises in `finish`, this sum has ended.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class GradientSum:
         self.objective, self.version, self._whole_batch, self._budget = objective, version, whole_batch, token_budget
         self._passes = Passes(model, objective)
         self._ledger = Ledger(objective)
-        self._waiting: dict[int, Sample] = {}  # by arrival
-        self._bound: set[int] = set()  # of these, whom a clip may bind
+        self._waiting: dict[int, Sample] = {}  # by the number of their arrival
+        self._bound: set[int] = set()  # those of them that a clip may bind
         self._arrived = 0
         self._measured = Measured()
         self._closed = False
 
     @property
     def waiting(self) -> int:
-        """Samples that are not trained yet."""
+        """How many samples are not trained yet."""
         return len(self._waiting)
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Takes these, and trains all that can be trained exactly by now."""
+        """Takes these samples, and trains all that can be trained exactly by now."""
         self._require_open()
         more = list(samples)
         self._check(more)
@@ -77,9 +77,9 @@ class GradientSum:
         self._train_known()
 
     def finish(self, exchange: Exchange = ALONE) -> Stats:
-        """The batch is complete on all replicas: trains what waited, and leaves the whole gradient in `grad`.
+        """The batch is complete on all replicas: trains samples that waited, and leaves the whole gradient in `grad`.
 
-        A batch that is not complete is refused on every replica, and can be added to.
+        A batch that is not complete is refused on every replica, and more samples can be added.
         """
         self._require_open()
         ledger = Ledger(self.objective)
@@ -115,7 +115,7 @@ class GradientSum:
                 )
 
     def _train_known(self) -> None:
-        """All whose advantages are known but for what the whole batch does to them."""
+        """Trains the samples whose advantages are known, except for the part that the whole batch has in them."""
         known = [n for n, s in self._waiting.items() if n not in self._bound and self._ledger.is_known(s.group)]
         kept = self._drop(self._ledger, known)
         if self.objective.needs_batch and self._whole_batch is WholeBatch.DEFER:
@@ -140,14 +140,14 @@ class GradientSum:
             self._trained(numbers, measured + Measured(late=len(numbers)))
 
     def _drop(self, ledger: Ledger, numbers: Sequence[int]) -> list[int]:
-        """Forgets those of groups that the objective leaves out, and gives the others."""
+        """Forgets samples of groups that the objective drops, and returns the others."""
         dropped = {number for number in numbers if ledger.drops(self._waiting[number].group)}
         for number in dropped:
             del self._waiting[number]
         return [number for number in numbers if number not in dropped]
 
     def _micro_batches(self, numbers: Sequence[int]) -> list[list[list[int]]]:
-        """Rows of samples' numbers. Those of single samples need no mask, and are apart from the others."""
+        """Micro-batches: rows of samples' numbers. Rows of a single sample need no mask, and have their own batches."""
         samples = [self._waiting[number] for number in numbers]
         rows = shared_rows(samples, self._budget, self._passes.pairs_per_token)
         batches = []
@@ -165,7 +165,7 @@ class GradientSum:
         self._measured += measured
 
     def _leave(self, gradient: Accumulator, total: Count | None) -> None:
-        """The loss is the objective's negative; without samples nothing is left that an optimizer would act on."""
+        """Leaves the gradient of the loss, the negative objective; None without samples: an optimiser does nothing."""
         if total is not None:
             gradient.scale(-float(GradientShare(self.objective.loss, Given.SUM).at_end(total)))
         for parameter, tensor in zip(self._passes.parameters, gradient.tensors, strict=True):

@@ -1,7 +1,7 @@
 """The rewards of a batch, and the advantages that follow from them.
 
-Invariant: advantages depend on which responses there are and on nothing else. Sums are exact before they are rounded
-(`math.fsum`), so neither the order of arrival nor the split over replicas changes a bit of them.
+Invariant: advantages depend only on which responses there are. Sums are exact before they are rounded (`math.fsum`), so
+neither the order of arrival nor the split over replicas changes a bit of an advantage.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from rollmux.trainer.update.objective import Baseline, Objective
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """All of a sample that the others' advantages and the counts depend on."""
+    """The part of a sample on which other samples' advantages and the counts depend."""
 
     group: str
     reward: float
@@ -25,7 +25,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean and deviation of some values; of equal ones the mean is their value and the deviation 0, exactly."""
+    """Mean and deviation of some values. If all are equal, the mean is exactly their value, and the deviation 0."""
 
     mean: float
     deviation: float
@@ -53,7 +53,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A complete batch: what is trained of it, and what it does to advantages. `total` None: all was dropped."""
+    """A complete batch: how much of it is trained, and how it changes advantages. `total` None: all was dropped."""
 
     total: Count | None
     affine: Affine
@@ -74,7 +74,7 @@ class Ledger:
         return [entry for entries in self._groups.values() for entry in entries]
 
     def book(self, entries: Iterable[Entry]) -> None:
-        """All of them or, where a group would have too many, none."""
+        """Books all of these entries; none, and raises, if a group would have too many."""
         size, more = self._objective.group_size, list(entries)
         if size is not None:
             held = {entry.group: len(self._groups.get(entry.group, ())) for entry in more}
@@ -85,7 +85,7 @@ class Ledger:
             self._groups.setdefault(entry.group, []).append(entry)
 
     def is_known(self, group: str) -> bool:
-        """Whether no later sample can change this group's advantages, but for what the whole batch does to them."""
+        """Whether this group's advantages are final, except for the whole batch's part in them."""
         size = self._objective.group_size
         return not self._objective.needs_group or len(self._groups[group]) == size
 
@@ -93,7 +93,7 @@ class Ledger:
         return self._objective.drop_equal_groups and self._spread(group).equal
 
     def own_advantages(self, entries: Sequence[Entry]) -> list[float]:
-        """What they are before the whole batch's part in them."""
+        """The advantages before the whole batch's part in them."""
         if self._objective.baseline is not Baseline.GROUP_MEAN:
             return [entry.reward for entry in entries]
         spreads = {group: self._spread(group) for group in {entry.group for entry in entries}}

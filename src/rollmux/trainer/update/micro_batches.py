@@ -1,22 +1,22 @@
-"""Which samples go through the model together: first who shares a row, then which rows share a pass.
+"""Which samples go through the model together: first which samples share a row, then which rows share a pass.
 
-Invariant: each sample is in exactly one row and each row in exactly one micro-batch, and none but that of a single row,
-which is a single sample if need be, holds more than the budget, padding counted.
+Invariant: each sample is in exactly one row, and each row in exactly one micro-batch. No micro-batch has more tokens
+than the budget, padding counted, except for that of a single row with a single sample.
 """
 
 from collections.abc import Sequence
 
 from rollmux.trainer.sample import Sample
 
-PASS_TOKENS = 128  # a pass costs about as much as so many more tokens: so much padding is cheaper than another pass
+PASS_TOKENS = 128  # a pass costs about as much as so many tokens: up to this much padding is cheaper than a pass
 
 
 def shared_rows(samples: Sequence[Sample], budget: int, pairs_per_token: float) -> list[list[int]]:
-    """The samples' places, those of a group together that compute their prompt once, where that is less work.
+    """The samples' places in rows: samples of a group share a row, and compute their prompt once, if that is less work.
 
-    Groups stay apart even where they ask the same: what is rounded how is then no matter of who else is here.
-    A token that is not computed again saves as much as `pairs_per_token` pairs of attention cost, of which a row has
-    those between its samples too, masked; with 0 nobody shares.
+    Groups stay apart even if they have the same prompt: so rounding does not depend on other groups.
+    Each token that is not computed again saves as much work as `pairs_per_token` pairs of attention; a shared row also
+    computes, masked, the pairs between its samples. With 0 no row is shared.
     """
     groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for place, sample in enumerate(samples):
@@ -30,7 +30,7 @@ def shared_rows(samples: Sequence[Sample], budget: int, pairs_per_token: float) 
 
 
 def _cut(places: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """In this order, each part as long as the budget allows."""
+    """The places in parts, in this order, each part as long as the budget allows."""
     parts: list[list[int]] = []
     room = 0
     for place, length in zip(places, lengths, strict=True):
@@ -50,7 +50,8 @@ def _saves(prompt: int, lengths: Sequence[int], pairs_per_token: float) -> bool:
 
 
 def micro_batches(widths: Sequence[int], budget: int) -> list[list[int]]:
-    """The rows' places, the widest first, cut where the next would be above the budget or too much padding."""
+    """The rows' places in micro-batches, the widest first. A new one begins if the budget or the padding would be too
+    much."""
     batches: list[list[int]] = []
     widest = padding = 0
     for place in sorted(range(len(widths)), key=lambda place: -widths[place]):

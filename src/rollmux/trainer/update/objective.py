@@ -1,6 +1,6 @@
 """The settings of an update: what a response's advantage is, where ratios are clipped, over what the loss is a mean.
 
-Invariant: an objective that can be made can be streamed exactly; what contradicts itself is refused with its remedy.
+Invariant: an objective that can be made can be streamed exactly; settings that contradict each other are refused.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from rollmux.trainer.settings import LEAST_CLIP
 
 
 class Baseline(Enum):
-    """What is taken from a reward."""
+    """What is subtracted from a reward."""
 
     NONE = "none"
     GROUP_MEAN = "group-mean"  # over the responses to the same prompt
@@ -22,12 +22,13 @@ class Baseline(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """An advantage is the reward less `baseline`, over the group's deviation if `group_std`, `whiten`ed over the batch.
+    """An advantage is the reward less `baseline`, divided by the group's deviation if `group_std`, and whitened over
+    the batch if `whiten`.
 
     Deviations divide by n - 1, and `epsilon` is added to them. The loss of a token is -min(r A, clip(r) A), r being
     its probability now over that when it was drawn; without clips it is -A log p, which is right on-policy only.
     `SAMPLE_MEAN` is over responses, each the mean over its own tokens; `TOKEN_MEAN` over all tokens of the batch.
-    With `group_size`, a group is trained when it is complete, and a batch with another number in it is refused.
+    With `group_size`, a group is trained when it is complete, and a batch with a group of another size is refused.
     """
 
     baseline: Baseline = Baseline.GROUP_MEAN
@@ -69,7 +70,7 @@ class Objective:
 
     @classmethod
     def dapo(cls, group_size: int | None = None) -> Self:
-        """Clipped higher above, a mean over tokens, groups of equal rewards dropped, no KL term (arXiv 2503.14476)."""
+        """A higher upper clip, a mean over tokens, groups of equal rewards dropped, no KL term (arXiv 2503.14476)."""
         return cls(clip_high=0.28, loss=Loss.TOKEN_MEAN, drop_equal_groups=True, group_size=group_size)
 
     @classmethod

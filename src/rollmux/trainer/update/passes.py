@@ -33,17 +33,17 @@ class Passes:
         return self._scorer.pairs_per_token
 
     def final(self, rows: Rows, advantages: Sequence[float]) -> Measured:
-        """Whose advantages won't change any more."""
+        """Trains samples whose advantages won't change any more."""
         surrogate = self._surrogate(rows)
         weights = surrogate.weights(torch.tensor(advantages, dtype=torch.float64))
         self.sums.add(self._backward(surrogate, weights.tokens), weights.value)
         return surrogate.measured(torch.ones(len(advantages), dtype=torch.bool), weights.clipped)
 
     def linear(self, rows: Rows, advantages: Sequence[float]) -> tuple[Measured, list[bool]]:
-        """Whose advantages the whole batch will shift and scale; also tells which of them are in the sums.
+        """Trains samples whose advantages the whole batch will shift and scale; also tells which are in the sums now.
 
-        One forward and two backwards. Samples that a clip could bind, on one side or the other, are left out: which
-        side binds depends on the sign of what is not known yet.
+        It takes one forward and two backwards. Samples that a clip could bind, on either side, are left out: which side
+        binds depends on the advantage's sign, which is not known yet.
         """
         surrogate = self._surrogate(rows)
         free = surrogate.free().cpu()

@@ -1,8 +1,8 @@
 """The log-probabilities of responses under the model as it is, with their graph.
 
-Invariant: what a sample scores does not depend on the samples beside it. Rows are padded on the right, which a causal
-model cannot see, and the head is computed for drawn tokens only. Samples that share a row share its prompt: their
-responses stand behind it one after the other, each in the places that it would have alone, and see no other.
+Invariant: a sample's score does not depend on the samples beside it. Rows are padded on the right, which a causal model
+does not see, and the head is computed only for drawn tokens. Samples that share a row share its prompt: their responses
+follow it one after the other. Each has the positions that it would have alone, and sees no other response.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from rollmux.trainer.sample import Sample
 from rollmux.trainer.update.errors import UntrainableModel
 
 PROBE_TOKENS = 8
-PROBE_LOGIT = 1e3  # beyond what any cap lets through
-# A pair's products are a few, and a token's many: so many times less is done of them in the same time.
+PROBE_LOGIT = 1e3  # above any cap that a model may have
+# A pair of attention has few products, and a token many: each product of a pair takes so many times as long.
 PAIR_IS_DEARER = 2.0
 _proved: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()  # with `pairs_per_token`
 
@@ -29,7 +29,8 @@ Rows = Sequence[Sequence[Sample]]  # samples of a row have the same prompt
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Of each drawn token of a micro-batch: its log-probability now and when drawn, and whose it is."""
+    """For each drawn token of a micro-batch: its log-probability now and when drawn, and the number of its sample.
+    `lengths` are the drawn tokens of each sample."""
 
     now: Tensor
     drawn: Tensor
@@ -40,7 +41,7 @@ class Scored:
 class Scorer:
     """Scores samples with a Hugging Face causal model.
 
-    `pairs_per_token`: how many pairs of attention cost as much as a token's other work; 0 where it can share no row.
+    `pairs_per_token`: how many pairs of attention cost as much as a token's other work; 0 if samples can't share rows.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -79,7 +80,7 @@ class Scorer:
 
 
 def _hidden(body: nn.Module, rows: Rows, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Where each drawn token is foretold, in the order of rows and samples."""
+    """The hidden states from which each drawn token is predicted, in the order of rows and samples."""
     starts = [_starts(row) for row in rows]
     width = max(each[-1] for each in starts)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
@@ -106,16 +107,16 @@ def _starts(row: Sequence[Sample]) -> list[int]:
 
 
 def _apart(rows: Rows, starts: Sequence[Sequence[int]], width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Each token's place in its own sample, and what it sees: the prompt, and its own response up to itself."""
+    """Each token's position in its own sample, and a mask: it sees the prompt, and its own response up to itself."""
     places = torch.arange(width).repeat(len(rows), 1)
-    whose = torch.full((len(rows), width), -1)  # of what pads
+    whose = torch.full((len(rows), width), -1)  # -1: padding
     for number, row in enumerate(rows):
         prompt = len(row[0].prompt)
         whose[number, :prompt] = 0
         for owner, (start, end) in enumerate(zip(starts[number], starts[number][1:], strict=False), 1):
             whose[number, start:end] = owner
             places[number, start:end] -= start - prompt
-        places[number, starts[number][-1] :] = 0  # what pads: a model may have no place so far behind
+        places[number, starts[number][-1] :] = 0  # padding: a model may have no position so far behind
     sees = (whose[:, None, :] == whose[:, :, None]) | (whose[:, None, :] == 0)
     sees &= torch.ones(width, width, dtype=torch.bool).tril()
     mask = torch.zeros(sees.shape, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
@@ -123,7 +124,7 @@ def _apart(rows: Rows, starts: Sequence[Sequence[int]], width: int, dtype: torch
 
 
 def _logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """In single precision at least."""
+    """The tokens' log-probabilities, computed in single precision at least."""
     exact = logits if logits.dtype is torch.float64 else logits.float()
     return exact.gather(1, tokens[:, None])[:, 0] - exact.logsumexp(1)
 
@@ -133,7 +134,7 @@ def _parts(model: Any) -> tuple[nn.Module, Any]:
 
 
 def _refuse_dropout(model: Any) -> None:
-    """Samples would be scored by other networks than the one that drew them, each time by another."""
+    """Refuses a model with dropout: it would score samples with another network each time."""
     config = model.config.to_dict()
     rates = {name: rate for name, rate in config.items() if name.endswith(("dropout", "pdrop")) and rate}
     if model.training and rates:
@@ -141,7 +142,7 @@ def _refuse_dropout(model: Any) -> None:
 
 
 def _prove_parts(model: Any) -> None:
-    """Body and head, apart, must give what the model gives: some scale or cap their logits in between."""
+    """Body and head, called apart, must give what the model gives: some models scale or cap logits in between."""
     if model.get_output_embeddings() is None:
         raise UntrainableModel(f"{type(model).__name__} has no output embeddings: give a causal language model")
     body, head = _parts(model)
@@ -158,7 +159,7 @@ def _prove_parts(model: Any) -> None:
 
 
 def _fixed_places(model: Any) -> float:
-    """How many have rotary positions whatever the longest of a pass is."""
+    """How many positions turn in the same way whatever the longest sample of a pass is."""
     said = getattr(model.config, "rope_parameters", None) or {}
     each_layers = [each for each in (said, *said.values()) if isinstance(each, dict)]
     growing = [each for each in each_layers if each.get("rope_type") in ("dynamic", "longrope")]
@@ -167,7 +168,7 @@ def _fixed_places(model: Any) -> float:
 
 
 def _shares(model: Any) -> bool:
-    """Whether rows of several samples come to the same: not where attention has a form of its own, or takes no mask."""
+    """Whether rows of several samples give the same scores: not if attention has another form, or takes no mask."""
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
     if set(kinds) != {"full_attention"} or getattr(model.config, "sliding_window", None):
         return False
@@ -180,14 +181,14 @@ def _shares(model: Any) -> bool:
                 _hidden(body, rows, head.weight.device, head.weight.dtype)
                 for rows in ([samples], [[s] for s in samples])
             )
-    except (TypeError, ValueError, RuntimeError):  # what takes no such mask or places
+    except (TypeError, ValueError, RuntimeError):  # the model takes no such mask or positions
         return False
     apart_by, size = (float(each.float().norm()) for each in (together - apart, apart))
     return apart_by <= size * max(1e-3, 4 * torch.finfo(head.weight.dtype).eps)
 
 
 def _pairs_per_token(model: Any) -> float:
-    """By the products that each takes; 0 where the model does not say its shape."""
+    """`pairs_per_token` by the products that each takes; 0 if the model does not tell its shape."""
     config, embeddings = model.config, model.get_input_embeddings()
     layers, hidden = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
     if not layers or not hidden:

@@ -1,11 +1,11 @@
-"""What an update was made of."""
+"""The statistics of an update."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one replica saw of the policy; they add up."""
+    """What one replica has measured of the policy; measurements add up."""
 
     clipped_tokens: int = 0
     tokens: int = 0
@@ -27,10 +27,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """One update, over all replicas. `samples` and `tokens` are those trained; dropped groups are not among them.
+    """One update, over all replicas. `samples` and `tokens` are those that were trained, without dropped groups.
 
-    `divergence` estimates KL(drawn, now) a token and should be near 0 on-policy: it shows an engine that computes
-    otherwise than the trainer.
+    `divergence` estimates KL(drawn, now) per token and should be near 0 on-policy: else the engine computes otherwise
+    than the trainer.
     """
 
     samples: int
@@ -41,7 +41,7 @@ class Stats:
     reward_deviation: float
     advantage_deviation: float  # before whitening
     gradient_norm: float
-    clipped_part: float  # of the tokens
+    clipped_part: float  # the part of the tokens that a clip has bound
     divergence: float
     furthest_log_ratio: float
     streamed: int

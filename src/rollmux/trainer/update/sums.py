@@ -1,7 +1,7 @@
-"""Gradients being added up, beside the model's own.
+"""Sums of gradients, beside the model's own `grad`.
 
-Invariant: what is held are sums over samples, in single precision at least; a model's `grad` is not touched before the
-end. `main` and `plain` together stand for every gradient that is linear in the advantages.
+Invariant: all tensors here are sums over samples, in single precision at least; a model's `grad` is not touched before
+the end. `main` and `plain` together give the gradient for any shift and scale of the advantages.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Accumulator:
         self.value += value
 
     def take(self, other: "Accumulator", factor: float) -> None:
-        """Adds `factor` times another one."""
+        """Adds `factor` times another accumulator."""
         if self.tensors:
             theirs = [t.to(mine.device) for mine, t in zip(self.tensors, other.tensors, strict=True)]
             torch._foreach_add_(self.tensors, theirs, alpha=factor)
@@ -42,7 +42,7 @@ class Accumulator:
 
 class Sums:
     """`main` is the sum of advantages times scores. While the whole batch may still shift and scale the advantages,
-    it is that of advantages less `pivot`, one of them, and `plain` is the sum of scores.
+    `main` has advantages less `pivot`, which is one of them, and `plain` is the sum of scores alone.
 
     Without the pivot, rewards around 1000 that differ by 1 would lose three digits in the difference of two sums.
     """
@@ -54,7 +54,7 @@ class Sums:
         self.pivot: float | None = None
 
     def add(self, gradient: Gradient, value: float) -> None:
-        """For final advantages."""
+        """Adds a gradient with final advantages."""
         self._main = self._main or Accumulator(self._parameters)
         self._main.add(gradient, value)
 
@@ -65,7 +65,7 @@ class Sums:
         self._plain.add(*plain)
 
     def settle(self, affine: Affine) -> Accumulator:
-        """The advantages are final: from now on there is one sum, and `add` adds to it."""
+        """The advantages are final now: makes one sum of the two, to which `add` adds from now on."""
         self._main = self._main or Accumulator(self._parameters)
         if self._plain is not None and self.pivot is not None:
             self._main.take(self._plain, self.pivot - affine.shift)

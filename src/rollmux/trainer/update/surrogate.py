@@ -1,7 +1,7 @@
-"""The clipped objective, token by token: how much each log-probability's gradient weighs.
+"""The clipped objective, token by token: the weight of each log-probability's gradient.
 
-Invariant: the gradient of min(r A, clip(r) A) is r A times that of log p where the clip does not bind, else 0; so for
-a sample none of whose ratios leaves the clips it is linear in A, whatever A will turn out to be.
+Invariant: the gradient of min(r A, clip(r) A) is r A times that of log p where the clip does not bind, else 0. So if no
+ratio of a sample leaves the clips, its gradient is linear in A, whatever A will turn out to be.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from rollmux.trainer.update.stats import Measured
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of each token, with the objective's value that goes with them, and how many tokens were clipped."""
+    """The weights of the tokens, the objective's value with them, and how many tokens were clipped."""
 
     tokens: Tensor
     value: float
@@ -60,12 +60,12 @@ class Surrogate:
         return cls(scored, log_ratio, ratio, scored.now.detach() if unclipped else ratio, share, low, high)
 
     def free(self) -> Tensor:
-        """For each sample, whether no clip can bind."""
+        """For each sample, whether no clip can bind, whatever its advantage."""
         outside = ((self.ratio < self.low) | (self.ratio > self.high)).long()
         return torch.zeros_like(self.scored.lengths).index_add(0, self.scored.owner, outside) == 0
 
     def weights(self, advantages: Tensor) -> Weights:
-        """For final advantages, one for each sample: a clip binds on the side that the advantage pulls to."""
+        """The weights for final advantages, one a sample. A clip binds on the side that the advantage pulls to."""
         each = self._of_tokens(advantages)
         clipped = ((each > 0) & (self.ratio > self.high)) | ((each < 0) & (self.ratio < self.low))
         tokens = torch.where(clipped, 0.0, self.share * each * self.ratio)
@@ -73,12 +73,12 @@ class Surrogate:
         return Weights(tokens, _total(value), int(clipped.sum()))
 
     def linear_weights(self, factors: Tensor) -> Weights:
-        """For what advantages will be a linear combination of; give 0 for samples that are not free."""
+        """The weights for factors of which advantages will be a linear combination; give 0 for samples not `free`."""
         shares = self.share * self._of_tokens(factors)
         return Weights(shares * self.ratio, _total(shares * self.worth), 0)
 
     def measured(self, of: Tensor, clipped: int) -> Measured:
-        """Over the samples `of`."""
+        """The measurements over the samples that `of` marks."""
         here = self._of_tokens(of).bool()
         log_ratio = self.log_ratio[here]
         divergence = _total(log_ratio.expm1() - log_ratio)
