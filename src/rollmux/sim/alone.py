@@ -1,4 +1,4 @@
-"""What a job takes on nodes of its own, phase by phase: what its slowdown is held against."""
+"""How long a job takes on nodes of its own, phase by phase: its slowdown is measured against this."""
 
 from collections import deque
 
@@ -7,7 +7,7 @@ from rollmux.sim.cast import Takes
 
 
 def steady_s(job: JobSpec, iterations: int, takes: Takes) -> tuple[float, float]:
-    """Its mean iteration once rollouts run ahead, and how much longer the first takes, when nothing overlaps yet."""
+    """The job's mean iteration once rollouts run ahead, and how much longer the first takes: nothing overlaps yet."""
     if not iterations:
         return job.solo_s, job.ramp_s
     train_s = takes(job, PhaseKind.TRAIN, 0) + takes(job, PhaseKind.SYNC, 0)
@@ -16,7 +16,7 @@ def steady_s(job: JobSpec, iterations: int, takes: Takes) -> tuple[float, float]
 
 
 def alone_s(job: JobSpec, iterations: int, takes: Takes) -> float:
-    """All of these iterations: a rollout may run ahead of the last sync by as many as the job's staleness."""
+    """The time of so many iterations. A rollout may be ahead of the last sync by as many as the job's staleness."""
     rolled_s = 0.0
     synced_s = deque([0.0] * (job.staleness + 1), job.staleness + 1)
     for iteration in range(iterations):

@@ -1,7 +1,8 @@
 """Published and simple ways to share a cluster, to compare with. Each is a policy like any other.
 
-- `solo`: nodes of its own for every job, in both pools;
-- `colocated`: nodes of its own in the training pool alone, where it also rolls out, as fast as memory bandwidth allows;
+- `solo`: every job has nodes of its own, in both pools;
+- `colocated`: every job has nodes of its own in the training pool only, where it also rolls out, as fast as memory
+  bandwidth allows;
 - `gavel`: jobs share nodes by fractions of time, without weaving their phases (Gavel+ in the RollMux paper);
 - `random`: any of the places that work without new nodes, drawn by lot;
 - `most-idle`: of these places the one that leaves the most free time.
@@ -40,7 +41,7 @@ class Solo:
 
 @dataclass(frozen=True)
 class AnyPlace:
-    """Packs without new nodes where that works. The first place that works is taken, in the order of `in_order`."""
+    """Packs a job without new nodes if it can: takes the first place that works, in the order of `in_order`."""
 
     name: str
     in_order: Callable[[list[Plan], JobSpec], list[Plan]]
@@ -69,7 +70,7 @@ class AnyPlace:
 
 
 def random_place(seed: int = 0, max_group: int = 5) -> AnyPlace:
-    """Draws lots; the same job in the same cluster always draws the same."""
+    """Draws places by lot. The same job in the same cluster always draws the same place."""
     return AnyPlace("random", partial(_by_lot, seed), max_group)
 
 
@@ -79,7 +80,7 @@ def _by_lot(seed: int, plans: list[Plan], job: JobSpec) -> list[Plan]:
 
 
 def most_idle(max_group: int = 5) -> AnyPlace:
-    """The emptiest group first."""
+    """Takes the emptiest group first."""
     return AnyPlace("most-idle", _emptiest_first, max_group)
 
 
@@ -104,7 +105,7 @@ class SliceForecaster(Forecaster):
 
 
 def gavel(max_group: int = 5) -> AnyPlace:
-    """Whole jobs share nodes by fractions of time; the fullest group that has the fraction left."""
+    """Whole jobs share nodes by fractions of time: takes the fullest group that has the job's fraction left."""
     return AnyPlace("gavel", _fullest_first, max_group, SliceForecaster())
 
 
@@ -115,8 +116,8 @@ def _fullest_first(plans: list[Plan], job: JobSpec) -> list[Plan]:
 def on_training_nodes(job: JobSpec, cluster: Cluster) -> JobSpec:
     """The job with its rollouts on training nodes: as much slower or faster as their memory bandwidth is, if known.
 
-    Its phases take turns there, so that nothing overlaps, and moving their state is a part of them. Nobody else is
-    there, so that the host never keeps the state of both: while one phase is on the GPUs only the other one's is kept.
+    Its phases take turns there, so nothing overlaps, and moving their state is a part of them. No other job is there,
+    so the host never keeps the state of both phases: while one is on the GPUs, only the other's is on the host.
     """
     rollout, train = cluster.rollout.node_type, cluster.train.node_type
     is_known = rollout.hbm_bytes_per_s and train.hbm_bytes_per_s
@@ -131,7 +132,7 @@ def on_training_nodes(job: JobSpec, cluster: Cluster) -> JobSpec:
 
 
 def _with_switches(phase: PhaseSpec, ratio: float = 1.0) -> PhaseSpec:
-    """The phase so much slower. On nodes that it shares with its job's other phase it is never without its switches."""
+    """The phase, slower by `ratio`, with its switches: on nodes that the job's other phase shares it always has it."""
     measured_s = None if phase.measured_s is None else phase.measured_s * ratio + phase.switch_s
     duration_s = phase.duration_s * ratio + phase.switch_s
     return replace(phase, duration_s=duration_s, measured_s=measured_s, load_s=0.0, offload_s=0.0)

@@ -25,7 +25,7 @@ NAMES = {
 
 _PHASES = set(get_args(ev.PhaseEvent))
 
-# Commands after which there are other nodes, or other jobs that run or wait.
+# Commands that change which nodes there are, or which jobs run or wait.
 _CHANGING = (cmd.Provision, cmd.ReleaseNode, cmd.Admit, cmd.Queue)
 
 
@@ -49,12 +49,12 @@ class PoolBook:
             self.paid_s += now - self.since.pop(node)
 
     def close(self, now: float) -> None:
-        self.paid_s += sum(max(0.0, now - since) for since in self.since.values())  # some may have come later
+        self.paid_s += sum(max(0.0, now - since) for since in self.since.values())  # some may have come after `now`
         self.since.clear()
 
 
 class Books:
-    """Hears every event with its commands, and every use of nodes."""
+    """Keeps the books: hears every event with its commands, and every use of nodes."""
 
     def __init__(self, machine: ClusterMachine, history: bool) -> None:
         cluster = machine.state.cluster
@@ -65,21 +65,21 @@ class Books:
         self.refused: dict[str, tuple[str, ...]] = {}
         self.moves: Counter[str] = Counter()
         self.restarts: Counter[str] = Counter()
-        self.moving: set[str] = set()  # stopped in order to move, and not launched again yet
-        self.wanted: dict[PhaseKind, dict[str, int]] = {kind: {} for kind in self.kinds}  # nodes, by the job
+        self.moving: set[str] = set()  # jobs that are stopped for a move
+        self.wanted: dict[PhaseKind, dict[str, int]] = {kind: {} for kind in self.kinds}  # nodes, by job
         self.levels: list[Level] = []
         self.spans: list[Span] = []
         self.decision_ms: list[float] = []
 
     def heard(self, now: float, event: ev.Event, commands: tuple[cmd.Command, ...], took_s: float) -> None:
-        """Keeps what costs, moves or places something."""
+        """Records what changes the cost, moves a job or places one."""
         if isinstance(event, ev.JobSubmitted):
             self.decision_ms.append(took_s * 1000)
         elif not commands and type(event) in _PHASES:
             return
         changed = False
         if isinstance(event, ev.NodeJoined):
-            self.pools[event.pool].up(event.node, now)  # one that was there before anybody asked for it
+            self.pools[event.pool].up(event.node, now)  # also a node that was not asked for
             changed = True
         elif isinstance(event, ev.NodeLost):
             for book in self.pools.values():
@@ -112,7 +112,7 @@ class Books:
     def used(
         self, lease: cmd.Lease, nodes: tuple[str, ...], start_s: float, end_s: float, *, first: bool, last: bool
     ) -> None:
-        """Nodes were at work for a lease: first loading, where it had to, then in its phase and offloading."""
+        """Nodes were at work for a lease: loading first, if the lease had to, then in its phase, then offloading."""
         phase = self.machine.state.jobs[lease.job_id].submitted.phase(lease.kind)
         span_s = end_s - start_s
         again_s = phase.pause_s or 0.0 if lease.resumed else 0.0
@@ -120,7 +120,7 @@ class Books:
         offload_s = min(span_s - load_s, phase.offload_s if last and not lease.keep else 0.0)
         book = self.pools[self.kinds[lease.kind]]
         book.switch_s += (load_s + offload_s) * len(nodes)
-        # More nodes than a phase wants make it no faster: those are idle.
+        # More nodes than a phase wants make it no faster: the others are idle.
         book.busy_s += (span_s - load_s - offload_s) * min(len(nodes), self._wanted(lease))
         if self.history:
             self._draw(lease, nodes, (start_s, start_s + load_s, end_s - offload_s, end_s))
@@ -154,7 +154,7 @@ class Books:
         rollout, train = (self.pools[pool] for pool in self.kinds.values())
         usd = sum(len(book.since) * book.usd_per_hour for book in self.pools.values())
         waiting = len(state.backlog)
-        rollout_nodes = 0 if state.cluster.shared else len(rollout.since)  # all of a shared pool are training nodes
+        rollout_nodes = 0 if state.cluster.shared else len(rollout.since)  # a shared pool's are training nodes
         level = Level(now, rollout_nodes, len(train.since), usd, len(state.jobs) - waiting, waiting)
         if self.levels and self.levels[-1].at_s == now:
             self.levels.pop()

@@ -2,7 +2,7 @@
 
 The cast plays everything outside the controller: nodes that come when asked for, launchers, and jobs whose phases take
 the time that their spec plans, or that a script says. It answers each command with the events that a faithful shell
-would send. What happens at one instant happens in the order of submission, then of phases, then of planning.
+would send. Things that happen at one instant are ordered by submission, then by phase, then by planning.
 """
 
 from collections.abc import Callable
@@ -26,27 +26,27 @@ Takes = Callable[[JobSpec, PhaseKind, int], float]
 
 
 class Observer(Protocol):
-    """Somebody in the audience."""
+    """Watches a cast: is told of every event and every use of nodes."""
 
     def heard(self, now: float, event: ev.Event, commands: tuple[cmd.Command, ...], took_s: float) -> None:
-        """The machine was told of an event, and it took so long (in real time) to answer with these commands."""
+        """The machine was told of an event, and took `took_s` seconds of real time to answer with these commands."""
 
     def used(
         self, lease: cmd.Lease, nodes: tuple[str, ...], start_s: float, end_s: float, *, first: bool, last: bool
     ) -> None:
-        """Nodes were at work for a lease; `first` and `last` say whether it began and ended with that."""
+        """Nodes were at work for a lease. `first` and `last`: this was the first, the last stretch of the lease."""
 
 
 def as_planned(job: JobSpec, kind: PhaseKind, iteration: int) -> float:
-    """How long a phase takes where nothing else is said: exactly as long as its spec plans."""
+    """How long a phase takes by default: exactly as long as its spec plans."""
     return job.sync_s if kind is _SYNC else job.phase(kind).planned_s
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """How long nodes take to come after they were asked for, and a job's processes to be there after their launch.
+    """How long nodes take to come after they were asked for, and a job's processes to start after their launch.
 
-    Those of a later attempt take `restart_s` where the job does not say; None for as long as the first.
+    Processes of a later attempt take `restart_s`, unless the job has its own time; None: as long as the first.
     """
 
     provision_s: float = 0.0
@@ -54,7 +54,7 @@ class Delays:
     restart_s: float | None = None
 
     def start_s(self, job: JobSpec, attempt: int) -> float:
-        """From the launch of this attempt until its processes are there."""
+        """Seconds from the launch of this attempt until its processes are there."""
         if attempt == 1:
             return self.launch_s
         return job.cold_start_s or (self.launch_s if self.restart_s is None else self.restart_s)
@@ -65,7 +65,7 @@ AT_ONCE = Delays()
 
 @dataclass(slots=True)
 class Act:
-    """A phase under way: node-seconds left at `since`, and the nodes at work from then on."""
+    """A phase under way: `left` node-seconds of work at `since`, and the nodes at work from then on."""
 
     lease: cmd.Lease
     left: float
@@ -110,16 +110,16 @@ class Actor:
         self.rolled = self.trained = self.synced = synced
         self.asked = dict.fromkeys(PhaseKind, synced)
         self.acts: dict[int, Act] = {}
-        self.active_s = 0.0  # in phases of the iteration that is to be synced next, once it is trained
-        self.ahead_s: list[float] = []  # in rollouts that are not trained yet, the next first
-        self.kept: dict[PhaseKind, cmd.Lease] = {}  # the latest whose state may stay on the nodes
+        self.active_s = 0.0  # time in phases of the trained iteration that is to be synced next
+        self.ahead_s: list[float] = []  # times of rollouts that are not trained yet, the next to be trained first
+        self.kept: dict[PhaseKind, cmd.Lease] = {}  # the latest lease whose state may stay on the nodes
         self.paused: dict[PhaseKind, Act] = {}
         self.moving_off: dict[int, MovingOff] = {}
 
 
 @dataclass(slots=True, eq=False)
 class End:
-    """An act is over at this time, unless its nodes change before."""
+    """The end of an act at this time, unless the act's nodes change before."""
 
     cast: "Cast"
     actor: Actor
@@ -154,13 +154,13 @@ class Cast:
         self.ranks: dict[str, int] = {}
         self.coming = 0  # jobs that are still to be submitted
         self.started: dict[str, float] = {}  # when each job first ran
-        self.active_s: dict[str, float] = {}  # in the phases of complete iterations
+        self.active_s: dict[str, float] = {}  # time in the phases of complete iterations
         self.ended: dict[str, float] = {}  # when each job finished, was dismissed or was given up
         self.failed: set[str] = set()  # those that were given up
         self.completed: dict[str, list[float]] = {}  # when each iteration of each job was complete
         self.history: list[tuple[float, ev.Event, tuple[cmd.Command, ...]]] = []
         self.keep_history = False
-        self.played_in_c: EndInC | None = None  # what can end a phase faster than `_end`, where it can at all
+        self.played_in_c: EndInC | None = None  # ends a phase faster than `_end`; False if it can't
         self.heap: list[tuple[float, int, int, int, Callable[[], None]]] = []
         self.numbers = count(1)
 
@@ -216,7 +216,7 @@ class Cast:
         self.tell(ev.JobCancelled(job_id))
 
     def at(self, at_s: float, happen: Callable[[], None]) -> None:
-        """Something of another kind happens then."""
+        """Plans anything else to happen at this time."""
         self._later(at_s, -1, -1, happen)
 
     def done(self, job_id: str) -> int:
@@ -224,18 +224,18 @@ class Cast:
         return len(self.completed[job_id])
 
     def iteration_s(self, job_id: str) -> float:
-        """The mean time of its iterations since it first ran; 0 where it has done none."""
+        """The mean time of the job's iterations since it first ran; 0 if it has done none."""
         completed = self.completed[job_id]
         return (completed[-1] - self.started[job_id]) / len(completed) if completed else 0.0
 
     @property
     def over(self) -> bool:
-        """Every job has come and gone."""
+        """Whether every job has come and gone."""
         return not self.coming and not self.machine.state.jobs
 
     @property
     def to_come(self) -> int:
-        """How much is still planned to happen."""
+        """How many happenings are still planned."""
         return len(self.heap)
 
     def run(self, until: float = inf, happenings: int | None = None) -> None:
@@ -250,7 +250,7 @@ class Cast:
             self.now = max(self.now, until)
 
     def tell(self, event: ev.Event) -> None:
-        """An event reaches the machine, and its commands are carried out."""
+        """Tells the machine an event, and carries out its commands."""
         start_s = perf_counter()
         if isinstance(event, ev.JobSubmitted) and (reasons := self.machine.why_not(event.job)):
             commands: tuple[cmd.Command, ...] = (cmd.Refuse(event.job.id, reasons),)
@@ -298,7 +298,7 @@ class Cast:
             self._later(self.now, self.ranks[command.job_id], 3, lambda: self.tell(gone))
 
     def _leave_stage(self, job_id: str) -> bool:
-        """The job's processes end, whatever they are doing; False where there are none."""
+        """Ends the job's processes, whatever they are doing; False if there are none."""
         actor = self.actors.pop(job_id, None)
         if actor is None:
             return False
@@ -309,13 +309,13 @@ class Cast:
         return True
 
     def _used(self, act: Act, last: bool = False) -> None:
-        """Nodes were at work from when they last changed until now."""
+        """Tells the observer that the act's nodes were at work since they last changed."""
         if self.observer is not None and act.nodes and self.now > act.since:
             self.observer.used(act.lease, act.nodes, act.since, self.now, first=act.fresh, last=last)
         act.fresh = False
 
     def _used_moving_off(self, actor: Actor, *epochs: int) -> None:
-        """State is off its nodes, that of these leases or whatever is on its way: with its job it is off at once."""
+        """State is off its nodes now: that of these leases, or all that is on its way, as the job has ended."""
         for epoch in epochs or tuple(actor.moving_off):
             moved = actor.moving_off.pop(epoch, None)
             if moved is not None and self.observer is not None and self.now > moved.since:
@@ -349,7 +349,7 @@ class Cast:
             phase, before = job.phase(kind), actor.paused.pop(kind)
             again_s = phase.load_s + (phase.pause_s or 0.0)
             if before.lease.keep and not lease.keep:
-                again_s += phase.offload_s  # it was to stay on the nodes
+                again_s += phase.offload_s  # its state was to stay on the nodes, and now must leave
             left = before.left + again_s * len(lease.nodes)
             act = Act(lease, left, before.bulk, lease.nodes, self.now, before.takes_s, resumed=True)
             actor.acts[epoch] = act
@@ -421,7 +421,7 @@ class Cast:
         actor = self.actors[command.job_id]
         act = actor.acts[command.epoch]
         if act.ends_at <= self.now:
-            return  # it is done
+            return  # the phase is done already
         self._used(act)
         act.left -= len(act.nodes) * (self.now - act.since)
         act.nodes, act.ends_at = (), inf

@@ -1,6 +1,6 @@
-"""Phases played in C where there was a compiler: the same outcome to the last bit, several times sooner.
+"""Phases played in C, where there was a compiler: the same outcome to the last bit, several times as fast.
 
-What it may leave out is what nobody hears in a replay: the events and commands of plain phases one by one, and the log.
+It leaves out only what a replay does not need: the single events and commands of plain phases, and the log.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from rollmux.mux.weave import Ledger, Timing, Weave
 from rollmux.sim.books import Books, PoolBook
 from rollmux.sim.cast import Act, Actor, Cast, End, as_planned
 
-# Classes whose slots are read and written in C, and what is known there by its identity or called.
+# What the C code uses: classes whose slots it reads and writes, values that it compares by identity, and functions.
 _KNOWN: dict[str, object] = {
     **{
         each.__name__: each
@@ -49,7 +49,7 @@ IS_COMPILED = _IN_C is not None
 
 
 def hasten(cast: Cast, books: Books) -> None:
-    """From here on the cast plays plain phases in C, where it can; these books are all that listens to it."""
+    """From here on the cast plays plain phases in C, if it can. Nothing but these books may listen to it."""
     if cast.observer is not books or cast.keep_history or type(cast) is not Cast:
         raise ValueError("somebody would miss what is played in C: only a replay's own cast and books may be hastened")
     if _IN_C is None:

@@ -10,8 +10,8 @@ from rollmux.mux.transitions import Job
 from rollmux.sim.cast import Cast
 from rollmux.sim.workload import HOUR_S
 
-# A job that fails, or loses a node, so often is given up: else one that is never spared for an iteration would go on
-# for ever. As often as a spec may ask for.
+# A job that fails, or loses a node, so often is given up: else a job that never gets through an iteration would go on
+# for ever. It is the most that a spec may ask for.
 MOST_ATTEMPTS = 1000
 
 
@@ -19,7 +19,7 @@ MOST_ATTEMPTS = 1000
 class Faults:
     """Mean hours between losses of one node and between failures of one running job; None for never.
 
-    Machines of a fixed pool are back after `repair_h`. Rented ones are replaced by others.
+    Machines of a fixed pool are back after `repair_h`. Rented machines are replaced by others.
     """
 
     node_mtbf_h: float | None = None
@@ -28,7 +28,7 @@ class Faults:
 
 
 def strike(cast: Cast, faults: Faults, seed: int) -> None:
-    """Sets the faults going, once all jobs are submitted. Each kind comes as often as its victims are many."""
+    """Starts the faults; call it once all jobs are submitted. The rate of each kind is proportional to its victims."""
     book = cast.machine.state.book
     jobs = cast.machine.state.jobs
     specs = cast.specs.values()
@@ -60,7 +60,7 @@ def strike(cast: Cast, faults: Faults, seed: int) -> None:
         cast.at(cast.now + kind.rng.expovariate(rate), partial(come, kind))
 
     def come(kind: _Kind) -> None:
-        # Drawn as if there were the most victims all the time, then kept for the part that there are now.
+        # Faults are drawn at the rate of the most victims, and happen with the probability of the part that is there.
         nonlocal going
         if cast.over or cast.to_come < going:
             going -= 1  # nothing but other faults is left to happen
@@ -76,9 +76,9 @@ def strike(cast: Cast, faults: Faults, seed: int) -> None:
 
 
 def _lose(cast: Cast, node: str, back_after_s: float | None, losses: Counter[str]) -> None:
-    """The node is lost; a job that has lost one too often by now is given up.
+    """The node is lost; a job that has lost nodes too often by now is given up.
 
-    Where nobody has a place the loss is one to all who wait: there may never be as many nodes as they need.
+    If no job has a place, the loss counts for all jobs that wait: there may never be as many nodes as they need.
     """
     jobs = cast.machine.state.jobs
     places = {name: record.placement.all_nodes for name, record in jobs.items() if record.placement}
@@ -92,7 +92,8 @@ def _lose(cast: Cast, node: str, back_after_s: float | None, losses: Counter[str
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A Poisson process with as many sources as there are victims at each time, of which there are never more."""
+    """A kind of fault: a Poisson process with a rate proportional to the victims at each time, of which there are at
+    most `most`."""
 
     rng: Random
     mtbf_h: float

@@ -1,7 +1,7 @@
 """Workloads made from a seed: the RollMux paper's four simulated ones, its production trace, and bursts.
 
-The same generator, seed, jobs and hours give the same workload. Figures are those of arXiv 2512.11306; its traces
-themselves are not public, so arrivals and durations are drawn to its counts and means.
+The same generator, seed, jobs and hours give the same workload. Figures are those of arXiv 2512.11306. Its traces are
+not public, so arrivals and durations are drawn such that counts and means are the paper's.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def draw_job(rng: Random, name: str, profile: str) -> JobSpec:
 def draw_production_job(rng: Random, name: str) -> JobSpec:
     """One of the ten production workloads, all equally likely: the paper ranks them but gives no frequencies.
 
-    The time of a warm switch is spent half on loading and half on offloading.
+    Half of a warm switch's time goes to loading, half to offloading.
     """
     job = rng.choice(_TYPES)
     return replace(
@@ -83,10 +83,10 @@ def log_median(sigma: float, longest: float) -> float:
 
 
 def draw_hours(rng: Random, jobs: int, mean_h: float) -> list[float]:
-    """How long each job runs alone; the longest is as many means as in the simulated workloads.
+    """How long each job runs alone. The longest is the same multiple of the mean as in the simulated workloads.
 
-    One is drawn from each of equally likely slices of the distribution, so that every seed comes close to the mean:
-    drawn apart, the means of 300 jobs differ by a quarter from seed to seed, and so would every cost.
+    One duration is drawn from each of equally likely slices of the distribution, so every seed comes close to the mean:
+    drawn independently, the means of 300 jobs would differ by a quarter from seed to seed, and so would every cost.
     """
     longest = SIMULATED_LONGEST_H / SIMULATED_MEAN_H
     logs = NormalDist(log_median(SPREAD, longest), SPREAD)
@@ -109,7 +109,7 @@ def _in_bursts(rng: Random, jobs: int, hours: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """One kind of workload, with how many jobs over how many hours where nothing else is asked for."""
+    """One kind of workload, with its default number of jobs and hours."""
 
     name: str
     jobs: int

@@ -1,9 +1,9 @@
 """Workloads from public traces of GPU clusters: Microsoft's Philly, Alibaba's PAI, and the workloads of Sia.
 
-Such traces know when jobs arrived, how long they ran and on how many GPUs, but nothing of rollout and training. So
+Such traces tell when jobs arrived, how long they ran and on how many GPUs, but nothing of rollout and training. So
 arrival and running time come from the trace, phases and SLO are drawn by a profile as in `generate`, and each job
-takes one node of each pool unless the trace's GPUs are turned into nodes. A job that did not end within the trace,
-never ran, or had no GPU is left out; an entry that can't be understood is an error.
+takes one node of each pool, unless the trace's GPUs are turned into nodes. A job that did not end within the trace,
+never ran, or had no GPU is left out. An entry that can't be understood is an error.
 """
 
 import csv
@@ -25,7 +25,7 @@ from rollmux.sim.workload_file import hours as exact_hours
 _AS_PUBLISHED = "take the file as it was published"
 _MEND = "mend it or take the job out"
 
-# Of the GPUs of a job: a hundred times 7 % of one are seven, but for the last bits of the product.
+# Forgiven in the GPUs of a job: a hundred times 7 % of a GPU are seven, except for the last bits of the product.
 _ROUNDING = 1e-9
 
 
@@ -33,9 +33,9 @@ _ROUNDING = 1e-9
 class Selection:
     """Which jobs of a trace are taken, and what they become.
 
-    Taken are those that ran for at least `min_duration_h` and arrived within `hours` from `start_h` on, counted from
-    the trace's first usable job; of these the first `jobs`, or as many `evenly` from first to last. Arrivals are
-    counted from `start_h`. With `gpus_per_node` a job gets the nodes that hold its GPUs, as many in both pools.
+    A job is taken if it ran for at least `min_duration_h` and arrived within `hours` from `start_h` on, counted from
+    the trace's first usable job. Of these the first `jobs` are taken, or as many `evenly` from first to last. Arrivals
+    are counted from `start_h`. With `gpus_per_node` a job gets as many nodes as hold its GPUs, in each pool.
     """
 
     jobs: int | None = None
@@ -50,7 +50,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class _TraceJob:
-    """What a trace knows of a job; `gpus` is None where it doesn't say."""
+    """What a trace tells of a job; `gpus` is None if it does not tell them."""
 
     name: str
     at_s: float
@@ -60,7 +60,7 @@ class _TraceJob:
 
 @dataclass(slots=True)
 class _Trace:
-    """A trace as it is read: its jobs, and what could not be understood."""
+    """A trace as it is read: its jobs, and its problems."""
 
     path: Path
     jobs: list[_TraceJob] = field(default_factory=list)
@@ -70,12 +70,12 @@ class _Trace:
         self.problems.append(Problem(path, value, limit, remedy))
 
     def add(self, name: str, at_s: float, duration_s: float, gpus: float | None = None) -> None:
-        """Takes in a job, unless it ran for no time or on no GPU."""
+        """Adds a job, unless it ran for no time or on no GPU."""
         if duration_s > 0 and gpus != 0:
             self.jobs.append(_TraceJob(name, at_s, duration_s, gpus))
 
     def number(self, row: Mapping[str, str], line: int, name: str) -> float | None:
-        """A number of a row, None where it is left open."""
+        """A number of a row; None if its cell is empty."""
         text = row[name].strip()
         if text.lower() in ("", "nan", "none"):
             return None
@@ -89,9 +89,9 @@ class _Trace:
         return None
 
     def rows(self, known_by: str, headless: Mapping[int, tuple[str, ...]]) -> Iterator[tuple[int, dict[str, str]]]:
-        """The rows of a CSV file with their lines.
+        """The rows of a CSV file with their line numbers.
 
-        A first row that holds `known_by` names the columns; otherwise the table that has as many does.
+        If the first row has a cell `known_by` it names the columns; else the names of `headless` for as many columns.
         """
         with self.path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, skipinitialspace=True)
@@ -156,7 +156,7 @@ class _Trace:
 
 
 def _thinned(jobs: list[_TraceJob], wants: Selection) -> list[_TraceJob]:
-    """As many of the jobs as are wanted."""
+    """As many of the jobs as the selection wants."""
     if wants.jobs is None or wants.jobs >= len(jobs):
         return jobs
     step = len(jobs) / wants.jobs if wants.evenly else 1
@@ -192,8 +192,8 @@ _TIME = "%Y-%m-%d %H:%M:%S"
 def import_philly(path: str | Path, wants: Selection | None = None) -> Workload:
     """`cluster_job_log` of github.com/msr-fiddle/philly-traces: a JSON list of jobs with their attempts.
 
-    A job's running time is that of all its attempts, without the waits between them; one whose last attempt has no
-    end was still running and is left out. Times have no zone, so a change to winter time in between shows as an hour.
+    A job's running time is that of all its attempts, without the waits between them. A job whose last attempt has no
+    end was still running, and is left out. Times have no zone, so a change to winter time in between adds an hour.
     """
     wants = wants or Selection()
     _require_selection(wants)
@@ -265,8 +265,8 @@ _PAI_TABLES = {
 def import_alibaba(path: str | Path, wants: Selection | None = None) -> Workload:
     """`pai_task_table` or `pai_job_table` of Alibaba's cluster-trace-gpu-v2020, with or without a header.
 
-    The task table knows GPUs, and its times begin at the launch: a job lasts from its first task's start to its last
-    one's end, on the GPUs of all tasks. The job table knows no GPUs, and its times begin at the submission, so that
+    The task table has GPUs, and its times begin at the launch: a job lasts from the start of its first task to the end
+    of its last, on the GPUs of all tasks. The job table has no GPUs, and its times begin at the submission, so its
     running times include the wait.
     """
     wants = wants or Selection()
@@ -297,7 +297,7 @@ def import_alibaba(path: str | Path, wants: Selection | None = None) -> Workload
 
 
 def _pai_gpus(trace: _Trace, row: Mapping[str, str], line: int) -> float | None:
-    """The GPUs of a task: per cent of one for each of its instances. An open cell is a task without GPUs."""
+    """The GPUs of a task: a percentage of one GPU for each of its instances. With an empty cell it has no GPU."""
     if "plan_gpu" not in row or "inst_num" not in row:
         return None
     percent, instances = trace.number(row, line, "plan_gpu"), trace.number(row, line, "inst_num")
@@ -312,8 +312,8 @@ def import_sia(
 ) -> Workload:
     """A workload CSV of Sia's or Pollux's simulator: name, time (seconds), application, num_replicas (GPUs), ...
 
-    These hold no durations: there they come out of a model of each application's speed. So the file must have a
-    column `duration` (seconds) of its own, or `app_hours` must say how long a job of each application runs.
+    These have no durations, as their simulators compute them from a model of each application's speed. So the file must
+    have a column `duration` (seconds) in addition, or `app_hours` must say how long a job of each application runs.
     """
     wants, app_hours = wants or Selection(), app_hours or {}
     _require_selection(wants)

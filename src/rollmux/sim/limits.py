@@ -1,8 +1,8 @@
 """What no schedule can undercut: two limits to measure against, and two lower bounds with proofs.
 
-`fluid_usd` and `whole_node_usd` ask how busy nodes could be, and know nothing of pinning, phases or SLOs.
-`pinned_bound` and `workload_bound_usd` hold for every placement of pinned jobs that meets their SLOs, whatever its
-order of phases, as long as it interrupts none. The proofs are in docs/design/limits.md.
+`fluid_usd` and `whole_node_usd` ask how busy nodes could be, and ignore pinning, phases and SLOs. `pinned_bound` and
+`workload_bound_usd` hold for every placement of pinned jobs that meets their SLOs, whatever the order of its phases, as
+long as it interrupts no phase. The proofs are in docs/design/limits.md.
 """
 
 from bisect import bisect_left
@@ -19,10 +19,10 @@ from rollmux.sim.cast import Takes, as_planned
 from rollmux.sim.outcome import SLO_ROUNDING
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 
-# Shares of a node are counted in whole parts, so that a sum is the same whatever came and went before. Each is rounded
-# to the nearest part, so a sum of n shares may be n / 2 parts too high: as much is forgiven before rounding up.
+# Shares of a node are counted in whole parts, so a sum is the same whichever shares came and went before. Each share is
+# rounded to the nearest part, so a sum of n may be n / 2 parts too high: this much is forgiven before rounding up.
 PARTS = 10**12
-# Sums of quotients that fill a node exactly may exceed it in the last bits, and `mux.placed` forgives 1e-9.
+# Sums of quotients that fill a node exactly may exceed 1 in the last bits, and `mux.placed` forgives 1e-9.
 FORGIVEN = 1e-8
 
 Work = tuple[JobSpec, PhaseKind]
@@ -33,7 +33,7 @@ Done = Mapping[str, int]
 
 
 def fluid_usd(workload: Workload, cluster: Cluster, done: Done | None = None, takes: Takes = as_planned) -> float:
-    """The price of the work itself, or of so much of it: what every node would cost if it were never idle."""
+    """The price of the work itself, or of the iterations `done` of it, if no node were ever idle."""
     usd = 0.0
     for arrival, iterations in _done(workload, done):
         job = arrival.job.resolve(cluster)
@@ -55,7 +55,8 @@ def _done(workload: Workload, done: Done | None) -> Iterator[tuple[Arrival, int]
 
 
 def whole_node_usd(workload: Workload, cluster: Cluster, done: Done | None = None) -> float:
-    """The work of the jobs that would be active were each alone, rounded up to whole nodes of each pool at any time."""
+    """The price of the work of all jobs that would be active at a moment if each were alone, rounded up to whole nodes
+    of each pool at each moment."""
     steps: list[tuple[float, int, tuple[int, ...]]] = []
     for arrival, iterations in _done(workload, done):
         job = arrival.job.resolve(cluster)
@@ -75,7 +76,7 @@ def whole_node_usd(workload: Workload, cluster: Cluster, done: Done | None = Non
 
 
 def whole_nodes(parts: int, jobs: int) -> int:
-    """The whole nodes that the sum of so many jobs' shares needs; each job's may be rounded up by a part."""
+    """The whole nodes that the shares of so many jobs need in sum; each job's share may be rounded up by a part."""
     return max(0, -((jobs - parts) // PARTS))
 
 
@@ -92,11 +93,11 @@ def _by_pool(jobs: Iterable[JobSpec], cluster: Cluster) -> list[list[Work]]:
 
 
 def pinned_bound(jobs: Sequence[JobSpec], cluster: Cluster, max_group: int | None = None) -> float:
-    """Dollars an hour that no placement of these jobs that meets all SLOs undercuts.
+    """Dollars an hour that no placement of these jobs undercuts if it meets all SLOs.
 
-    Of each pool it takes the most nodes that one of these arguments gives: all phases need their time; some phases
-    fit no node together; phases of more than a part of a node's time leave room for few; host memory holds all state.
-    `max_group` limits how many jobs share a node, where the groups have such a limit.
+    In each pool it takes the most nodes that one of these arguments proves: all phases need their time; some phases
+    can't share a node; phases that take much of a node's time leave room for few others; host memory holds all state.
+    `max_group` is the most jobs that share a node, if groups have such a limit.
     """
     resolved = [job.resolve(cluster) for job in jobs]
     return sum(
@@ -128,15 +129,16 @@ def least_node_s(job: JobSpec, kind: PhaseKind) -> float:
 
 
 def _tenant(job: JobSpec, kind: PhaseKind) -> Tenant:
-    """By urgency, in which least is certain; and who is there for a short while may be so at a lucky one."""
+    """The phase as a tenant of a node, in the order of urgency, under which the least is certain; and with no limit on
+    its losses in all (`life_s`), as a job that stays for a short while may be there at a lucky time."""
     return Member(job, Placement((), ()), job.limit_s).tenant(kind, Order.URGENCY)._replace(life_s=inf)
 
 
 def _crowded_nodes(shares: Sequence[float], counts: Sequence[int]) -> int:
-    """Bin packing by a dual feasible function: shares above 1 - least count as whole nodes, those below least as none.
+    """Bin packing by a dual feasible function: shares above 1 - `least` count as whole nodes, those below `least` as 0.
 
-    A node that holds a share above 1 - least holds no other of at least `least`; so on every node the sum of what
-    counts is at most 1, and all that counts needs as many nodes. `least` may be any number up to a half.
+    A node that holds a share above 1 - `least` holds no other share of at least `least`. So on every node the counted
+    shares sum to at most 1: all of them need at least their sum in nodes. `least` may be any number up to a half.
     """
     scaled = [share * (1 - FORGIVEN) for share in shares]
     most = 0.0
@@ -168,7 +170,7 @@ def _apart_nodes(works: Sequence[Work], pool: Pool) -> int:
 
 
 def _held_nodes(works: Sequence[Work], pool: Pool, max_group: int | None) -> int:
-    """Nodes that the jobs hold whether they run or wait, however few they train on (`paper` takes what a group has)."""
+    """Nodes that the jobs hold whether they run or wait, however few they train on (`paper` takes a group's)."""
     room = pool.node_type.room_bytes
     state = sum(job.phase(kind).resident_bytes * job.phase(kind).nodes for job, kind in works)
     widest = max((job.phase(kind).nodes if kind is ROLLOUT else 1 for job, kind in works), default=0)
@@ -185,7 +187,7 @@ def fit_together(works: Iterable[Work], pool: Pool) -> bool:
 
 
 def joined(use: NodeUse, work: Work, pool: Pool) -> NodeUse | None:
-    """The node with one more phase; None where that breaks a condition, which no further phase could mend."""
+    """The node with one more phase; None if that breaks a condition, as further phases can't mend it."""
     job, kind = work
     tenant = _tenant(job, kind)
     if use.host_bytes_with(job.phase(kind)) > pool.node_type.room_bytes or use.spare_with(tenant) < 0:
@@ -195,7 +197,7 @@ def joined(use: NodeUse, work: Work, pool: Pool) -> NodeUse | None:
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """When a job is in the system for certain (until `sure_s`), when at most (until `last_s`), and what it needs."""
+    """A job's time in the system, certainly until `sure_s` and at most until `last_s`, and its work."""
 
     job: JobSpec
     start_s: float
@@ -204,7 +206,8 @@ class _Life:
     iterations: int
 
     def most_node_s(self, kind: PhaseKind, length_s: float) -> float:
-        """Node-seconds of its phases in so much time: two of a strict job's are at least the rest of it apart."""
+        """The most node-seconds of the job's phases of a kind in so much time. Between two phases of a job without
+        staleness is at least the rest of its iteration."""
         phase = self.job.phase(kind)
         if self.job.staleness:
             return phase.nodes * length_s
@@ -213,10 +216,10 @@ class _Life:
 
 
 def workload_bound_usd(workload: Workload, cluster: Cluster, max_group: int | None = None) -> float:
-    """Dollars that no schedule of this work undercuts in which jobs start as they arrive and keep their SLOs.
+    """Dollars that no schedule of this work undercuts if jobs start as they arrive and keep their SLOs.
 
-    All work must be done, and while a job is certainly in the system it holds its nodes, though no more work may be
-    there than keeps a part of them busy: the fluid limit and the idleness that is forced. Jobs may move at any time.
+    It is the price of all work (the fluid limit) and of forced idleness: while a job is certainly in the system it
+    holds its nodes, even if the work that is there could keep only some of them busy. Jobs may move at any time.
     """
     lives = []
     for arrival in workload.arrivals:
@@ -229,7 +232,7 @@ def workload_bound_usd(workload: Workload, cluster: Cluster, max_group: int | No
         cluster.pools, [(ROLLOUT, TRAIN)] if cluster.shared else [(ROLLOUT,), (TRAIN,)], strict=True
     ):
         work_s = [life.iterations * sum(least_node_s(life.job, kind) for kind in kinds) for life in lives]
-        # What holds for groups of any size holds for small ones too, and is at times the better bound.
+        # The bound without a limit on groups holds for limited groups, too, and is at times the better one.
         idle_s = max(_forced_idle_s(_spans(lives, kinds, pool, most), work_s) for most in {None, max_group})
         usd += (sum(work_s) + idle_s) / HOUR_S * pool.node_type.usd_per_hour
     return usd
@@ -244,7 +247,7 @@ class _Span:
 
 
 def _spans(lives: Sequence[_Life], kinds: Sequence[PhaseKind], pool: Pool, max_group: int | None) -> list[_Span]:
-    """The stretches in which something is held, cut wherever a job comes, may go, or must be gone."""
+    """The stretches of time in which nodes are held, cut wherever a job comes, may go, or must be gone."""
     times = sorted({at for life in lives for at in (life.start_s, life.sure_s, life.last_s)})
     there: list[list[int]] = [[] for _ in times]
     sure: list[list[Work]] = [[] for _ in times]
@@ -268,8 +271,8 @@ def _spans(lives: Sequence[_Life], kinds: Sequence[PhaseKind], pool: Pool, max_g
 def _forced_idle_s(spans: Sequence[_Span], work_s: Sequence[float]) -> float:
     """Node-seconds that are held and can't be filled.
 
-    That is, for any set of stretches, what is held in them less what each job could do in them, at most all its work.
-    The stretches that could be filled the least come first, and the best number of them is taken.
+    For any set of stretches these are the held node-seconds, less the work that each job could do in these stretches,
+    which is at most all its work. Stretches that could be filled the least come first, and the best number is taken.
     """
     most, idle_s, done_s = 0.0, 0.0, [0.0] * len(work_s)
     for span in sorted(spans, key=lambda span: sum(can_s for _, can_s in span.can_do_s) / span.held_s):

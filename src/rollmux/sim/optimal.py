@@ -1,10 +1,10 @@
 """The cheapest way to group the jobs of one moment, by set partitioning, with a proven bound.
 
-Every job is in exactly one co-execution group. A group is taken from the feasible ones: at most `max_group` jobs linked
-through shared nodes, each on as many nodes as it wants, host memory holding all state, and every job within its SLO by
-the forecast, having met in the order of arrival. A table of all sets of jobs chooses among them while jobs are few, and
-HiGHS where they are many. What was learnt about a set of jobs is kept, so that an arrival looks only at sets with the
-newcomer, and a departure at none.
+Every job is in exactly one co-execution group. A group is feasible if it has at most `max_group` jobs linked through
+shared nodes, each on as many nodes as it wants, if host memory holds all state, and if the forecast keeps every job
+within its SLO when they joined in the order of arrival. Among these a table of all sets of jobs chooses while jobs are
+few, and HiGHS when they are many. All that was learnt about a set of jobs is kept: an arrival looks only at sets with
+the new job, and a departure at none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,18 +22,18 @@ from rollmux.mux.order import Order
 from rollmux.mux.placed import ROLLOUT, TRAIN, Member, NodeUse, Placement
 from rollmux.sim.limits import FORGIVEN, joined, least_node_s, pinned_bound
 
-# Budgets of one call are counted in work, so that a result is the same on every machine.
+# Budgets of one call are counted in work, not in time, so that a result is the same on every machine.
 SETS_LIMIT = 250_000
 PLAYS_LIMIT = 30_000
 BRANCHES_LIMIT = 10_000
-# Up to so many jobs the table is quicker than branching, whose worst moments take minutes (`benchmarks.optimum`).
+# Up to this many jobs the table is quicker than the solver, whose worst moments take minutes (`benchmarks.optimum`).
 TABLE_JOBS = 22
-# Dollars an hour: prices are sums of node prices, and those that differ by less are equal.
+# Dollars an hour: prices are sums of node prices, and prices that differ by less count as equal.
 SAME_USD = 1e-4
-# As large as the paper's.
+# The largest group, as in the paper.
 MAX_GROUP = 5
 
-# A set of phases as bits of a number: of the job at place p its rollout is bit 2p, its training bit 2p + 1.
+# A set of phases as bits of a number: bit 2p is the rollout of the job at place p, bit 2p + 1 its training.
 Phases = int
 # The phases pinned to each node of a group, pool by pool.
 Layout = tuple[Phases, ...]
@@ -44,9 +44,9 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The groups, their price, and the least price that is still possible; equal where they are proven the cheapest.
+    """The groups, their price, and the least price that is still possible: equal if the groups are proven the cheapest.
 
-    So many `sets` of jobs were known, `columns` of them as groups to choose among, and it took so many `plays`.
+    `sets` of jobs are known, `columns` of them as groups to choose among; `plays` is how many forecasts this took.
     """
 
     groups: tuple[Group, ...]
@@ -63,9 +63,9 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A set of jobs in one group: the cheapest there is, or, without a group, the price from which there may be one.
+    """A set of jobs as one group: the cheapest group, or, if none is found yet, the least price that one may have.
 
-    So many ways to pin the jobs were `tried` in vain.
+    `tried` is how many ways to pin the jobs were tried in vain.
     """
 
     usd: float
@@ -89,10 +89,10 @@ class Optimum:
         self.sets_limit, self.plays_limit = sets_limit, plays_limit
         self.pinnings = Pinnings(cluster, order)
         self._cheapest: dict[Phases, float] = {}  # the cheapest known partition of each set that was looked at
-        self._columns: dict[Phases, Column] = {}  # the sets that are, or may be, cheaper together than apart
+        self._columns: dict[Phases, Column] = {}  # the sets that are, or may be, cheaper as one group than split
 
     def best(self, jobs: Sequence[JobSpec]) -> Partition:
-        """The cheapest partition of exactly these jobs. Those that are new arrived after all others, in this order."""
+        """The cheapest partition of exactly these jobs. New jobs count as arrived after all others, in this order."""
         gone = self.pinnings.update([job.resolve(self.cluster) for job in jobs])
         _forget(self._cheapest, gone)
         _forget(self._columns, gone)
@@ -117,7 +117,7 @@ class Optimum:
         )
 
     def _look(self) -> bool:
-        """Finds the columns, smaller sets first; False where the budget ended before all sets were looked at."""
+        """Finds the columns, smaller sets first; False if the budget ended before all sets were looked at."""
         looked, bits = 0, [3 << 2 * place for place in self.pinnings.jobs]
         for size in range(1, min(self.max_group, len(bits)) + 1):
             for together in combinations(bits, size):
@@ -149,7 +149,7 @@ class Optimum:
 
 
 class Need(NamedTuple):
-    """What a job needs of a pool: nodes of its widest phase, nodes of all its phases, and nodes' worth of time."""
+    """What a job needs of a pool: nodes for its widest phase, nodes for all its phases, and time, in whole nodes."""
 
     widest: int
     nodes: int
@@ -167,7 +167,7 @@ class Need(NamedTuple):
 
 
 class Pinnings:
-    """Ways to pin jobs to the nodes of one group, up to the names of the nodes."""
+    """Ways to pin jobs to the nodes of one group. Ways that differ only in the names of nodes are one."""
 
     def __init__(self, cluster: Cluster, order: Order) -> None:
         for pool in cluster.pools:
@@ -178,12 +178,12 @@ class Pinnings:
         self.forecaster = Forecaster()
         self.plays_left = PLAYS_LIMIT
         self.jobs: dict[int, JobSpec] = {}  # by place, in the order of arrival
-        self._needs: dict[int, tuple[Need, ...]] = {}  # of each job, of each pool
-        self._uses: dict[Phases, NodeUse | None] = {}  # what is known of phases on one node: None where they don't fit
+        self._needs: dict[int, tuple[Need, ...]] = {}  # by the job's place: its needs of each pool
+        self._uses: dict[Phases, NodeUse | None] = {}  # a node with these phases; None if they don't fit on one
         self._pools: tuple[Phases, ...] = ()  # the phases that each pool serves
 
     def update(self, jobs: Sequence[JobSpec]) -> Phases:
-        """These are the jobs now. Returns the phases of all who have left or changed."""
+        """Sets the jobs. Returns the phases of all jobs that have left or changed."""
         wanted = {job.id: job for job in jobs}
         left = [place for place, job in self.jobs.items() if wanted.get(job.id) != job]
         for place in left:
@@ -200,9 +200,9 @@ class Pinnings:
         return gone
 
     def cheapest(self, phases: Phases, below_usd: float, tried: int = 0) -> Column | None:
-        """The cheapest linked group of these jobs that meets all SLOs, if it costs less than this.
+        """The cheapest linked group of these jobs that meets all SLOs, if it costs less than `below_usd`.
 
-        So many ways are known to fail: an earlier search had come that far.
+        The first `tried` ways to pin them failed in an earlier search, and are skipped.
         """
         places, nth = _places(phases), 0
         layouts: dict[tuple[int, int], list[Layout]] = {}
@@ -234,8 +234,8 @@ class Pinnings:
     def _shapes(self, places: Sequence[int], below_usd: float) -> list[tuple[float, tuple[int, ...]]]:
         """Numbers of nodes of each pool that could do, with their price, cheapest first.
 
-        Enough for the time that all need and for the widest; and few enough that each job is linked to the others:
-        a link is a node that two jobs need only once.
+        They are enough for the time of all jobs and for the widest phase; and few enough that all jobs are linked: each
+        link is a node that two jobs share, and so need only once.
         """
         needs = list(zip(*[self._needs[place] for place in places], strict=True))
         most = sum([need.nodes for pool in needs for need in pool]) - len(places) + 1
@@ -265,7 +265,7 @@ class Pinnings:
     ) -> Iterator[Layout]:
         """Every way to spread these phases over so many nodes, each way once.
 
-        The next node is one of the first phase's; its nodes come in falling order, from `most` on.
+        The next node always holds the first phase. The nodes of that phase come in falling order, from `most` on.
         """
         if not wants:
             if nodes == 0:
@@ -298,7 +298,7 @@ class Pinnings:
         return self._uses[phases]
 
     def _group(self, places: Sequence[int], by_pool: Sequence[Layout]) -> Group:
-        """The jobs, in the order of arrival, on these nodes, which are named after the first of them."""
+        """The group of these jobs, in the order of arrival. Its nodes are named after the first job."""
         arrived = [place for place in self.jobs if place in places]
         leader = self.jobs[arrived[0]].id
         nodes = [
@@ -321,12 +321,12 @@ def _forget(known: dict[Phases, V], gone: Phases) -> None:
 
 
 def _places(phases: Phases) -> tuple[int, ...]:
-    """The places of the jobs whose phases these are."""
+    """The places of the jobs that these phases belong to."""
     return tuple([place for place in range(phases.bit_length() + 1 >> 1) if phases >> 2 * place & 3])
 
 
 def _linked(by_pool: Sequence[Layout], phases: Phases) -> bool:
-    """Whether each job is linked to each other by a chain of shared nodes."""
+    """Whether a chain of shared nodes links each job to each other."""
     rollouts = 4 ** (phases.bit_length() + 1 >> 1) // 3
     jobs: list[Phases] = []
     for layout in by_pool:
@@ -344,8 +344,8 @@ def _linked(by_pool: Sequence[Layout], phases: Phases) -> bool:
 def solve_partition(columns: Sequence[Priced], branches: int | None) -> tuple[list[int], float]:
     """The columns that hold each place exactly once at the least price, and a proven lower bound on that price.
 
-    One column must hold each place alone. Where there are many jobs, without branches only the bound of the linear
-    relaxation.
+    For each place there must be a column that holds it alone. With many jobs, and `branches` None, the bound is that of
+    the linear relaxation, and the columns are those of jobs alone.
     """
     rows = _rows(columns)
     if len(rows) <= TABLE_JOBS:
@@ -354,15 +354,15 @@ def solve_partition(columns: Sequence[Priced], branches: int | None) -> tuple[li
 
 
 def _rows(columns: Sequence[Priced]) -> dict[int, int]:
-    """The places, numbered as the columns that hold each alone come."""
+    """Numbers for the places, in the order of the columns that hold one place alone."""
     return {place: row for row, place in enumerate(places[0] for places, _ in columns if len(places) == 1)}
 
 
 def by_table(columns: Sequence[tuple[int, float]], jobs: int) -> tuple[list[int], float]:
-    """The columns, each of a set of jobs (bits) and its price, that hold each of so many jobs once; and their price.
+    """The columns (a set of jobs as bits, and a price) that hold each of so many jobs once; and their price.
 
-    Exact: of every set of jobs the least price, by the sets without one of its columns. A set is looked at with the
-    columns that hold its highest job, all sets with the same highest job at a time.
+    It is exact: the least price of every set of jobs follows from the sets that are left without one of its columns. A
+    set is looked at with the columns that hold its highest job, all sets with the same highest job at once.
     """
     numpy, _ = _solver()
     price, last = numpy.full(1 << jobs, inf), numpy.full(1 << jobs, -1, numpy.int32)
@@ -373,7 +373,7 @@ def by_table(columns: Sequence[tuple[int, float]], jobs: int) -> tuple[list[int]
     for job, numbers in enumerate(highest):
         for number in numbers:
             held, usd = columns[number]
-            rest = numpy.zeros(1, numpy.int64)  # all sets of lower jobs that it does not hold
+            rest = numpy.zeros(1, numpy.int64)  # all sets of lower jobs that the column does not hold
             for other in range(job):
                 if not held >> other & 1:
                     rest = numpy.concatenate((rest, rest | 1 << other))
@@ -388,7 +388,7 @@ def by_table(columns: Sequence[tuple[int, float]], jobs: int) -> tuple[list[int]
 
 
 def _solver() -> tuple[Any, Any]:
-    """Numpy, and HiGHS, which needs it: the one place that knows either."""
+    """Numpy, and HiGHS, which needs it: nothing else here imports either."""
     try:
         import highspy  # noqa: PLC0415  the solver is an extra
         import numpy as np  # noqa: PLC0415
@@ -399,7 +399,7 @@ def _solver() -> tuple[Any, Any]:
 
 
 def by_solver(columns: Sequence[Priced], branches: int | None) -> tuple[list[int], float]:
-    """The same by HiGHS, on one thread, and with a bound in place of a price."""
+    """`solve_partition` by HiGHS, on one thread."""
     _, highspy = _solver()
     alone, rows = [i for i, (places, _) in enumerate(columns) if len(places) == 1], _rows(columns)
     model = highspy.HighsLp()

@@ -1,8 +1,8 @@
 """The offline optimum over a workload: at each arrival and departure all jobs are regrouped, at no cost.
 
-No scheduler can do that: it moves every job at any time and for nothing. In between, jobs go at the pace that the
-forecast says. It is the cheapest at every moment for the jobs that are there, which is not the cheapest in the end:
-jobs that it slows stay longer.
+No scheduler can do that: the optimum moves every job at any time and for nothing. In between, jobs go at the pace of
+the forecast. At every moment its groups are the cheapest for the jobs that are there. In the end they need not be: jobs
+that they slow stay longer.
 """
 
 from dataclasses import dataclass, field
@@ -24,13 +24,13 @@ SAME_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class OptimalRun:
-    """The run, and how sure it is that no cheaper groups existed at its moments, given the jobs of each moment."""
+    """The run, and how far it is proven that no cheaper groups existed for the jobs of each moment."""
 
     outcome: Outcome
     bound_usd: float
-    mean_gap: float  # by time, while jobs were there
+    mean_gap: float  # the mean part of the price above the bound, by time, while jobs were there
     regroups: int
-    proven: int  # of which proven the cheapest
+    proven: int  # how many of the regroups are proven the cheapest
 
 
 def optimal_run(
@@ -43,14 +43,14 @@ def optimal_run(
 
 
 def optimal_replay(workload: Workload, settings: Settings) -> OptimalRun:
-    """As replays of policies are set."""
+    """Runs the workload with the settings of a policy's replay."""
     optimum = Optimum(settings.cluster, settings.max_group or MAX_GROUP)
     fixed_lifetimes = settings.accounting is Accounting.LIFETIME
     return optimal_run(workload, settings.cluster, optimum, fixed_lifetimes=fixed_lifetimes)
 
 
 def require_optimum(workload: Workload, cluster: Cluster) -> None:
-    """InvalidSpec unless this cluster has as many nodes as it takes, and each job can run there alone."""
+    """InvalidSpec unless this cluster rents any number of nodes, and each job can run there alone."""
     optimum = Optimum(cluster)
     for arrival in workload.arrivals:
         optimum.best([arrival.job])
@@ -58,7 +58,7 @@ def require_optimum(workload: Workload, cluster: Cluster) -> None:
 
 @dataclass(slots=True)
 class _Active:
-    """A job in the system: what it has done, and its pace in its present group."""
+    """A job in the system: the iterations that it has done, and its pace in its present group."""
 
     arrival: Arrival
     done: float = 0.0
@@ -67,7 +67,7 @@ class _Active:
     shares: tuple[bool, bool] = (False, False)  # whether another phase is pinned to its rollout, its training nodes
 
     def left_s(self, now_s: float, fixed_lifetimes: bool) -> float:
-        """How long it stays at its present pace."""
+        """How long the job stays at its present pace."""
         if fixed_lifetimes:
             return self.arrival.at_s + self.arrival.duration_s - now_s
         return (self.arrival.iterations - self.done) * self.iteration_s
@@ -169,7 +169,7 @@ class _Run:
         )
 
     def _regroup(self) -> None:
-        """The cheapest groups for who is there now; the present ones if they are as cheap."""
+        """Makes the cheapest groups for the jobs that are there now; keeps the present groups if they are as cheap."""
         best = self.optimum.best([job.arrival.job for job in self.active.values()])
         self.regroups += 1
         self.proven += best.complete
@@ -188,7 +188,7 @@ class _Run:
         self._count()
 
     def _kept(self, best: Partition) -> tuple[Group, ...]:
-        """The present groups, less those who have left, if everybody is in one and none better is known; else none."""
+        """The present groups without jobs that have left, if they hold all jobs and no cheaper are known; else none."""
         groups = []
         for group in self.groups:
             for member in group.members:

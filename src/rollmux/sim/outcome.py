@@ -1,10 +1,10 @@
-"""What a simulated run came to: its bill, its jobs, and the history that reports draw. Values only."""
+"""The outcome of a simulated run: its bill, its jobs, and the history that reports draw. Values only."""
 
 from dataclasses import dataclass
 
 from rollmux.sim.workload import HOUR_S
 
-# So much over its SLO a job may be: whole iterations don't end at its last second.
+# A job may be this much over its SLO: whole iterations don't end at its last second.
 SLO_ROUNDING = 1.001
 
 
@@ -12,10 +12,10 @@ SLO_ROUNDING = 1.001
 class JobOutcome:
     """One job's life. `slowdown` is its mean iteration time over its life against its solo time.
 
-    Where its phases were played, its first iteration may take `ramp_s` longer, as it does alone: neither time has that.
-    It began again `moves` times because it was moved to another place, and `restarts` times after a fault; it `failed`
-    if it was given up in the end. What it did not come to, its start or an iteration, has no time: None. `refused` is
-    why it was not let into the line.
+    If its phases were played, its first iteration may take `ramp_s` longer, as it does alone: neither time has that. It
+    began again `moves` times because it was moved, and `restarts` times after a fault; it `failed` if it was given up
+    in the end. Times are None for a start or an iteration that never came. `refused` says why it was not let into the
+    line.
     """
 
     job: str
@@ -37,7 +37,7 @@ class JobOutcome:
 
     @property
     def over_slo(self) -> float:
-        """Its slowdown over its SLO. Without an iteration: as if it had ended with its first."""
+        """Its slowdown over its SLO. A job without an iteration counts as if its first had ended with it."""
         slowdown = self.slowdown
         if slowdown is None:
             begin_h = self.arrival_h if self.started_h is None else self.started_h
@@ -46,13 +46,13 @@ class JobOutcome:
 
     @property
     def met(self) -> bool:
-        """Whether it had a place and its SLO was kept."""
+        """Whether the job had a place and its SLO was kept."""
         return bool(self.group) and not self.failed and self.over_slo <= SLO_ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How much of everything there was from this time on, until the next level."""
+    """How many nodes and jobs there were, and their price, from this time on until the next level."""
 
     at_s: float
     rollout_nodes: int
@@ -77,7 +77,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """One placement decision, and in words what was tried."""
+    """One placement decision, with the ways that were tried, in words (`why`)."""
 
     at_s: float
     job: str
@@ -94,16 +94,16 @@ class PoolHours:
     paid: float
     busy: float  # in a phase, at the speed that it has alone
     switch: float  # loading and offloading
-    idle: float  # paid for, and nobody there: the bubbles
+    idle: float  # paid for, but no phase was there: the bubbles
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One policy on one workload. `levels` and what follows are empty where no history was asked for.
+    """One policy on one workload. `levels`, `admissions` and `spans` are empty if no history was asked for.
 
-    The bill begins at hour `billed_from_h`: where all nodes are rented, when the first job arrives.
-    `fluid_usd` and `whole_node_usd` are limits for the work that was done; the second is 0 where it is not known.
-    `moves` and `restarts` are those of all jobs.
+    The bill begins at hour `billed_from_h`: if all nodes are rented, when the first job arrives.
+    `fluid_usd` and `whole_node_usd` are limits for the work that was done; the second is 0 if it is not known.
+    `moves` and `restarts` are sums over all jobs.
     """
 
     policy: str
@@ -126,7 +126,7 @@ class Outcome:
 
     @property
     def billed_h(self) -> float:
-        """The hours that the bill is for, to the end of the last job; 0 where none ever had a place."""
+        """The hours that the bill is for, to the end of the last job; 0 if no job ever had a place."""
         return max(0.0, self.makespan_h - self.billed_from_h)
 
     @property

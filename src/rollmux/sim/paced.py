@@ -1,8 +1,8 @@
 """Jobs that go at their forecast pace: the fast way to replay a workload.
 
-Between two changes of a group its jobs repeat a cycle that the forecast knows, so that only placements are played and
-no single phase. It is as exact as that steady pace: the first iterations after a change may differ. A job whose pace is
-slower than its limit is watched after each of its iterations, as any job is where phases are played.
+Between two changes of a group its jobs repeat a cycle that the forecast knows, so only placements are played, and no
+single phase. This is as exact as that steady pace: the first iterations after a change may differ. A job whose pace is
+slower than its limit is watched after each of its iterations, as all jobs are when phases are played.
 """
 
 from math import inf
@@ -27,24 +27,24 @@ class Pace(Actor):
         self.done = float(synced)
         self.since, self.iteration_s = 0.0, inf
         self.running = False
-        self.number = 0  # of the latest change of pace
-        self.ends_at = self.looked_at = inf  # when it ends at this pace, and when that is next looked at: no later
+        self.number = 0  # the number of the latest change of pace
+        self.ends_at = self.looked_at = inf  # its end at this pace, and the next look at that, which is no later
 
     def done_at(self, now: float) -> float:
-        """Iterations done by now, with the part of the present one."""
+        """Iterations done by now, with the part of the present one that is done."""
         return self.done + (now - self.since) / self.iteration_s
 
     def stay(self, now: float) -> None:
-        """It goes no further."""
+        """The attempt goes no further."""
         self.done, self.since, self.iteration_s, self.running = self.done_at(now), now, inf, False
 
     def lose_part(self) -> None:
-        """It ended in the middle of an iteration, which is to be done again."""
+        """The attempt ended amid an iteration, which is to be done again."""
         self.done = float(int(self.done + 1e-9))
 
 
 class PacedProgress(Progress):
-    """How far a job is, read off its pace whenever the machine asks. What the machine writes is no news."""
+    """How far a job is, computed from its pace whenever the machine reads it. What the machine writes is ignored."""
 
     __slots__ = ("actor", "cast")
 
@@ -121,7 +121,7 @@ class PacedCast(Cast):
         super()._finish(actor)
 
     def _follow(self) -> None:
-        """New paces for the jobs of every group that has changed."""
+        """Sets new paces for the jobs of every group that has changed."""
         groups, news = self.machine.state.groups, self._news
         for name in news:
             group = groups.get(name)
@@ -135,7 +135,7 @@ class PacedCast(Cast):
         if record is not None and isinstance(actor, Pace) and self.actors.get(actor.job.id) is actor:
             actor.running, actor.since = True, self.now
             before = self._latest.get(actor.job.id)
-            if before is not None:  # it was stopped between two iterations, which is not played here
+            if before is not None:  # it was stopped between two iterations, a moment that is not played here
                 actor.done = max(actor.done, before.done)
             self._latest[actor.job.id] = actor
             self._set_paces(self.machine.state.groups[record.group_id])
@@ -151,7 +151,7 @@ class PacedCast(Cast):
                     self._watch(actor)
 
     def _watch(self, actor: Pace) -> None:
-        """After each of its iterations, as long as its pace is the same."""
+        """Watches a job after each of its iterations, as long as its pace is the same."""
         number, machine = actor.number, self.machine
 
         def synced() -> None:
@@ -176,7 +176,7 @@ class PacedCast(Cast):
             return
         left = max(0.0, actor.job.iterations - actor.done)  # rounding may have done a little more than all
         actor.ends_at = self.now + left * iteration_s
-        if actor.ends_at < actor.looked_at:  # paces change often: an end that is put off is found to be so in its time
+        if actor.ends_at < actor.looked_at:  # paces change often: the look that is planned finds a later end
             self._plan_finish(actor)
 
     def _plan_finish(self, actor: Pace) -> None:

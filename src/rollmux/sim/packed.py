@@ -1,8 +1,7 @@
-"""The bridge between the tiers: what jobs that pack their rounds look like to the cluster.
+"""The bridge between the tiers: how the cluster sees jobs that pack their rounds.
 
-The cluster plans with the means of a profile, and each round takes its own time. Without one a job stays as it is.
-
-Invariant: whatever is put off, the rounds of a job's life take in sum what was planned, so that a mean is a promise.
+The cluster plans with the means of a profile, while each round takes its own time. A job without a profile stays as it
+is. Invariant: whichever rounds are put off, the rounds of a job's life take in sum what was planned, so a mean holds.
 """
 
 import re
@@ -15,7 +14,7 @@ from rollmux.sim.cast import Takes, as_planned
 from rollmux.sim.profile import Profile, RoundPart
 from rollmux.sim.workload import Arrival, Workload
 
-# A long round is put off by so many rounds at most while a neighbour is in one.
+# A long round is put off by at most so many rounds while a neighbour is in a long one.
 HOLD = 3
 
 ProfileOf = Callable[[JobSpec], Profile | None]
@@ -24,7 +23,7 @@ _PRODUCTION = re.compile(r"(\d+)B-(\d+)K-")
 
 
 def production_setup(job_id: str) -> str | None:
-    """The shipped setup nearest to a job of the production trace; None where its name tells no model and no cap."""
+    """The shipped setup nearest to a job of the production trace; None if its name has no model and cap."""
     found = _PRODUCTION.match(job_id)
     if found is None:
         return None
@@ -48,8 +47,8 @@ class ByName:
 def packed_workload(workload: Workload, profile_of: ProfileOf, *, promised: bool = False) -> Workload:
     """The same jobs with as many iterations, packed.
 
-    Their SLOs are against the packed job alone; if `promised`, against the job as it was before, which is what an
-    owner was promised who knows nothing of tail batching.
+    An SLO is measured against the packed job alone; if `promised`, against the job as it was before: this is the
+    promise to an owner who knows nothing of tail batching.
     """
     return replace(workload, arrivals=tuple(_packed(arrival, profile_of, promised) for arrival in workload.arrivals))
 
@@ -66,14 +65,14 @@ def _packed(arrival: Arrival, profile_of: ProfileOf, promised: bool) -> Arrival:
 
 @dataclass(slots=True)
 class _Life:
-    """What a job has begun: whether each of its rounds is long, and what it takes."""
+    """The rounds that a job has begun: whether each is long, and how long it takes."""
 
     rounds: list[tuple[bool, RoundPart]] = field(default_factory=list)
     short: int = 0
     long: int = 0
 
     def late(self, profile: Profile) -> int:
-        """For how many rounds the next long one has been due; below 0 where it is not."""
+        """For how many rounds the next long round has been due; below 0 if it is not due."""
         return self.short - (self.long + 1) * profile.between
 
     def begin(self, profile: Profile, *, long: bool) -> None:
@@ -84,10 +83,10 @@ class _Life:
 
 
 class Rounds:
-    """How long the phases of packed jobs take, round by round; one that is done again takes as long again.
+    """How long the phases of packed jobs take, round by round. A round that is done again takes as long again.
 
-    With a machine to look at, a job puts its long round off while a neighbour on its rollout nodes is in one. What is
-    put off stays due: the prompts still wait, and the next long round comes no later for it.
+    With a machine to look at, a job puts its long round off while a neighbour on its rollout nodes is in a long one.
+    The round stays due, as its prompts still wait, and the next long round comes no later for it.
     """
 
     def __init__(self, profile_of: ProfileOf, machine: ClusterMachine | None = None) -> None:
@@ -136,7 +135,7 @@ class Rounds:
 class Packing:
     """For `Settings.packing`: how a cluster runs packed jobs, round by round.
 
-    With `stagger` neighbours keep out of each other's long rounds; else every job has its long rounds as they come.
+    With `stagger` neighbours avoid each other's long rounds; else every job has its long rounds as they come.
     """
 
     profile_of: ProfileOf
@@ -146,10 +145,10 @@ class Packing:
         return Rounds(self.profile_of, machine if self.stagger else None).takes
 
     def told(self, job: JobSpec, iterations: int) -> JobSpec:
-        """The job as the cluster is told of it: something of its SLO is kept back for its long rounds.
+        """The job as it is submitted to the cluster: a part of its SLO is kept back for its long rounds.
 
-        A job that has done its short rounds looks faster than planned until the long one comes. A cluster that spends
-        what it seems to have gained would have nothing left then.
+        A job in its short rounds looks faster than planned until the long one comes. A cluster that spent this seeming
+        gain would have nothing left then.
         """
         profile = self.profile_of(job)
         if profile is None:

@@ -1,7 +1,7 @@
-"""What a set of jobs would come to on a cluster: who shares which nodes, how fast, and for how much an hour.
+"""The plan of a set of jobs on a cluster: which jobs share which nodes, how fast they are, and what an hour costs.
 
-Jobs are placed one after the other, in the order given, by the same policy and under the same checks as in life. No
-time passes: nobody leaves, and a job without a place is left out.
+Jobs are placed one after the other, in the given order, by the same policy and with the same checks as in life. No time
+passes: no job leaves, and a job without a place is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from rollmux.sim.baselines import Solo
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """One job: the nodes that it is pinned to, and its iteration time alone, in its group, and at the most."""
+    """One job: the nodes that it is pinned to, and its iteration time alone, in its group, and the longest allowed."""
 
     job: str
     placement: Placement
@@ -37,7 +37,7 @@ class PlannedJob:
 
     @property
     def headroom(self) -> float:
-        """The part of the longest iteration that its SLO allows which is still free; 0 is at the limit."""
+        """The part of the longest iteration that its SLO allows that is still free; 0 is at the limit."""
         return 1 - self.iteration_s / self.limit_s
 
 
@@ -62,9 +62,9 @@ class Unplaced:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCluster:
-    """The whole plan. `dedicated_usd_per_hour` is what nodes of their own would cost for the jobs that are placed.
+    """The whole plan. `dedicated_usd_per_hour` is the price of nodes of their own for the jobs that are placed.
 
-    `explanations` say, for every job in the order of placing, what was tried.
+    `explanations` say for every job, in the order of placing, which places were tried.
     """
 
     policy: str
@@ -81,10 +81,10 @@ class PlannedCluster:
 
 
 def plan_jobs(jobs: Sequence[JobSpec], policy: Policy, cluster: Cluster) -> PlannedCluster:
-    """Places these jobs on the empty cluster; InvalidSpec where one of them could not run there even alone."""
+    """Places these jobs on the empty cluster; InvalidSpec if one of them could not run there even alone."""
     snapshot = empty_snapshot(cluster)
     unplaced, explanations = [], {}
-    asked = {job.id: job for job in _required(jobs, cluster)}  # a policy may keep jobs otherwise than they came
+    asked = {job.id: job for job in _required(jobs, cluster)}  # the jobs as given: a policy may keep changed ones
     for job in asked.values():
         decision = policy.place(job, snapshot)
         explanations[job.id] = explain(decision)
@@ -113,10 +113,10 @@ def empty_snapshot(cluster: Cluster) -> Snapshot:
 
 
 def dedicated_usd_per_hour(job: JobSpec, cluster: Cluster) -> float:
-    """The price of nodes of its own, were there any number of them."""
+    """The price of nodes of its own for the job, if pools had any number of nodes."""
     pools = [_unlimited(pool) for pool in (cluster.rollout, cluster.train)]
     plan = Solo().place(job, Snapshot(Cluster(*pools))).plan
-    assert plan is not None  # it keeps its SLO on nodes apart, and these pools have as many as it takes
+    assert plan is not None  # on nodes of its own it keeps its SLO, and these pools have enough
     return plan.added_usd_per_hour
 
 
@@ -125,7 +125,7 @@ def _unlimited(pool: Pool) -> Pool:
 
 
 def _required(jobs: Sequence[JobSpec], cluster: Cluster) -> list[JobSpec]:
-    """The jobs with their wants in whole nodes, or InvalidSpec with every problem of every job."""
+    """The jobs with their needs in whole nodes, or InvalidSpec with every problem of every job."""
     problems: list[Problem] = []
     names: set[str] = set()
     for number, job in enumerate(jobs, 1):

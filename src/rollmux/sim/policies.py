@@ -11,7 +11,7 @@ from rollmux.sim.baselines import Solo, gavel, most_idle, random_place
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to run a workload: how its policy is made (largest group, seed), and what is special in how it is run."""
+    """A way to run a workload: how to make its policy (from largest group and seed), and how its runs differ."""
 
     make: Callable[[int, int], Policy]
     max_group: int = 5  # as in the paper
@@ -36,7 +36,7 @@ CONTENDERS: dict[str, Contender] = {
 
 
 def played_paced(policy: str) -> bool:
-    """Whether it goes at its forecast pace whatever is asked for, so that no phase of it is played.
+    """Whether its jobs always go at their forecast pace, so that no phase is played, whatever fidelity is asked for.
 
     Gavel weaves no phases, and ways to run that are no policy, like the offline optimum, only place jobs.
     """

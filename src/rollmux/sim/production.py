@@ -34,7 +34,7 @@ _SIZES = {
 
 
 def production_jobs(slo: float) -> tuple[JobSpec, ...]:
-    """One of each, in the order of the table."""
+    """One job of each kind, in the order of the table."""
     return tuple(replace(job, slo=slo) for job in map(_job, _WORKLOADS))
 
 

@@ -1,8 +1,7 @@
-"""What the rounds of a packed job take, as parts of what the same phases take without tail batching.
+"""How long the rounds of a packed job take, as parts of the time of the same phases without tail batching.
 
-A profile is recorded by the job simulator, so no length is made up here.
-
-Invariant: it holds as many short rounds for each long one as the batcher ran, so that no prompt's work is left out.
+The job simulator records a profile, so no length is made up here.
+Invariant: a profile has as many short rounds for each long one as the batcher ran, so no prompt's work is left out.
 """
 
 from collections.abc import Iterable
@@ -18,12 +17,12 @@ from rollmux.sim.job.job import Job, Step
 from rollmux.sim.job.setup import Setup
 from rollmux.sim.job.system import SYNC, System
 
-# Long rounds that are recorded: the first ones differ, as a job has yet to learn its lengths.
+# How many long rounds are recorded: the first ones differ, as a job has yet to learn its lengths.
 CYCLES = 8
 
 
 class RoundPart(NamedTuple):
-    """What a round takes, over the mean of the same phases without tail batching."""
+    """The times of a round's phases, divided by their mean without tail batching."""
 
     rollout: float
     train: float
@@ -31,7 +30,7 @@ class RoundPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """The rounds of one job as it was simulated, short and long ones apart, in the order in which they came."""
+    """The rounds of one simulated job, short and long ones apart, in the order in which they came."""
 
     name: str
     short: tuple[RoundPart, ...]
@@ -40,7 +39,7 @@ class Profile:
 
     @property
     def period(self) -> int:
-        """Rounds of a cycle."""
+        """How many rounds a cycle has."""
         return self.between + 1
 
     @cached_property
@@ -50,7 +49,7 @@ class Profile:
 
     @cached_property
     def mean(self) -> RoundPart:
-        """Over a cycle."""
+        """The mean round of a cycle."""
         return _mean([self.usual_short] * self.between + [_mean(self.long)]) if self.long else self.usual_short
 
     @cached_property
@@ -59,12 +58,12 @@ class Profile:
         return RoundPart(max(part.rollout for part in rounds), max(part.train for part in rounds))
 
     def over(self, iterations: int) -> RoundPart:
-        """The mean over a life of so many rounds, which need not be whole cycles."""
+        """The mean round of a life of so many rounds, which need not be whole cycles."""
         long = iterations // self.period if self.long else 0
         return _mean([*islice(cycle(self.short), iterations - long), *islice(cycle(self.long), long)])
 
     def part(self, number: int, *, long: bool) -> RoundPart:
-        """Of the round with this number among those of its kind."""
+        """The times of the round with this number among those of its kind."""
         rounds = self.long if long else self.short
         return rounds[number % len(rounds)]
 
@@ -91,9 +90,9 @@ def _scaled(phase: PhaseSpec, worst: float, mean: float) -> PhaseSpec:
 def recorded(setup: Setup, system: System, cycles: int = CYCLES, seed: int = 0, *, rewards: bool = True) -> Profile:
     """The profile of a system on a setup, against the synchronous job.
 
-    A rollout holds its rewards, as an iteration of the cluster has no other place for them. Without `rewards` those of
-    the synchronous job are left out, as if its owner's rollout times had never held them; the packed job's stay.
-    Training is what is done after the round: nothing is streamed onto rollout nodes.
+    A rollout's time has its rewards in it, as an iteration of the cluster has no other place for them. Without
+    `rewards` the synchronous job's are left out, as if its owner's rollout times had never had them; the packed job's
+    stay. Training is all done after the round: nothing is streamed onto rollout nodes.
     """
     steps = _steps(Job(setup, replace(system, stream=False), seed), system, cycles)
     sync = Job(setup, SYNC, seed)
@@ -108,7 +107,7 @@ def recorded(setup: Setup, system: System, cycles: int = CYCLES, seed: int = 0, 
 
 
 def _steps(job: Job, system: System, cycles: int) -> list[Step]:
-    """The job's first steps, up to so many long rounds; so many steps where it defers no prompt."""
+    """The job's first steps, until `cycles` of them were long rounds; `cycles` steps if it defers no prompt."""
     if system.eta_prompts == 1:
         return [job.step() for _ in range(cycles)]
     expected = round(1 / (system.eta_prompts - 1)) + 1

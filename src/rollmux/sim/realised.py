@@ -1,8 +1,8 @@
-"""How long phases really take, beside the worst case that their owners declare.
+"""How long phases really take, compared with the bound that their owners declare.
 
 A rollout lasts as long as its longest response, so its length follows the tail of the response lengths; training goes
-with the tokens of the batch. Each job draws its own scale, each iteration its own length, and both depend on nothing
-but the seed, the job and the iteration: every policy meets the same durations. None is longer than the bound.
+with the tokens of the batch. Each job draws its own scale, each iteration its own length, and both depend only on the
+seed, the job and the iteration: every policy meets the same durations. None is longer than the bound.
 """
 
 from bisect import bisect
@@ -13,8 +13,8 @@ from random import Random
 from rollmux.mux.job import JobSpec, PhaseKind
 from rollmux.sim.cast import Takes, as_planned
 
-# Part of the bound that a rollout takes, at each quantile. With several hundred responses to a prompt batch the longest
-# one is often near the limit: most rollouts take two thirds to nine tenths of the bound, a few all of it.
+# The part of its bound that a rollout takes, at each quantile. With several hundred responses to a batch of prompts the
+# longest is often near the limit: most rollouts take two thirds to nine tenths of the bound, a few all of it.
 ROLLOUT_QUANTILES = (
     (0.0, 0.45),
     (0.1, 0.58),
@@ -52,7 +52,7 @@ DISTRIBUTIONS: dict[str, Distribution | None] = {
 
 
 def quantile(table: tuple[tuple[float, float], ...], at: float) -> float:
-    """The value at this quantile, on straight lines between those given."""
+    """The value at this quantile, by linear interpolation in the table."""
     i = min(max(1, bisect(table, (at, float("inf")))), len(table) - 1)
     (q0, v0), (q1, v1) = table[i - 1], table[i]
     return v0 + (v1 - v0) * (at - q0) / (q1 - q0)
@@ -67,7 +67,7 @@ def durations(name: str, seed: int) -> Takes:
 
 
 class _Drawn:
-    """Draws once per job and phase, and remembers the job's own scale."""
+    """Draws a scale once for each job, and a length for each phase."""
 
     def __init__(self, distribution: Distribution, seed: int) -> None:
         self.distribution, self.seed = distribution, seed

@@ -1,4 +1,4 @@
-"""Replaying a workload under a policy: the same machine as in life, driven through virtual time."""
+"""Replays a workload under a policy: the same machine as in life, driven through virtual time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,14 +28,14 @@ Told = Callable[[int, int], None]
 
 
 class Accounting(Enum):
-    """What ends a job: its iterations being done, or its running time alone being over, as in the paper's replay."""
+    """What ends a job: all its iterations are done, or the time is over that it would run alone (as in the paper)."""
 
     WORK = "work"
     LIFETIME = "lifetime"
 
 
 class Fidelity(Enum):
-    """Every phase through the machine, or jobs at the pace that is forecast for their group."""
+    """How exactly jobs are played: every phase through the machine, or at the pace that is forecast for their group."""
 
     PHASE = "phase"
     PACE = "pace"
@@ -43,10 +43,10 @@ class Fidelity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a workload is replayed. `provision_s`, `launch_s` and `move_s` are what nodes, starts and moves take.
+    """How a workload is replayed. `provision_s`, `launch_s` and `move_s` are the times of nodes, starts and moves.
 
-    `pause_s` is what a pause costs phases that don't say; below 0 they can't pause. `spares` are the spare nodes of
-    rollouts that name none.
+    `pause_s` is the cost of a pause for phases without their own; below 0 they can't pause. `spares` are the spare
+    nodes of rollouts that name none.
     """
 
     cluster: Cluster = PAPER_CLUSTER
@@ -66,7 +66,7 @@ class Settings:
 
 
 def replay(workload: Workload, policy: str, settings: Settings | None = None, told: Told | None = None) -> Outcome:
-    """What this policy makes of the workload. `told` hears how many jobs have arrived, of how many."""
+    """The outcome of the workload under this policy. `told` hears how many jobs have arrived, of how many."""
     settings = settings or Settings()
     in_nodes = tuple(replace(each, job=each.job.resolve(settings.cluster)) for each in workload.arrivals)
     workload = replace(workload, arrivals=in_nodes)
@@ -105,7 +105,7 @@ def replay(workload: Workload, policy: str, settings: Settings | None = None, to
 
 
 def _submit(cast: Cast, arrival: Arrival, iterations: int, settings: Settings) -> None:
-    """The job with its work, which is the same wherever and however fast it is done."""
+    """Submits the job with its work, which is the same wherever and however fast it is done."""
     work = iterations if settings.accounting is Accounting.WORK else None
     attempts = arrival.job.max_attempts if settings.faults is None else MOST_ATTEMPTS
     job = replace(arrival.job, iterations=work, max_attempts=attempts)

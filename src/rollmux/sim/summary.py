@@ -11,9 +11,9 @@ from rollmux.sim.outcome import JobOutcome, Outcome, PoolHours
 
 
 def summary(outcome: Outcome, timings: bool = False) -> dict[str, Any]:
-    """The figures of one policy, always with the same keys; what is not known is None.
+    """The figures of one policy, always with the same keys; figures that are not known are None.
 
-    Decision latencies are known with `timings` only: without, nothing depends on more than workload, settings and seed.
+    Decision latencies are there only with `timings`: all other figures depend only on workload, settings and seed.
     """
     admitted = Counter(job.admission for job in outcome.jobs if job.group)
     decisions, names = outcome.decision_ms if timings else (), tuple(NAMES.values())
@@ -43,7 +43,7 @@ def summary(outcome: Outcome, timings: bool = False) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], at: float) -> float | None:
-    """The nearest-rank percentile; None of nothing."""
+    """The nearest-rank percentile; None if there are no values."""
     return sorted(values)[max(0, ceil(len(values) * at / 100) - 1)] if values else None
 
 
@@ -56,7 +56,7 @@ def _used(hours: PoolHours) -> float | None:
 
 
 def _bubbles(hours: PoolHours) -> dict[str, float]:
-    """Node-hours by what they went into."""
+    """Node-hours by their use."""
     return {"paid_h": hours.paid, "busy_h": hours.busy, "switch_h": hours.switch, "idle_h": hours.idle}
 
 

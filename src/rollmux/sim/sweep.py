@@ -1,7 +1,7 @@
 """Many runs at once: policies × seeds × parameters, over all cores, each result on disk as soon as it is there.
 
-A sweep that was stopped goes on where it was: a result counts for every later sweep that asks for the same case of the
-same version of RollMux with the same content of its files. What comes out depends on nothing but the cases.
+A sweep that was stopped goes on where it was: a result counts for every later sweep with the same case, the same
+version of RollMux and the same content of its files. Results depend only on the cases.
 """
 
 import json
@@ -45,9 +45,9 @@ Told = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run. `workload` is a generator's name or a file, `cluster` a file or, where empty, the paper's.
+    """One run. `workload` is a generator's name or a file, `cluster` a file or, if empty, the paper's.
 
-    `jobs` and `hours` are for generators; without them they keep their own.
+    `jobs` and `hours` are for generators; without them a generator uses its own.
     """
 
     workload: str
@@ -67,7 +67,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and half the width of its 95 % confidence interval; None of a single run."""
+    """A mean, and half the width of its 95 % confidence interval (None for a single run)."""
 
     mean: float
     half_width: float | None
@@ -75,7 +75,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All seeds of one case, which stands here with its first seed. A figure that a run has not got is left out."""
+    """All seeds of one case; `case` has the first seed. Figures that one of the runs lacks are left out."""
 
     case: Case
     seeds: int
@@ -83,7 +83,7 @@ class Summary:
 
 
 def run_case(case: Case) -> Figures:
-    """The figures of one case, without anything that differs from run to run."""
+    """The figures of one case, without those that differ from run to run."""
     settings = Settings(
         cluster=_cluster(case),
         accounting=Accounting(case.accounting),
@@ -127,7 +127,7 @@ def sweep(
 
 
 def summaries(results: dict[Case, Figures]) -> list[Summary]:
-    """Over all seeds of each workload, policy and set of parameters, in the order of their first."""
+    """Summaries over all seeds of each workload, policy and set of parameters, in the order of their first results."""
     by_case: dict[Case, list[tuple[Case, Figures]]] = {}
     for case, figures in results.items():
         by_case.setdefault(replace(case, seed=0), []).append((case, figures))
@@ -144,7 +144,7 @@ def summaries(results: dict[Case, Figures]) -> list[Summary]:
 
 
 def _finished(cases: Sequence[Case], workers: int) -> Generator[tuple[Case, Figures], None, None]:
-    """Each case as soon as it is done. Processes are started afresh, so that they share nothing."""
+    """Each case as soon as it is done. Processes are spawned, so they share nothing."""
     if workers == 1 or len(cases) < 2:
         yield from ((case, run_case(case)) for case in cases)
         return
@@ -158,7 +158,7 @@ def _finished(cases: Sequence[Case], workers: int) -> Generator[tuple[Case, Figu
 
 
 def _begin_work() -> None:
-    """A worker ends in silence at an interrupt, which its parent speaks of, and with its parent, however that ends."""
+    """Prepares a worker: it ends silently at an interrupt, which its parent reports, and ends with its parent."""
     signal(SIGINT, SIG_DFL)
     Thread(target=_end_with_parent, daemon=True).start()
 
@@ -200,7 +200,7 @@ def require_cases(cases: Sequence[Case]) -> None:
 
 
 def _drawn_by(case: Case) -> int | None:
-    """The seed of a generated workload; a file's is the same for all."""
+    """The seed of a generated workload; None for a file, which is the same for all seeds."""
     return case.seed if case.workload in GENERATORS else None
 
 
@@ -244,7 +244,7 @@ _OPENING = b'{"key": "'
 
 
 def _keys(cases: Sequence[Case]) -> dict[Case, str]:
-    """What names each case in the file: all that its result depends on."""
+    """The key of each case in the results file: a digest of all that its result depends on."""
     files = {name for case in cases for name in (case.workload, case.cluster) if name and name not in GENERATORS}
     contents = {name: sha256(Path(name).read_bytes()).hexdigest() for name in files}
     keys = {}
@@ -256,7 +256,7 @@ def _keys(cases: Sequence[Case]) -> dict[Case, str]:
 
 
 def _resumed(path: Path) -> dict[str, Figures]:
-    """The results of a file by key. A last line that was not written to its end is taken away."""
+    """The results of a file by key. An unfinished last line is removed from the file."""
     if not path.exists():
         return {}
     content = path.read_bytes()
@@ -290,7 +290,7 @@ def _not_a_result(path: Path, number: int, line: bytes) -> InvalidSpec:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The mean of independent runs and how far the true one may be from it."""
+    """The mean of independent runs, and how far the true mean may be from it."""
     if len(values) < 2:
         return Interval(fmean(values), None)
     return Interval(fmean(values), student_t(len(values) - 1) * stdev(values) / sqrt(len(values)))

@@ -1,8 +1,8 @@
 """Workloads in files: one row per job, as CSV or as Parquet.
 
-Times are hours, phases seconds, memory GB per node. A workload whose times are whole floats of hours (each one read
-from a file, generated or imported is) comes back from its file exactly. Nothing is lost in silence: what a file has
-no column for is refused when writing, and every problem of every row is reported at once when reading.
+Times are hours, phases seconds, memory GB per node. A workload comes back from its file exactly if its times are floats
+of hours, as those of all workloads are that were read, generated or imported. Nothing is lost silently: a value for
+which files have no column is refused when writing, and every problem of every row is reported at once when reading.
 """
 
 import csv
@@ -27,7 +27,7 @@ Cell = str | float | int
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. Without a default it must be there; `path` is where the check of jobs speaks of it."""
+    """One column. It must be there if it has no default. `path` is its name in the problems of the check of jobs."""
 
     name: str
     kind: type[str] | type[float] | type[int]
@@ -38,7 +38,7 @@ class Column:
 
 
 def _phase_columns(name: str, kind: type[float] | type[int], path: str = "", **limits: float) -> list[Column]:
-    """The column of this name for both kinds of phase, one that may be left out."""
+    """The two columns of this name, for rollout and training; they may be left out."""
     return [
         Column(f"{role}_{name}", kind, kind(name == "nodes"), f"job.{role}.{path}" if path else "", **limits)
         for role in ("rollout", "train")
@@ -66,14 +66,14 @@ COLUMNS = {
 }
 _BY_PATH = {column.path: column.name for column in COLUMNS.values() if column.path}
 
-# What a cell that can't be read stands for while the rest of its row is checked.
+# Replaces a cell that can't be read while the rest of its row is checked.
 _HARMLESS: dict[type, Cell] = {str: "", float: 1.0, int: 1}
 _WANTED = {str: "a name", float: "a number", int: "a whole number"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Sheet:
-    """What a file holds: names of columns, and cells by the number of their row."""
+    """The content of a file: names of columns, and rows of cells, each with its number."""
 
     subject: str
     header: Sequence[str]
@@ -83,7 +83,7 @@ class _Sheet:
 def read_workload(path: str | Path) -> Workload:
     """The workload of a .csv or .parquet file, by arrival; jobs that arrive together keep the order of the file.
 
-    Rows of a CSV file are counted by lines, the header being row 1, rows of a Parquet file from 1.
+    Row numbers of a CSV file are line numbers, and the header is row 1; rows of a Parquet file count from 1.
     """
     path = Path(path)
     sheet = _read_parquet(path) if is_parquet(path) else _read_csv(path)
@@ -92,7 +92,7 @@ def read_workload(path: str | Path) -> Workload:
 
 
 def write_workload(workload: Workload, path: str | Path) -> None:
-    """Writes a .csv or .parquet file. Columns that may be left out are, where every job has the default."""
+    """Writes a .csv or .parquet file. A column that may be left out is, if every job has its default."""
     path = Path(path)
     parquet = is_parquet(path)
     rows = [_row(arrival) for arrival in workload.arrivals]
@@ -108,7 +108,7 @@ def write_workload(workload: Workload, path: str | Path) -> None:
 
 
 def hours(seconds: float) -> float:
-    """The hours that give exactly these seconds back, where there are such, otherwise the nearest."""
+    """The hours that give exactly these seconds back, if there are any; else the nearest."""
     near = seconds / HOUR_S
     for candidate in (near, nextafter(near, inf), nextafter(near, -inf)):
         if candidate * HOUR_S == seconds:
@@ -120,7 +120,7 @@ def hours(seconds: float) -> float:
 
 
 def _row(arrival: Arrival) -> dict[str, Cell]:
-    """Every column's cell for this job."""
+    """The cells of all columns for this job."""
     job = arrival.job
     row: dict[str, Cell] = {
         "job": job.id,
@@ -142,7 +142,7 @@ def _row(arrival: Arrival) -> dict[str, Cell]:
 
 
 def _arrival(row: dict[str, Any]) -> Arrival:
-    """The job that a row of sound cells describes."""
+    """The job that a row describes; its cells have been checked."""
     job = JobSpec(
         id=row["job"],
         rollout=_phase(row, "rollout"),
@@ -167,7 +167,7 @@ def _phase(row: dict[str, Any], role: str) -> PhaseSpec:
 
 
 def _require_kept(workload: Workload, rows: list[dict[str, Cell]]) -> None:
-    """Refuses a workload that its own rows would not describe."""
+    """Refuses a workload with values that its rows would lose."""
     cells = [(number, [row[name] for name in COLUMNS]) for number, row in enumerate(rows, 1)]
     sheet = _Sheet(f"workload {workload.name!r}", list(COLUMNS), cells)
     lost = [
@@ -180,7 +180,7 @@ def _require_kept(workload: Workload, rows: list[dict[str, Cell]]) -> None:
 
 
 def _lost(before: Any, after: Any, path: str) -> Iterator[Problem]:
-    """What of a value its row does not bring back."""
+    """The fields of a value that its row loses."""
     for field in fields(before):
         old, new = getattr(before, field.name), getattr(after, field.name)
         if old == new:
@@ -232,7 +232,7 @@ def _header_problems(header: Sequence[str]) -> Iterator[Problem]:
 
 
 def _checked(number: int, cells: dict[str, object]) -> tuple[Arrival, list[Problem]]:
-    """The job of a row and what is wrong with it; where a cell is bad, the job holds something harmless."""
+    """The job of a row, with its problems; a harmless value replaces each bad cell."""
     row: dict[str, Cell] = {}
     problems: dict[str, Problem] = {}
     for name, column in COLUMNS.items():
@@ -252,7 +252,7 @@ def _checked(number: int, cells: dict[str, object]) -> tuple[Arrival, list[Probl
 
 
 def _value(column: Column, cell: object) -> Cell | Problem:
-    """What a cell says, or what is wrong with it."""
+    """The value of a cell, or its problem."""
     wanted = _WANTED[column.kind]
     if cell is None or (isinstance(cell, str) and not cell.strip()):
         return Problem("", cell, wanted, "fill the cell in") if column.default is None else column.default
@@ -265,7 +265,7 @@ def _value(column: Column, cell: object) -> Cell | Problem:
 
 
 def _converted(kind: type, cell: object) -> Cell | None:
-    """A cell of either kind of file as this type; None where it can't be. 2.0 is a whole number."""
+    """A cell of either kind of file as this type; None if it has another. 2.0 is a whole number."""
     if isinstance(cell, bool) or not isinstance(cell, (str, int, float)):
         return None
     if kind is str:
@@ -283,7 +283,7 @@ def _converted(kind: type, cell: object) -> Cell | None:
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether the file is Parquet by its name, rather than CSV; InvalidSpec where it is neither."""
+    """Whether the file's name says Parquet, and not CSV; InvalidSpec if it says neither."""
     if (suffix := path.suffix.lower()) in (".csv", ".parquet"):
         return suffix == ".parquet"
     problem = Problem("suffix", path.suffix, ".csv or .parquet", "name the file by what it is")

@@ -1,7 +1,7 @@
 """One replica of the rollout engine: continuous batching from event to event, never token by token.
 
 All running requests gain a token in each step, and the time of `k` steps has a closed form. So a replica knows when
-its next request ends or its room is full, and is brought up to date only then or when something is asked of it.
+its next request ends or its room is full, and is updated only then, or when a caller needs its state.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from rollmux.sim.job.machine import Rates
 
 
 class Work(Protocol):
-    """What the engine needs to know of a request."""
+    """The lengths of a request, which are all that the engine needs to know."""
 
     @property
     def prompt_tokens(self) -> int: ...
@@ -27,7 +27,7 @@ R = TypeVar("R", bound=Work)
 
 @dataclass(slots=True)
 class _Running(Generic[R]):
-    """A request in the batch: at which step it ends, and how many tokens it had when it was let in."""
+    """A request in the batch: the step at which it ends, the step at which it came in, and the tokens it had then."""
 
     request: R
     end: int
@@ -38,7 +38,7 @@ class _Running(Generic[R]):
 
 
 class Engine(Generic[R]):
-    """Requests wait, run, are preempted where room is short, and end. Times are seconds of one clock."""
+    """Requests wait, run, are preempted if room is short, and end. Times are seconds of one clock."""
 
     __slots__ = (
         "_by_order", "_ends", "_queue", "_ready", "_steps", "_waiting_had", "admitted", "kv_tokens", "now",
@@ -49,13 +49,13 @@ class Engine(Generic[R]):
         self.rates, self.slots, self.now = rates, slots, now
         self.running: dict[R, _Running[R]] = {}
         self.preemptions = self.recomputed = self.admitted = 0
-        self._by_order: list[_Running[R]] = []  # those let in, the last at the end
+        self._by_order: list[_Running[R]] = []  # admitted requests, the latest at the end
         self._ends: list[tuple[int, int, _Running[R]]] = []
         self._queue: deque[R] = deque()
         self._waiting_had: dict[R, int] = {}
         self.kv_tokens = 0  # tokens whose keys and values are held
         self._steps = 0
-        self._ready = now  # until when steps are counted, or when prefilling is done
+        self._ready = now  # the time up to which steps are counted, or at which prefilling is done
 
     @property
     def load(self) -> int:
@@ -63,13 +63,13 @@ class Engine(Generic[R]):
         return len(self.running) + len(self._queue)
 
     def submit(self, request: R, had: int = 0) -> None:
-        """It waits for room; `had` tokens come with it from elsewhere, and their keys and values are computed anew."""
+        """The request waits for room. `had` tokens come with it: their keys and values are computed again."""
         if had:
             self._waiting_had[request] = had
         self._queue.append(request)
 
     def admit(self) -> None:
-        """Lets in who waits, as far as there is room for what they have and a step of everybody."""
+        """Lets waiting requests in, as long as there is room for their tokens and for a step of all requests."""
         queue, rates = self._queue, self.rates
         prefill, before = 0, self.admitted
         while queue and len(self.running) < self.slots:
@@ -93,9 +93,9 @@ class Engine(Generic[R]):
             self._ready = max(self._ready, self.now) + prefill * rates.prefill_token_s
 
     def next_at(self) -> float:
-        """When the next request ends or somebody must be preempted; never, where nothing runs.
+        """When the next request ends or one must be preempted; infinite if none runs.
 
-        As others leave, the step that is being made grows shorter: it may be over before now, and is told now.
+        When requests leave, the step under way becomes shorter: it may have ended before now, and then ends now.
         """
         steps = self._steps_to_event()
         return inf if steps is None else max(self.now, self._ready + self._takes(steps))
@@ -109,7 +109,7 @@ class Engine(Generic[R]):
         to_end = ends[0][0] - self._steps
         running = len(self.running)
         if running == 1:
-            return to_end  # alone, it may have all there is
+            return to_end  # alone, it may use all room
         return min(to_end, max(1, (self.rates.room_tokens - self.kv_tokens) // running))
 
     def _takes(self, steps: int) -> float:
@@ -119,7 +119,7 @@ class Engine(Generic[R]):
         return steps * each + rates.kv_token_s * running * steps * (steps - 1) / 2
 
     def advance(self, now: float) -> list[R]:
-        """Brings the replica up to this time, which is not beyond its next event; returns who has ended."""
+        """Updates the replica to this time, which is not after its next event; returns the requests that have ended."""
         start, self.now = self._ready, now
         if not self.running or now < start:
             return []
@@ -155,7 +155,7 @@ class Engine(Generic[R]):
         return int((sqrt(each * each + 4 * grows * seconds) - each) / (2 * grows))
 
     def _preempt(self) -> None:
-        """The last let in give way first; they come back first, too."""
+        """Preempts requests until there is room: those admitted last go first, and come back first, too."""
         while len(self.running) > 1 and self.kv_tokens + len(self.running) > self.rates.room_tokens:
             entry = self._by_order.pop()
             if entry.over:
@@ -167,7 +167,7 @@ class Engine(Generic[R]):
             self._queue.appendleft(entry.request)
 
     def tokens_of(self, request: R) -> int:
-        """How many tokens a request has been given so far."""
+        """How many tokens a request has got so far."""
         entry = self.running.get(request)
         if entry is None:
             return self._waiting_had.get(request, 0)
@@ -194,5 +194,5 @@ class Engine(Generic[R]):
             heapify(self._ends)
 
     def requests(self) -> list[R]:
-        """Those that run, then those that wait."""
+        """All requests: those that run, then those that wait."""
         return [*self.running, *self._queue]

@@ -17,21 +17,21 @@ from rollmux.sim.job.setup import Setup, Source
 from rollmux.sim.job.sizes import RESIZE_S, Sizes
 from rollmux.sim.job.system import Sizing, System
 
-# From freeing devices to learning on them: the engine's state goes, the trainer's comes, its groups are made anew.
-# Calibrated, as is the next, on what streaming gains over a step of the 7B and the 14B job in the paper, which has it
-# in three ways that don't agree; docs/design/job_simulator.md has them beside ours.
+# The time from freeing devices until they learn: the engine's state goes, the trainer's comes, groups are made anew.
+# This and the next figure are calibrated on the gain of streaming in a step of the paper's 7B and 14B jobs. The paper
+# has this gain in three ways that don't agree; docs/design/job_simulator.md has them beside ours.
 STREAM_START_S = 20.0
-# Half of the devices learn from whatever prompts are done, in small and uneven pieces: so much of their usual speed.
+# The part of their usual speed that the freed half of the devices reaches: prompts come in small and uneven pieces.
 STREAM_REACHED = 0.6
-# By which quantile a length is projected: over the many requests of a replica, too long and too short even out.
+# The quantile by which a length is projected: over the many requests of a replica, errors even out.
 PROJECTED = 0.5
-# Lengths that are remembered of earlier rounds, to plan with.
+# How many lengths of earlier rounds are remembered, to plan with.
 REMEMBERED = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a job: what it took, in seconds that follow each other, and what came of it."""
+    """One step of a job: the times of its parts, one after the other, and its results."""
 
     kind: RoundKind
     rollout_s: float
@@ -66,16 +66,17 @@ class Job:
         self.stream = StreamPolicy(StreamSettings(setup.cap, quantile=PROJECTED)) if system.stream else None
         self.sizes = Sizes(setup, system.sizing) if system.sizing is not Sizing.FIXED else None
         self.tp = setup.tp
-        # Half of what is inferred is the old policy's, half the reference's.
+        # Half of the log-probabilities are the old policy's, half the reference's.
         infer, skipped = setup.training.infer_part, setup.training.infer_part / 2 if system.one_update else 0.0
         self.infer_part = (infer - skipped) / (1 - skipped)
         self.token_s = setup.train_token_s * (1 - skipped)
-        # Of responses of late: for short rounds all of them, as those meet all prompts; for long rounds their own.
+        # Lengths of the latest responses. A short round may meet any prompt, so it has all; a long round only those of
+        # long rounds.
         self.lengths: dict[bool, deque[int]] = {long: deque(maxlen=REMEMBERED) for long in (False, True)}
-        self.bias = LengthBias()  # with the whole lengths of those that were aborted, which only a simulator knows
+        self.bias = LengthBias()  # knows the whole lengths of aborted responses, as only a simulator can
 
     def step(self) -> Step:
-        """The next one."""
+        """Plays the next step."""
         setup, system = self.setup, self.system
         is_long = self.batcher.next_kind is RoundKind.LONG
         tp = setup.tp if self.sizes is None else self.sizes.choose(long=is_long)
@@ -125,7 +126,7 @@ class Job:
             self.bias.trained(prompt.domain, [response.tokens for response in trained.responses])
 
     def _hidden_s(self, rollout: Rollout, batch: Batch, tokens: int) -> float:
-        """How much of the update's arithmetic goes on before the round is over."""
+        """How many seconds of the update's arithmetic are done before the round is over."""
         if self.system.infer_early:
             idle_s = sum(rollout.generated_s - since for since in rollout.idle_s) / len(rollout.idle_s)
             return min(idle_s, self.infer_part * tokens * self.token_s)
@@ -133,7 +134,7 @@ class Job:
         return streamed_s(joins, rollout.complete_s, self._learnt(rollout, batch)) if joins else 0.0
 
     def _joins(self, rollout: Rollout) -> list[tuple[float, float]]:
-        """When devices begin to learn beside the rollout, and the part of the usual speed that they add."""
+        """When devices begin to learn beside the rollout, and the part of the full speed that each adds."""
         if rollout.freed_s == inf:
             return []
         each = STREAM_REACHED / len(rollout.idle_s)
@@ -144,9 +145,9 @@ class Job:
         return sorted(join for join in joins if join[0] < rollout.complete_s)
 
     def _learnt(self, rollout: Rollout, batch: Batch) -> list[tuple[float, float]]:
-        """What there is to learn from, from when on, and how long it takes all devices.
+        """The pieces of learning: when each can begin, and how long it takes all devices.
 
-        A gradient needs the advantages of a whole prompt, log-probabilities only the response.
+        A gradient needs the advantages, so the rewards of the whole prompt; log-probabilities need only the response.
         """
         setup, scored = self.setup, rollout.scored_s
         infer = self.infer_part if self.system.stream_wide else 0.0
@@ -160,9 +161,9 @@ class Job:
 
 
 def streamed_s(joins: list[tuple[float, float]], until: float, work: list[tuple[float, float]]) -> float:
-    """How much of the work is done before the end: each piece from when it is there, one after the other.
+    """How much of the work is done before `until`, if its pieces are done one after the other as they come.
 
-    `joins` say when how much speed is added, `work` when a piece comes and how long it takes at full speed.
+    `joins` say when speed is added, and how much; `work` says when a piece comes, and how long it takes at full speed.
     """
     marks = [at for at, _ in joins] + [until]
     speeds = list(accumulate(speed for _, speed in joins))

@@ -1,17 +1,18 @@
-"""What a batch spares a judge whose layers are streamed from host memory: they come once for all its texts."""
+"""The time that batches save a judge whose layers are streamed from host memory: once for all texts of a batch."""
 
 from functools import cache
 
 from rollmux.packer.judge import JudgeBudget, JudgeModel, JudgePlan
 from rollmux.sim.job.machine import MODELS, PREFILL_REACHED, Device
 
-# The judge, the text that it reads (a prompt, a response and the question), and what the actor leaves it of a device.
+# The judge, the tokens that it reads (a prompt, a response and the question), and the memory of a device that the actor
+# leaves to it.
 JUDGE, TEXT_TOKENS, FREE_BYTES = MODELS["Qwen2.5-7B"], 1200, 4 * 10**9
 
 
 @cache
 def part_of_time(device: Device, batch: int) -> float:
-    """A text's time in a batch, over its time alone."""
+    """A text's time in a batch, divided by its time alone."""
     return _pass_s(device, batch) / batch / _pass_s(device, 1)
 
 

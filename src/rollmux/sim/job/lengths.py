@@ -1,7 +1,7 @@
 """How long responses are: a measured distribution, and how alike the responses to one prompt are.
 
-The logarithm of a length has an effect of the prompt and one of the response: a hard prompt is long every time. Drawn
-from seeds alone, so that every system meets the same prompts.
+The logarithm of a length has a part from the prompt and one from the response: a hard prompt is long every time.
+Lengths are drawn from seeds only, so every system meets the same prompts.
 """
 
 from bisect import bisect
@@ -10,17 +10,18 @@ from functools import cached_property
 from math import erf, exp, log, sqrt
 from random import Random
 
-# Between the last quantile that a figure shows and the cap it gives only the two shares. So much of the logarithm of
-# the share above a length falls in proportion to the length, the rest in proportion to its logarithm.
+# Between the last quantile that a figure shows and the cap, only the shares at both ends are known. In between, this
+# part of the logarithm of the share of longer responses falls with the length, the rest with the length's logarithm.
 STRAIGHT = 0.7
 TABLE = 8192
-# Tokens: where responses pile up at the cap that was measured, lengths beyond it grow past all numbers.
+# The longest length, in tokens: if many responses were cut at the measured cap, lengths beyond it grow without bound.
 LONGEST = 10**9
 
 
 @dataclass(frozen=True)
 class LengthQuantiles:
-    """Response lengths of one domain: quantiles, and the share above the last one and at the cap that they are for.
+    """Response lengths of one domain: `tokens` at the quantiles `shares`; the share of responses longer than a length
+    (`above`), and the share at the cap at which they were measured (`at_cap`).
 
     `alike` is the part of the variance that the prompt explains.
     """
@@ -32,9 +33,9 @@ class LengthQuantiles:
     alike: float = 0.2
 
     def below(self, share: float) -> int:
-        """The length that this share of responses does not exceed, were there no cap.
+        """The length that this share of responses would not exceed without a cap.
 
-        Beyond the cap that was measured, the share falls as steeply with the length as it did on average before.
+        Beyond the measured cap, the share of longer responses falls with the length as steeply as on average before it.
         """
         cap, at_cap = self.at_cap
         knee, above = self.above
@@ -55,7 +56,7 @@ class LengthQuantiles:
 
     @staticmethod
     def _in_the_tail(longer: float, knee: int, above: float, cap: int, at_cap: float) -> int:
-        """By bisection: the two shapes between the knee and the cap have no common inverse."""
+        """The length between the knee and the cap. Found by bisection, as the sum of the two shapes has no inverse."""
         low, high = knee, cap
         while high - low > 1:
             middle = (low + high) // 2
@@ -69,10 +70,10 @@ class LengthQuantiles:
 
     @cached_property
     def table(self) -> tuple[int, ...]:
-        """Evenly spaced quantiles: drawing looks one up."""
+        """Evenly spaced quantiles, of which each draw looks one up."""
         return tuple(self.below((i + 0.5) / TABLE) for i in range(TABLE))
 
     def drawn(self, hardness: float, rng: Random, cap: int) -> int:
-        """One response to a prompt of this hardness (a standard normal number)."""
+        """The length of one response to a prompt of this hardness (a standard normal number)."""
         score = sqrt(self.alike) * hardness + sqrt(1 - self.alike) * rng.gauss(0.0, 1.0)
         return min(cap, self.table[int(0.5 * (1 + erf(score / sqrt(2))) * (TABLE - 1e-9))])

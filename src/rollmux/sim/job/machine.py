@@ -1,25 +1,25 @@
-"""How fast a model decodes and prefills on a kind of device: a roofline, and what no roofline shows.
+"""How fast a model decodes and prefills on a kind of device: a roofline, and fixed costs that no roofline shows.
 
 A decode step reads all weights and the keys and values of every running request, or computes for all of them if that
-takes longer; then comes what no roofline shows: kernel launches, the sampler, and the all-reduces of a parallel group.
+takes longer. To this the fixed costs are added: kernel launches, the sampler, and the all-reduces of a parallel group.
 """
 
 from dataclasses import dataclass
 
 # Shares of the peak that kernels reach: memory in decode, arithmetic in decode and in prefill.
 MEMORY_REACHED, DECODE_REACHED, PREFILL_REACHED = 0.75, 0.35, 0.5
-# Calibrated on the table of eta sensitivity in RollPacker (arXiv 2509.21009): what a step takes beside the weights, an
-# all-reduce, and a request's share of scheduling, sampling and detokenising. Used unchanged for all models.
+# Calibrated on the table of eta sensitivity in RollPacker (arXiv 2509.21009): the time of a step beside the weights, of
+# an all-reduce, and of a request's part in scheduling, sampling and detokenising. Used unchanged for all models.
 STEP_OVERHEAD_S = 0.001
 ALL_REDUCE_S = 53e-6
 PER_REQUEST_S = 100e-6
-# What the weights, activations and graphs leave of a device's memory to keys and values.
+# The part of a device's memory that the engine may use, for weights, keys and values.
 MEMORY_FOR_ENGINE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator, by its data sheet."""
+    """One accelerator, as in its data sheet."""
 
     name: str
     memory_bytes: float
@@ -31,7 +31,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One language model, by its configuration."""
+    """One language model, as in its configuration."""
 
     name: str
     parameters: float
@@ -40,7 +40,7 @@ class Model:
 
     @property
     def weight_bytes(self) -> float:
-        """In bfloat16."""
+        """The bytes of the weights in bfloat16."""
         return 2 * self.parameters
 
 
@@ -70,19 +70,19 @@ class Rates:
 
     base_s: float  # reading the weights, launching, reducing
     compute_s: float  # a request's arithmetic
-    sample_s: float  # a request's share of what is done one by one
+    sample_s: float  # a request's share of the work that is done request by request
     kv_token_s: float  # reading the keys and values of one token
     prefill_token_s: float
     room_tokens: int
     weights_s: float
 
     def step_s(self, running: int) -> float:
-        """A step but for reading keys and values."""
+        """The time of a step without reading keys and values."""
         return self.base_s + running * self.sample_s + max(0.0, running * self.compute_s - self.weights_s)
 
 
 def rates(model: Model, device: Device, tp: int) -> Rates:
-    """Of one replica on `tp` devices."""
+    """The rates of one replica on `tp` devices."""
     memory = device.memory_bytes_per_s * MEMORY_REACHED * tp
     weights_s = model.weight_bytes / memory
     reduce_s = 2 * model.layers * ALL_REDUCE_S * 2 * (tp - 1) / tp  # around a ring

@@ -1,4 +1,4 @@
-"""So many steps of one job under one system, and what its batcher and its timeouts have learnt by then.
+"""Plays the first steps of one job under one system, and tells what its batcher and its timeouts have learnt.
 
 Invariant: setup, system, number of steps and seed determine all of it.
 """
@@ -18,22 +18,22 @@ Told = Callable[[int], None]  # how many steps are done
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One system's run; there is at least one step.
+    """One system's run, of at least one step.
 
-    `bias` counts every response of a trained prompt at its whole length, also where it was aborted, which only a
-    simulator knows. `seen_bias` is the batcher's own report, as a live run has it.
+    `bias` counts every response of a trained prompt with its whole length, even if it was aborted, as only a simulator
+    can. `seen_bias` is the batcher's own report, as a live run has it.
     """
 
     system: System
     steps: tuple[Step, ...]
     bias: BiasReport
     seen_bias: BiasReport
-    waiting_prompts: int  # for a long round that has not come
-    false_kills: FalseKills | None  # where timeouts adapt
+    waiting_prompts: int  # prompts that wait for a long round that has not come
+    false_kills: FalseKills | None  # None if timeouts don't adapt
 
     @property
     def whole(self) -> tuple[Step, ...]:
-        """The steps of whole cycles, to the last long round: what is deferred behind it is still to be paid for."""
+        """The steps of whole cycles, up to the last long round: prompts deferred after it have yet to be paid for."""
         last = max((i for i, step in enumerate(self.steps) if step.kind is RoundKind.LONG), default=len(self.steps) - 1)
         return self.steps[: last + 1]
 

@@ -1,7 +1,7 @@
 """How long rewards take: a sandbox over a pool of workers, a judge model on the servers, and plain rules.
 
-A pool is a queue with so many servers: work comes in at a time and is over at another. What a program does in the
-sandbox is drawn from the prompt and the response alone, so that every system meets the same programs.
+A pool is a queue with a number of servers: work comes at one time and is over at another. The behaviour of a program in
+the sandbox is drawn from the prompt and the response only, so every system meets the same programs.
 """
 
 from bisect import bisect_right
@@ -20,25 +20,25 @@ K = TypeVar("K")
 TEST_SHARES = (0.0, 0.005, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.93, 0.94, 0.95)
 TEST_S = (0.1, 0.13, 0.152, 0.174, 0.213, 0.248, 0.278, 0.313, 0.356, 0.444, 0.656, 0.868, 1.0, 1.05, 1.938)
 HANGS = 0.05
-# Programs for one prompt hang alike, and two correct ones take about as long: what the prompt explains of hanging, and
-# the spread of the logarithm between two runs. The figure shows neither.
+# Programs for one prompt hang alike, and two correct ones take about as long: the part of hanging that the prompt
+# explains, and the spread of a run's logarithm. The figure shows neither.
 HANGS_ALIKE, RUN_SPREAD = 0.3, 0.1
 HANGING_S = 600.0
-# The limit that every test has where none is learnt.
+# The time limit of every test if limits are not learnt.
 CEILING_S = 30.0
 _HANGING_SCORE = NormalDist().inv_cdf(1 - HANGS)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the sandbox would meet: how long the tests run if nobody kills them, and whether they would pass then."""
+    """A response's program in the sandbox: how long its tests run if nobody kills them, and whether they then pass."""
 
     seconds: float
     correct: bool
 
 
 def reference_s(heaviness: float) -> float:
-    """How long the tests of a prompt run on a typical program: those of a share of prompts as of a share of runs."""
+    """How long the tests of a prompt run on a typical program: prompts have the same quantiles as single runs."""
     share = NormalDist().cdf(heaviness) * TEST_SHARES[-1]
     i = min(bisect_right(TEST_SHARES, share), len(TEST_SHARES) - 1)
     part = (share - TEST_SHARES[i - 1]) / (TEST_SHARES[i] - TEST_SHARES[i - 1])
@@ -55,7 +55,7 @@ def drawn_program(heaviness: float, looseness: float, rng: Random, right: float)
 
 
 class Pool(Generic[K]):
-    """So many servers that take work in the order in which it comes. Work can be called off, waiting or begun."""
+    """Servers that take work in the order in which it comes. Work can be called off while it waits or runs."""
 
     __slots__ = ("_begun", "_ends", "_free", "_numbers", "_waiting", "busy_s")
 
@@ -91,7 +91,7 @@ class Pool(Generic[K]):
         return ends[0][0] if ends else inf
 
     def advance(self, now: float) -> list[K]:
-        """Whose work is over at this time."""
+        """The keys of work that is over at this time."""
         over = []
         while self.next_at() <= now:
             key = heappop(self._ends)[2]

@@ -1,6 +1,6 @@
-"""One round of a job in virtual time: replicas generate, pools score, and the batcher decides who wins.
+"""One round of a job in virtual time: replicas generate, pools score, and the batcher decides which responses win.
 
-All that happens at one instant is told to the batcher at once. What it commands takes effect at that instant.
+The batcher is told at once of all that happens at one instant. Its commands take effect at that instant.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from rollmux.sim.job.setup import Setup, Source
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """A request with what will come of it."""
+    """A request with its outcome: the length of the response, and the program in it."""
 
     request: Request
     prompt_tokens: int
@@ -37,9 +37,9 @@ class Rollout:
     complete_s: float = 0.0
     generated_s: float = 0.0  # when the last response of the batch was made
     launched: int = 0
-    ended: int = 0  # generated to their end
+    ended: int = 0  # responses generated to their end
     preemptions: int = 0
-    idle_s: list[float] = field(default_factory=list)  # since when each replica has had nothing to do
+    idle_s: list[float] = field(default_factory=list)  # the time since which each replica has had nothing to do
     made_s: dict[Request, float] = field(default_factory=dict)
     scored_s: dict[Request, float] = field(default_factory=dict)
     freed_s: float = inf  # when half of the replicas went to training
@@ -70,12 +70,12 @@ class RoundPlayer:
         self.next_at = [inf] * len(self.replicas)
         self.where: dict[Request, tuple[int, Response]] = {}
         self.unscored: dict[Request, Response] = {}  # generated, to be scored when all are
-        self.lost: list[Response] = []  # generated and then out of the race: where scores come last, they cost as much
-        self.ended: list[Response] = []  # at this instant
+        self.lost: list[Response] = []  # generated, then out of the race: if scoring comes last they are scored, too
+        self.ended: list[Response] = []  # ended at this instant
         self.told = Rollout(idle_s=[0.0] * len(self.replicas))
 
     def play(self) -> Rollout:
-        """From the first launch to the complete batch."""
+        """Plays from the first launch to the complete batch."""
         self._obey(self.batcher.handle(RoundStarted()))
         while self.told.batch is None:
             self._next()
@@ -83,7 +83,7 @@ class RoundPlayer:
         return self.told
 
     def _next(self) -> None:
-        """All that happens at the next instant at which anything does."""
+        """Plays all that happens at the next instant at which anything happens."""
         now = self.now if self.ended else min(min(self.next_at), self.scorer.next_at())
         if now == inf:
             self._score_all()
@@ -148,7 +148,7 @@ class RoundPlayer:
             self._touch(i)
 
     def _score_all(self) -> None:
-        """Everything is generated: scores come one kind after the other, and all at once."""
+        """Everything is generated: scores one kind of reward after the other, and tells all scores at once."""
         assert self.unscored, "nothing runs, nothing is scored, and yet the round is not complete"
         work = [(request, response.program) for request, response in self.unscored.items()]
         awaited = set(self.unscored)
@@ -199,12 +199,12 @@ class RoundPlayer:
         return i
 
     def _stop(self, request: Request, touched: set[int]) -> int:
-        """Ends what is still done for a request; returns the tokens it had."""
+        """Ends all work for a request; returns the tokens it had."""
         i, response = self.where.pop(request, (-1, None))
         if response is not None:
             self._bring_up(i)
         over = next((each for each in self.ended if each.request == request), None)
-        if over is not None:  # at this very instant, and not told yet
+        if over is not None:  # it ended at this very instant, which is not told yet
             self.ended.remove(over)
             return over.tokens
         if response is not None:

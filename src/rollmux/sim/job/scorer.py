@@ -1,4 +1,4 @@
-"""Scores of responses: beside the rollout as they come, or one kind after the other when all are there."""
+"""Scores responses: beside the rollout as they come, or one kind of reward after the other when all are there."""
 
 from collections.abc import Iterable
 from math import inf
@@ -11,7 +11,7 @@ from rollmux.sim.job.setup import Reward, Setup, Source
 
 
 class Scorer:
-    """The reward side of one round. Without a policy every test may run to the ceiling."""
+    """The reward side of one round. Without `timeouts` every test may run to the ceiling."""
 
     def __init__(self, setup: Setup, source: Source, timeouts: TimeoutPolicy | None, judge_batch: int = 1) -> None:
         scoring = setup.scoring
@@ -22,7 +22,7 @@ class Scorer:
             Reward.SANDBOX: Pool(scoring.sandbox_workers),
             Reward.JUDGE: Pool(setup.servers),
         }
-        self.programs: dict[Request, tuple[Program, float]] = {}  # with how long they may run
+        self.programs: dict[Request, tuple[Program, float]] = {}  # programs with their time limits
 
     def submit(self, request: Request, program: Program, now: float) -> None:
         """Scores one response beside the others."""
@@ -40,7 +40,7 @@ class Scorer:
         return self.judge_s if kind is Reward.JUDGE else min(program.seconds, limit_s)
 
     def _limit_s(self, request: Request) -> float:
-        """A case begins with what its reference solution needs."""
+        """The time limit of a response's tests. A new case learns first how long its reference solution takes."""
         if self.timeouts is None or self._kind(request) is not Reward.SANDBOX:
             return CEILING_S
         case = str(request.prompt.id)
@@ -58,7 +58,7 @@ class Scorer:
         return min(pool.next_at() for pool in self.pools.values())
 
     def advance(self, now: float) -> list[tuple[Request, float]]:
-        """Who has a score at this time, with it."""
+        """The requests that have a score at this time, with their scores."""
         scored = []
         for kind, pool in self.pools.items():
             if pool.next_at() <= now:
@@ -78,7 +78,8 @@ class Scorer:
     def one_kind_after_the_other(
         self, responses: Iterable[tuple[Request, Program]], now: float
     ) -> tuple[float, list[tuple[Request, float]]]:
-        """When all of these are scored, and the scores: rules, then tests, then the judge, in the actor's place."""
+        """The time at which all of these are scored, and the scores: first rules, then tests, then the judge, which
+        takes the actor's place."""
         waiting, scores = list(responses), list[tuple[Request, float]]()
         for kind, pool in self.pools.items():
             some = [(request, program) for request, program in waiting if self._kind(request) is kind]

@@ -1,4 +1,4 @@
-"""What a job is, as the job simulator sees it: model, devices, data, rewards, and what training and syncing cost."""
+"""A job as the job simulator sees it: model, devices, data, rewards, and the costs of training and syncing."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -21,7 +21,7 @@ class Reward(Enum):
 
 @dataclass(frozen=True)
 class Domain:
-    """Prompts of one kind: how many of a step's, how many there are, how long responses get and what scores them."""
+    """Prompts of one kind: how many are in a step, how many there are, how long responses get, and what scores them."""
 
     name: str
     quota: int
@@ -36,23 +36,23 @@ CUT_OFF = Program(0.05, correct=False)
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What rewards cost: rules one by one, tests on so many workers, a judge on each server."""
+    """The costs of rewards: rules one by one, tests on a number of workers, a judge on each server."""
 
     rule_s: float = 0.018
     sandbox_workers: int = 128
-    right: float = 0.5  # of the programs that end
+    right: float = 0.5  # the share of right programs among those that end
     judge_s: float = 0.1  # a server's time for a response
-    judge_load_s: float = 6.0  # to put the judge in the place of the actor, where they take turns
+    judge_load_s: float = 6.0  # to put the judge in the place of the actor, if they take turns
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What an update costs: arithmetic at a share of the peak, and what does not depend on the batch."""
+    """The costs of an update: arithmetic at a share of the peak, and a time that does not depend on the batch."""
 
     reached: float
     fixed_s: float
-    # Of ten passes' worth of arithmetic for a token: six to learn, two each for the old policy's and the reference's
-    # logarithms of probabilities.
+    # A token takes arithmetic worth ten times the parameters: six to learn, two each for the log-probabilities of the
+    # old policy and the reference.
     infer_part: float = 0.4
 
 
@@ -90,11 +90,11 @@ class Setup:
 
     @property
     def train_token_s(self) -> float:
-        """All devices' time for one token of the batch."""
+        """The time that all devices together take for one token of the batch."""
         return 10 * self.model.parameters / (self.gpus * self.device.flops * self.training.reached)
 
     def only(self, *names: str) -> "Setup":
-        """The same job on some of its domains, alike in weight."""
+        """The same job on some of its domains, with equal quotas."""
         some = [domain for domain in self.domains if domain.name in names]
         share, rest = divmod(self.prompts, len(some))
         return replace(self, domains=tuple(replace(d, quota=share + (i < rest)) for i, d in enumerate(some)))
@@ -102,7 +102,8 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a prompt is like: normal numbers for how long its responses are, its tests run, and its programs hang."""
+    """The nature of a prompt, as normal numbers: how long its responses are, how long its tests run, and how easily its
+    programs hang."""
 
     hardness: float
     heaviness: float
@@ -110,7 +111,7 @@ class Task:
 
 
 class Source:
-    """The data: each epoch is a new order of all prompts. What a prompt is like never changes."""
+    """The data: each epoch is a new order of all prompts. The nature of a prompt never changes."""
 
     def __init__(self, setup: Setup, seed: int) -> None:
         self.setup, self.seed = setup, seed
@@ -144,7 +145,7 @@ class Source:
     def response(self, prompt: Prompt, sample: int, turn: int) -> tuple[int, Program]:
         """The length of one response in the round `turn`, and the program in it.
 
-        What comes depends on how often the prompt was run before, and not on the round: every system meets the same.
+        Both depend on how often the prompt was run before, and not on the round: every system meets the same ones.
         """
         if turn != self._turn:
             self._turn, self._drawn = turn, {}

@@ -1,6 +1,6 @@
 """A setup as plain data: the keys of setup files, with their meanings, units and limits.
 
-Invariant: what `setup_data` gives, written to a file, is read back as an equal setup.
+Invariant: the data of `setup_data`, written to a file, are read back as an equal setup.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from rollmux.sim.job.setup import Domain, Setup
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A key with a number: its field, how much one of the file is there, and its limits in units of the file."""
+    """A key with a number: its field, its limits in the file's unit, and how much 1 in the file is in the field."""
 
     target: str
     meaning: str
@@ -72,7 +72,7 @@ DOMAIN_NUMBERS = {
     "quota": _count("quota", "prompts of a step that are of this domain"),
     "size": _count("size", "prompts in the data", 10**6),
 }
-# In `LengthQuantiles` these are pairs; here each has its own key.
+# In `LengthQuantiles` some of these are pairs; here each number has its own key.
 LENGTH_NUMBERS = {
     "tail_tokens": _count("tail_tokens", "length beyond the last quantile with a known share of longer ones"),
     "tail_share": Number("tail_share", "share of the responses longer than tail_tokens", 1e-9, 1 - 1e-9),
@@ -90,7 +90,7 @@ LENGTH_KEYS = (QUANTILES, *LENGTH_NUMBERS)
 
 
 def setup_data(setup: Setup) -> dict[str, Any]:
-    """All that the setup says, in the keys of a setup file."""
+    """All values of the setup, under the keys of a setup file."""
     return {
         NAME: setup.name,
         MODEL: model_data(setup.model),
@@ -125,7 +125,7 @@ def _domain_data(domain: Domain) -> dict[str, Any]:
 
 
 def lengths_of(quantiles: list[tuple[float, int]], row: Mapping[str, Any]) -> LengthQuantiles:
-    """The other way round: from quantiles and the numbers beside them."""
+    """The lengths from the data of a file: quantiles, and the numbers beside them."""
     return LengthQuantiles(
         tokens=tuple(tokens for _, tokens in quantiles),
         shares=tuple(share for share, _ in quantiles),

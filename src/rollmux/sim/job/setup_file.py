@@ -1,7 +1,7 @@
 """Setups in YAML files (JSON is a part of YAML), from scratch or on top of a shipped one (`like: 14B/16k`).
 
-Units are in the names of the keys. Every problem of a file is reported at once; an unknown key is one, and is told the
-nearest that is known.
+Units are in the names of the keys. Every problem of a file is reported at once. An unknown key is a problem: its report
+names the nearest known key.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ PARTS = (data.MODEL, data.DEVICE, data.LENGTHS)
 
 
 def read_setup(path: str | Path) -> Setup:
-    """The setup of a YAML file, or InvalidSpec with all that is wrong. Without a name it has that of the file."""
+    """The setup of a YAML file, or InvalidSpec with all that is wrong. Without a name it gets the file's."""
     path = Path(path)
     subject = f"setup file {str(path)!r}"
     read = _Read()
@@ -40,7 +40,7 @@ def read_setup(path: str | Path) -> Setup:
 
 @dataclass(slots=True)
 class _Read:
-    """Reads a file's content, and collects its problems by path. Where a value is bad something harmless stands in."""
+    """Reads a file's content, and collects its problems by path. A harmless value replaces each bad one."""
 
     problems: dict[str, Problem] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ class _Read:
         self.problems.setdefault(path, Problem(path, value, limit, remedy))
 
     def is_sound(self, *paths: str) -> bool:
-        """Nothing was wrong there or below."""
+        """Whether there are no problems at these paths or below."""
         return not any(found == path or found.startswith(f"{path}.") for found in self.problems for path in paths)
 
     def setup(self, content: object, name: str) -> Setup:
@@ -71,7 +71,7 @@ class _Read:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def _base(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """The plain data of the shipped setup that the file begins with; nothing where it names none."""
+        """The plain data of the shipped setup that the file builds on; empty if it names none."""
         if data.LIKE not in found:
             return {}
         name = self._choice(data.LIKE, found[data.LIKE], tuple(SETUPS))
@@ -97,14 +97,14 @@ class _Read:
         known: Mapping[str, dict[str, Any]],
         numbers: Mapping[str, Number],
     ) -> dict[str, Any]:
-        """What the file says of its model or device: a name stands for all that is known under it."""
+        """The data of the file's model or device. A name alone stands for a known one."""
         given = found.get(path)
         if isinstance(given, str):
             return known[self._choice(path, given, tuple(known))]
         return self._over(path, base, given, (data.NAME, *numbers), tuple(numbers))
 
     def _domains(self, base: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[Domain, ...]:
-        """Those that the file names, each on top of the one of that name; all of the base where it names none."""
+        """The domains that the file names, each on top of the base's of that name; all of the base if it names none."""
         given = found.get(data.DOMAINS, {name: {} for name in base})
         if not isinstance(given, dict) or (not given and data.DOMAINS in found):
             self.report(data.DOMAINS, given, "domains by their names", EXAMPLE)
@@ -132,7 +132,7 @@ class _Read:
         return data.lengths_of(quantiles, row)
 
     def _quantiles(self, path: str, value: Any) -> list[tuple[float, int]]:
-        """Pairs of a share and the length that it does not exceed, both rising."""
+        """Pairs of a share of responses and the length that they do not exceed, both rising."""
         pairs = value if isinstance(value, list) else []
         if pairs and all(_is_quantile(pair) for pair in pairs):
             if all(one[0] < other[0] and one[1] <= other[1] for one, other in pairwise(pairs)):
@@ -146,7 +146,7 @@ class _Read:
     # -- values --------------------------------------------------------------------------------------------------------
 
     def _part(self, path: str, value: Any, known: Collection[str]) -> dict[str, Any]:
-        """The keys of a part that it may have. A part of it without content is not there."""
+        """The known keys of a part, with their values. A model, device or lengths without content count as missing."""
         if not isinstance(value, dict):
             self.report(path or ALL, value, f"keys and values: {', '.join(known)}", EXAMPLE)
             return {}
@@ -158,7 +158,7 @@ class _Read:
     def _over(
         self, path: str, base: Mapping[str, Any], given: Any, known: Collection[str], needed: Collection[str]
     ) -> dict[str, Any]:
-        """A part on top of what the base says of it. What is not there at all is told where it is missed."""
+        """A part on top of the base's. If the file has no such part, its absence is reported where it is needed."""
         if given is None:
             return dict(base)
         part = {**base, **self._part(path, given, known)}
@@ -172,7 +172,7 @@ class _Read:
             self.report(path or ALL, list(part), f"with {missing}", f"add what is missing, {remedy}")
 
     def _numbers(self, path: str, part: Mapping[str, Any], keys: Mapping[str, Number]) -> dict[str, Any]:
-        """The numbers of a part by their fields."""
+        """The numbers of a part, by the names of their fields."""
         return {key.target: self._number(_join(path, name), part.get(name, key.low), key) for name, key in keys.items()}
 
     def _number(self, path: str, value: Any, key: Number) -> Any:
@@ -210,7 +210,7 @@ class _Read:
                 self.report(f"{path}.{name}", row[name], limit, "fewer responses are longer than a greater length")
 
     def _check(self, setup: Setup) -> None:
-        """Parallel sizes fill servers, a response fits, and quotas make up a step."""
+        """Checks that parallel sizes fill servers, that a response fits, and that quotas add up to a step."""
         if not self.is_sound(ALL):
             return
         tp, server = setup.tp, setup.device.per_server
@@ -237,7 +237,7 @@ def _is_quantile(pair: Any) -> bool:
 
 
 def _below(prefix: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an object inside a setup."""
+    """The fields of an object inside a setup, such as `scoring`."""
     return {target.partition(".")[2]: v for target, v in numbers.items() if target.startswith(f"{prefix}.")}
 
 

@@ -1,9 +1,9 @@
-"""The shipped setups: RollPacker's evaluation (arXiv 2509.21009), with what the paper leaves unsaid calibrated.
+"""The shipped setups: RollPacker's evaluation (arXiv 2509.21009). Figures that the paper lacks are calibrated.
 
-Model, devices, caps, batch sizes and parallel sizes are the paper's. Sandbox workers, the judge's speed, what training
-reaches of the peak and the sync are fitted to the reported steps of 7B and 14B (`benchmarks/rollpacker_tables.py` holds
-all of it against the paper). 32B is scaled from 14B, and none
-of its figures moved a constant.
+Model, devices, caps, batch sizes and parallel sizes are the paper's. Sandbox workers, the judge's speed, the share of
+the peak that training reaches and the sync time are fitted to the reported steps of 7B and 14B
+(`benchmarks/rollpacker_tables.py` compares all of it with the paper). 32B is scaled from 14B, and no constant was
+fitted to its figures.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from rollmux.sim.job.lengths import LengthQuantiles
 from rollmux.sim.job.machine import H800, MODELS
 from rollmux.sim.job.setup import Domain, Reward, Scoring, Setup, Training
 
-# Figure 2a: response lengths of Qwen2.5-14B at a cap of 16,384 tokens. Between 4,096 and the cap it shows two shares.
+# Figure 2a: response lengths of Qwen2.5-14B at a cap of 16,384 tokens. From 4,096 tokens on it shows only two shares.
 _SHARES = (0.005, 0.02, 0.05, *(n / 100 for n in range(10, 90, 5)), 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99)
 _MATH = (
     9, 59, 150, 243, 309, 364, 414, 464, 511, 558, 610, 660, 718, 785, 870, 981, 1128, 1362, 1752, 2179, 2554, 3050,

@@ -1,4 +1,4 @@
-"""The tensor-parallel size of each round: the planner, told what this machine does and how earlier rounds went."""
+"""The tensor-parallel size of each round: runs the planner with this machine's rates and the earlier rounds."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from rollmux.sim.job.setup import Setup
 from rollmux.sim.job.system import Sizing
 
 SIZES = (1, 2, 4, 8)
-# To shard the weights anew, capture graphs and build the groups of ranks.
+# The time of a change of size: to shard the weights anew, capture graphs and build the groups of ranks.
 RESIZE_S = 5.0
-# Short rounds from one long round to the next, as published; a wrong number here only misjudges when a change of size
-# pays for itself.
+# How many short rounds are between two long ones, as published. If this is wrong, it is only misjudged when a change of
+# size pays for itself.
 SHORT_ROUNDS = 4
-# Lengths remembered of each kind of round.
+# How many lengths are remembered of each kind of round.
 REMEMBERED = 2048
 
 
 class Sizes:
-    """Chooses before each round, and learns from it."""
+    """Chooses a size before each round, and learns from the round."""
 
     def __init__(self, setup: Setup, sizing: Sizing) -> None:
         self.setup, self.sizing = setup, sizing
@@ -30,7 +30,7 @@ class Sizes:
         self._loads: dict[bool, RoundLoad] = {}
 
     def choose(self, *, long: bool) -> int:
-        """The size for the coming round, as one of a cycle."""
+        """The size for the coming round, which is part of a cycle of rounds."""
         cycle = [long, *[False] * SHORT_ROUNDS] if long else [*[False] * SHORT_ROUNDS, True]
         ahead = [self._loads[kind] for kind in cycle if kind in self._loads]
         if self.sizing is Sizing.PREEMPTIONS:
@@ -48,10 +48,11 @@ class Sizes:
 
 
 def planner(setup: Setup, resize_s: float = 0.0, smallest: int | None = None) -> ParallelismPlanner:
-    """The planner of this job's tensor-parallel size, with what the machine's roofline says.
+    """The planner of this job's tensor-parallel size, with the rates of the machine's roofline.
 
-    The published rule knows no times: left alone it would halve, round after quiet round, below the size that the job
-    was set up with, so this is its smallest. Where times are predicted, any that holds the longest request will do.
+    The published rule knows no times: after quiet rounds it would halve the size again and again, below the one that
+    the job was set up with, so that is its smallest. If times are predicted, any size will do that holds the longest
+    request.
     """
     rooms = {tp: rates(setup.model, setup.device, tp).room_tokens for tp in SIZES}
     smallest = smallest or next(tp for tp in SIZES if rooms[tp] > setup.cap + setup.prompt_tokens)
@@ -60,7 +61,7 @@ def planner(setup: Setup, resize_s: float = 0.0, smallest: int | None = None) ->
 
 
 def decode_rates(setup: Setup, tp: int) -> DecodeRates:
-    """What the planner is told of a size."""
+    """The rates of a size, as the planner needs them."""
     speed = rates(setup.model, setup.device, tp)
     return DecodeRates(
         size=tp,

@@ -1,6 +1,6 @@
-"""What was played as plain data: what `rollmux job-sim --json` writes.
+"""Played systems as plain data: what `rollmux job-sim --json` writes.
 
-Invariant: every system has the same keys; what is not known is None.
+Invariant: every system has the same keys; figures that are not known are None.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ def as_data(setup: Setup, seed: int, played: Mapping[str, Played], sync: Played)
 def summary(played: Played, sync: Played) -> dict[str, Any]:
     """The figures of one system. The parts of `breakdown_s` add up to `step_s_mean`; means are over whole cycles.
 
-    Training that went on beside the rollout is in no part: `hidden_train_s_mean` tells how much there was. `tokens`
-    are those of responses: trained; wasted, as they were made and are in no batch; and offered, which trained prompts
-    would have given had no response been aborted.
+    Training beside the rollout is in no part: `hidden_train_s_mean` tells how much there was. `tokens` are those of
+    responses: trained; wasted (generated, but in no batch); and offered (those that trained prompts would have given if
+    no response had been aborted).
     """
     steps, system = played.whole, played.system
     return {
@@ -54,18 +54,18 @@ def summary(played: Played, sync: Played) -> dict[str, Any]:
 
 
 def step_s_mean(steps: Sequence[Step], kind: RoundKind | None = None) -> float | None:
-    """Of the steps of one kind, or of all; None of nothing."""
+    """The mean time of the steps of one kind, or of all; None if there are none."""
     times = [step.step_s for step in steps if kind is None or step.kind is kind]
     return fmean(times) if times else None
 
 
 def speedup(played: Played, sync: Played) -> float:
-    """How many times as fast equal batches are trained, in whole cycles."""
+    """How many times as fast as `sync` equal batches are trained, in whole cycles."""
     return fmean(step.step_s for step in sync.whole) / fmean(step.step_s for step in played.whole)
 
 
 def breakdown_s(steps: Sequence[Step]) -> dict[str, float]:
-    """Where the mean step went, in seconds that follow each other."""
+    """The parts of the mean step, in seconds, one after the other."""
     return {
         "rollout": fmean(step.rollout_s for step in steps),
         "reward": fmean(step.reward_s for step in steps),
@@ -84,18 +84,18 @@ def tokens(played: Played) -> dict[str, int]:
 
 
 def wasted_share(played: Played) -> float:
-    """Of all tokens that were told."""
+    """The share of wasted tokens among those that were wasted or trained."""
     told = tokens(played)
     return told["wasted"] / (told["wasted"] + told["trained"])
 
 
 def _trained(step: Step) -> int:
-    """Tokens of responses: `Step.trained_tokens` counts those of their prompts, too, as training must."""
+    """The trained tokens of responses. `Step.trained_tokens` also counts those of prompts, which training computes."""
     return sum(response.tokens for prompt in step.batch.prompts for response in prompt.responses)
 
 
 def _length_bias(played: Played) -> dict[str, Any]:
-    """Over everything, of each domain, and `seen`: what a live run can know, where aborted responses stay short."""
+    """The bias over all domains, of each, and as a live run sees it (`seen`): aborted responses stay short there."""
     bias = played.bias
     return {
         **asdict(bias.overall),

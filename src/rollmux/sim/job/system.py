@@ -16,15 +16,15 @@ class Sizing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One way to run a job's steps. Each part can be switched on and off alone.
+    """One way to run a job's steps. Each part can be switched on and off by itself.
 
     `beside` scores responses while others are still generated, the judge beside the actor; else all are scored when the
     last is done, one kind of reward after the other. `adaptive_timeouts` kills tests by what correct runs have needed.
     `judge_batch` texts are judged in one pass over the judge's layers, which are streamed from host memory either way.
-    `stream` frees half of the replicas for training when the rest can take their requests: in short rounds only with
-    `stream_short`; with `stream_wide` those that run dry later join in, and log-probabilities do not wait for the rest
-    of a prompt. `infer_early` computes log-probabilities on replicas that ran dry. `one_update` makes no pass for the
-    old policy's log-probabilities: where a batch is one update, they are those of its own forward pass.
+    `stream` frees half of the replicas for training when the others can take their requests; in short rounds it needs
+    `stream_short`. With `stream_wide` replicas that run dry later join in, and log-probabilities do not wait for the
+    rest of a prompt. `infer_early` computes log-probabilities on replicas that ran dry. `one_update` makes no pass for
+    the old policy's log-probabilities: if a batch is one update, its own forward pass gives them.
     """
 
     name: str
