@@ -1,4 +1,4 @@
-"""A job that shares two nodes with other copies of itself: `python job.py NAME`, beside `rollmux serve`."""
+"""A job that shares two nodes with other copies of itself: run `python job.py NAME` beside `rollmux serve`."""
 
 import sys
 import time

@@ -1,7 +1,7 @@
 """A job with a rollout engine of its own, warm between phases: `python job.py NAME SEED [FOLDER]`.
 
-Two copies of a small Llama learn to count: the engine generates with one, the other is trained. While a phase does not
-run, its state waits in host memory, and the nodes are free for the phases of other jobs.
+A small Llama learns to count. There are two copies of it: the engine generates with one, the other is trained. While a
+phase does not run, its state waits in host memory, and the nodes are free for the phases of other jobs.
 """
 
 import copy

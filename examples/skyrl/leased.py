@@ -1,7 +1,8 @@
 """SkyRL's colocated jobs under leases: run this in place of `skyrl.train.entrypoints.main_base`, with its arguments.
 
-The lease of a rollout begins where SkyRL gives its engines new weights, holds what is evaluated and drawn with these,
-and ends once the engines are asleep. The training's holds the rest of a step. Whoever comes next finds the GPUs empty.
+The lease of a rollout begins where SkyRL gives its engines new weights. All that is evaluated and drawn with these is
+under it, and it ends once the engines are asleep. The lease of a training covers the rest of a step. The next holder of
+a lease finds the GPUs empty.
 """
 
 import asyncio
@@ -31,12 +32,12 @@ class Config(SkyRLTrainConfig):
 class Turns:
     """One lease at a time: the next is asked for once the last one's nodes are empty, and given back.
 
-    Both kinds have the same nodes, so nothing is ever let stay there.
+    Both kinds of phase have the same nodes, so no state ever stays there.
     """
 
     def __init__(self, mux: Mux, held: ExitStack) -> None:
         self._mux, self._held, self._kind = mux, held, ""
-        self.on_nodes = SimpleNamespace(offload=lambda: None)  # while SkyRL builds there is nothing that could move it
+        self.on_nodes = SimpleNamespace(offload=lambda: None)  # while SkyRL builds, nothing can move its state yet
 
     def take(self, kind: str) -> None:
         if kind != self._kind:
@@ -47,7 +48,7 @@ class Turns:
 
 
 class Dispatch(WorkerDispatch):
-    """SkyRL's, with what is on the GPUs: its models, and the engines."""
+    """SkyRL's dispatch, which also knows what is on the GPUs: its models, and the engines."""
 
     def __init__(self, turns: Turns, *given: Any) -> None:
         super().__init__(*given)
@@ -62,11 +63,11 @@ class Dispatch(WorkerDispatch):
         for model, there in self._gpu_state.items():
             if there.model_on_gpu or there.optimizer_on_gpu:
                 self._offload(model)
-        if self.engines_are_awake:  # something went wrong: SkyRL has them sleep itself
+        if self.engines_are_awake:  # after an error: otherwise SkyRL puts them to sleep itself
             asyncio.run(self._have_engines_sleep())
 
     async def _have_engines_sleep(self) -> None:
-        for part in ("weights", "kv_cache"):  # to vLLM one that is awake in part is asleep, and it would stay so
+        for part in ("weights", "kv_cache"):  # a vLLM that is awake in part counts as asleep, and would ignore `sleep`
             await self._inference_engine_client.wake_up(tags=[part])
         await self._inference_engine_client.sleep()
 
@@ -101,7 +102,7 @@ class LeasedExp(BasePPOExp):
             super().run()
 
     def get_inference_client(self) -> Any:
-        self.turns.take("rollout")  # nothing of the job is on a GPU before
+        self.turns.take("rollout")  # before this, nothing of the job is on a GPU
         return super().get_inference_client()
 
     def get_trainer(self, **given: Any) -> LeasedTrainer:

@@ -1,7 +1,8 @@
-"""slime's train.py under leases: between its phases the GPUs of a colocated job are others'.
+"""slime's train.py under leases: between its phases other jobs may use the GPUs of a colocated job.
 
-The lease of a rollout begins where slime makes its engines, or moves their weights back. It holds the update of these
-weights and what is evaluated with them, and ends once slime has moved the engines off. The training's holds the rest.
+The lease of a rollout begins where slime makes its engines, or moves their weights back. The update of these weights
+and all evaluation with them is under it, and it ends once slime has moved the engines off. The rest of a step is under
+the lease of the training.
 """
 
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from typing import Any
 import rollmux
 from rollmux.client import Mux
 
-# What slime's loop asks of its rollout manager and its trainers, and the lease that this is done under.
+# The calls that slime's loop makes to its rollout manager and its trainers, and the phase whose lease each needs.
 PHASES = {
     "onload_weights": "rollout",
     "eval": "rollout",
@@ -44,7 +45,7 @@ class Turns:
 
 
 class Watched:
-    """Something of slime's, and a lease for what is asked of it."""
+    """One of slime's objects, which takes the lease that a call to it needs."""
 
     def __init__(self, it: Any, turns: Turns) -> None:
         self.it, self._turns = it, turns
@@ -56,7 +57,7 @@ class Watched:
 
 
 def watch(loop: ModuleType, turns: Turns) -> None:
-    """`loop` is slime's train.py: what it makes its manager and its trainers with is replaced there."""
+    """Replaces the functions by which `loop`, slime's train.py, makes its manager and its trainers."""
     make_manager, make_trainers = loop.create_rollout_manager, loop.create_training_models
 
     def manager(*given: Any, **more: Any) -> tuple[Any, ...]:
@@ -80,7 +81,7 @@ def require_same_nodes(mux: Mux) -> None:
 
 
 if __name__ == "__main__":
-    import train  # slime's own: this is run where that is, with its arguments
+    import train  # slime's own: run this in its folder, with its arguments
 
     arguments = train.parse_args()
     if not (arguments.colocate and arguments.offload_rollout and arguments.offload_train):

@@ -1,7 +1,7 @@
 """slime's rollout by tail batching, and the data source that keeps the prompts that wait for a long round.
 
-Invariants: what a rollout returns was drawn whole, in that rollout; each prompt that is drawn is returned once, also by
-a job that was stopped and goes on from a checkpoint; when a rollout returns, the servers are idle.
+Invariants: each response that a rollout returns was drawn whole, in that rollout; each prompt that is drawn is returned
+once, even if the job was stopped and goes on from a checkpoint; when a rollout returns, the servers are idle.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ from rollmux.packer import (
 
 Drawn = Any  # a response: a Sample, or a list of them where --custom-generate-function-path splits it
 
-MOST_FAILURES = 10  # in a rollout, for each response that is trained: more are no accident
+MOST_FAILURES = 10  # in a rollout, for each response that is trained: more can't be an accident
 LOST = (Sample.Status.ABORTED, Sample.Status.FAILED)
 
 
 def batching(args: Namespace) -> Batching:
-    """slime's own arguments, and `tail_batching` of the file that --custom-config-path names."""
+    """The batching that slime's own arguments give, and `tail_batching` in the file of --custom-config-path."""
     settings: dict[str, Any] = {"eta_responses": 1.0} | (getattr(args, "tail_batching", None) or {})
     race = Race(settings.pop("race", Race.REWARDED.value))
     eta_prompts = args.over_sampling_batch_size / args.rollout_batch_size
@@ -56,7 +56,7 @@ def batching(args: Namespace) -> Batching:
 
 
 class Source(RolloutDataSource):  # type: ignore[misc]  # slime has no types
-    """slime's data source, and with it the batcher and the prompts that it has put off: they are saved together."""
+    """slime's data source, with the batcher and the prompts that it has put off: all are saved together."""
 
     def __init__(self, args: Namespace) -> None:
         super().__init__(args)
@@ -67,14 +67,14 @@ class Source(RolloutDataSource):  # type: ignore[misc]  # slime has no types
         self._keep = None if path is None else self._is_worth_it
         self._batching = batching(args)
         self.batcher = TailBatcher(self._batching, self._keep)
-        self.answers: dict[Request, Drawn] = {}  # of the rollout under way, as far as it is generated
-        self.refused: list[list[Drawn]] = []  # by the filter
+        self.answers: dict[Request, Drawn] = {}  # responses of the rollout under way, as they are generated
+        self.refused: list[list[Drawn]] = []  # groups that the filter refused
         self.reasons = MetricGatherer()
-        self._firsts: dict[Prompt, Sample] = {}  # of prompts that are not at their end, as the data gave them
+        self._firsts: dict[Prompt, Sample] = {}  # the data's samples of prompts that are not done
         self._places = {id(sample): place for place, sample in enumerate(self.dataset.origin_samples)}
 
     def begin(self, rollout_id: int) -> Event:
-        """A rollout starts, and nothing of the last one is left."""
+        """Starts a rollout, and forgets all of the last one."""
         self.answers, self.refused, self.reasons = {}, [], MetricGatherer()
         rollouts = self.args.num_rollout
         if rollouts is None:
@@ -84,25 +84,25 @@ class Source(RolloutDataSource):  # type: ignore[misc]  # slime has no types
         return RoundStarted(rollouts - rollout_id)
 
     def draw(self) -> Event:
-        """The next prompt of the data."""
+        """Draws the next prompt of the data."""
         ((first, *_),) = self.get_samples(1)
         prompt = Prompt(self.epoch_id, self._places[id(self.dataset.samples[self.sample_offset - 1])])
         self._firsts[prompt] = first
         return PromptDrawn(prompt)
 
     def sample(self, request: Request) -> Sample:
-        """A fresh one to be generated, with an index that no other one of the job has."""
+        """A new sample to be generated, with an index that no other sample of the job has."""
         sample = copy.deepcopy(self._firsts[request.prompt])
         if request.sample < self.args.n_samples_per_prompt:
             sample.index += request.sample
-        else:  # more than the group has: launched beyond what is wanted, or once more after a failure
+        else:  # beyond the group's number: launched for a race, or again after a failure
             sample.index = self.sample_index
             self.sample_index += 1
         sample.session_id = str(uuid.uuid4())
         return sample
 
     def end(self, batch: Batch) -> list[list[Drawn]]:
-        """The groups of a batch; what is at its end is forgotten."""
+        """The groups of a batch; forgets prompts that are done."""
         groups = [[self.answers[each.request] for each in trained.responses] for trained in batch.prompts]
         trained, failed = ([each.prompt for each in ended] for ended in (batch.prompts, batch.failed_prompts))
         for prompt in (*trained, *failed, *batch.filtered):
@@ -117,7 +117,7 @@ class Source(RolloutDataSource):  # type: ignore[misc]  # slime has no types
     def load(self, rollout_id: int | None = None) -> None:
         super().load(rollout_id)
         saved = self.metadata.get("tail_batching")
-        if saved is None:  # the job begins, or has been without tail batching so far
+        if saved is None:  # the job begins, or ran without tail batching so far
             return
         self.batcher = TailBatcher.from_state(self._batching, saved["batcher"], self._keep)
         for epoch, place, group_index, index in saved["waiting"]:
@@ -140,7 +140,7 @@ class Rollout:
         self._args, self._source = args, source
         self._state = sglang_rollout.GenerateState(args)
         self._unscored = copy.copy(args)
-        self._unscored.group_rm = True  # slime then leaves the reward to us, who tell the end of generation first
+        self._unscored.group_rm = True  # slime then leaves the reward to us: we tell the end of generation first
         self._tasks: dict[Request, asyncio.Task[Any]] = {}
         self._wanted: dict[asyncio.Task[Any], tuple[tuple[Request, ...], Callable[[Any], list[Event]]]] = {}
         self._batch: Batch | None = None
@@ -151,7 +151,7 @@ class Rollout:
         while self._batch is None:
             done, self._state.pendings = await asyncio.wait(self._state.pendings, return_when=asyncio.FIRST_COMPLETED)
             over = [(*self._wanted.pop(task), task) for task in done if task in self._wanted]
-            over.sort(key=lambda each: each[0])  # as the batcher does with what happens at the same time
+            over.sort(key=lambda each: each[0])  # the batcher's order for simultaneous events
             self._tell(*(event for _, then, task in over for event in then(task.result())))
         return self._batch
 
@@ -178,7 +178,7 @@ class Rollout:
         self._start((request,), generation, partial(self._generated, request))
 
     def _abort(self, requests: tuple[Request, ...]) -> None:
-        """As slime does it: who hangs up is not generated for any more."""
+        """Gives responses up in slime's way: a server stops generating once its caller hangs up."""
         for request in requests:
             self._source.answers.pop(request, None)
             task = self._tasks.get(request)
@@ -251,7 +251,7 @@ async def _rollout(args: Namespace, rollout_id: int, source: Source) -> RolloutF
 
 
 def metrics(batch: Batch, source: Source) -> dict[str, float]:
-    """What slime's tracker hears of a round."""
+    """The figures of a round for slime's tracker."""
     figures = batch.figures() | {"waiting": float(source.batcher.queued)}
     return {f"rollout/tail_batching/{name}": value for name, value in figures.items()}
 
@@ -259,7 +259,7 @@ def metrics(batch: Batch, source: Source) -> dict[str, float]:
 def generate_rollout(
     args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """For --rollout-function-path. An evaluation is slime's own."""
+    """The function for --rollout-function-path. Evaluations are left to slime."""
     if evaluation:
         return sglang_rollout.generate_rollout(args, rollout_id, data_source, evaluation=True)
     if not isinstance(data_source, Source):

@@ -1,14 +1,14 @@
-"""What the scripts here train: a small Llama with a tokenizer and rows of its own, made anew by each seed.
+"""What the scripts here train: a small Llama with a tokenizer and rows of its own. Each seed makes a new one.
 
-A row is a digit, and the response to it should go on counting. How long responses are is as good as drawn by lot at
-first, so some are many times as long as most.
+A row is a digit, and the response to it should go on counting. At first the lengths of responses are almost random, so
+some are many times as long as most.
 """
 
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-COUNTED, DIGITS = 2, 10  # the digits that count for the reward, and how many there are
+COUNTED, DIGITS = 2, 10  # how many digits of a response are rewarded, and how many digits there are
 ROWS = Dataset.from_dict({"prompt": [str(digit) for digit in range(DIGITS)] * 8})
 
 

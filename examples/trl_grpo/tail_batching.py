@@ -1,10 +1,10 @@
 """TRL's GRPOTrainer with tail batching: more rows are drawn than a step wants, and the first to be done are trained.
 
-TRL's data loader says how many rows are wanted, and the batcher which. All else stays TRL's: chat templates, rewards,
-advantages, losses, logs, checkpoints.
-Invariants: what is trained in a step was drawn whole, with its weights; each row is trained once an epoch, also by a
-run that goes on from a checkpoint, or after a round that broke off; between two rounds the engine is idle and holds no
-keys and values.
+TRL's data loader says how many rows are wanted, and the batcher says which. All else is TRL's own: chat templates,
+rewards, advantages, losses, logs, checkpoints.
+Invariants: each response that a step trains was drawn whole, with the weights of that step; each row is trained once an
+epoch, even if the run goes on from a checkpoint, or after a round that broke off; between two rounds the engine is idle
+and holds no keys and values.
 """
 
 import json
@@ -44,11 +44,11 @@ RACES = (Race.NONE, Race.GENERATED)  # rewards come when the round is over, too 
 
 
 class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
-    """As GRPOTrainer. `tail` has what `Batching` takes beside prompts and responses. Without `eta_responses` rows race
-    and responses do not.
+    """GRPOTrainer with tail batching. `tail` has the arguments of `Batching` other than prompts and responses. Without
+    `eta_responses` only rows race, and responses do not.
 
-    `room_tokens` is for the engine of ours, which draws where TRL has no vLLM. With `mux` a round is its rollout phase,
-    and what is between two rounds its training.
+    `room_tokens` is for our own engine, which draws if TRL has no vLLM. With `mux` a round is a rollout phase, and all
+    between two rounds a training phase.
     """
 
     def __init__(
@@ -57,36 +57,36 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         race = Race(tail.get("race", Race.GENERATED.value))
         asked = Batching(1, 1, **{"eta_responses": 1.0, **tail, "race": race})
         if race is Race.NONE:
-            asked = replace(asked, eta_responses=1.0)  # nobody is launched for a race that there is not
+            asked = replace(asked, eta_responses=1.0)  # without a race no response is launched for one
         with _places_for_all(asked):
             super().__init__(*args, **own)
         state = self.accelerator
-        self._is_served = bool(self.use_vllm) and self.vllm_mode == "server"  # one process draws what all will train
+        self._is_served = bool(self.use_vllm) and self.vllm_mode == "server"  # one process draws for all
         here, of = (0, 1) if self._is_served else (state.process_index, state.num_processes)
         wanted = self.args.generation_batch_size // of
         _require_fitting(self, wanted, asked)
         prompts, responses = wanted // self.num_generations, self.num_generations
         self._batching = require_batching(replace(asked, prompts=prompts, responses=responses))
-        self.rows = range(here, len(self.train_dataset), of)  # those of this process
-        self._seed = self.args.seed + here  # with one for all, processes would draw the same responses to like prompts
+        self.rows = range(here, len(self.train_dataset), of)  # the rows of this process
+        self._seed = self.args.seed + here  # with one seed, equal prompts would get equal responses
         self._drawer = self._new_drawer(room_tokens)
         self.rollout = self._new_rollout()
         self._samples: tuple[Sample, ...] = ()
         self._figures = dict[str, float]()
-        self._began: tuple[int, dict[str, Any]] | None = None  # the step under way, and what was before its first round
+        self._began: tuple[int, dict[str, Any]] | None = None  # step under way, and the state before its first round
         self._phase: Callable[[str], AbstractContextManager[object]] = nullcontext if mux is None else mux.phase
         self._training = ExitStack()
 
     @property
     def most(self) -> int:
-        """Responses that are drawn at once."""
+        """The most responses that are drawn at once."""
         batching = self._batching
         prompts, responses = launches(batching.prompts, batching.eta_prompts), batching.responses
         return prompts * launches(responses, batching.eta_responses)
 
     @property
     def longest(self) -> int:
-        """Tokens that the engine takes, of a prompt and its response together."""
+        """The most tokens of a prompt and its response together that the engine takes."""
         most = int(self.model.config.get_text_config().max_position_embeddings)
         return (self.args.vllm_max_model_length or most) if self.use_vllm else most
 
@@ -107,7 +107,7 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return dict(self.train_dataset[self.rows[number]])
 
     def roll(self) -> Rolled:
-        """A round, with the model's present weights."""
+        """Plays a round with the model's present weights."""
         self._training.close()  # there is nothing to close before the first
         with self._phase("rollout"), self._drawer.awake():
             rolled, self._figures = self._round()
@@ -115,9 +115,9 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return rolled
 
     def _round(self) -> tuple[Rolled, dict[str, float]]:
-        """What it came to, and what TRL's trackers hear of it."""
+        """The result of the round, and its figures for TRL's trackers."""
         found = list[Any]()
-        for engine in self.rollout.engines:  # the only one, where this process has it
+        for engine in self.rollout.engines:  # one engine, or none if another process has it
             self.rollout.update(engine.version + 1)
             with _left_idle(engine):
                 rolled = self.rollout.round(lambda done, total: None, self._rounds_left)
@@ -130,15 +130,15 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     @property
     def _rounds_left(self) -> int | None:
-        """With the next one, where a run is under way. Steps that end amid a round, or early with their epoch, may
-        make it too many, never too few.
+        """The rounds to come, with the next one; None if no run is under way. If steps end amid a round, or early with
+        their epoch, it may be too many, but never too few.
         """
         args, steps = self.args, self.state.max_steps - self.state.global_step
         left = ceil(steps * args.gradient_accumulation_steps / (args.steps_per_generation * self.num_iterations))
         return left or None
 
     def train(self, *args: Any, **more: Any) -> Any:
-        self._last_loaded_step = -1  # steps are counted anew, and vLLM may have the weights of one of that number
+        self._last_loaded_step = -1  # steps count anew, and vLLM may have an old one's weights
         self._began = None
         with self._training:
             try:
@@ -148,7 +148,7 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 raise
 
     def _put_back(self) -> None:
-        """Rows of which no update was made are drawn anew by whoever trains on."""
+        """Puts back the rows of which no update was made: if training goes on, they are drawn again."""
         if self._began is not None and self._began[0] == self.state.global_step:
             self._go_on_from(self._began[1])
 
@@ -163,7 +163,7 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         for name, value in self._figures.items():
             self._log_metric(f"tail_batching/{name}", value)
         trained = sorted(rolled.batch.prompts, key=lambda each: each.prompt.order)
-        rows = [self.row(int(each.prompt.id)) for each in trained for _ in each.responses]  # no two share a value
+        rows = [self.row(int(each.prompt.id)) for each in trained for _ in each.responses]  # no two share an object
         first = self.accelerator.process_index * len(inputs) if self._is_served else 0
         self._samples = rolled.samples[first : first + len(inputs)]
         return dict(super()._generate_and_score_completions(rows[first : first + len(inputs)]))
@@ -178,12 +178,12 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if [tuple(prompt) for prompt in prompts] != [sample.prompt for sample in samples]:
             raise ValueError("the prompts are not those that were drawn for: let a row have the same prompt each time")
         drawn_with = [list(sample.logprobs) for sample in samples]
-        return [list(sample.tokens) for sample in samples], drawn_with if self.use_vllm else None  # as TRL's own ways
+        return [list(sample.tokens) for sample in samples], drawn_with if self.use_vllm else None  # as TRL does it
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         folder.mkdir(parents=True, exist_ok=True)
-        self._file(folder).write_text(json.dumps(self._state()), encoding="utf-8")  # first: what is whole has it
+        self._file(folder).write_text(json.dumps(self._state()), encoding="utf-8")  # first: a whole checkpoint has it
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -201,7 +201,7 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._go_on_from(state)
 
     def _state(self) -> dict[str, Any]:
-        """Which rows are drawn, which of them wait, and which come next."""
+        """Which rows were drawn, which of them wait, and which come next."""
         batcher, position = self.rollout.batcher.state(), self.rollout.data.position
         return {"rows": str(self.rows), "seed": self._seed, "position": position, "batcher": batcher}
 
@@ -217,8 +217,8 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
 @contextmanager
 def _places_for_all(batching: Batching) -> Iterator[None]:
-    """TRL's vLLM in the process has places for those that are wanted: who is launched beyond would wait for one, and
-    the round for them. Its settings have no word for more, so whoever makes it is asked for them.
+    """Gives TRL's vLLM in the process more places. TRL makes them only for the wanted responses: others would wait for
+    a place, and the round for them. TRL has no setting for this, so its call that makes the vLLM is changed.
     """
     theirs = grpo_trainer.VLLMGeneration
 
@@ -234,7 +234,7 @@ def _places_for_all(batching: Batching) -> Iterator[None]:
 
 
 class _Asked:
-    """What a rollout asks of its task: here rows are named by their numbers, and TRL makes tokens of them."""
+    """The task of a rollout: a prompt is the number of a row, and TRL makes the tokens of that row."""
 
     needs = Needs(())
 
@@ -266,18 +266,18 @@ def _prompt(trainer: TailBatchedTrainer, number: int) -> tuple[int, ...]:
 
 @contextmanager
 def _left_idle(engine: Engine) -> Iterator[None]:
-    """A round that breaks off leaves no request: the next would meet it, and a vLLM would go to sleep with it."""
+    """If a round breaks off, removes its requests: the next round would meet them, and a vLLM sleep with them."""
     try:
         yield
     except BaseException:
         engine.export()
         for _ in stream(engine):
-            pass  # what was still to be told
+            pass  # events that were still to be told
         raise
 
 
 class _Own:
-    """Our engine, over the model's own weights: it holds no keys and values while they are trained."""
+    """Our engine, over the model's own weights. It holds no keys and values while these are trained."""
 
     def __init__(self, trainer: TailBatchedTrainer, room_tokens: int) -> None:
         limits = Limits(room_tokens, trainer.most, trainer.longest)
@@ -294,7 +294,7 @@ class _Own:
 
 
 class _Colocated:
-    """TRL's vLLM in this process. It sleeps and wakes, and has its weights, as TRL has it do so."""
+    """TRL's vLLM in this process. It sleeps, wakes and gets its weights in TRL's way."""
 
     def __init__(self, trainer: TailBatchedTrainer) -> None:
         self._trainer, self._vllm = trainer, trainer.vllm_generation
@@ -321,7 +321,7 @@ class _Colocated:
 
 
 class _Served:
-    """The vLLM server that TRL is told of; one process speaks to it."""
+    """The vLLM server that TRL's settings name; only the main process speaks to it."""
 
     def __init__(self, trainer: TailBatchedTrainer) -> None:
         self._trainer, self.engines = trainer, list[Engine]()
@@ -337,14 +337,14 @@ class _Served:
 
 
 def _sync(trainer: TailBatchedTrainer, has_none: bool) -> None:
-    """vLLM has the weights that are trained."""
+    """Gives vLLM the present weights, unless it has them."""
     if has_none or trainer.state.global_step != trainer._last_loaded_step:
         trainer.vllm_generation.sync_weights()
         trainer._last_loaded_step = trainer.state.global_step
 
 
 def _sampled(args: GRPOConfig) -> dict[str, Any]:
-    """What is drawn with beside temperature and top_p, where it is said."""
+    """The sampling settings other than temperature and top_p that are not at their defaults."""
     usual = {"top_k": 0, "min_p": None, "repetition_penalty": 1.0}
     return {name: value for name, none in usual.items() if (value := getattr(args, name)) != none}
 
@@ -361,7 +361,7 @@ def _told(rolled: Rolled, batcher: TailBatcher) -> dict[str, float]:
 
 
 def _require_fitting(trainer: TailBatchedTrainer, wanted: int, batching: Batching) -> None:
-    """What would be done otherwise than asked is refused."""
+    """Refuses settings that tail batching would not follow."""
     args, data = trainer.args, trainer.train_dataset
     shards = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     is_colocated, alone = args.use_vllm and args.vllm_mode == "colocate", "without use_vllm in this process"

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer with leased phases: `python train.py NAME SEED`, with or without a controller.
 
-TRL asks `rollout_func` for responses whenever it has trained on all that it had. So that is where one lease ends and
-the next begins: the call itself is the rollout, and all between two calls, rewards too, is training.
+TRL calls `rollout_func` for responses whenever it has trained on all that it had. So one lease ends there, and the next
+begins: the call itself is the rollout, and all between two calls, rewards too, is training.
 """
 
 import copy
@@ -32,7 +32,7 @@ engine = slots(copy.deepcopy(policy), Limits(room_tokens=32 * RESPONSES, max_run
 
 
 def generate(prompts: list[str], step: int) -> dict[str, list[Any]]:
-    """One response for each prompt: TRL repeats those that it wants several for."""
+    """Generates one response for each prompt: TRL repeats a prompt for which it wants several."""
     if engine.version < step:
         engine.update(step, dict(policy.named_parameters()))
     prompt_ids = tokenizer(prompts)["input_ids"]

@@ -1,6 +1,6 @@
-"""What stands in for a GPU and for vLLM, so that the example runs anywhere: a platform, and a rollout on `slots`.
+"""Replaces GPU and vLLM, so that the example runs anywhere: a platform for processors, and a rollout on `slots`.
 
-veRL 0.9 has neither for processors. Its registries take both from outside.
+veRL 0.9 has neither for processors, but its registries take both from outside.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from rollmux.runtime.engine.slots import slots
 
 
 class Processor(PlatformBase):
-    """A processor as veRL's device. Ray gives it out as a GPU, of which it believes in as many as it is told."""
+    """A processor as veRL's device. To Ray it is a GPU, of which Ray has as many as it is told."""
 
     device_name = "cpu"
     vendor_name = "any"
@@ -85,9 +85,9 @@ class Processor(PlatformBase):
 
 
 class SlotsServer:
-    """One rollout server: `slots` beside requests that come one by one and are decoded together.
+    """One rollout server on `slots`: requests come one by one and are decoded together.
 
-    `token_s` has it wait before each token, where a large model would compute.
+    It waits `token_s` before each token, in place of a large model's computing.
     """
 
     def __init__(self, path: str, mode: RolloutMode, length: int, most: int, token_s: float = 0.0) -> None:
@@ -96,9 +96,9 @@ class SlotsServer:
         self.engine = slots(model, Limits(room_tokens=64 * most, max_running=most))
         self.mode, self.length, self.stop, self.token_s = mode, length, model.config.eos_token_id, token_s
         self.waiting: dict[str, asyncio.Future[TokenOutput]] = {}
-        self.lots: Counter[tuple[int, ...]] = Counter()  # a prompt's responses are drawn one by one, whoever asks first
+        self.lots: Counter[tuple[int, ...]] = Counter()  # numbers a prompt's responses, whichever is asked for first
         self.working: asyncio.Task[None] | None = None
-        self.given_up: list[int] = []  # how far responses had come that nobody wanted any more, since the last weights
+        self.given_up: list[int] = []  # tokens of each response that was given up since the last weights
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: object
@@ -124,7 +124,7 @@ class SlotsServer:
 
     async def _work(self) -> None:
         while self.waiting:
-            await asyncio.sleep(self.token_s)  # who asks meanwhile is decoded with the others
+            await asyncio.sleep(self.token_s)  # requests that come meanwhile are decoded with the others
             for event in self.engine.step():
                 if isinstance(event, Ended):
                     self._answer(event)
@@ -189,7 +189,7 @@ class SlotsWeights(BaseRollout):
 
 for name in ("empty_cache", "max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
     setattr(torch.cpu, name, lambda *_: 0)
-vars(torch.cpu)["set_rng_state"] = torch.set_rng_state  # asked of the device where a checkpoint is read
+vars(torch.cpu)["set_rng_state"] = torch.set_rng_state  # veRL calls it on the device when it reads a checkpoint
 set_platform(Processor())
 if (
     "WG_PREFIX" in os.environ

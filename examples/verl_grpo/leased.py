@@ -1,8 +1,8 @@
 """A trainer for veRL whose phases are leased: `trainer.v1.trainer_mode=leased`, with this module among
 `VERL_USE_EXTERNAL_MODULES`.
 
-It is veRL's synchronous trainer with its rollout servers on nodes of their own. What each phase keeps on its nodes is
-moved off for others; new weights wait in a file on the host in between, so that no phase needs the nodes of both.
+It is veRL's synchronous trainer with its rollout servers on nodes of their own. Each phase's state is moved off its
+nodes for other jobs. Between the phases new weights wait in a file on the host, so no phase needs the nodes of both.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -27,14 +27,14 @@ import rollmux
 
 @CheckpointEngineRegistry.register("host")
 class HostWeights(CheckpointEngine):
-    """Weights in a file that the nodes of both phases see: written at the end of a training, read by a rollout."""
+    """Weights in a file that the nodes of both phases see: a training writes it at its end, a rollout reads it."""
 
     def __init__(self, folder: str, is_master: bool = False, **_: object) -> None:
         self.folder, self.is_master = Path(folder), is_master
 
     async def send_weights(self, weights: Iterable[tuple[str, Tensor]], global_steps: int = 0) -> None:
         kept = {}
-        for name, tensor in weights:  # each is gathered from all processes
+        for name, tensor in weights:  # each tensor is gathered from all processes
             if self.is_master:
                 kept[name] = tensor.cpu()
         if self.is_master:
@@ -61,7 +61,7 @@ class HostWeights(CheckpointEngine):
 
 
 class Servers(LLMServerManager):
-    """Rollout servers on nodes of their own, that can sleep: veRL lets those alone sleep that have neighbours."""
+    """Rollout servers on nodes of their own that can sleep: veRL lets only colocated servers sleep."""
 
     rollout_replica_class: Any
 
@@ -84,7 +84,7 @@ class Leased(PPOTrainer):
     _enable_hybrid_replicas = False
 
     def __init__(self, config: DictConfig) -> None:
-        config.trainer.v1.trainer_mode = "sync"  # so it samples, and whoever asks for the name means that
+        config.trainer.v1.trainer_mode = "sync"  # it samples so, and code that asks for the mode means that
         super().__init__(config)
         self.leased, self.drawn_with = "", -1
 
@@ -100,11 +100,11 @@ class Leased(PPOTrainer):
 
     def on_init_end(self) -> None:
         self._write_weights()
-        for state in (self.drawing, *self.learning):  # it was built without a lease: the nodes may be another's now
+        for state in (self.drawing, *self.learning):  # it was built without a lease: the nodes may be another job's now
             state.offload()
 
     def fit(self, agent_loop_manager: Any) -> None:
-        job = self.config.trainer.get("rollmux")  # where the controller has started this one, it knows it
+        job = self.config.trainer.get("rollmux")  # None if the controller has started the job, and so knows it
         job = None if job is None else OmegaConf.to_container(job)
         with rollmux.connect(job=job) as self.mux, ExitStack() as self.lease:
             super().fit(agent_loop_manager)
@@ -123,7 +123,7 @@ class Leased(PPOTrainer):
         self._leave()
 
     def _roll_out(self) -> None:
-        """Draws with the weights last written. A validation is the beginning of the rollout that comes after it."""
+        """Begins a rollout with the weights last written. A validation belongs to the rollout that comes after it."""
         if self.leased != "rollout":
             self._enter("rollout", self.drawing)
             if self.drawn_with != self.written:

@@ -1,8 +1,8 @@
 """Tail batching for veRL's synchronous trainers: `trainer.v1.trainer_mode=tail_batching_sync`, with this module among
 `VERL_USE_EXTERNAL_MODULES`, or `tail_batching_leased` with `leased` before it.
 
-Invariants: what a step trains was drawn whole, in that step; each prompt that is drawn is trained once, also by a job
-that was stopped and goes on from a checkpoint; when a rollout is over, the servers are idle.
+Invariants: each response that a step trains was drawn whole, in that step; each prompt that is drawn is trained once,
+even if the job was stopped and goes on from a checkpoint; when a rollout is over, the servers are idle.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ from rollmux.packer import (
     TailBatcher,
 )
 
-Row = Any  # a prompt as veRL's dataloader gives it: a TensorDict of one
+Row = Any  # a prompt as veRL's dataloader gives it: a TensorDict with one row
 
-MOST_FAILURES = 10  # in a rollout, for each response that is trained: more are no accident
-ASK_AGAIN_S = 1.0  # a server that did not know the request yet is told again to stop it
+MOST_FAILURES = 10  # in a rollout, for each response that is trained: more can't be an accident
+ASK_AGAIN_S = 1.0  # a server that did not know the request yet is asked again to stop it
 REQUESTS = "__requests__"  # beside a prompt: which of its responses are to be drawn
 FILE = "tail_batching.pt"  # in each checkpoint
 TAKEN = (
@@ -73,21 +73,21 @@ def batching(config: DictConfig) -> Batching:
 
 
 def metric_of_filter(config: DictConfig) -> str | None:
-    """What `algorithm.filter_groups` looks at, if it is asked for: a prompt is refused if all have the same."""
+    """The metric of `algorithm.filter_groups`, if that is on: a prompt is refused if all its responses share it."""
     groups = config.algorithm.get("filter_groups")
     return groups.metric if groups is not None and groups.enable else None
 
 
 class Prompts:
-    """The batcher, and the prompts that are not at their end as the data gave them: they are saved together."""
+    """The batcher, and the prompts that are not done, as the data gave them: they are saved together."""
 
     def __init__(self, terms: Batching, is_filtered: bool, fetch: Callable[[], Row], epoch: int) -> None:
         self._terms, self._keep = terms, self._differ if is_filtered else None
         self._fetch, self._epoch = fetch, epoch  # an epoch has so many prompts
         self.batcher = TailBatcher(terms, self._keep)
         self.rows: dict[Prompt, Row] = {}
-        self.refused: list[Prompt] = []  # by the filter, and their responses are stored still
-        self._next = 0, 0  # its epoch, and its place there
+        self.refused: list[Prompt] = []  # prompts that the filter refused, whose responses are still stored
+        self._next = 0, 0  # the next prompt's epoch, and its place there
 
     def _differ(self, responses: tuple[Response, ...]) -> bool:
         is_kept = len(responses) == 1 or len({each.reward for each in responses}) > 1
@@ -96,7 +96,7 @@ class Prompts:
         return is_kept
 
     def draw(self) -> Event:
-        """The next prompt of the data."""
+        """Draws the next prompt of the data."""
         epoch, place = self._next
         prompt = Prompt(epoch, place)
         self._next = (epoch, place + 1) if place + 1 < self._epoch else (epoch + 1, 0)
@@ -104,12 +104,12 @@ class Prompts:
         return PromptDrawn(prompt)
 
     def uid(self, prompt: Prompt) -> str:
-        """What veRL calls it."""
+        """veRL's name for the prompt."""
         (uid,) = self.rows[prompt]["uid"]
         return str(uid)
 
     def end(self, batch: Batch) -> None:
-        """What is at its end is forgotten."""
+        """Forgets the prompts that are done."""
         trained, failed = ([each.prompt for each in ended] for ended in (batch.prompts, batch.failed_prompts))
         for prompt in (*trained, *failed, *batch.filtered):
             del self.rows[prompt]
@@ -129,7 +129,7 @@ class Prompts:
 
 
 class Client(LLMServerClient):
-    """Asks servers for responses, and has them stop what is given up: veRL's own lets them go on."""
+    """Asks servers for responses, and has them stop responses that are given up: veRL's client lets them go on."""
 
     def __init__(self, config: DictConfig, load_balancer: Any) -> None:
         super().__init__(config, load_balancer)
@@ -140,7 +140,7 @@ class Client(LLMServerClient):
         asked = asyncio.ensure_future(super()._acquire_server(request_id, **more))
         try:
             name, server = await asyncio.shield(asked)
-        except asyncio.CancelledError:  # it is ours all the same, and would count as busy for ever
+        except asyncio.CancelledError:  # the server may be ours by now, and would count as busy for ever
             name, _ = await asked
             self._release_server(name, request_id)
             raise
@@ -158,9 +158,9 @@ class Client(LLMServerClient):
         return output
 
     async def _stop(self, name: str, request_id: str, drawing: Any) -> None:
-        """Until the server has stopped. SGLang's would go on where a call is cancelled, and is told which it was."""
+        """Waits until the server has stopped. SGLang's goes on after a cancelled call, and is told which to stop."""
         over = asyncio.wrap_future(drawing.future())
-        over.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will ask
+        over.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else asks for its error
         while not over.done():
             if self._http is not None:
                 await self._http.post(f"http://{name}/abort_request", json={"rid": request_id})
@@ -169,34 +169,34 @@ class Client(LLMServerClient):
             await asyncio.wait([over], timeout=ASK_AGAIN_S)
 
 
-class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # what Ray has wrapped
-    """Tells what becomes of each response as it happens, and gives up those that it is told to."""
+class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # the class that Ray has wrapped
+    """Tells what becomes of each response as it happens, and gives up responses that it is told to."""
 
     def __init__(self, config: DictConfig, llm_client: LLMServerClient, *more: Any) -> None:
         super().__init__(config, Client(config, llm_client._load_balancer), *more)
         self._metric = metric_of_filter(config) or "reward"
-        self._begun: set[Request] = set()  # in the rollout under way
+        self._begun: set[Request] = set()  # requests of the rollout under way that have begun
         self._drawing: dict[Any, Request] = {}  # tasks, as long as they can be given up
         self._lost: set[Request] = set()
         self._news: list[Event] = []
         self._has_news = asyncio.Event()
 
     async def news(self) -> list[Event]:
-        """What has happened since this was last asked, once there is something."""
+        """The events since the last call, once there are any."""
         await self._has_news.wait()
         self._has_news.clear()
         told, self._news = self._news, []
         return told
 
     async def abort(self, requests: tuple[Request, ...]) -> None:
-        """Those of the requests that are drawn here, or will be, are given up."""
+        """Gives up those of the requests that are, or will be, drawn here."""
         self._lost.update(requests)
         for task in [task for task, request in self._drawing.items() if request in self._lost]:
-            del self._drawing[task]  # once: cancelled again, it would not wait for its server
+            del self._drawing[task]  # only once: a second cancel would end its wait for the server
             task.cancel()
 
     async def settle(self) -> None:
-        """Returns when nothing is under way any more. What was told of the rollout and not heard comes too late."""
+        """Returns when nothing is under way any more. Events of this rollout that nobody has heard are dropped."""
         await asyncio.gather(*self.background_tasks)
         self._begun.clear()
         self._lost.clear()
@@ -204,8 +204,8 @@ class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # what Ray has
         self._has_news.clear()
 
     async def _run_prompt(self, prompt: dict[str, Any], *more: Any, **others: Any) -> None:
-        """veRL stores first that the prompt runs. Where that fails nobody would ever hear of its responses."""
-        requests = prompt.get(REQUESTS, ())  # none of a validation
+        """veRL first stores that the prompt runs. If that fails, this tells that all its responses have failed."""
+        requests = prompt.get(REQUESTS, ())  # a validation has none
         try:
             await super()._run_prompt(prompt, *more, **others)
         except Exception as error:
@@ -249,13 +249,13 @@ class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # what Ray has
         self._tell(ResponseRewarded(request, self._reward(outputs[-1])))
 
     async def _compute_teacher_logprobs(self, *given: Any, **more: Any) -> None:
-        """The last thing before the response is put away: that is not broken off, or half of it would be there."""
+        """The last step before the response is stored. Storing is not broken off, or only half of it would be there."""
         await super()._compute_teacher_logprobs(*given, **more)
         self._drawing.pop(asyncio.current_task(), None)
 
     def _reward(self, output: Any) -> float:
         if self.reward_loop_worker_handles is None:
-            return 0.0  # a model on the trainer's devices scores the batch, later
+            return 0.0  # a model on the trainer's devices scores the batch later
         metric = self._metric
         reward = output.reward_score if metric == "reward" else output.extra_fields["reward_extra_info"][metric]
         if not isfinite(reward):
@@ -268,7 +268,7 @@ class Worker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # what Ray has
 
 
 class Manager(AgentLoopManagerTQ):
-    """The workers, as one."""
+    """All workers, addressed as one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -276,12 +276,13 @@ class Manager(AgentLoopManagerTQ):
         self._listening: dict[Any, Any] = {}
 
     def generate_sequences(self, prompts: Any) -> None:
-        """veRL gives the first worker the first prompts: those that come one by one would all be its own."""
+        """Rotates the workers: veRL gives the first prompts to the first worker, so prompts that come one by one would
+        all go there."""
         super().generate_sequences(prompts)
         self.agent_loop_workers.append(self.agent_loop_workers.pop(0))
 
     def news(self) -> list[Event]:
-        """What has happened to responses, once there is something."""
+        """The events of responses, once there are any."""
         for worker in set(self.agent_loop_workers) - set(self._listening.values()):
             self._listening[worker.news.remote()] = worker
         (first,), _ = ray.wait(list(self._listening), num_returns=1)
@@ -297,11 +298,11 @@ class Manager(AgentLoopManagerTQ):
 
 
 class Rollouts:
-    """In the place of veRL's replay buffer: the batcher says what is wanted, and the workers draw it."""
+    """Takes the place of veRL's replay buffer: the batcher says what is wanted, and the workers draw it."""
 
     def __init__(self, trainer: "TailBatching", buffer: Any) -> None:
         self._trainer, self._buffer = trainer, buffer
-        self._failures = 0  # in the rollout under way
+        self._failures = 0  # responses that failed in the rollout under way
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, float]]:
         if partition_id == "train":
@@ -334,7 +335,7 @@ class Rollouts:
         return self._tell(*events)
 
     def _tell(self, *events: Event) -> Batch | None:
-        """The batch, once it is complete."""
+        """Tells the batcher these events and obeys it. Returns the batch, once it is complete."""
         prompts, complete = self._trainer.prompts, None
         while events:
             follows: list[Event] = []
@@ -352,13 +353,13 @@ class Rollouts:
             if launched:
                 self._trainer.launch(launched)
             events = tuple(follows)
-        if len(prompts.refused) >= self._trainer.terms.prompts:  # by batches: each time all keys are listed
+        if len(prompts.refused) >= self._trainer.terms.prompts:  # many at once, as each call lists all keys
             _forget(prompts)
         return complete
 
 
 def _tags() -> dict[str, Any]:
-    """The keys under which something is stored of the rollout, with what is known of it."""
+    """The keys of all that is stored of the rollout, with their tags."""
     tags: dict[str, Any] = (tq.kv_list("train") or {}).get("train", {})
     return tags
 
@@ -369,14 +370,14 @@ def _clear(keys: list[str]) -> None:
 
 
 def _forget(prompts: Prompts) -> None:
-    """Responses to what was refused are stored no longer. Those that are just being put away go with the rollout."""
+    """Removes stored responses to refused prompts. Those that are just being stored go when the rollout is over."""
     refused = {prompts.uid(prompt) for prompt in prompts.refused}
     _clear([key for key in _tags() if "".join(key.rsplit("_", 2)[:-2]) in refused])
     prompts.refused.clear()
 
 
 def _stored(batch: Batch, prompts: Prompts) -> KVBatchMeta:
-    """Where what is trained is stored. What has lost is stored no longer."""
+    """The keys and tags of the responses to be trained. Removes those that lost the race."""
     tags = _tags()
     requests = [each.request for trained in batch.prompts for each in trained.responses]
     places = {f"{prompts.uid(each.prompt)}_{each.sample}": place for place, each in enumerate(requests)}
@@ -388,14 +389,14 @@ def _stored(batch: Batch, prompts: Prompts) -> KVBatchMeta:
 
 
 class TailBatching(PPOTrainer):
-    """What is added to a trainer that samples as the synchronous one does."""
+    """Adds tail batching to a trainer that samples as the synchronous one does."""
 
     def __init__(self, config: DictConfig) -> None:
         self.terms = batching(config)
         with open_dict(config):
-            config.data.gen_batch_size = 1  # a prompt is drawn alone
+            config.data.gen_batch_size = 1  # prompts are drawn one by one
             config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = f"{__name__}.{Manager.__name__}"
-        config.trainer.v1.trainer_mode = "sync"  # whoever asks for the name means that
+        config.trainer.v1.trainer_mode = "sync"  # code that asks for the mode means that
         super().__init__(config)
 
     def _build_replay_buffer(self) -> Rollouts:
@@ -410,7 +411,7 @@ class TailBatching(PPOTrainer):
         folder = Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(self.prompts.state(), folder / FILE)
-        super()._save_checkpoint()  # whose last word makes the folder a checkpoint
+        super()._save_checkpoint()  # its last act makes the folder a checkpoint
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -420,7 +421,7 @@ class TailBatching(PPOTrainer):
         is_named = trainer.resume_mode == "resume_path"
         latest = Path(trainer.default_local_dir, f"global_step_{self.global_steps}")
         file = (Path(trainer.resume_from_path) if is_named else latest) / FILE
-        if not file.exists():  # the data would stand at a batch, and are drawn by prompts
+        if not file.exists():  # without it, data drawn by batches would go on by prompts
             raise FileNotFoundError(f"{file}: a job goes on with tail batching only where it began with it")
         self.prompts.restore(torch.load(file, weights_only=False))
 
@@ -428,7 +429,7 @@ class TailBatching(PPOTrainer):
         return {}  # the rollout draws its prompts
 
     def launch(self, launched: dict[Prompt, list[Request]]) -> None:
-        """The workers draw these responses of these prompts."""
+        """Has the workers draw these responses to these prompts."""
         rows = tu.concat_tensordict([self.prompts.rows[prompt] for prompt in launched])
         tu.assign_non_tensor_stack(rows, "__rollout_n__", [len(requests) for requests in launched.values()])
         tu.assign_non_tensor_stack(rows, REQUESTS, list(launched.values()))
@@ -437,13 +438,13 @@ class TailBatching(PPOTrainer):
 
 
 async def stopped(replicas: list[Any]) -> None:
-    """The servers are idle, and can be asked again. Most had nothing left to stop."""
+    """Makes the servers idle and ready for new requests. Most have nothing left to stop."""
     await asyncio.gather(*(each.abort_all_requests() for each in replicas))
     await asyncio.gather(*(each.resume_generation() for each in replicas))
 
 
 def metrics(batch: Batch, batcher: TailBatcher) -> dict[str, float]:
-    """What veRL's trackers hear of a rollout."""
+    """The figures of a rollout for veRL's trackers."""
     figures = batch.figures() | {"waiting": float(batcher.queued)}
     return {f"tail_batching/{name}": value for name, value in figures.items()}
 

@@ -53,7 +53,7 @@ def make_questions(file: Path) -> None:
 
 
 def tail(found: dict[str, float]) -> str:
-    """How many prompts wait after the step, how many responses lost, and how old the weights were that drew others."""
+    """How many prompts wait after the step, how many responses were aborted, and how old the others' weights are."""
     stale = found["training/off_policy/trajectory_staleness_worst/max"]
     waiting, aborted = (found[f"tail_batching/{name}"] for name in ("waiting", "aborted"))
     return f"  waiting {waiting:.0f}  aborted {aborted:3.0f}  stale {stale:.0f}"
